@@ -1,0 +1,1 @@
+"""The stages: functions from an environment to artifacts and findings. Never downloads."""

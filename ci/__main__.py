@@ -1,0 +1,35 @@
+"""`python -m ci VERB`."""
+
+from __future__ import annotations
+
+import sys
+
+from provisioning.cli import Verb, main
+
+VERBS = {
+    "gate": Verb("ci.gate", "the stages that decide a pull request, and their summary"),
+    "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
+    "build_runner": Verb("ci.build.runner", "build qnn_executor_runner against the executorch wheel"),
+    "test_delegate": Verb("ci.delegate", "run ExecuTorch's own delegate suite on the HTP emulator"),
+    "compat": Verb("ci.compat", "measure which QNN builds this executorch can drive"),
+    "diagnose": Verb("ci.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
+    "test_lowering": Verb("ci.lowering.verb", "lower models to HTP and audit what was delegated"),
+    "test_emulator": Verb("ci.emulator", "run lowered models on the HTP emulator and compare"),
+    "inspect": Verb("ci.lowering.inspect", "say what is inside a .pte"),
+    "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider"),
+    "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator"),
+    "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files agree"),
+    "signing": Verb("ci.signing.verb", "inspect, verify and sign Hexagon libraries"),
+    "sign_lpai": Verb("ci.signing.lpai", "sign the Hexagon libraries that LPAI needs"),
+    "bench": Verb("ci.bench", "performance claims as ratios, measured side by side"),
+}
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            "python -m ci",
+            "The CI stages for ExecuTorch on Qualcomm's NPUs.",
+            VERBS,
+            sys.argv[1:],
+        )
+    )

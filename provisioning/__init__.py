@@ -1,0 +1,1 @@
+"""From a manifest to verified trees and an environment. Knows nothing of ci/."""

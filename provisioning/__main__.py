@@ -1,0 +1,27 @@
+"""`python -m provisioning VERB`."""
+
+from __future__ import annotations
+
+import sys
+
+from provisioning.cli import Verb, main
+
+VERBS = {
+    "provision": Verb("provisioning.verbs.provision", "fetch, verify and lay out a profile's components"),
+    "store": Verb("provisioning.verbs.store", "list, verify, repair and prune the store"),
+    "env": Verb("provisioning.verbs.env", "print the environment of a target"),
+    "shell": Verb("provisioning.verbs.shell", "open a shell, or run a command, in that environment"),
+    "validate": Verb("provisioning.verbs.validate", "tell whether an environment can do its work"),
+    "lock": Verb("provisioning.verbs.lock", "fill in hashes and regenerate every lock file"),
+    "generate": Verb("provisioning.verbs.generate", "regenerate committed schemas and catalogues"),
+}
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            "python -m provisioning",
+            "Provision pinned SDKs for ExecuTorch on Qualcomm's NPUs, and know the environment.",
+            VERBS,
+            sys.argv[1:],
+        )
+    )

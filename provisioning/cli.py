@@ -1,0 +1,98 @@
+"""The frame of every command line: verbs loaded late, errors shown as a message and a remedy."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from provisioning.errors import ToolkitError
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    module: str
+    summary: str
+
+
+class VerbModule(Protocol):
+    """What a verb's module offers. `EXAMPLES` is shown under --help, one command a line."""
+
+    EXAMPLES: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:
+    """Find the verb, import only its module, run it; returns the exit code (design.md, contract 5)."""
+    if not argv or argv[0] in ("-h", "--help"):
+        sys.stdout.write(_overview(program, description, verbs))
+        return 0 if argv else 2
+    name, rest = argv[0], list(argv[1:])
+    if name not in verbs:
+        import difflib
+
+        near = difflib.get_close_matches(name, verbs, n=1)
+        hint = f"did you mean `{program} {near[0]}`?" if near else f"`{program} --help` lists the verbs"
+        sys.stderr.write(f"error: there is no verb {name!r}\n  try: {hint}\n")
+        return 2
+    return guarded(lambda: _run_verb(program, name, verbs[name], rest), debug="--debug" in rest)
+
+
+def guarded(work: Callable[[], int], *, debug: bool) -> int:
+    """Turn foreseeable faults into a message, a remedy and an exit code."""
+    try:
+        return work()
+    except ToolkitError as error:
+        if debug:
+            traceback.print_exc()
+        show_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left; give the interpreter's last flush nowhere to fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def show_error(error: ToolkitError) -> None:
+    sys.stderr.write(f"error: {error.message}\n")
+    if error.remedy:
+        sys.stderr.write(f"  try: {error.remedy}\n")
+
+
+def command_line(program: str, argv: Sequence[str]) -> str:
+    """The command as a user would type it again."""
+    import shlex
+
+    return shlex.join([*program.split(), *argv])
+
+
+def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
+    width = max(len(name) for name in verbs)
+    lines = [f"usage: {program} VERB [options]", "", description, ""]
+    lines += [f"  {name:<{width}}  {verb.summary}" for name, verb in verbs.items()]
+    return "\n".join([*lines, "", f"`{program} VERB --help` explains each, with examples.", ""])
+
+
+def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
+    module = cast(VerbModule, importlib.import_module(verb.module))
+    parser = argparse.ArgumentParser(
+        prog=f"{program} {name}",
+        description=verb.summary,
+        epilog=f"examples:\n{module.EXAMPLES.rstrip()}\n" if module.EXAMPLES else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return module.run(parser.parse_args(argv))

@@ -1,0 +1,68 @@
+"""Every foreseeable fault: an exception that carries its exit code and what to type next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class ToolkitError(Exception):
+    """Base: shown to users as one message and one remedy, with a traceback only under --debug."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class CheckFailed(ToolkitError):
+    """The checked thing is bad."""
+
+
+class UsageError(ToolkitError):
+    """Wrong use of a command."""
+
+    exit_code = 2
+
+
+class ManifestError(UsageError):
+    """A manifest that cannot be taken: names file, key, what was expected and what was found."""
+
+    def __init__(self, file: Path, key: str, *, expected: str, found: str, remedy: str = "") -> None:
+        super().__init__(
+            f"{file}: {key}: expected {expected}, found {found}",
+            remedy=remedy or f"correct {key} in {file}",
+        )
+        self.file = file
+        self.key = key
+        self.expected = expected
+        self.found = found
+
+
+class EnvironmentLacking(ToolkitError):
+    """Something that must be there first is not; the remedy is the command that puts it there."""
+
+    exit_code = 3
+
+
+class LicenceNotAccepted(EnvironmentLacking):
+    """A vendor's licence that the user has not accepted yet."""
+
+
+class Unlocked(EnvironmentLacking):
+    """A component without a recorded hash was asked for under --locked."""
+
+
+class UpstreamError(ToolkitError):
+    """The network or a server failed us."""
+
+    exit_code = 4
+
+
+class IntegrityError(UpstreamError):
+    """Bytes arrived that are not the bytes the manifest names."""
+
+
+class ArchiveError(IntegrityError):
+    """An archive that is damaged or hostile."""

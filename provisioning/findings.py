@@ -1,0 +1,146 @@
+"""What a check says, and the report file that every stage writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+SCHEMA = 1
+
+Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
+
+
+class Severity(str, enum.Enum):
+    """`error` fails a stage, `warning` fails it under --strict, `note` never does."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Outcome(str, enum.Enum):
+    """`fail`: the checked thing is bad. `error`: the check could not be made."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    rule: str
+    severity: Severity
+    subject: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    kind: str
+    path: str
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, kind: str, path: Path) -> Artifact:
+        with path.open("rb") as stream:
+            digest = hashlib.sha256()
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        return cls(kind, str(path), digest.hexdigest(), path.stat().st_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One stage's result; everything else (console, JUnit, SARIF, HTML) is a rendering of it."""
+
+    stage: str
+    profile: str
+    target: str
+    outcome: Outcome
+    started: str
+    seconds: float
+    findings: tuple[Finding, ...]
+    artifacts: tuple[Artifact, ...]
+    metrics: dict[str, Metric]
+    command: str
+    schema: int = SCHEMA
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
+    def write(self, directory: Path) -> Path:
+        """Replace `<directory>/<stage>.json` in one step."""
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"{self.stage}.json"
+        part = directory / f".{self.stage}.json.{os.getpid()}"
+        part.write_text(self.as_json(), encoding="utf-8")
+        part.replace(path)
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"{path}: expected schema {SCHEMA}, found {data.get('schema')!r}")
+        data["outcome"] = Outcome(data["outcome"])
+        data["findings"] = tuple(
+            Finding(**{**finding, "severity": Severity(finding["severity"])}) for finding in data["findings"]
+        )
+        data["artifacts"] = tuple(Artifact(**a) for a in data["artifacts"])
+        return cls(**data)
+
+
+def outcome_of(findings: Iterable[Finding], *, strict: bool = False) -> Outcome:
+    bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    return Outcome.FAIL if any(f.severity in bad for f in findings) else Outcome.PASS
+
+
+@dataclass
+class StageRun:
+    """Collects what a stage finds and times it; `finish` makes the report."""
+
+    stage: str
+    profile: str
+    target: str
+    command: str
+    findings: list[Finding] = field(default_factory=list)
+    artifacts: list[Artifact] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    started: str = field(
+        default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    )
+    _clock: float = field(default_factory=time.monotonic)
+
+    def add(self, rule: str, severity: Severity, subject: str, message: str, remedy: str = "") -> None:
+        self.findings.append(Finding(rule, severity, subject, message, remedy))
+
+    def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
+        return Report(
+            stage=self.stage,
+            profile=self.profile,
+            target=self.target,
+            outcome=outcome or outcome_of(self.findings, strict=strict),
+            started=self.started,
+            seconds=round(time.monotonic() - self._clock, 3),
+            findings=tuple(self.findings),
+            artifacts=tuple(self.artifacts),
+            metrics=dict(self.metrics),
+            command=self.command,
+        )
+
+
+def severity_counts(findings: Iterable[Finding]) -> Mapping[Severity, int]:
+    counts = dict.fromkeys(Severity, 0)
+    for finding in findings:
+        counts[finding.severity] += 1
+    return counts

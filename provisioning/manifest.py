@@ -1,0 +1,239 @@
+"""Typed, strict loading of everything in manifests/: parse once, then trust."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+
+from provisioning.errors import ManifestError, UsageError
+from provisioning.settings import MANIFESTS
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
+Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux"]
+
+COMPONENT_VARIABLES = {
+    "qnn-sdk": "QNN_SDK_ROOT",
+    "android-ndk": "ANDROID_NDK_ROOT",
+    "hexagon-sdk": "HEXAGON_SDK_ROOT",
+    "executorch-source": "EXECUTORCH_ROOT",
+}
+"""The user's own installation of a component is named by this variable."""
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Archive(Model):
+    """An https zip. Without `sha256` the component is unlocked."""
+
+    type: Literal["archive"]
+    url: Https
+    mirrors: tuple[Https, ...] = ()
+    sha256: Union[Sha256, None] = None
+    size: Union[Annotated[int, Field(gt=0)], None] = None
+    strip: str = ""
+    """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
+
+
+class Wheel(Model):
+    """A wheel from the package index the user's pip or uv is set to."""
+
+    type: Literal["wheel"]
+    package: str
+    version: Version
+    filename: Annotated[str, StringConstraints(pattern=r"\.whl$")]
+    sha256: Union[Sha256, None] = None
+    size: Union[Annotated[int, Field(gt=0)], None] = None
+
+
+class Maven(Model):
+    """An AAR or JAR from a Maven repository."""
+
+    type: Literal["maven"]
+    repository: Https
+    group: str
+    artifact: str
+    version: Version
+    packaging: Literal["aar", "jar"] = "aar"
+    sha256: Union[Sha256, None] = None
+    size: Union[Annotated[int, Field(gt=0)], None] = None
+
+
+class Git(Model):
+    """A repository at one commit."""
+
+    type: Literal["git"]
+    url: Https
+    tag: str
+    commit: Union[Commit, None] = None
+    submodules: bool = True
+
+
+Source = Annotated[Union[Archive, Wheel, Maven, Git], Field(discriminator="type")]
+
+
+class Place(Model):
+    """Which files of a part go where. The first rule of a part whose `match` fits decides."""
+
+    match: str
+    """A regular expression that the whole (stripped) member path must match."""
+    to: str = ""
+    """Template of the destination, with the groups of `match`; empty keeps the path."""
+    targets: tuple[Target, ...] = ()
+    """Taken only when one of these targets is selected; empty: always. A group named `arch` in `match`
+    limits the file to the Hexagon arches of the selected SoCs."""
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"a regular expression ({error})") from None
+        return value
+
+
+class Part(Model):
+    name: Name
+    source: Source
+    place: tuple[Place, ...] = ()
+    """Empty: everything, where it is."""
+
+
+class Licence(Model):
+    id: Name
+    title: str
+    url: Https
+
+
+class Component(Model):
+    version: Version
+    """The version that its own metadata must show (sdk.yaml, source.properties)."""
+    build_id: Union[str, None] = None
+    """For QNN: the id inside every library, `v2.49.40.260810104044`."""
+    licence: Union[Licence, None] = None
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+
+    @property
+    def locked(self) -> bool:
+        """Whether the manifest says exactly which bytes this component is."""
+        return all(
+            (p.source.commit if isinstance(p.source, Git) else p.source.sha256) is not None
+            for p in self.parts
+        )
+
+
+class Requirement(Model):
+    """`floor`: below it nothing works. `recommended`: what the project tests with."""
+
+    floor: Version
+    recommended: Union[Version, None] = None
+
+
+class Profile(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    name: Name
+    summary: str
+    packages: dict[str, Version]
+    """Python packages, exact: executorch, torch, torchao."""
+    host: dict[str, Requirement]
+    """cmake, gcc, clang, python, glibc."""
+    components: dict[Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source"], Component]
+    optional: tuple[str, ...] = ()
+    """Components provisioned only when asked for by --component."""
+
+
+class Soc(Model):
+    id: Annotated[int, Field(gt=0)]
+    arch: Annotated[int, Field(ge=65, le=99)]
+    vtcm_mb: Annotated[int, Field(gt=0)]
+    lpai: Union[Annotated[int, Field(ge=1)], None] = None
+
+
+class SocTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    socs: dict[Annotated[str, StringConstraints(pattern=r"^[A-Z0-9]+$")], Soc]
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def load(path: Path, model: type[M]) -> M:
+    """Read one TOML manifest; any fault names file, key, expected and found."""
+    import sys
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(path, "(encoding)", expected="UTF-8", found=str(error)) from error
+    except OSError as error:
+        raise ManifestError(path, "(file)", expected="a readable file", found=str(error)) from error
+    return parse(data, model, path)
+
+
+def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
+    import json
+
+    try:
+        # Through JSON, so that strict mode takes lists for tuples as TOML has no tuples.
+        return model.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        more = error.error_count() - 1
+        key = ".".join(str(part) for part in first["loc"]) or "(top)"
+        found = "nothing" if first["type"] == "missing" else repr(first["input"])
+        expected = "no such key" if first["type"] == "extra_forbidden" else first["msg"].lower()
+        if first["type"] == "missing":
+            expected = "a value"
+        raise ManifestError(
+            path, key, expected=expected, found=found + (f" (and {more} more faults)" if more else "")
+        ) from error
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in (MANIFESTS / "profiles").glob("*.toml"))
+
+
+@cache
+def load_profile(name: str) -> Profile:
+    path = MANIFESTS / "profiles" / f"{name}.toml"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
+        raise UsageError(
+            f"there is no profile {name!r}", remedy=f"use one of: {', '.join(profile_names())}"
+        )
+    profile = load(path, Profile)
+    if profile.name != name:
+        raise ManifestError(path, "name", expected=repr(name), found=repr(profile.name))
+    return profile
+
+
+@cache
+def load_socs() -> dict[str, Soc]:
+    return load(MANIFESTS / "socs.toml", SocTable).socs
+
+
+def soc_named(name: str) -> Soc:
+    socs = load_socs()
+    if name not in socs:
+        import difflib
+
+        near = difflib.get_close_matches(name.upper(), socs, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"use one of: {', '.join(sorted(socs))}"
+        raise UsageError(f"there is no SoC {name!r} in manifests/socs.toml", remedy=hint)
+    return socs[name]
+

@@ -1,0 +1,1 @@
+"""One module a verb of `python -m provisioning`."""
