@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import nox
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "uv|virtualenv"

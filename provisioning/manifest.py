@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
@@ -38,8 +38,8 @@ class Archive(Model):
     type: Literal["archive"]
     url: Https
     mirrors: tuple[Https, ...] = ()
-    sha256: Union[Sha256, None] = None
-    size: Union[Annotated[int, Field(gt=0)], None] = None
+    sha256: Sha256 | None = None
+    size: Annotated[int, Field(gt=0)] | None = None
     strip: str = ""
     """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
 
@@ -51,8 +51,8 @@ class Wheel(Model):
     package: str
     version: Version
     filename: Annotated[str, StringConstraints(pattern=r"\.whl$")]
-    sha256: Union[Sha256, None] = None
-    size: Union[Annotated[int, Field(gt=0)], None] = None
+    sha256: Sha256 | None = None
+    size: Annotated[int, Field(gt=0)] | None = None
 
 
 class Maven(Model):
@@ -64,8 +64,8 @@ class Maven(Model):
     artifact: str
     version: Version
     packaging: Literal["aar", "jar"] = "aar"
-    sha256: Union[Sha256, None] = None
-    size: Union[Annotated[int, Field(gt=0)], None] = None
+    sha256: Sha256 | None = None
+    size: Annotated[int, Field(gt=0)] | None = None
 
 
 class Git(Model):
@@ -74,11 +74,11 @@ class Git(Model):
     type: Literal["git"]
     url: Https
     tag: str
-    commit: Union[Commit, None] = None
+    commit: Commit | None = None
     submodules: bool = True
 
 
-Source = Annotated[Union[Archive, Wheel, Maven, Git], Field(discriminator="type")]
+Source = Annotated[Archive | Wheel | Maven | Git, Field(discriminator="type")]
 
 
 class Place(Model):
@@ -118,9 +118,9 @@ class Licence(Model):
 class Component(Model):
     version: Version
     """The version that its own metadata must show (sdk.yaml, source.properties)."""
-    build_id: Union[str, None] = None
+    build_id: str | None = None
     """For QNN: the id inside every library, `v2.49.40.260810104044`."""
-    licence: Union[Licence, None] = None
+    licence: Licence | None = None
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
     @property
@@ -136,7 +136,7 @@ class Requirement(Model):
     """`floor`: below it nothing works. `recommended`: what the project tests with."""
 
     floor: Version
-    recommended: Union[Version, None] = None
+    recommended: Version | None = None
 
 
 class Profile(Model):
@@ -156,7 +156,7 @@ class Soc(Model):
     id: Annotated[int, Field(gt=0)]
     arch: Annotated[int, Field(ge=65, le=99)]
     vtcm_mb: Annotated[int, Field(gt=0)]
-    lpai: Union[Annotated[int, Field(ge=1)], None] = None
+    lpai: Annotated[int, Field(ge=1)] | None = None
 
 
 class SocTable(Model):
@@ -213,9 +213,7 @@ def profile_names() -> list[str]:
 def load_profile(name: str) -> Profile:
     path = MANIFESTS / "profiles" / f"{name}.toml"
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
-        raise UsageError(
-            f"there is no profile {name!r}", remedy=f"use one of: {', '.join(profile_names())}"
-        )
+        raise UsageError(f"there is no profile {name!r}", remedy=f"use one of: {', '.join(profile_names())}")
     profile = load(path, Profile)
     if profile.name != name:
         raise ManifestError(path, "name", expected=repr(name), found=repr(profile.name))
@@ -236,4 +234,3 @@ def soc_named(name: str) -> Soc:
         hint = f"did you mean {' or '.join(near)}?" if near else f"use one of: {', '.join(sorted(socs))}"
         raise UsageError(f"there is no SoC {name!r} in manifests/socs.toml", remedy=hint)
     return socs[name]
-
