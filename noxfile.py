@@ -1,60 +1,213 @@
-"""The sessions: what each installs and which one command it runs. `nox -l` lists them."""
+"""The sessions: which environment each runs in and which one command it runs. `nox -l` lists them.
+
+Arguments after `--` go to that command: `nox -s validate -- --help`.
+Sessions share a few locked environments (manifests/locks/) under .nox/, made once and rebuilt when their
+lock changes, so the sessions themselves have none of their own.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import sys
+import time
 from pathlib import Path
 
 import nox
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
+from filelock import FileLock
 
 nox.needs_version = ">=2024.10.9"
-nox.options.default_venv_backend = "uv|virtualenv"
-nox.options.reuse_existing_virtualenvs = True
-nox.options.error_on_missing_interpreters = True
+nox.options.default_venv_backend = "none"
 nox.options.sessions = ["gate"]
 
 ROOT = Path(__file__).parent
 LOCKS = ROOT / "manifests" / "locks"
 
-
-def environment(name: str) -> dict[str, object]:
-    """Sessions of one environment share one virtual environment."""
-    return {"venv_location": str(Path(".nox") / name), "tags": [name]}
-
-
-def install(session: nox.Session, name: str) -> None:
-    """Install the locked environment, unless the virtual environment already holds exactly it."""
-    lock = LOCKS / f"{name}.txt"
-    text = lock.read_text(encoding="utf-8")
-    stamp = Path(session.virtualenv.location) / "qnn-ci.lock"
-    wanted = hashlib.sha256(text.encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
-        return
-    stamp.unlink(missing_ok=True)
-    torch = [line.removeprefix("# torch: ") for line in text.splitlines() if line.startswith("# torch: ")]
-    for requirement in torch:
-        install_torch(session, requirement)
-    session.install("--require-hashes", "--no-deps", "-r", str(lock))
-    stamp.write_text(wanted, encoding="utf-8")
+UV_FROM_PIP = {
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+    "PIP_CERT": "SSL_CERT_FILE",
+}
+"""uv reads none of pip's settings; these carry the user's choice of index over."""
 
 
-def install_torch(session: nox.Session, requirement: str) -> None:
-    """The CPU build: from the user's own index or links, else from where uv knows it, else what there is."""
-    if _can_install(session, "-m", "pip", "install", "--no-deps", f"{requirement}+cpu"):
-        return
-    session.install("uv")
-    if _can_install(session, "-m", "uv", "pip", "install", "--no-deps", "--torch-backend=cpu", requirement):
-        return
-    session.warn("no CPU build of torch was found: installing the index's own, which may be several GB")
-    session.install(requirement)
+# The gate, and what it is made of
 
 
-def python(session: nox.Session, env: str, *command: str) -> None:
-    install(session, env)
-    session.run("python", *command, *session.posargs)
+@nox.session
+def gate(session: nox.Session) -> None:
+    """Run the stages that decide a pull request, and their summary (the default)."""
+    run(session, "executorch", "-m", "ci", "gate")
+
+
+@nox.session
+def provision(session: nox.Session) -> None:
+    """Fetch, verify and lay out the profile's components."""
+    run(session, "tools", "-m", "provisioning", "provision")
+
+
+@nox.session
+def validate(session: nox.Session) -> None:
+    """Tell whether an environment can do its work."""
+    run(session, "executorch", "-m", "provisioning", "validate")
+
+
+@nox.session
+def env(session: nox.Session) -> None:
+    """Print the environment of a target: sh, dotenv, github, json or docker."""
+    run(session, "tools", "-m", "provisioning", "env")
+
+
+@nox.session
+def shell(session: nox.Session) -> None:
+    """Open a shell, or run a command, in the environment of a target."""
+    run(session, "executorch", "-m", "provisioning", "shell")
+
+
+@nox.session
+def store(session: nox.Session) -> None:
+    """List, verify, repair or prune the store."""
+    run(session, "tools", "-m", "provisioning", "store")
+
+
+# Building and running
+
+
+@nox.session
+def build_runner(session: nox.Session) -> None:
+    """Build qnn_executor_runner against the executorch wheel."""
+    run(session, "executorch", "-m", "ci", "build_runner")
+
+
+@nox.session
+def test_delegate(session: nox.Session) -> None:
+    """Run ExecuTorch's own delegate suite on the HTP emulator."""
+    run(session, "executorch", "-m", "ci", "test_delegate")
+
+
+@nox.session
+def compat(session: nox.Session) -> None:
+    """Measure which QNN builds this executorch can drive."""
+    run(session, "executorch", "-m", "ci", "compat")
+
+
+@nox.session
+def sign_lpai(session: nox.Session) -> None:
+    """Sign the Hexagon libraries that LPAI needs."""
+    run(session, "tools", "-m", "ci", "sign_lpai")
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Render reports/ as a table, JUnit, SARIF, a job summary or a page."""
+    run(session, "tools", "-m", "ci", "report")
+
+
+# The project's own upkeep
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Fill in hashes that manifests lack and regenerate every lock file."""
+    run(session, "lint", "-m", "provisioning", "lock")
+
+
+@nox.session
+def generate(session: nox.Session) -> None:
+    """Regenerate the committed schemas and catalogues."""
+    run(session, "lint", "-m", "provisioning", "generate")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, types, generated files and the tree's hygiene."""
+    run(session, "lint", "-m", "ci", "lint")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; `-- tests/unit` for the quick ones."""
+    run(session, "tests", "-m", "pytest")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure performance claims as ratios, side by side; `-- --list` names them."""
+    run(session, "executorch", "-m", "ci", "bench")
+
+
+def run(session: nox.Session, environment: str, *command: str) -> None:
+    session.run(interpreter(session, environment), *command, *session.posargs, external=True)
+
+
+def interpreter(session: nox.Session, environment: str) -> str:
+    """The Python of a locked environment, made or rebuilt first if it is not exactly its lock."""
+    home = session.cache_dir.parent / environment
+    python = home / "bin" / "python"
+    lock_file = LOCKS / f"{environment}.txt"
+    text = lock_file.read_text(encoding="utf-8")
+    wanted = hashlib.sha256(f"{sys.executable}\n{sys.version}\n{text}".encode()).hexdigest()
+    stamp = home / "qnn-ci.stamp"
+    if _read(stamp) == wanted:
+        return str(python)
+    with FileLock(f"{home}.lock"):
+        if _read(stamp) != wanted:
+            begun = time.monotonic()
+            session.log(f"Making the {environment} environment in {home}, once for this lock file")
+            shutil.rmtree(home, ignore_errors=True)
+            _make(session, home)
+            for line in text.splitlines():
+                if line.startswith("# torch: "):
+                    _install_torch(session, home, line.removeprefix("# torch: "))
+            locked = ["--require-hashes", "--no-deps", "-r", str(lock_file)]
+            session.run(*_installer(python), *locked, external=True, env=_uv_settings())
+            stamp.write_text(wanted, encoding="utf-8")
+            session.log(f"The {environment} environment took {time.monotonic() - begun:.0f} s")
+    return str(python)
+
+
+def _read(stamp: Path) -> str:
+    return stamp.read_text(encoding="utf-8") if stamp.is_file() else ""
+
+
+def _make(session: nox.Session, home: Path) -> None:
+    if sys.version_info < (3, 10):  # noqa: UP036  (nox itself runs on older ones)
+        session.error(
+            f"Python 3.10 or later is needed, this is {sys.version.split()[0]}: install nox with it"
+        )
+    uv = shutil.which("uv")
+    maker = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "virtualenv"]
+    session.run(*maker, "--quiet", str(home), external=True)
+
+
+def _installer(python: Path) -> list[str]:
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--quiet", "--python", str(python)]
+    return [str(python), "-m", "pip", "install", "--quiet"]
+
+
+def _install_torch(session: nox.Session, home: Path, requirement: str) -> None:
+    """The CPU build from the user's own index, else from where uv knows it, else whatever the index has."""
+    python = home / "bin" / "python"
+    uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python)]
+    attempts = (
+        [[*_installer(python), "--no-deps", f"{requirement}+cpu"]],
+        [[*_installer(python), "uv"], [*uv, "--no-deps", "--torch-backend=cpu", requirement]],
+    )
+    for commands in attempts:
+        for command in commands:
+            session.run(*command, external=True, env=_uv_settings(), silent=True, success_codes=range(256))
+        if any(home.glob("lib/python*/site-packages/torch-*.dist-info")):
+            return
+    session.warn("no CPU build of torch could be had: taking the index's own, which may be several GB")
+    session.run(*_installer(python), requirement, external=True, env=_uv_settings())
+
+
+def _uv_settings() -> dict[str, str | None]:
+    return {
+        new: os.environ[old]
+        for old, new in UV_FROM_PIP.items()
+        if old in os.environ and new not in os.environ
+    }

@@ -21,6 +21,7 @@ VERBS = {
     "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files agree"),
     "signing": Verb("ci.signing.verb", "inspect, verify and sign Hexagon libraries"),
     "sign_lpai": Verb("ci.signing.lpai", "sign the Hexagon libraries that LPAI needs"),
+    "lint": Verb("ci.lint", "check style, types, generated files and the tree's hygiene"),
     "bench": Verb("ci.bench", "performance claims as ratios, measured side by side"),
 }
 

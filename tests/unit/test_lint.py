@@ -1,0 +1,69 @@
+"""The tree's hygiene rules fire on what they forbid and stay silent on what they allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ci import lint
+
+HOST = ".".join(("pypi", "org"))
+
+
+def rules_for(tmp_path: Path, text: bytes, name: str = "file.py") -> set[str]:
+    path = tmp_path / name
+    path.write_bytes(text)
+    return {finding.rule for finding in lint.tree_findings(tmp_path, [path])}
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (f"see https://{HOST}/simple".encode(), "tree-registry-host"),
+        (b"cd /ho-me/ann/sdk".replace(b"-", b""), "tree-machine-path"),
+        (b"# TO-DO: later".replace(b"-", b""), "tree-left-behind"),
+        (b"raise Not-ImplementedError".replace(b"-", b""), "tree-left-behind"),
+        (b"\x7fELF\0\0", "tree-binary"),
+        (b"x" * (lint.LARGEST_FILE + 1), "tree-large-file"),
+    ],
+)
+def test_what_is_forbidden_is_found(tmp_path: Path, text: bytes, rule: str) -> None:
+    assert rules_for(tmp_path, text) == {rule}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"the package index",
+        b"~/homework/x",
+        b"$HOME/home/x",
+        b"https://example.test/ho-me/ann".replace(b"-", b""),
+        b"todo list",
+    ],
+)
+def test_what_is_allowed_is_left_alone(tmp_path: Path, text: bytes) -> None:
+    assert rules_for(tmp_path, text) == set()
+
+
+def test_left_behind_markers_matter_in_code_only(tmp_path: Path) -> None:
+    assert rules_for(tmp_path, b"the TO-DO list".replace(b"-", b""), "notes.md") == set()
+
+
+def test_a_finding_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text(f"one\ntwo {HOST}\n")
+    (finding,) = lint.tree_findings(tmp_path, [path])
+    assert finding.subject == "a.md:2"
+
+
+def test_a_failing_tool_is_a_finding_with_its_output_and_remedy() -> None:
+    tool = lint.Tool([lint.PYTHON, "-c", "print('line 3 is wrong'); raise SystemExit(1)"], "mend line 3")
+    (finding,) = lint._run_tool("style", tool)
+    assert "line 3 is wrong" in finding.message
+    assert finding.remedy == "mend line 3"
+
+
+def test_a_missing_tool_is_a_finding() -> None:
+    (finding,) = lint._run_tool("style", lint.Tool(["no-such-tool"], ""))
+    assert "not installed" in finding.message
