@@ -7,7 +7,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 
 from provisioning.errors import ManifestError, UsageError
 from provisioning.settings import MANIFESTS
@@ -164,6 +172,34 @@ class SocTable(Model):
     socs: dict[Annotated[str, StringConstraints(pattern=r"^[A-Z0-9]+$")], Soc]
 
 
+class PythonEnvironment(Model):
+    """What one virtual environment holds, before it is locked."""
+
+    include: tuple[Name, ...] = ()
+    """Other environments whose requirements are taken too."""
+    profile: Name | None = None
+    """The profile whose [packages] are pinned exactly."""
+    requires: tuple[str, ...] = ()
+    abstract: bool = False
+    """Only there to be included: never installed on its own, so not locked."""
+
+    @field_validator("requires")
+    @classmethod
+    def _are_requirements(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        for text in value:
+            try:
+                Requirement(text)
+            except InvalidRequirement as error:
+                raise ValueError(f"a Python requirement ({text!r}: {error})") from None
+        return value
+
+
+class PythonEnvironments(RootModel[dict[Name, PythonEnvironment]]):
+    """manifests/environments.toml."""
+
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -223,6 +259,10 @@ def load_profile(name: str) -> Profile:
 @cache
 def load_socs() -> dict[str, Soc]:
     return load(MANIFESTS / "socs.toml", SocTable).socs
+
+
+def load_environments() -> dict[str, PythonEnvironment]:
+    return load(MANIFESTS / "environments.toml", PythonEnvironments).root
 
 
 def soc_named(name: str) -> Soc:
