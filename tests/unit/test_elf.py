@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, identity, read, read_stream
+from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
+
+RICH = Library(
+    soname="libRich.so",
+    needed=("libc.so.6", "libstdc++.so.6"),
+    rpath="$ORIGIN:/opt/rich",
+    runpath="$ORIGIN/../lib",
+    interpreter="/lib64/ld-linux-x86-64.so.2",
+    versions={"libc.so.6": ("GLIBC_2.9", "GLIBC_2.34"), "libstdc++.so.6": ("GLIBCXX_3.4.21", "CXXABI_1.3")},
+    provides=("RICH_1.0", "RICH_1.2"),
+    alignment=0x4000,
+    android_api=30,
+)
+
+
+def elf_of(library: Library) -> Elf:
+    return read_stream(io.BytesIO(library.encode()), Path("lib.so"))
+
+
+def test_names_and_paths_are_read_from_the_dynamic_segment() -> None:
+    elf = elf_of(RICH)
+    assert (elf.soname, elf.needed) == ("libRich.so", ("libc.so.6", "libstdc++.so.6"))
+    assert (elf.rpath, elf.runpath) == (("$ORIGIN", "/opt/rich"), ("$ORIGIN/../lib",))
+    assert elf.interpreter == "/lib64/ld-linux-x86-64.so.2"
+
+
+def test_the_highest_needed_symbol_version_is_by_number_and_not_by_text() -> None:
+    elf = elf_of(RICH)
+    assert (elf.highest("GLIBC"), elf.highest("GLIBCXX"), elf.highest("CXXABI")) == ("2.34", "3.4.21", "1.3")
+
+
+def test_provided_symbol_versions_are_read() -> None:
+    assert elf_of(RICH).provides == ("RICH_1.0", "RICH_1.2")
+
+
+def test_private_versions_are_no_numbers() -> None:
+    assert highest_version(("GLIBC_PRIVATE", "GLIBCXX_9"), "GLIBC") is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "bits", "name"), [(X86_64, 64, "x86-64"), (AARCH64, 64, "AArch64"), (HEXAGON, 32, "Hexagon")]
+)
+def test_class_and_machine_are_read(machine: int, bits: int, name: str) -> None:
+    elf = elf_of(Library(machine=machine))
+    assert (elf.bits, elf.machine_name) == (bits, name)
+
+
+@pytest.mark.parametrize("arch", [68, 69, 73, 75, 79, 81])
+def test_the_hexagon_arch_is_the_flags_in_hexadecimal_digits(arch: int) -> None:
+    assert elf_of(skel(arch)).arch == arch
+
+
+def test_only_hexagon_files_have_a_hexagon_arch() -> None:
+    assert elf_of(Library(flags=0x75)).arch is None
+
+
+def test_segment_alignment_and_the_android_note_are_read() -> None:
+    elf = elf_of(RICH)
+    assert (elf.alignments, elf.android_api) == ((0x4000,), 30)
+
+
+@pytest.mark.parametrize("fault", ["textrel", "execstack"])
+def test_text_relocations_and_executable_stacks_are_seen(fault: str) -> None:
+    harmless, harmful = elf_of(Library()), elf_of(Library(**{fault: True}))  # type: ignore[arg-type]
+    assert (getattr(harmless, fault), getattr(harmful, fault)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"<!DOCTYPE html><html>", "it is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"),
+        (b"INPUT(libc++_static.a)", "it is a linker script"),
+        (b"MZ\x90\0", "it is a Windows library"),
+        (b"\0" * 64, "it begins with zeros"),
+        (b"hello, world", "it begins with b'hello, world'"),
+    ],
+)
+def test_what_is_no_elf_file_is_called_what_it_looks_like(content: bytes, reason: str) -> None:
+    with pytest.raises(NotElf, match=reason):
+        read_stream(io.BytesIO(content), Path("lib.so"))
+
+
+def test_a_truncated_file_says_where_it_should_have_ended(tmp_path: Path) -> None:
+    whole = RICH.encode()
+    path = tmp_path / "lib.so"
+    path.write_bytes(whole[:-1])
+    with pytest.raises(BrokenElf, match=f"a segment ends at byte {len(whole)} of {len(whole) - 1}"):
+        read(path)
+
+
+def test_a_name_beyond_the_string_table_is_damage() -> None:
+    content = bytearray(Library(needed=("libc.so.6",)).encode())
+    at = content.rindex(b"\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0")
+    content[at + 8 : at + 12] = b"\xff\xff\0\0"
+    with pytest.raises(BrokenElf, match="beyond the string table"):
+        read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
+
+
+def test_identity_reads_no_more_than_the_head(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(skel(75).encode()[:20])
+    assert identity(path) == (32, HEXAGON)
+
+
+def test_identity_of_other_files_is_none(tmp_path: Path) -> None:
+    assert [identity(tmp_path / "missing"), identity(Path(__file__))] == [None, None]
+
+
+SAMPLES = (RICH.encode(), skel(79, "v2.49.40.260810104044", needed=("libc++.so.1",)).encode())
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    sample=st.sampled_from(SAMPLES),
+    changes=st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 255)), max_size=12),
+    cut=st.integers(0, 1200),
+)
+def test_damaged_bytes_are_read_or_refused_and_never_anything_else(
+    sample: bytes, changes: list[tuple[int, int]], cut: int
+) -> None:
+    damaged = bytearray(sample[: len(sample) - cut])
+    for at, value in changes:
+        if damaged:
+            damaged[at % len(damaged)] = value
+    try:
+        result: object = read_stream(io.BytesIO(bytes(damaged)), Path("lib.so"))
+    except (NotElf, BrokenElf) as error:
+        result = error.reason
+    assert isinstance(result, Elf) or result
