@@ -1,0 +1,309 @@
+"""manifests/environments.toml → manifests/locks/<environment>.txt, by uv: hashes and no addresses.
+
+Torch is exempt from hashes, as its CPU build differs by index: it is named in a comment, `# torch: torch==…`,
+and what only its CUDA build wants is left out.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
+from provisioning.manifest import PythonEnvironment, load_environments, load_profile
+from provisioning.settings import MANIFESTS
+
+SCHEMA = 1
+LOCKS = MANIFESTS / "locks"
+OLDEST_PYTHON = "3.10"
+HOST = (
+    "platform_machine == 'x86_64'",
+    "platform_python_implementation == 'CPython'",
+    "sys_platform == 'linux'",
+    "python_full_version < '3.14'",
+)
+SUPPORTED = " and ".join(HOST)
+EXEMPT = "torch"
+CUDA_ONLY = re.compile(r"nvidia-.+|cuda-.+|triton")
+FIRST_LINE = "# Written by `nox -s lock` from manifests/environments.toml; not to be edited."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One pinned requirement: its line without hashes, its hashes, and who asked for it."""
+
+    name: str
+    line: str
+    hashes: tuple[str, ...]
+    via: frozenset[str]
+
+
+def lock_path(environment: str) -> Path:
+    return LOCKS / f"{environment}.txt"
+
+
+def lockable() -> list[str]:
+    return sorted(name for name, environment in load_environments().items() if not environment.abstract)
+
+
+def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = None) -> tuple[str, ...]:
+    """Every requirement of an environment, includes and the profile's packages among them, sorted."""
+    known = load_environments() if table is None else table
+    found: set[str] = set()
+
+    def take(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise ManifestError(
+                MANIFESTS / "environments.toml",
+                f"{above[0]}.include",
+                expected="no circle",
+                found=" → ".join([*above, name]),
+            )
+        if name not in known:
+            key = f"{above[-1]}.include" if above else "(top)"
+            names = ", ".join(sorted(known))
+            raise ManifestError(MANIFESTS / "environments.toml", key, expected=f"one of {names}", found=name)
+        one = known[name]
+        found.update(one.requires)
+        if one.profile:
+            packages = load_profile(one.profile).packages
+            found.update(f"{package}=={version}" for package, version in packages.items())
+        for included in one.include:
+            take(included, (*above, name))
+
+    take(environment, ())
+    return tuple(sorted(found))
+
+
+def digest_of(inputs: Sequence[str]) -> str:
+    canonical = json.dumps([SCHEMA, OLDEST_PYTHON, SUPPORTED, *inputs])
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def faults(environment: str) -> list[str]:
+    """What is stale or wrong in one lock file, each naming the key; needs no network."""
+    path = lock_path(environment)
+    if not path.is_file():
+        return [f"{path.name}: there is no lock file for the environment {environment!r}"]
+    text = path.read_text(encoding="utf-8")
+    wanted = inputs_of(environment)
+    recorded = tuple(_comments(text, "input"))
+    found = [f"{path.name}: {one} was added to the environment" for one in wanted if one not in recorded]
+    found += [f"{path.name}: {one} is no longer asked for" for one in recorded if one not in wanted]
+    if not found and _comments(text, "inputs-sha256") != [digest_of(wanted)]:
+        found.append(f"{path.name}: inputs-sha256 is not that of its inputs")
+    entries = parse(text)
+    found += [f"{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
+    found += [f"{path.name}: holds an address: {line}" for line in text.splitlines() if "://" in line]
+    if not found:
+        found += [f"{path.name}: {one} is asked for but not pinned" for one in _unmet(wanted, entries, text)]
+    return found
+
+
+def lock(environment: str, *, upgrade: bool = False, upgrade_packages: Sequence[str] = ()) -> bool:
+    """Regenerate one lock file, keeping pins that still fit; tells whether it changed."""
+    path = lock_path(environment)
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+    inputs = inputs_of(environment)
+    arguments = ["--upgrade"] if upgrade else [f"--upgrade-package={name}" for name in upgrade_packages]
+    new = render(inputs, without_cuda(parse(_resolve(environment, inputs, old, arguments))))
+    if new == old:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(new, encoding="utf-8")
+    return True
+
+
+def parse(text: str) -> list[Entry]:
+    """The requirements of a lock file, with uv's `# via` annotations where it has them."""
+    entries: list[Entry] = []
+    line, via = "", frozenset[str]()
+    hashes: list[str] = []
+
+    def close() -> None:
+        if line:
+            entries.append(Entry(_name_of(line), line, tuple(sorted(hashes)), via))
+
+    for raw in text.splitlines():
+        stripped = raw.strip()
+        if stripped.startswith("# via "):
+            via = frozenset(part.strip() for part in stripped.removeprefix("# via ").split(","))
+        elif stripped.startswith("--hash="):
+            hashes.append(stripped.removeprefix("--hash=").removesuffix("\\").strip())
+        elif stripped and not stripped.startswith("#"):
+            close()
+            line, hashes, via = _plain(stripped.removesuffix("\\").strip()), [], frozenset()
+    close()
+    return entries
+
+
+def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
+    """Drop torch, what only its CUDA build asks for, and whatever nothing asks for after that."""
+    kept = list(entries)
+    while True:
+        names = {one.name for one in kept}
+        wanted = [
+            one
+            for one in kept
+            if any(
+                asker.startswith("-r ")
+                or (asker in names and not (asker == EXEMPT and CUDA_ONLY.fullmatch(one.name)))
+                for asker in one.via
+            )
+        ]
+        if len(wanted) == len(kept):
+            return [one for one in kept if one.name != EXEMPT]
+        kept = wanted
+
+
+def render(inputs: Sequence[str], entries: Iterable[Entry]) -> str:
+    lines = [FIRST_LINE, f"# inputs-sha256: {digest_of(inputs)}"]
+    lines += [f"# input: {one}" for one in inputs]
+    lines += [f"# torch: {one}" for one in inputs if _name_of(one) == EXEMPT]
+    for entry in entries:
+        lines.append(" \\\n".join([entry.line, *(f"    --hash={value}" for value in entry.hashes)]))
+    return "\n".join(lines) + "\n"
+
+
+def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's pip settings in uv's words, as uv does not read them; uv's own settings win."""
+    pip = pip_settings(environ)
+    only_local = pip.get("no-index", "").lower() in ("1", "true", "yes", "on")
+
+    def locations(key: str) -> list[str]:
+        # A local folder holds the wheels of one platform; a lock with their hashes alone serves no other.
+        return [one for one in pip.get(key, "").split() if only_local or one.startswith(("https:", "http:"))]
+
+    result = dict(environ)
+    translations = {
+        "UV_INDEX_URL": pip.get("index-url", ""),
+        "UV_EXTRA_INDEX_URL": " ".join(locations("extra-index-url")),
+        "UV_FIND_LINKS": ",".join(locations("find-links")),
+        "UV_INSECURE_HOST": " ".join(pip.get("trusted-host", "").split()),
+        "UV_NO_INDEX": "1" if only_local else "",
+        "SSL_CERT_FILE": pip.get("cert", ""),
+        "ALL_PROXY": pip.get("proxy", ""),
+        # pip takes the best version of all indexes; uv by default only looks at the first with the package.
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+    for name, value in translations.items():
+        if value:
+            result.setdefault(name, value)
+    return result
+
+
+def pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """pip's [global] options from its configuration files, lowest first, then PIP_* variables."""
+    home = Path(environ.get("HOME", "~")).expanduser()
+    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [
+        Path("/etc/xdg/pip/pip.conf"),
+        Path("/etc/pip.conf"),
+        home / ".pip" / "pip.conf",
+        config_home / "pip" / "pip.conf",
+        Path(sys.prefix) / "pip.conf",
+    ]
+    if named := environ.get("PIP_CONFIG_FILE"):
+        files = [] if named == os.devnull else [*files, Path(named)]
+    settings: dict[str, str] = {}
+    for file in files:
+        parser = configparser.RawConfigParser()
+        parser.read(file, encoding="utf-8")
+        for section in ("global", "download"):
+            if parser.has_section(section):
+                settings.update(parser.items(section))
+    for name, value in environ.items():
+        if name.startswith("PIP_") and value:
+            settings[name.removeprefix("PIP_").lower().replace("_", "-")] = value
+    return settings
+
+
+def _plain(line: str) -> str:
+    """Without the markers that every line has: on another host pip should try, not install nothing."""
+    for marker in HOST:
+        line = line.replace(f" and {marker}", "").replace(f"{marker} and ", "").removesuffix(f" ; {marker}")
+    return line
+
+
+def _resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequence[str]) -> str:
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-lock-") as scratch:
+        folder = Path(scratch)
+        # uv takes supported environments from a project only.
+        folder.joinpath("pyproject.toml").write_text(
+            f'[project]\nname = "locks"\nversion = "0"\nrequires-python = ">={OLDEST_PYTHON}"\n'
+            f'[tool.uv]\nenvironments = ["{SUPPORTED}"]\n',
+            encoding="utf-8",
+        )
+        folder.joinpath("inputs.in").write_text("\n".join(inputs) + "\n", encoding="utf-8")
+        output = folder / "lock.txt"
+        if old:
+            output.write_text(old, encoding="utf-8")
+        command = [
+            *(_uv(), "pip", "compile", "inputs.in", "--output-file", "lock.txt", "--quiet"),
+            *("--universal", "--python-version", OLDEST_PYTHON, "--python", sys.executable),
+            *("--generate-hashes", "--no-header", "--annotation-style", "line"),
+            *("--no-emit-index-url", "--no-emit-find-links"),
+            *arguments,
+        ]
+        done = subprocess.run(
+            command, cwd=folder, env=uv_environment(os.environ), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            said = done.stderr.strip()
+            if "unsatisfiable" in said or "No solution found" in said:
+                raise UsageError(
+                    f"the environment {environment!r} cannot be resolved:\n{said}",
+                    remedy="change its requirements in manifests/environments.toml",
+                )
+            raise UpstreamError(
+                f"uv could not resolve the environment {environment!r}:\n{said}",
+                remedy="check the package index that pip or uv is set to, then run `nox -s lock` again",
+            )
+        return output.read_text(encoding="utf-8")
+
+
+def _uv() -> str:
+    beside = Path(sys.executable).with_name("uv")
+    if beside.is_file():
+        return str(beside)
+    if found := shutil.which("uv"):
+        return found
+    raise EnvironmentLacking("uv, which resolves the lock files, is not installed", remedy="nox -s lock")
+
+
+def _unmet(inputs: Sequence[str], entries: Sequence[Entry], text: str) -> list[str]:
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    pins = [Requirement(one.line) for one in entries]
+    pins += [Requirement(line) for line in _comments(text, "torch")]
+    unmet = []
+    for one in inputs:
+        wanted = Requirement(one)
+        versions = [
+            next(iter(pin.specifier)).version
+            for pin in pins
+            if canonicalize_name(pin.name) == canonicalize_name(wanted.name)
+        ]
+        if not versions or not all(wanted.specifier.contains(v, prereleases=True) for v in versions):
+            unmet.append(one)
+    return unmet
+
+
+def _comments(text: str, key: str) -> list[str]:
+    return [line.removeprefix(f"# {key}: ") for line in text.splitlines() if line.startswith(f"# {key}: ")]
+
+
+def _name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""
