@@ -1,0 +1,71 @@
+"""Unpacking of zip archives (also .whl, .aar, .jar): in parallel, and distrustful.
+
+`extract` judges the whole archive before it writes anything, checks size and checksum of every member
+while it writes, and hashes what it wrote. Memory stays flat whatever the archive holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.archive.plan import DEFAULT, Limits, make_plan
+from provisioning.archive.reader import Member, Zip
+from provisioning.archive.unpack import Entry, too_full, unpack
+from provisioning.errors import EnvironmentLacking
+
+if TYPE_CHECKING:
+    from provisioning.download import Progress
+
+__all__ = ["DEFAULT", "Entry", "Limits", "Member", "extract", "members"]
+
+
+def members(archive: Path, *, limits: Limits = DEFAULT) -> list[Member]:
+    """What the archive's directory says is inside, in its order."""
+    with Zip(archive, most_members=limits.members) as zip_file:
+        return list(zip_file.members)
+
+
+def extract(
+    archive: Path,
+    into: Path,
+    place: Callable[[str], str | None],
+    *,
+    limits: Limits = DEFAULT,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[Entry]:
+    """Unpack the members that `place` gives a destination into the directory `into`; say what was written.
+
+    `place` is called with each member's name, directories with a slash at their end; None leaves a member
+    out. Files become 0644, or 0755 where any exec bit is set; directories 0755; symbolic links are made last.
+    `into` is the caller's private staging directory, made here if need be. After any error it may hold
+    anything: the caller removes it. Raises ArchiveError for a bad archive, EnvironmentLacking where writing
+    fails.
+    """
+    with Zip(archive, most_members=limits.members) as zip_file:
+        plan = make_plan(zip_file, place, limits)
+        into.mkdir(parents=True, exist_ok=True)
+        space = os.statvfs(into)
+        # Files take whole blocks.
+        needed = sum(-(-file.member.size // space.f_frsize) * space.f_frsize for file in plan.files)
+        if needed > space.f_bavail * space.f_frsize:
+            raise too_full(into, needed)
+        if plan.case_clash is not None and not tells_case_apart(into):
+            raise EnvironmentLacking(
+                f"{into}: expected a file system that keeps {plan.case_clash[0]!r} and {plan.case_clash[1]!r}"
+                " apart, found one that takes them for the same name",
+                remedy="choose a store on a case-sensitive file system with --store or QNN_CI_STORE",
+            )
+        return unpack(zip_file, plan, into, workers, progress)
+
+
+def tells_case_apart(directory: Path) -> bool:
+    probe = directory / f".case-Probe-{os.getpid()}"
+    probe.touch()
+    try:
+        return not probe.with_name(probe.name.lower()).exists()
+    finally:
+        probe.unlink()

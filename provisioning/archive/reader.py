@@ -1,0 +1,341 @@
+"""Reads zip files, and believes nothing in them that another place in the file contradicts.
+
+Everything is read by offset with `pread`, so that threads share one descriptor and a file that shrinks under
+us is an error instead of a signal. Members may be stored or deflated, in zip or zip64; nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import cast
+
+from isal import igzip_lib, isal_zlib
+
+from provisioning.errors import ArchiveError, EnvironmentLacking
+
+END = struct.Struct("<4s4H2LH")
+END64_LOCATOR = struct.Struct("<4sLQL")
+END64 = struct.Struct("<4sQ2H2L4Q")
+CENTRAL = struct.Struct("<4s6H3L5H2L")
+LOCAL = struct.Struct("<4s5H3L2H")
+
+FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
+STORED, DEFLATED = 0, 8
+ENCRYPTED, DESCRIPTOR, PATCH, STRONG, UTF8, MASKED = 1 << 0, 1 << 3, 1 << 5, 1 << 6, 1 << 11, 1 << 13
+UNIX_SYSTEMS = (3, 19)
+METHODS = {1: "shrunk", 6: "imploded", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz"}
+
+INPUT = 128 << 10
+BLOCK = 256 << 10
+LONGEST_COMMENT = 0xFFFF
+
+# The stubs declare an instance.
+DAMAGE = cast("type[Exception]", igzip_lib.IsalError)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One entry of the central directory. `mode` is the Unix mode, 0 where the archive has none."""
+
+    name: str
+    size: int
+    compressed_size: int
+    mode: int
+    is_dir: bool
+    is_link: bool
+    method: int
+    flags: int
+    crc: int
+    offset: int
+    raw_name: bytes
+
+
+def fault(archive: Path, member: str, expected: str, found: str, remedy: str = "") -> ArchiveError:
+    where = f"{archive.name}: member {member!r}" if member else archive.name
+    return ArchiveError(
+        f"{where}: expected {expected}, found {found}",
+        remedy=remedy
+        or f"delete {archive} and run `nox -s provision` again; if this stays, the published archive is bad",
+    )
+
+
+class Zip:
+    """An open zip file and its members, in the order of its directory."""
+
+    def __init__(self, path: Path, *, most_members: int) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise EnvironmentLacking(
+                f"{path}: expected an archive, found {error.strerror}", remedy="nox -s provision"
+            ) from error
+        try:
+            self.size = os.fstat(self._fd).st_size
+            self._count, self.directory_start, self._directory_size = self._find_directory()
+            if self._count > most_members:
+                raise self.fault("", f"at most {most_members} members", f"{self._count}")
+            self.members = tuple(self._read_directory())
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> Zip:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def fault(self, member: str, expected: str, found: str, remedy: str = "") -> ArchiveError:
+        return fault(self.path, member, expected, found, remedy)
+
+    def data_start(self, member: Member) -> int:
+        """Where the member's bytes begin, once its local header agrees with the directory."""
+        fixed = LOCAL.size
+        header = self._read(member.offset, fixed + len(member.raw_name), member.name)
+        signature, _, flags, method, _, _, crc, compressed, size, name_length, extra_length = (
+            LOCAL.unpack_from(header)
+        )
+        if signature != b"PK\3\4":
+            raise self.fault(member.name, "a local header", f"{signature!r} at offset {member.offset}")
+        start: int = member.offset + fixed + name_length + extra_length
+        if name_length != len(member.raw_name) or header[fixed:] != member.raw_name:
+            found = self._read(member.offset + fixed, name_length, member.name)
+            raise self.fault(member.name, "the same name in its local header", repr(found))
+        if method != member.method:
+            raise self.fault(member.name, f"method {member.method} in its local header", f"method {method}")
+        if (flags ^ member.flags) & ENCRYPTED:
+            raise self.fault(member.name, "the same flags in its local header", f"{flags:#06x}")
+        if FULL32 in (compressed, size):
+            extra = self._read(start - extra_length, extra_length, member.name)
+            size, compressed = self._wide(member.name, extra, size, compressed)
+        wanted = (member.crc, member.compressed_size, member.size)
+        streamed = bool((flags | member.flags) & DESCRIPTOR)
+        for label, here, there in zip(
+            ("checksum", "compressed size", "size"), (crc, compressed, size), wanted, strict=True
+        ):
+            if here != there and not (streamed and here == 0):
+                raise self.fault(member.name, f"{label} {there} in its local header", f"{here}")
+        end = start + member.compressed_size
+        if end > self.directory_start:
+            raise self.fault(member.name, f"data that ends by offset {self.directory_start}", f"offset {end}")
+        if streamed and (crc, compressed, size) != wanted:
+            self._check_descriptor(member, end)
+        return start
+
+    def blocks(self, member: Member, start: int) -> Iterator[bytes]:
+        """The member's content in blocks; ends well only if its size and checksum are the declared ones.
+
+        No block reaches beyond the declared size: a member with more than it says is stopped at once."""
+        crc, left = 0, member.size
+        source = self._stored if member.method == STORED else self._inflated
+        for block in source(member, start):
+            left -= len(block)
+            if left < 0:
+                raise self.fault(member.name, f"{member.size} bytes as declared", "more")
+            crc = isal_zlib.crc32(block, crc)
+            yield block
+        if left:
+            raise self.fault(member.name, f"{member.size} bytes as declared", f"{member.size - left}")
+        if crc != member.crc:
+            raise self.fault(member.name, f"checksum {member.crc:08x}", f"{crc:08x}")
+
+    def _stored(self, member: Member, start: int) -> Iterator[bytes]:
+        for at in range(start, start + member.size, BLOCK):
+            yield self._read(at, min(BLOCK, start + member.size - at), member.name)
+
+    def _inflated(self, member: Member, start: int) -> Iterator[bytes]:
+        inflate = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE)
+        at, end = start, start + member.compressed_size
+        while not inflate.eof:
+            data = b""
+            if inflate.needs_input:
+                if at == end:
+                    raise self.fault(member.name, "a whole deflate stream", "one that is cut off")
+                data = self._read(at, min(INPUT, end - at), member.name)
+                at += len(data)
+            try:
+                block: bytes = inflate.decompress(data, BLOCK)
+            except DAMAGE as error:
+                raise self.fault(member.name, "deflated data", f"damage ({error})") from error
+            if block:
+                yield block
+        rest = end - at + len(inflate.unused_data)
+        if rest:
+            raise self.fault(
+                member.name, f"{member.compressed_size} compressed bytes", f"{member.compressed_size - rest}"
+            )
+
+    def _read(self, offset: int, count: int, member: str = "") -> bytes:
+        data = os.pread(self._fd, count, offset)
+        while len(data) < count:
+            more = os.pread(self._fd, count - len(data), offset + len(data))
+            if not more:
+                raise self.fault(
+                    member, f"{count} bytes at offset {offset}", f"{len(data)}: the archive is cut off"
+                )
+            data += more
+        return data
+
+    def _find_directory(self) -> tuple[int, int, int]:
+        """The number of members, and where the central directory is and how long."""
+        tail_size = min(self.size, END.size + LONGEST_COMMENT)
+        tail_start = self.size - tail_size
+        tail = self._read(tail_start, tail_size)
+        ends = []
+        at = tail.rfind(b"PK\5\6")
+        while at >= 0:
+            if at + END.size <= tail_size:
+                comment = END.unpack_from(tail, at)[-1]
+                if at + END.size + comment == tail_size:
+                    ends.append(at)
+            at = tail.rfind(b"PK\5\6", 0, at)
+        if not ends:
+            raise self.fault(
+                "", "a zip file that ends with its directory", f"none in the last of {self.size} bytes"
+            )
+        if len(ends) > 1:
+            raise self.fault("", "one end of the directory", f"{len(ends)}")
+        _, disk, first_disk, here, count, size, start, _ = END.unpack_from(tail, ends[0])
+        end = tail_start + ends[0]
+        if end >= END64_LOCATOR.size:
+            locator = END64_LOCATOR.unpack(self._read(end - END64_LOCATOR.size, END64_LOCATOR.size))
+            if locator[0] == b"PK\6\7":
+                return self._find_directory64(end - END64_LOCATOR.size, locator[2], (count, size, start))
+        self._check_one_file(disk, first_disk, here, count)
+        self._check_directory_place(start, size, end)
+        return count, start, size
+
+    def _find_directory64(
+        self, locator: int, record: int, narrow: tuple[int, int, int]
+    ) -> tuple[int, int, int]:
+        if record + END64.size > locator:
+            raise self.fault("", "a zip64 record before its locator", f"offset {record}")
+        fields = END64.unpack(self._read(record, END64.size))
+        signature, length, _, _, disk, first_disk, here, count, size, start = fields
+        if signature != b"PK\6\6" or record + 12 + length != locator:
+            raise self.fault("", f"a zip64 record at offset {record}", f"{signature!r}, length {length}")
+        for label, short, wide, full in zip(
+            ("member count", "directory size", "directory offset"),
+            narrow,
+            (count, size, start),
+            (FULL16, FULL32, FULL32),
+            strict=True,
+        ):
+            if short not in (full, wide):
+                raise self.fault("", f"{label} {wide} as in its zip64 record", f"{short}")
+        self._check_one_file(disk, first_disk, here, count)
+        self._check_directory_place(start, size, record)
+        return count, start, size
+
+    def _check_one_file(self, disk: int, first_disk: int, here: int, count: int) -> None:
+        if disk or first_disk or here != count:
+            raise self.fault("", "a zip in one file", "one part of a split zip")
+
+    def _check_directory_place(self, start: int, size: int, end: int) -> None:
+        if start + size != end:
+            raise self.fault("", f"a directory that ends at offset {end}", f"one that ends at {start + size}")
+
+    def _read_directory(self) -> Iterator[Member]:
+        directory = self._read(self.directory_start, self._directory_size)
+        at = 0
+        for number in range(self._count):
+            label = f"#{number + 1}"
+            if at + CENTRAL.size > len(directory):
+                raise self.fault("", f"{self._count} members in its directory", f"{number}")
+            (
+                signature, made_by, _, flags, method, _, _, crc, compressed, size,
+                name_length, extra_length, comment_length, disk, _, attributes, offset,
+            ) = CENTRAL.unpack_from(directory, at)  # fmt: skip
+            if signature != b"PK\1\2":
+                raise self.fault(label, "a directory entry", repr(signature))
+            at += CENTRAL.size
+            raw_name = directory[at : at + name_length]
+            extra = directory[at + name_length : at + name_length + extra_length]
+            at += name_length + extra_length + comment_length
+            if at > len(directory):
+                raise self.fault(label, "an entry within the directory", "one that runs past its end")
+            name = self._name(raw_name, label)
+            if FULL32 in (compressed, size, offset) or disk == FULL16:
+                size, compressed, offset, disk = self._wide(name, extra, size, compressed, offset, disk)
+            if disk:
+                raise self.fault(name, "a zip in one file", f"a member in part {disk + 1}")
+            self._check_method(name, flags, method, compressed, size)
+            mode = attributes >> 16 if made_by >> 8 in UNIX_SYSTEMS else 0
+            kind = stat.S_IFMT(mode)
+            yield Member(
+                name=name,
+                size=size,
+                compressed_size=compressed,
+                mode=mode,
+                is_dir=kind == stat.S_IFDIR or (name.endswith("/") and kind in (0, stat.S_IFREG)),
+                is_link=kind == stat.S_IFLNK,
+                method=method,
+                flags=flags,
+                crc=crc,
+                offset=offset,
+                raw_name=raw_name,
+            )
+        if at != len(directory):
+            raise self.fault("", f"{self._count} members in its directory", "more")
+
+    def _name(self, raw: bytes, label: str) -> str:
+        # Names without the UTF-8 flag have no agreed encoding; those that are UTF-8 all the same are common.
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fault(label, "a name in UTF-8", repr(raw)) from None
+
+    def _check_method(self, name: str, flags: int, method: int, compressed: int, size: int) -> None:
+        if flags & (ENCRYPTED | STRONG | MASKED):
+            raise self.fault(name, "a member that is not encrypted", f"flags {flags:#06x}")
+        if flags & PATCH:
+            raise self.fault(name, "a whole member", "patch data")
+        if method not in (STORED, DEFLATED):
+            found = METHODS.get(method, "unknown")
+            raise self.fault(name, "a stored or deflated member", f"method {method} ({found})")
+        if method == STORED and compressed != size:
+            raise self.fault(name, f"{size} stored bytes", f"{compressed}")
+
+    def _wide(self, name: str, extra: bytes, *narrow: int) -> list[int]:
+        """Replace the fields that are all ones by their values in the zip64 extra field.
+
+        The order is size, compressed size, offset, disk, of which the last is 16 bits wide."""
+        at, wide = 0, b""
+        while at + 4 <= len(extra):
+            tag, length = struct.unpack_from("<2H", extra, at)
+            if tag == 1:
+                wide = extra[at + 4 : at + 4 + length]
+                break
+            at += 4 + length
+        fields = []
+        at = 0
+        for index, value in enumerate(narrow):
+            full, width, code = (FULL16, 4, "<L") if index == 3 else (FULL32, 8, "<Q")
+            if value != full:
+                fields.append(value)
+                continue
+            if at + width > len(wide):
+                raise self.fault(name, "a zip64 field for what does not fit 32 bits", f"{len(wide)} bytes")
+            fields.append(struct.unpack_from(code, wide, at)[0])
+            at += width
+        return fields
+
+    def _check_descriptor(self, member: Member, end: int) -> None:
+        after = self._read(end, min(24, self.size - end), member.name)
+        layouts = [
+            signature + struct.pack(sizes, member.crc, member.compressed_size, member.size)
+            for signature in (b"PK\7\x08", b"")
+            for sizes in ("<3L", "<L2Q")
+            if sizes == "<L2Q" or max(member.compressed_size, member.size) <= FULL32
+        ]
+        if not any(after.startswith(layout) for layout in layouts):
+            raise self.fault(member.name, "a data descriptor that agrees with the directory", after.hex())

@@ -1,0 +1,217 @@
+"""Writes a plan to disk: inflating, checking and hashing on every core, following no symbolic link."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from provisioning.archive.plan import Plan, PlannedFile, PlannedLink
+from provisioning.archive.reader import Zip
+from provisioning.errors import EnvironmentLacking
+
+if TYPE_CHECKING:
+    from provisioning.download import Progress
+
+MOST_WORKERS = 8
+OPEN_DIRECTORIES = 48
+DIRECTORY_MODE = 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that was written. `path` is relative to the tree; links have a `link` text and no hash."""
+
+    path: str
+    kind: Literal["file", "link"]
+    size: int
+    sha256: str
+    mode: int
+    link: str = ""
+
+
+class Directories:
+    """Opens directories below a root step by step, so that no symbolic link is ever followed.
+
+    Not shared between threads. Keeps a few descriptors open, since files of one directory come together."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._open: dict[str, int] = {}
+
+    def __enter__(self) -> Directories:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def of(self, path: str) -> tuple[int, str]:
+        """The open directory that holds `path`, and the last part of its name."""
+        parent, _, name = path.rpartition("/")
+        if len(self._open) > OPEN_DIRECTORIES:
+            self._close()
+        return self.open(parent), name
+
+    def open(self, path: str) -> int:
+        if not path:
+            return self._root
+        found = self._open.get(path)
+        if found is None:
+            parent, _, name = path.rpartition("/")
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            found = self._open[path] = os.open(name, flags, dir_fd=self.open(parent))
+        return found
+
+    def _close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def unpack(
+    zip_file: Zip, plan: Plan, into: Path, workers: int | None, progress: Progress | None
+) -> list[Entry]:
+    if progress is not None:
+        progress.start(f"unpack {zip_file.path.name}", plan.total)
+    try:
+        root = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return _Unpacking(zip_file, plan, into, root, progress).run(workers)
+        finally:
+            os.close(root)
+    finally:
+        if progress is not None:
+            progress.finish()
+
+
+class _Unpacking:
+    def __init__(self, zip_file: Zip, plan: Plan, into: Path, root: int, progress: Progress | None) -> None:
+        self._zip = zip_file
+        self._plan = plan
+        self._into = into
+        self._root = root
+        self._progress = progress
+        # The largest first, so that no core is left alone with a large one at the end.
+        self._todo = deque(sorted(plan.files, key=lambda file: file.member.size, reverse=True))
+        self._entries: list[Entry] = []
+        self._lock = threading.Lock()
+        self._errors: list[BaseException] = []
+
+    def run(self, workers: int | None) -> list[Entry]:
+        with Directories(self._root) as directories:
+            for path in self._plan.directories:
+                self._make_directory(directories, path)
+        self._write_files(workers or min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+        with Directories(self._root) as directories:
+            for link in self._plan.links:
+                self._entries.append(self._make_link(directories, link))
+        return sorted(self._entries, key=lambda entry: entry.path)
+
+    def _write_files(self, workers: int) -> None:
+        threads = [
+            threading.Thread(target=self._work, name=f"unpack-{number}")
+            for number in range(min(workers, len(self._todo)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            # Interrupted: let the workers end before anybody removes what they write.
+            self._todo.clear()
+            self._errors.append(KeyboardInterrupt())
+            for thread in threads:
+                thread.join()
+            raise
+        if self._errors:
+            raise self._errors[0]
+
+    def _work(self) -> None:
+        try:
+            with Directories(self._root) as directories:
+                while not self._errors:
+                    try:
+                        file = self._todo.popleft()
+                    except IndexError:
+                        return
+                    entry = self._write_file(directories, file)
+                    with self._lock:
+                        self._entries.append(entry)
+        except BaseException as error:  # handed to the thread that waits, which raises it
+            self._errors.append(error)
+
+    def _write_file(self, directories: Directories, file: PlannedFile) -> Entry:
+        digest = hashlib.sha256()
+        try:
+            directory, name = directories.of(file.to)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            out = os.open(name, flags, file.mode, dir_fd=directory)
+            try:
+                for block in self._zip.blocks(file.member, file.start):
+                    _write(out, block)
+                    digest.update(block)
+                    self._advance(len(block))
+                    if self._errors:
+                        break
+                os.fchmod(out, file.mode)
+            finally:
+                os.close(out)
+        except OSError as error:
+            raise self._cannot_write(file.to, error) from error
+        return Entry(file.to, "file", file.member.size, digest.hexdigest(), file.mode)
+
+    def _make_directory(self, directories: Directories, path: str) -> None:
+        try:
+            parent, name = directories.of(path)
+            # An earlier archive may have made it; opening it shows whether it is a directory.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, DIRECTORY_MODE, dir_fd=parent)
+            os.fchmod(directories.open(path), DIRECTORY_MODE)
+        except OSError as error:
+            raise self._cannot_write(path, error) from error
+
+    def _make_link(self, directories: Directories, link: PlannedLink) -> Entry:
+        try:
+            directory, name = directories.of(link.to)
+            os.symlink(link.target, name, dir_fd=directory)
+        except OSError as error:
+            raise self._cannot_write(link.to, error) from error
+        return Entry(link.to, "link", len(link.target.encode()), "", 0o777, link.target)
+
+    def _advance(self, count: int) -> None:
+        if self._progress is not None:
+            with self._lock:
+                self._progress.advance(count)
+
+    def _cannot_write(self, path: str, error: OSError) -> Exception:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return too_full(self._into, self._plan.total)
+        if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR):
+            return self._zip.fault(path, f"nothing in its way in {self._into}", error.strerror or str(error))
+        return EnvironmentLacking(
+            f"{self._into / path}: expected to write it, found {error.strerror or error}",
+            remedy=f"make {self._into} writable, or choose another store with --store or QNN_CI_STORE",
+        )
+
+
+def _write(out: int, block: bytes) -> None:
+    done = os.write(out, block)
+    while done < len(block):
+        done += os.write(out, memoryview(block)[done:])
+
+
+def too_full(into: Path, needed: int) -> EnvironmentLacking:
+    space = os.statvfs(into)
+    return EnvironmentLacking(
+        f"{into}: expected {needed} free bytes to unpack into, found {space.f_bavail * space.f_frsize}",
+        remedy="free some space, or choose another store with --store or QNN_CI_STORE",
+    )
