@@ -50,6 +50,8 @@ class Archive(Model):
     size: Annotated[int, Field(gt=0)] | None = None
     strip: str = ""
     """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
+    case_sensitive: bool = False
+    """Whether members' names may differ only by case; then the store must be on a file system that tells."""
 
 
 class Wheel(Model):
