@@ -1,0 +1,270 @@
+"""The environment of one target: which trees are used, and the variables that name them.
+
+Pure but for looking at which directories exist: everything comes in as a selection and a mapping.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.settings import DEFAULT_PROFILE, DEFAULT_TARGET, Selection, store_path
+
+if TYPE_CHECKING:
+    from provisioning.manifest import Component
+    from provisioning.store import Tree, Want
+
+HOST_LIBRARIES = "x86_64-linux-clang"
+"""The directory under the SDK's lib/ and bin/ that runs on the host."""
+
+NDK_ALIASES = ("ANDROID_NDK_HOME", "ANDROID_NDK")
+"""Other tools' names for ANDROID_NDK_ROOT, taken when that one is not set."""
+
+NEEDED = {
+    "x86_64-linux": ("qnn-sdk",),
+    "aarch64-android": ("qnn-sdk", "android-ndk"),
+    "aarch64-linux": ("qnn-sdk",),
+}
+"""Without these, where the profile has them, nothing can be done for a target; others are taken if there."""
+
+DEVICE_DIRECTORIES = {
+    "aarch64-android": "/data/local/tmp/qnn-ci",
+    "aarch64-linux": "/opt/qnn-ci",
+}
+"""Where our files live on the device unless QNN_CI_DEVICE_DIR says otherwise."""
+
+DEVICE_DSP_DIRECTORIES = {
+    "aarch64-android": ("/vendor/dsp/cdsp", "/vendor/lib/rfsa/adsp", "/system/lib/rfsa/adsp", "/dsp"),
+    "aarch64-linux": ("/usr/lib/rfsa/adsp", "/dsp"),
+}
+"""The device's own DSP files. ADSP_LIBRARY_PATH replaces the default search, so they are named again, last:
+a skel of the system image found before ours gives error 1008."""
+
+_DEVICE_LIBRARY_DIRECTORY = re.compile(
+    r"/lib/(?:aarch64-[^/]+|hexagon-v\d+|lpai-v\d+|x86_64-windows-[^/]+)(?:/|$)"
+)
+_HOST_LIBRARY_DIRECTORY = re.compile(rf"/lib/{HOST_LIBRARIES}/?$")
+_LOADER_SPECIAL = re.compile(r"[:;]|\$\{?(?:ORIGIN|LIB|PLATFORM)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Where one component is. `variable` is the one that names it, as the user spelt it for a `directory`."""
+
+    path: Path
+    origin: Literal["store", "directory"]
+    variable: str
+    version: str = ""
+    """Known for a tree of the store; a directory of the user's may hold anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    profile: str
+    target: str
+    soc: str
+    roots: dict[str, Root]
+    variables: dict[str, str]
+    """Only what must be set; PATH-like values are whole, with what the user had already."""
+    path_entries: tuple[str, ...]
+    """What `variables["PATH"]` has before the user's own PATH."""
+    notes: tuple[str, ...]
+    """What was mended or left out, in words."""
+    provision: str
+    """The command that provisions this selection."""
+
+    def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
+        return {**environ, **self.variables}
+
+    def root(self, component: str) -> Root:
+        """The component's root, or a fault that names the command which brings it."""
+        if component in self.roots:
+            return self.roots[component]
+        raise EnvironmentLacking(
+            f"{component} is neither in the store nor named by {_variable_of(component)}",
+            remedy=f"{self.provision} --component {component}",
+        )
+
+
+class Trees(Protocol):
+    """The part of the store that resolving needs."""
+
+    def find(self, component_name: str, component: Component, want: Want) -> Tree | None: ...
+
+
+def resolve(selection: Selection, environ: Mapping[str, str], *, trees: Trees | None = None) -> Environment:
+    """Find every component the selection needs: the user's own first, then the store."""
+    from provisioning.manifest import COMPONENT_VARIABLES, load_profile, soc_named
+
+    profile = load_profile(selection.profile)
+    soc_named(selection.soc)
+    if trees is None:
+        from provisioning.store import Store
+
+        trees = Store(selection.store)
+    command = provision_command(selection, environ)
+    notes: list[str] = []
+    roots: dict[str, Root] = {}
+    pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
+    for component, variable in COMPONENT_VARIABLES.items():
+        pin = pins.get(component)
+        needed = component in NEEDED[selection.target] and (
+            component == "qnn-sdk" or (pin is not None and component not in profile.optional)
+        )
+        root = _users_own(component, variable, needed, selection, environ, notes)
+        if root is None and pin is not None:
+            root = _from_store(component, variable, pin, selection, trees)
+        if root is not None:
+            roots[component] = root
+        elif needed:
+            version = f" {pin.version}" if pin else ""
+            raise EnvironmentLacking(
+                f"{component}{version} for {selection.target} is neither in the store ({selection.store})"
+                f" nor named by {variable}",
+                remedy=command,
+            )
+    variables, path_entries = _variables(selection, roots, environ, notes)
+    return Environment(
+        profile=profile.name,
+        target=selection.target,
+        soc=selection.soc,
+        roots=roots,
+        variables=variables,
+        path_entries=path_entries,
+        notes=tuple(notes),
+        provision=command,
+    )
+
+
+def provision_command(selection: Selection, environ: Mapping[str, str]) -> str:
+    """The shortest command that provisions this selection."""
+    flags: list[str] = []
+    if selection.profile != DEFAULT_PROFILE:
+        flags += ["--profile", selection.profile]
+    if selection.target != DEFAULT_TARGET:
+        flags += ["--target", DEFAULT_TARGET, "--target", selection.target]
+    for soc in selection.socs:
+        flags += ["--soc", soc]
+    if selection.store != store_path(None, environ):
+        flags += ["--store", str(selection.store)]
+    return shlex.join(["nox", "-s", "provision", *(["--", *flags] if flags else [])])
+
+
+def _variable_of(component: str) -> str:
+    from provisioning.manifest import COMPONENT_VARIABLES
+
+    return COMPONENT_VARIABLES[component]
+
+
+def _users_own(
+    component: str,
+    variable: str,
+    needed: bool,
+    selection: Selection,
+    environ: Mapping[str, str],
+    notes: list[str],
+) -> Root | None:
+    names = (variable, *NDK_ALIASES) if component == "android-ndk" else (variable,)
+    named = {name: environ[name] for name in names if name in environ}
+    for name in [name for name, value in named.items() if not value]:
+        notes.append(f"{name} is set but empty, and taken as not set")
+        del named[name]
+    # A tree of the store got there by `env` or `shell`; which one this selection needs, the store knows.
+    named = {n: v for n, v in named.items() if not Path(v).absolute().is_relative_to(selection.store)}
+    if not named:
+        return None
+    name, value = next(iter(named.items()))
+    path = Path(value).absolute()
+    for other, its in named.items():
+        if not _same(its, value):
+            notes.append(f"{other}={its} contradicts {name}={value}, which is the one used")
+    if path.is_dir():
+        return Root(path, "directory", name)
+    if needed:
+        raise EnvironmentLacking(
+            f"{name}={value} is not a directory, and {selection.target} needs {component}",
+            remedy=f"unset {name} to use the store's, or set it to where {component} is",
+        )
+    notes.append(f"{name}={value} is not a directory, so {component} is left out")
+    return None
+
+
+def _from_store(
+    component: str, variable: str, pin: Component, selection: Selection, trees: Trees
+) -> Root | None:
+    from provisioning.manifest import soc_named
+    from provisioning.store import Want
+
+    arches = frozenset({soc_named(soc).arch for soc in selection.socs or (selection.soc,)})
+    # Lowering runs on the host whatever the target; a tree without the host's part still serves to build.
+    for targets in ({DEFAULT_TARGET, selection.target}, {selection.target}):
+        tree = trees.find(component, pin, Want(targets=frozenset(targets), arches=arches))
+        if tree is not None:
+            return Root(tree.root, "store", variable, tree.version)
+    return None
+
+
+def _variables(
+    selection: Selection, roots: Mapping[str, Root], environ: Mapping[str, str], notes: list[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    from provisioning.manifest import COMPONENT_VARIABLES
+
+    variables = {
+        "QNN_CI_PROFILE": selection.profile,
+        "QNN_CI_TARGET": selection.target,
+        "QNN_CI_SOC": selection.soc,
+        "QNN_CI_STORE": str(selection.store),
+    }
+    for component, root in roots.items():
+        variables[COMPONENT_VARIABLES[component]] = str(root.path)
+    if "android-ndk" in roots:
+        variables |= {name: str(roots["android-ndk"].path) for name in NDK_ALIASES if name in environ}
+    sdk = roots["qnn-sdk"].path
+    variables["LD_LIBRARY_PATH"] = _library_path(sdk, environ.get("LD_LIBRARY_PATH", ""), notes)
+    entries = [str(directory) for directory in (sdk / "bin" / HOST_LIBRARIES,) if directory.is_dir()]
+    if entries:
+        had = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
+        variables["PATH"] = ":".join(entries + had)
+    if selection.target in DEVICE_DIRECTORIES:
+        variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
+    return variables, tuple(entries)
+
+
+def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:
+    """The host's libraries of this SDK, then what the user had that does not get in their way."""
+    ours = str(sdk / "lib" / HOST_LIBRARIES)
+    if special := _LOADER_SPECIAL.search(ours):
+        raise UsageError(
+            f"LD_LIBRARY_PATH cannot carry {ours!r}: {special.group()!r} means something else to the loader",
+            remedy="move it to a path without that, with --store or QNN_CI_STORE for the store",
+        )
+    kept = [ours]
+    for entry in re.split("[:;]", existing) if existing else []:
+        if not entry:
+            notes.append("an empty entry of LD_LIBRARY_PATH, which means the current directory, is left out")
+        elif _DEVICE_LIBRARY_DIRECTORY.search(entry):
+            notes.append(f"{entry} in LD_LIBRARY_PATH holds a device's libraries and is left out")
+        elif _HOST_LIBRARY_DIRECTORY.search(entry) and not _same(entry, ours):
+            notes.append(f"{entry} in LD_LIBRARY_PATH is of another QNN SDK and is left out")
+        elif not any(_same(entry, other) for other in kept):
+            kept.append(entry)
+    return ":".join(kept)
+
+
+def _dsp_path(target: str, environ: Mapping[str, str], notes: list[str]) -> str:
+    ours = environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[target]
+    existing = environ.get("ADSP_LIBRARY_PATH", "")
+    if ":" in existing:
+        notes.append("ADSP_LIBRARY_PATH is separated by `;`, not `:`; it was split at both")
+    entries = [ours, *re.split("[:;]", existing), *DEVICE_DSP_DIRECTORIES[target]]
+    return ";".join(dict.fromkeys(entry for entry in entries if entry))
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

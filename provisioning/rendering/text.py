@@ -1,0 +1,95 @@
+"""Words and numbers that every rendering shares."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from provisioning.findings import Finding, Outcome, Report, Severity, severity_counts
+
+Verdict = Literal["pass", "fail", "error", "did not run"]
+
+DID_NOT_RUN = "report.did-not-run"
+"""The rule of the one finding in a report that stands for a stage which never ran."""
+
+# Controls but tab and newline, the C1 range, what turns text around, and lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def verdict(report: Report) -> Verdict:
+    if any(finding.rule == DID_NOT_RUN for finding in report.findings):
+        return "did not run"
+    return report.outcome.value
+
+
+def worst(reports: Iterable[Report]) -> Outcome:
+    """The outcome of all together; nothing at all is no pass."""
+    outcomes = [report.outcome for report in reports]
+    for outcome in (Outcome.ERROR, Outcome.FAIL):
+        if outcome in outcomes:
+            return outcome
+    return Outcome.PASS if outcomes else Outcome.ERROR
+
+
+def visible(text: str) -> str:
+    """The text with everything that would steer a terminal or hide shown as an escape."""
+    return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+
+
+def one_line(text: str) -> str:
+    return " ".join(visible(text).split())
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def counted(report: Report) -> str:
+    """`2 errors, 1 warning`; `nothing found` when there is nothing."""
+    counts = severity_counts(report.findings)
+    return ", ".join(plural(count, kind.value) for kind, count in counts.items() if count) or "nothing found"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that people read: 4.2 MB."""
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+    return f"{value:,.0f} GB"
+
+
+def seconds(value: float) -> str:
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:
+    """Worst first; severities without findings are left out."""
+    groups: dict[Severity, list[Finding]] = {severity: [] for severity in Severity}
+    for finding in findings:
+        groups[finding.severity].append(finding)
+    return {severity: group for severity, group in groups.items() if group}
+
+
+def scalar_metrics(report: Report) -> dict[str, str]:
+    """The metrics that fit in a line, in the report's order."""
+    shown: dict[str, str] = {}
+    for name, value in report.metrics.items():
+        if isinstance(value, bool):
+            shown[name] = "yes" if value else "no"
+        elif isinstance(value, int):
+            shown[name] = size(value) if name.endswith("bytes") else f"{value:,}"
+        elif isinstance(value, float):
+            shown[name] = seconds(value) if name.endswith("seconds") else f"{value:.4g}"
+        elif isinstance(value, str):
+            shown[name] = one_line(value)
+    return shown
