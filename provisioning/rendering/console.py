@@ -140,9 +140,9 @@ def _finding(finding: Finding, width: int, rule_width: int) -> RenderableType:
     room = width - rule_width - 4
     rule = Text(one_line(finding.rule), style=STYLES[finding.severity])
     subject, message = one_line(finding.subject), visible(finding.message).strip()
-    fits = "\n" not in message and len(subject) + len(message) + 2 <= room
+    gap = "  " if "\n" not in message and len(subject) + len(message) + 2 <= room else "\n"
     says = Text(subject, style="bold")
-    says.append(f"{'  ' if fits else chr(10)}{message}", style="not bold")
+    says.append(gap + message, style="not bold")
     if finding.remedy:
         says.append("\n→ ", style="not bold green")
         says.append(visible(finding.remedy).strip(), style="not bold")

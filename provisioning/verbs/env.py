@@ -1,0 +1,101 @@
+"""`env`: print the environment of a target for whoever reads it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from provisioning.environment import Environment, resolve
+from provisioning.errors import UsageError
+from provisioning.rendering.variables import FORMATS, github
+from provisioning.settings import add_selection, selection_of
+
+EXAMPLES = """\
+  eval "$(python -m provisioning env)"
+  nox -s env -- --format dotenv --target aarch64-android -o .env
+  python -m provisioning env QNN_SDK_ROOT
+  python -m provisioning env --format github --append
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print only this variable's value")
+    parser.add_argument("--format", choices=FORMATS, default="sh", help="whose syntax [%(default)s]")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of printing")
+    parser.add_argument(
+        "--append",
+        action="store_true",
+        help="with --format github: append to the files that GITHUB_ENV and GITHUB_PATH name",
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not say on stderr what is used")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.append and (args.format != "github" or args.name or args.output):
+        raise UsageError(
+            "--append is for --format github alone",
+            remedy="python -m provisioning env --format github --append",
+        )
+    environment = resolve(selection_of(args), os.environ)
+    if not args.quiet:
+        explain(environment)
+    if args.name:
+        text = _value(environment, args.name) + "\n"
+    elif args.append:
+        _append(environment, os.environ)
+        return 0
+    else:
+        text = FORMATS[args.format](environment.variables)
+    if args.output:
+        _write(args.output, text)
+    else:
+        # Paths may hold bytes that are no text; they leave as they came.
+        sys.stdout.buffer.write(os.fsencode(text))
+        sys.stdout.flush()
+    return 0
+
+
+def explain(environment: Environment) -> None:
+    """Say on stderr which trees are the user's own and what was mended, so that nobody wonders later."""
+    for component, root in environment.roots.items():
+        if root.origin == "directory":
+            sys.stderr.write(f"using your own {component}: {root.variable}={root.path}\n")
+    for note in environment.notes:
+        sys.stderr.write(f"note: {note}\n")
+
+
+def _value(environment: Environment, name: str) -> str:
+    if name not in environment.variables:
+        raise UsageError(
+            f"the environment sets no {name}", remedy=f"use one of: {', '.join(environment.variables)}"
+        )
+    return environment.variables[name]
+
+
+def _append(environment: Environment, environ: Mapping[str, str]) -> None:
+    files = {name: environ.get(name) for name in ("GITHUB_ENV", "GITHUB_PATH")}
+    for name, file in files.items():
+        if not file:
+            raise UsageError(
+                f"--append needs {name}, which a step of GitHub Actions has set",
+                remedy="leave out --append to print what would be appended",
+            )
+    # The runner keeps PATH itself: each line of GITHUB_PATH goes before what it has, the last one first.
+    variables = {name: value for name, value in environment.variables.items() if name != "PATH"}
+    _write(Path(str(files["GITHUB_ENV"])), github(variables), append=True)
+    entries = "".join(f"{entry}\n" for entry in reversed(environment.path_entries))
+    _write(Path(str(files["GITHUB_PATH"])), entries, append=True)
+
+
+def _write(path: Path, text: str, *, append: bool = False) -> None:
+    try:
+        with path.open("ab" if append else "wb") as stream:
+            stream.write(os.fsencode(text))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", remedy="name a file that you may write"
+        ) from error

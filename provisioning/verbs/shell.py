@@ -1,0 +1,78 @@
+"""`shell`: become a command, or an interactive shell, in the environment of a target."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from provisioning.environment import Environment, resolve
+from provisioning.settings import add_selection, selection_of
+from provisioning.verbs.env import explain
+
+EXAMPLES = """\
+  nox -s shell
+  nox -s shell -- --target aarch64-android
+  python -m provisioning shell -- sh -c 'ls "$QNN_SDK_ROOT/lib"'
+"""
+
+MARKER = "QNN_CI_SHELL"
+"""Set to profile/target inside, for prompts and to notice a shell within a shell."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="[--] CMD", help="what to run [$SHELL, interactive]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replace this process, so that signals and the exit code are the command's own."""
+    environment = resolve(selection_of(args), os.environ)
+    explain(environment)
+    if around := os.environ.get(MARKER):
+        sys.stderr.write(
+            f"note: this is inside another shell of this toolkit ({around}); `exit` returns there\n"
+        )
+    given = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = given or [os.environ.get("SHELL") or "/bin/sh", "-i"]
+    variables = shell_variables(environment, os.environ, interactive=not given)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return become(command, variables)
+
+
+def shell_variables(
+    environment: Environment, environ: Mapping[str, str], *, interactive: bool
+) -> dict[str, str]:
+    """The environment inside; an interactive shell also gets a prompt that says where one is."""
+    marker = f"{environment.profile}/{environment.target}"
+    variables = {**environment.merged(environ), MARKER: marker}
+    if interactive:
+        prompt = f"({marker}) "
+        if Path(environ.get("SHELL", "")).name == "bash":
+            # Bash's start-up files set the prompt anew, so it is marked after them, once.
+            variables.setdefault("PROMPT_COMMAND", f"PS1='{prompt}'\"$PS1\"; unset PROMPT_COMMAND")
+        else:
+            variables["PS1"] = prompt + environ.get("PS1", "$ ")
+    return variables
+
+
+def become(command: list[str], variables: Mapping[str, str]) -> int:
+    """Exec; returns only if that fails, as a POSIX shell would: 127 not found, 126 not runnable."""
+    try:
+        os.execvpe(command[0], command, variables)  # noqa: S606 - no shell is wanted between
+    except FileNotFoundError:
+        if Path(command[0]).exists():
+            sys.stderr.write(
+                f"error: {command[0]!r} cannot be run: the interpreter that it names is not there\n"
+            )
+        else:
+            sys.stderr.write(f"error: there is no command {command[0]!r} on PATH\n")
+        return 127
+    except OSError as error:
+        sys.stderr.write(f"error: {command[0]!r} cannot be run: {error.strerror}\n")
+        return 126
