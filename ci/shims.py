@@ -1,0 +1,118 @@
+"""Stand-ins for heavy modules that ExecuTorch's QNN tests import and seldom use.
+
+A stand-in can be imported and its names bound; whatever really uses one raises `NotAvailableHere`, so that a
+test that needs the module is told apart from a test that fails. An installed module is never replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+OPTIONAL = ("graphviz", "pydot", "timm", "torchaudio", "torchsr", "torchvision")
+
+
+class NotAvailableHere(Exception):
+    """A test reached for a module that is not installed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is used, and {name.partition('.')[0]} is not installed here")
+        self.name = name
+
+
+_touched: list[str] = []
+
+
+def touched() -> list[str]:
+    """The names really used since `forget`, also where someone swallowed the exception."""
+    return list(_touched)
+
+
+def forget() -> None:
+    _touched.clear()
+
+
+def install(names: Iterable[str] = OPTIONAL) -> list[str]:
+    """Make the absent ones among `names`, with all below them, importable; returns which those are."""
+    absent = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
+    if absent:
+        # Last, so that whatever can really be found is found first.
+        sys.meta_path.append(_Finder(frozenset(absent)))
+    return absent
+
+
+def remove() -> None:
+    """Take every stand-in away again."""
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
+    for finder in finders:
+        sys.meta_path.remove(finder)
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _AbsentModule)]:
+        del sys.modules[name]
+
+
+def _use(name: str) -> NoReturn:
+    _touched.append(name)
+    raise NotAvailableHere(name)
+
+
+class _Absent:
+    """A name out of an absent module: may be passed on and named in annotations, not used."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def __getattr__(self, name: str) -> _Absent:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{self._name}.{name}")
+
+    def __repr__(self) -> str:
+        return f"<absent {self._name}>"
+
+    def __or__(self, other: object) -> _Absent:
+        return self
+
+    __ror__ = __or__
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        _use(str(self._name))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        _use(f"{self._name}.{name}")
+
+    __bool__ = __enter__ = __getitem__ = __iter__ = __len__ = __call__
+    __instancecheck__ = __mro_entries__ = __subclasscheck__ = __call__
+
+    def __exit__(self, *args: object) -> None:
+        """Never reached: entering raises."""
+
+
+class _AbsentModule(types.ModuleType):
+    def __getattr__(self, name: str) -> _Absent:
+        # Who asks for a dunder name only looks the module over, as inspect and pickle do.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Absent(f"{self.__name__}.{name}")
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in self.names:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _AbsentModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run."""

@@ -1,0 +1,85 @@
+"""Verdicts are found again by content, and by nothing less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ci.cache import VerdictCache, digest_of_files, key_of
+from provisioning.findings import Metric as Json
+
+VERDICT: dict[str, Json] = {"outcome": "passed", "seconds": 1.5}
+NAMES = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.booleans(), max_size=4)
+
+
+def test_what_was_put_is_found(tmp_path: Path) -> None:
+    VerdictCache(tmp_path, "test").put(key_of({"a": 1}), VERDICT)
+    assert VerdictCache(tmp_path, "test").get(key_of({"a": 1})) == VERDICT
+
+
+def test_another_key_finds_nothing(tmp_path: Path) -> None:
+    cache = VerdictCache(tmp_path, "test")
+    cache.put(key_of({"a": 1}), VERDICT)
+    assert cache.get(key_of({"a": 2})) is None
+
+
+def test_another_kind_finds_nothing(tmp_path: Path) -> None:
+    VerdictCache(tmp_path, "test").put(key_of({"a": 1}), VERDICT)
+    assert VerdictCache(tmp_path, "other").get(key_of({"a": 1})) is None
+
+
+def test_a_disabled_cache_neither_reads_nor_writes(tmp_path: Path) -> None:
+    VerdictCache(tmp_path, "test").put(key_of({"a": 1}), VERDICT)
+    off = VerdictCache(tmp_path, "test", enabled=False)
+    off.put(key_of({"a": 2}), VERDICT)
+    assert off.get(key_of({"a": 1})) is None
+    assert VerdictCache(tmp_path, "test").get(key_of({"a": 2})) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": "other", "verdict": {}}', '{"verdict": {}}'])
+def test_a_damaged_entry_counts_as_absent_and_is_removed(tmp_path: Path, damage: str) -> None:
+    cache = VerdictCache(tmp_path, "test")
+    cache.put(key_of({"a": 1}), VERDICT)
+    (entry,) = (path for path in tmp_path.rglob("*.json"))
+    entry.write_text(damage, encoding="utf-8")
+    assert cache.get(key_of({"a": 1})) is None
+    assert not entry.exists()
+
+
+def test_through_makes_a_verdict_once(tmp_path: Path) -> None:
+    cache, made = VerdictCache(tmp_path, "test"), []
+
+    def make() -> dict[str, Json]:
+        made.append(1)
+        return VERDICT
+
+    assert cache.through("k", make) == cache.through("k", make) == VERDICT
+    assert len(made) == 1
+
+
+@given(NAMES, NAMES)
+def test_keys_are_equal_exactly_when_inputs_are(one: dict[str, Json], other: dict[str, Json]) -> None:
+    same = {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}
+    assert (key_of(one) == key_of(other)) == same
+
+
+def test_a_digest_of_files_depends_on_names_and_contents_only(tmp_path: Path) -> None:
+    for root in ("one", "two"):
+        (tmp_path / root).mkdir()
+        for name in ("a", "b"):
+            (tmp_path / root / name).write_text(name, encoding="utf-8")
+    one, two = tmp_path / "one", tmp_path / "two"
+    before = digest_of_files(one, one.iterdir())
+    assert before == digest_of_files(two, [two / "b", two / "a"])
+    (two / "b").write_text("c", encoding="utf-8")
+    assert digest_of_files(two, two.iterdir()) != before
+
+
+def test_a_renamed_file_changes_the_digest(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x", encoding="utf-8")
+    before = digest_of_files(tmp_path, tmp_path.iterdir())
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert digest_of_files(tmp_path, tmp_path.iterdir()) != before

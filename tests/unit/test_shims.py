@@ -1,0 +1,107 @@
+"""Absent modules can be imported and named, and raise when really used."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ci import shims
+
+ABSENT = "qnn_ci_absent"
+
+
+@pytest.fixture(autouse=True)
+def stand_in() -> Iterator[None]:
+    shims.forget()
+    assert shims.install([ABSENT]) == [ABSENT]
+    yield
+    shims.remove()
+
+
+def absent(name: str = "thing") -> typing.Any:
+    return getattr(importlib.import_module(ABSENT), name)
+
+
+def test_a_module_below_an_absent_one_imports_too() -> None:
+    assert importlib.import_module(f"{ABSENT}.models.detection").__name__ == f"{ABSENT}.models.detection"
+
+
+def test_naming_something_is_not_using_it() -> None:
+    assert typing.Optional[absent("models").ResNet | None]  # noqa: UP045
+    assert shims.touched() == []
+
+
+class Uses:
+    call = staticmethod(lambda x: x())
+    index = staticmethod(lambda x: x[0])
+    loop = staticmethod(lambda x: list(x))
+    truth = staticmethod(lambda x: bool(x))
+    check = staticmethod(lambda x: isinstance(1, x))
+    subclass = staticmethod(lambda x: issubclass(int, x))
+    inherit = staticmethod(lambda x: _inherit(x))
+    enter = staticmethod(lambda x: x.__enter__())
+    store = staticmethod(lambda x: setattr(x, "field", 1))
+    nested = staticmethod(lambda x: x.models.resnet18(pretrained=True))
+
+
+def _inherit(base: typing.Any) -> type:
+    class Sub(base):  # type: ignore[misc]
+        pass
+
+    return Sub
+
+
+@pytest.mark.parametrize("use", [name for name in vars(Uses) if not name.startswith("_")])
+def test_every_real_use_raises_and_is_remembered(use: str) -> None:
+    action: Callable[[object], object] = getattr(Uses, use)
+    with pytest.raises(shims.NotAvailableHere, match=f"{ABSENT} is not installed"):
+        action(absent())
+    assert shims.touched()[0].startswith(f"{ABSENT}.thing")
+
+
+def test_a_swallowed_use_is_still_remembered() -> None:
+    try:
+        absent("load")()
+    except Exception as error:
+        assert "load" in str(error)
+    assert shims.touched() == [f"{ABSENT}.load"]
+
+
+def test_looking_a_module_over_is_no_use() -> None:
+    module = importlib.import_module(ABSENT)
+    assert not hasattr(module, "__wrapped__")
+    assert not hasattr(module, "__file__")
+
+
+def test_an_installed_module_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qnn_ci_present.py").write_text("real = True\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert shims.install(["json", "qnn_ci_present"]) == []
+    assert importlib.import_module("qnn_ci_present").real is True
+    assert json.loads("1") == 1
+
+
+def test_a_module_installed_after_the_stand_in_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shims.install(["qnn_ci_later"])
+    (tmp_path / "qnn_ci_later.py").write_text("real = True\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.import_module("qnn_ci_later").real is True
+
+
+def test_another_missing_module_stays_missing() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("qnn_ci_other")
+
+
+def test_removing_leaves_no_stand_in() -> None:
+    importlib.import_module(ABSENT)
+    shims.remove()
+    assert ABSENT not in sys.modules
+    assert importlib.util.find_spec(ABSENT) is None
