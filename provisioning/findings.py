@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 SCHEMA = 1
 
+T = TypeVar("T")
 Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
 
 
@@ -89,15 +90,35 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"{path}: expected schema {SCHEMA}, found {data.get('schema')!r}")
-        data["outcome"] = Outcome(data["outcome"])
-        data["findings"] = tuple(
-            Finding(**{**finding, "severity": Severity(finding["severity"])}) for finding in data["findings"]
-        )
-        data["artifacts"] = tuple(Artifact(**a) for a in data["artifacts"])
-        return cls(**data)
+        """Raises ValueError, saying what is wrong, for anything that is not such a report."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                found = data.get("schema") if isinstance(data, dict) else data
+                raise ValueError(f"expected schema {SCHEMA}, found {found!r}")
+            data["outcome"] = Outcome(data["outcome"])
+            data["findings"] = tuple(
+                _typed(Finding, {**finding, "severity": Severity(finding["severity"])})
+                for finding in data["findings"]
+            )
+            data["artifacts"] = tuple(_typed(Artifact, artifact) for artifact in data["artifacts"])
+            return _typed(cls, data)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{path}: not a report: {what}") from error
+
+
+def _typed(kind: type[T], data: dict[str, object]) -> T:
+    """The dataclass of these values; text must be text and numbers numbers, for renderings trust them."""
+    made = kind(**data)
+    expected = {"seconds": (int, float), "size": (int,), "schema": (int,), "metrics": (dict,)}
+    for name, value in data.items():
+        if name in ("findings", "artifacts"):
+            continue
+        types = expected.get(name, (str,))
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}")
+    return made
 
 
 def outcome_of(findings: Iterable[Finding], *, strict: bool = False) -> Outcome:
