@@ -17,6 +17,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
@@ -102,14 +103,56 @@ def fetch(
     returned for the caller to record. Raises UpstreamError or IntegrityError for the network's faults and
     EnvironmentLacking for the disk's.
     """
-    transfer = _Transfer(into, sha256, size, progress or _Silent(), name or _file_name(url), patience)
-    with _disk_faults(into.parent, size):
-        into.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(into, transfer.progress, size):
+    transfer = _Transfer(into, sha256, size, progress or _Silent(), name or file_name(url), patience)
+    with alone(into, transfer.progress):
+        return transfer.reuse() or transfer.first_of((url, *mirrors))
+
+
+def supplied(
+    into: Path,
+    supply: Callable[[], AbstractContextManager[Path]],
+    *,
+    sha256: str | None,
+    size: int | None,
+    progress: Progress | None = None,
+    name: str,
+) -> Fetched:
+    """Like `fetch`, with the bytes copied from the file that `supply` gives.
+
+    `supply` runs only when the file is needed, and while its lock is held.
+    """
+    transfer = _Transfer(into, sha256, size, progress or _Silent(), name, PATIENCE)
+    with alone(into, transfer.progress):
         found = transfer.reuse()
         if found is None:
-            found = transfer.first_of((url, *mirrors))
+            with supply() as local:
+                found = transfer.copy(local)
         return found
+
+
+def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> Fetched | None:
+    """The file at `into` if an earlier call left it there and it is still whole."""
+    return _Transfer(into, sha256, size, _Silent(), name, PATIENCE).reuse(mend=False)
+
+
+@contextlib.contextmanager
+def alone(into: Path, progress: Progress | None = None) -> Iterator[None]:
+    """Make `into`'s folder and hold `into`'s lock; other processes wait here, then find it finished."""
+    from filelock import FileLock, Timeout
+
+    with _disk_faults(into.parent, None):
+        into.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(into.with_name(into.name + ".lock"))
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            if progress is not None:
+                progress.note(f"{into.name}: waiting for another process that fetches it")
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def mirrored(url: str, environ: Mapping[str, str] = os.environ) -> str:
@@ -209,6 +252,10 @@ class _Partial:
         fresh.replace(path)
 
 
+class NotThere(UpstreamError):
+    """The server answered that it has no such file."""
+
+
 class _Fault(Exception):
     """A network fault that another attempt may mend. Its text holds no secret."""
 
@@ -253,8 +300,8 @@ class _Transfer:
         self.part = into.with_name(into.name + ".part")
         self.record = into.with_name(into.name + ".part.json")
 
-    def reuse(self) -> Fetched | None:
-        """The finished file, if it is there and is what the manifest names."""
+    def reuse(self, *, mend: bool = True) -> Fetched | None:
+        """The finished file, if it is there and is what the manifest names; another is removed."""
         if not self.into.is_file():
             return None
         with _disk_faults(self.into.parent, None):
@@ -263,9 +310,28 @@ class _Transfer:
                 found = _hash_file(self.into).hexdigest()
                 if self.sha256 in (None, found):
                     return Fetched(self.into, found, size)
-            self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching it again")
-            self.into.unlink()
+            if mend:
+                self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
+                self.into.unlink()
         return None
+
+    def copy(self, local: Path) -> Fetched:
+        """A file of this machine through the same checks as one of the network."""
+        size = local.stat().st_size
+        if self.size not in (None, size):
+            raise IntegrityError(
+                f"{local}: expected {self.size} bytes, found {size}",
+                remedy=f"remove {local}, it is another file",
+            )
+        digest = hashlib.sha256()
+        self._discard()
+        with local.open("rb") as stream, _disk_faults(self.into.parent, size), self.part.open("wb") as out:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+                out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+        return self._land(str(local), digest.hexdigest(), size, resumed=False)
 
     def first_of(self, urls: Sequence[str]) -> Fetched:
         failures: list[UpstreamError] = []
@@ -277,6 +343,8 @@ class _Transfer:
                     return self._from(session, url)
                 except UpstreamError as error:
                     failures.append(error)
+                finally:
+                    self.progress.finish()
         if len(failures) == 1:
             raise failures[0]
         worst = next((f for f in failures if isinstance(f, IntegrityError)), failures[0])
@@ -445,7 +513,7 @@ class _Transfer:
             404: f"the file has moved: name a mirror in {MIRROR_VARIABLE}, or correct the manifest",
             407: "the proxy needs credentials: put them in HTTPS_PROXY",
         }
-        raise UpstreamError(
+        raise (NotThere if status in (404, 410) else UpstreamError)(
             f"{shown}: {reason}",
             remedy=remedies.get(status, f"try another mirror ({MIRROR_VARIABLE}) or try again later"),
         )
@@ -502,8 +570,6 @@ class _Transfer:
                 with contextlib.suppress(OSError):
                     _Partial(partial.url, partial.validator, partial.total, received).write(self.record)
             raise
-        finally:
-            self.progress.finish()
         if total is not None and received < total:
             raise _Fault(f"the transfer ended after {received} of {total} bytes")
         return received
@@ -536,24 +602,6 @@ class _Transfer:
 
 class _TooMuch(Exception):
     pass
-
-
-@contextlib.contextmanager
-def _alone(into: Path, progress: Progress, size: int | None) -> Iterator[None]:
-    """Hold the file's lock; other processes wait here and then find the file finished."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(into.with_name(into.name + ".lock"))
-    with _disk_faults(into.parent, size):
-        try:
-            lock.acquire(timeout=1)
-        except Timeout:
-            progress.note(f"waiting for another process that fetches {into.name}")
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -672,7 +720,7 @@ def _zip_expected(url: str, name: str) -> bool:
     return urlsplit(url).path.lower().endswith(ZIPS) or name.lower().endswith(ZIPS)
 
 
-def _file_name(url: str) -> str:
+def file_name(url: str) -> str:
     """The last piece of the path, safe to show and to use as a file name."""
     last = urlsplit(url).path.rstrip("/").rpartition("/")[2]
     return re.sub(r"[^A-Za-z0-9._+-]", "_", last).lstrip(".") or quote(urlsplit(url).hostname or "download")

@@ -1,0 +1,197 @@
+"""What a user sees of long work: a bar on a terminal, plain lines elsewhere, or nothing.
+
+One object serves any number of threads. Each thread has its own piece of work, from `start` to `finish`;
+a thread that never called `start` (a worker of a pool) advances the piece that was started last.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from provisioning.download import Progress
+
+QUIET_FOR = 2.0
+"""Work that ends sooner than this shows one line, at its end."""
+EVERY = 5.0
+"""Seconds between two plain lines of one piece of work."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Piece:
+    name: str
+    total: int | None
+    began_with: int
+    done: int
+    began: float
+    spoke: float
+    """When a plain line last told of it, or would have."""
+    bar: TaskID | None = None
+    """Its row on the terminal, once it has one."""
+
+
+class Lines:
+    """Plain lines: for logs, pipes and terminals that cannot move the cursor."""
+
+    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out if out is not None else sys.stderr
+        self._clock = clock
+        self._pieces: dict[int, _Piece] = {}
+        self._lock = threading.RLock()
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None:
+        with self._lock:
+            before = self._pieces.pop(threading.get_ident(), None)
+            if before is not None:
+                self._close(before)
+            now = self._clock()
+            self._pieces[threading.get_ident()] = _Piece(
+                name, total, done, done, began=now, spoke=now + QUIET_FOR - EVERY
+            )
+
+    def advance(self, count: int) -> None:
+        with self._lock:
+            piece = self._pieces.get(threading.get_ident())
+            if piece is None and self._pieces:
+                piece = next(reversed(self._pieces.values()))
+            if piece is not None:
+                piece.done += count
+                self._show(piece, self._clock())
+
+    def note(self, text: str) -> None:
+        with self._lock:
+            self._say(text)
+
+    def finish(self) -> None:
+        with self._lock:
+            piece = self._pieces.pop(threading.get_ident(), None)
+            if piece is not None:
+                self._close(piece)
+                self._say(_ended(piece, self._clock()))
+
+    def _show(self, piece: _Piece, now: float) -> None:
+        if now - piece.spoke >= EVERY:
+            piece.spoke = now
+            self._say(_under_way(piece, now))
+
+    def _close(self, piece: _Piece) -> None:
+        """Take what is shown of it off the screen."""
+
+    def _say(self, text: str) -> None:
+        self._out.write(text + "\n")
+        self._out.flush()
+
+
+class Bars(Lines):
+    """One bar for each piece of work, with rate and time left."""
+
+    _rich: RichProgress | None = None
+
+    def _show(self, piece: _Piece, now: float) -> None:
+        if piece.bar is not None and self._rich is not None:
+            self._rich.update(piece.bar, completed=piece.done)
+        elif now - piece.began >= QUIET_FOR:
+            if self._rich is None:
+                self._rich = _rows(self._out)
+            piece.bar = self._rich.add_task(piece.name, total=piece.total, completed=piece.done)
+
+    def _close(self, piece: _Piece) -> None:
+        if piece.bar is not None and self._rich is not None:
+            self._rich.remove_task(piece.bar)
+        if not self._pieces and self._rich is not None:
+            self._rich.stop()
+            self._rich = None
+
+    def _say(self, text: str) -> None:
+        if self._rich is not None:
+            self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            super()._say(text)
+
+
+def for_stream(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> Progress:
+    """Bars where they can be drawn, else plain lines; on stderr by default, so that stdout is data."""
+    stream = out if out is not None else sys.stderr
+    drawable = stream.isatty() and environ.get("TERM", "dumb") not in ("", "dumb")
+    return Bars(stream) if drawable else Lines(stream)
+
+
+def human_size(count: float) -> str:
+    for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
+        if count < 1000:
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def human_time(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02} h"
+    return f"{minutes}:{rest:02} min" if minutes else f"{rest} s"
+
+
+def _rows(out: TextIO) -> RichProgress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    rows = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=out),
+        transient=True,
+    )
+    rows.start()
+    return rows
+
+
+def _under_way(piece: _Piece, now: float) -> str:
+    rate = (piece.done - piece.began_with) / max(now - piece.began, 1e-6)
+    text = f"{piece.name}: {human_size(piece.done)}"
+    if piece.total:
+        text += f" of {human_size(piece.total)} ({piece.done * 100 // piece.total} %)"
+    text += f", {human_size(rate)}/s"
+    if piece.total and rate > 0:
+        text += f", {human_time((piece.total - piece.done) / rate)} left"
+    return text
+
+
+def _ended(piece: _Piece, now: float) -> str:
+    text = f"{piece.name}: {human_size(piece.done)}"
+    if piece.total is not None and piece.done < piece.total:
+        text += f" of {human_size(piece.total)}, stopped"
+    return f"{text} in {human_time(now - piece.began)}"

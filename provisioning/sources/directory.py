@@ -1,0 +1,163 @@
+"""The user's own installation: looked at, never copied or changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.errors import EnvironmentLacking
+
+LANDMARKS: Mapping[str, tuple[str, ...]] = {
+    "qnn-sdk": ("include/QNN", "lib/x86_64-linux-clang", "sdk.yaml"),
+    "android-ndk": ("source.properties", "toolchains"),
+    "hexagon-sdk": ("tools/elfsigner", "tools/HEXAGON_Tools"),
+    "executorch-source": ("backends/qualcomm", "CMakeLists.txt"),
+}
+"""What tells a component's root from any other folder."""
+
+ALL_NEEDED = frozenset({"android-ndk", "executorch-source"})
+"""Components whose landmarks are common names alone: only together do they tell."""
+
+ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".7z", ".bin", ".run")
+SEARCH_DEPTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """`version` and `build_id` are what its own metadata says; empty when it says nothing."""
+
+    component: str
+    path: Path
+    version: str
+    build_id: str = ""
+
+
+def adopt(component: str, value: str, variable: str) -> Adopted:
+    """Take the folder that `variable` names as `component`, or say what is wrong and what would be right."""
+    if not value.strip():
+        raise EnvironmentLacking(
+            f"{variable} is set but empty, which tools take for a path",
+            remedy=f"unset {variable}, or set it to the {component}'s folder",
+        )
+    path = Path(value).expanduser()
+    where = f"{variable}={value}"
+    try:
+        _check(component, path, where, variable)
+    except PermissionError as error:
+        raise EnvironmentLacking(
+            f"{where}: cannot be read ({error.filename or path})",
+            remedy=f"give yourself permission: chmod -R u+rX {path}",
+        ) from error
+    path = path.resolve()
+    version, build_id = _identity(component, path)
+    return Adopted(component, path, version, build_id)
+
+
+def is_root(component: str, path: Path) -> bool:
+    found = [(path / landmark).exists() for landmark in LANDMARKS[component]]
+    return all(found) if component in ALL_NEEDED else any(found)
+
+
+def _check(component: str, path: Path, where: str, variable: str) -> None:
+    if not path.exists():
+        near = next((parent for parent in path.parents if parent.is_dir()), None)
+        raise EnvironmentLacking(
+            f"{where}: there is no such folder" + (f" (there is {near})" if near else ""),
+            remedy=_export(variable, _nearby(component, near))
+            if near and near != Path("/")
+            else f"correct {variable}, or unset it and run `nox -s provision`",
+        )
+    if path.is_file():
+        if path.name.lower().endswith(ARCHIVES):
+            raise EnvironmentLacking(
+                f"{where}: is an archive that is not unpacked",
+                remedy=f"unpack it, and set {variable} to the folder that holds {_landmark_words(component)}",
+            )
+        raise EnvironmentLacking(
+            f"{where}: is a file, expected a folder",
+            remedy=_export(variable, _nearby(component, path.parent)),
+        )
+    names = sorted(entry.name for entry in path.iterdir())
+    if is_root(component, path):
+        return
+    archive = next((name for name in names if name.lower().endswith(ARCHIVES[:2])), None)
+    right = _nearby(component, path)
+    found = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+    hint = f"; {archive} in it is not unpacked" if archive and right is None else ""
+    raise EnvironmentLacking(
+        f"{where}: is not the root of a {component}: expected {_landmark_words(component)} in it, "
+        f"found {found}{hint}",
+        remedy=_export(variable, right),
+    )
+
+
+def _landmark_words(component: str) -> str:
+    word = " and " if component in ALL_NEEDED else " or "
+    return word.join(LANDMARKS[component])
+
+
+def _export(variable: str, right: Path | None) -> str:
+    import shlex
+
+    if right is None:
+        return f"correct {variable}, or unset it and run `nox -s provision`"
+    return f"export {variable}={shlex.quote(str(right))}"
+
+
+def _nearby(component: str, path: Path) -> Path | None:
+    """The root that was probably meant: above (someone pointed at lib), or a few folders below."""
+    for parent in list(path.absolute().parents)[:4]:
+        if parent != Path("/") and is_root(component, parent):
+            return parent
+    level = [path]
+    for _ in range(SEARCH_DEPTH):
+        below = []
+        for folder in level:
+            try:
+                below += sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+            except PermissionError:
+                continue
+        # The newest version last in order, as most would mean it.
+        roots = [folder for folder in below if is_root(component, folder)]
+        if roots:
+            return max(roots, key=_version_order).absolute()
+        level = below[:200]
+    return None
+
+
+def _version_order(path: Path) -> tuple[tuple[int, ...], str]:
+    return tuple(int(n) for n in re.findall(r"\d+", path.name)), path.name
+
+
+def _identity(component: str, path: Path) -> tuple[str, str]:
+    if component == "qnn-sdk":
+        text = _text(path / "sdk.yaml")
+        version = _yaml_value(text, "version") or _version_in(path.name)
+        return version.lstrip("v"), _yaml_value(text, "build[_-]?id")
+    if component == "android-ndk":
+        match = re.search(r"^Pkg\.Revision\s*=\s*(\S+)", _text(path / "source.properties"), re.MULTILINE)
+        return (match.group(1) if match else ""), ""
+    if component == "executorch-source":
+        return _text(path / "version.txt").strip(), ""
+    return _version_in(path.name), ""
+
+
+def _yaml_value(text: str, key: str) -> str:
+    """One scalar of a flat YAML file: enough for the few lines SDKs put there, and no parser to load."""
+    match = re.search(rf"^\s*{key}\s*:\s*(['\"]?)([^\s'\"#]+)\1\s*(?:#.*)?$", text, re.MULTILINE)
+    return match.group(2) if match else ""
+
+
+def _version_in(name: str) -> str:
+    match = re.search(r"\d+(?:\.\d+)+", name)
+    return match.group() if match else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(65536)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ""

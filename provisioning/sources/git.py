@@ -1,0 +1,156 @@
+"""A repository at exactly one commit, with its submodules, as shallow as can be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.download import Progress, alone, redact
+from provisioning.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
+
+if TYPE_CHECKING:
+    from provisioning.manifest import Git
+
+
+def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
+    """Put the pinned commit at `into` and return its id; without a pin, the commit the tag names now.
+
+    What is fetched grows in a folder beside `into`, so a run that was cut short goes on where it stopped,
+    and `into` appears only when it is whole. A finished checkout of the commit is used again.
+    """
+    if shutil.which("git") is None:
+        raise EnvironmentLacking(
+            f"git is needed to fetch {redact(source.url)}, and it is not on PATH",
+            remedy="install git (Debian and Ubuntu: apt-get install git)",
+        )
+    with alone(into, progress):
+        if (into / ".git").exists():
+            present = _git(["rev-parse", "HEAD"], into, source)
+            if source.commit in (None, present):
+                return present
+            raise IntegrityError(
+                f"{into}: expected commit {source.commit}, found {present}", remedy=f"remove {into}"
+            )
+        building = into.with_name(f"{into.name}.part")
+        if progress is not None:
+            progress.start(f"{redact(source.url)} {source.tag}", None)
+        try:
+            commit = _build(source, building)
+            building.rename(into)
+        finally:
+            if progress is not None:
+                progress.finish()
+    return commit
+
+
+def _build(source: Git, building: Path) -> str:
+    if not (building / ".git").is_dir():
+        building.mkdir(parents=True, exist_ok=True)
+        _git(["init", "--quiet"], building, source)
+    for stale in building.rglob(".git/**/*.lock"):
+        stale.unlink()  # left by a git that was killed; the folder's lock says that none is running
+    wanted = source.commit or f"refs/tags/{source.tag}"
+    try:
+        _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, wanted], building, source)
+    except UpstreamError as error:
+        _explain_missing(source, building, error)
+        # Some servers give only what a name points to: then the tag must still point to the pin.
+        _git(
+            ["fetch", "--quiet", "--depth=1", "--no-tags", source.url, f"refs/tags/{source.tag}"],
+            building,
+            source,
+        )
+    commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], building, source)
+    if source.commit not in (None, commit):
+        raise _moved(source, commit)
+    _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
+    if source.submodules and (building / ".gitmodules").is_file():
+        _git(["remote", "remove", "origin"], building, source, may_fail=True)
+        # Relative submodule addresses are resolved against the origin.
+        _git(["remote", "add", "origin", source.url], building, source)
+        _git(
+            ["submodule", "--quiet", "update", "--init", "--recursive", "--depth=1", "--force"],
+            building,
+            source,
+        )
+    head = _git(["rev-parse", "HEAD"], building, source)
+    if head != commit or _git(["status", "--porcelain", "--untracked-files=no"], building, source):
+        raise IntegrityError(
+            f"{building}: the checkout of {commit} is not clean", remedy=f"remove {building} and try again"
+        )
+    return commit
+
+
+def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
+    """Tell a pin that is gone from a network that is down; returns when the tag holds the pin."""
+    listed = _git(["ls-remote", source.url, f"refs/tags/{source.tag}*"], building, source)
+    commits: dict[str, str] = {}
+    for line in listed.splitlines():
+        commit, _, reference = line.partition("\t")
+        commits[reference] = commit
+    tag = f"refs/tags/{source.tag}"
+    now = commits.get(tag + "^{}") or commits.get(tag)
+    if now is None:
+        raise UpstreamError(
+            f"{redact(source.url)} has neither commit {source.commit} nor tag {source.tag}",
+            remedy="correct url, tag and commit in the manifest",
+        ) from error
+    if source.commit not in (None, now):
+        raise _moved(source, now) from error
+
+
+def _moved(source: Git, found: str) -> IntegrityError:
+    return IntegrityError(
+        f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, found {found}, and the "
+        "expected one cannot be fetched: the tag was moved or the pin is wrong",
+        remedy="find out why before you change the manifest's commit",
+    )
+
+
+def _git(arguments: Sequence[str], folder: Path, source: Git, *, may_fail: bool = False) -> str:
+    environ = {
+        **{k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")},
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "true",
+        "LC_ALL": "C",
+    }
+    command = ["git", "-c", "advice.detachedHead=false", "-c", "core.autocrlf=false", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode and not may_fail:
+        raise _explain(source, arguments[0], done.stderr, folder)
+    return done.stdout.strip()
+
+
+def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = re.sub(r"\b[a-z][a-z0-9+.-]*://[^\s'\"]+", lambda m: redact(m.group()), " ".join(lines[-2:]))[:300]
+    where = redact(source.url)
+    if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
+        return EnvironmentLacking(
+            f"{folder}: git {step}: {said}", remedy="free some space or choose another disk"
+        )
+    if re.search(r"could not resolve host|unable to access|timed out|connection", text, re.IGNORECASE):
+        return UpstreamError(
+            f"{where}: the repository could not be reached: {said}",
+            remedy="check the network and HTTPS_PROXY, then run the same command again",
+        )
+    if re.search(r"authentication|could not read username|permission denied|not found", text, re.IGNORECASE):
+        return UpstreamError(
+            f"{where}: there is no such repository, or it needs credentials: {said}",
+            remedy="correct the manifest's url, or set up a git credential helper",
+        )
+    return UpstreamError(f"{where}: git {step} failed: {said}", remedy="run the same command again")
