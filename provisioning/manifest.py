@@ -15,6 +15,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from provisioning.errors import ManifestError, UsageError
@@ -110,6 +111,15 @@ class Place(Model):
         except re.error as error:
             raise ValueError(f"a regular expression ({error})") from None
         return value
+
+    @model_validator(mode="after")
+    def _template_fits(self) -> Place:
+        pattern = re.compile(self.match)
+        try:
+            self.to.format(**dict.fromkeys(pattern.groupindex, "1"))
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(f"`to` with the groups of `match` ({error!r})") from None
+        return self
 
 
 class Part(Model):
