@@ -58,7 +58,7 @@ def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.envir
         target=targets[0] if targets else DEFAULT_TARGET,
         soc=socs[0] if socs else DEFAULT_SOC,
         store=store_path(args.store, environ),
-        reports=Path(args.reports or environ.get("QNN_CI_REPORTS") or "reports"),
+        reports=reports_path(args.reports, environ),
         socs=socs,
         targets=targets,
     )
@@ -72,3 +72,7 @@ def store_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ
     from platformdirs import user_cache_path
 
     return user_cache_path("qnn-ci") / "store"
+
+
+def reports_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    return Path(flag or environ.get("QNN_CI_REPORTS") or "reports")
