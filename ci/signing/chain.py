@@ -1,0 +1,238 @@
+"""X.509 chains as a hash segment carries them: DER, attestation first, root last, padded with 0xff."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ci.signing.elf import Malformed
+
+PADDING = b"\xff"
+ALIGN = 16
+MOST_CERTIFICATES = 16
+
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, Warning)
+"""What cryptography raises for certificates that it cannot take, at parsing or at first use."""
+_OU = re.compile(r"(?P<index>[0-9A-Fa-f]{2}) (?P<value>[0-9A-Fa-f]+) (?P<name>[A-Z0-9_]+)")
+_KNOWN_EXTENSIONS = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a reader wants to know of one certificate; all values are printable."""
+
+    subject: str
+    issuer: str
+    organisational_units: tuple[str, ...]
+    identities: Mapping[str, int]
+    """OU fields of the form `01 0000000000000004 SW_ID`, by name."""
+    not_before: str
+    not_after: str
+    key: str
+    signature_hash: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    part: str
+    message: str
+
+
+def split(area: bytes) -> list[bytes]:
+    """The DER certificates of a certificate area; raises Malformed for anything between or after them
+    that is not 0xff padding."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(area) and area[at : at + 1] != PADDING:
+        length = _der_length(area, at)
+        if length is None or at + length > len(area):
+            raise Malformed("certificates", f"no certificate begins at byte {at} of their area")
+        found.append(area[at : at + length])
+        at += length
+        if len(found) > MOST_CERTIFICATES:
+            raise Malformed("certificates", f"more than {MOST_CERTIFICATES}")
+    if area[at:].strip(PADDING):
+        raise Malformed("certificates", "the padding after the last one is not all 0xff")
+    return found
+
+
+def join(chain: Sequence[x509.Certificate]) -> bytes:
+    area = b"".join(c.public_bytes(serialization.Encoding.DER) for c in chain)
+    return area.ljust(-(-len(area) // ALIGN) * ALIGN, PADDING)
+
+
+def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
+    """Raises Malformed naming the first certificate that is none."""
+    loaded = []
+    for index, der in enumerate(ders):
+        with _reading(f"certificate {index}"):
+            certificate = x509.load_der_x509_certificate(der)
+            # Parsing is lazy: touch what is used later, so that damage shows here and nowhere else.
+            certificate.public_key()
+            _ = (certificate.subject, certificate.issuer, certificate.extensions, certificate.signature)
+            _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+            certificate.subject.rfc4514_string()
+            loaded.append(certificate)
+    return loaded
+
+
+def describe(certificate: x509.Certificate) -> Certificate:
+    units = tuple(
+        str(attribute.value)
+        for attribute in certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    )
+    matches = [match for unit in units if (match := _OU.fullmatch(unit))]
+    try:
+        algorithm = certificate.signature_hash_algorithm
+        signature_hash = algorithm.name if algorithm else "none"
+    except UnsupportedAlgorithm:
+        signature_hash = "unknown"
+    return Certificate(
+        subject=certificate.subject.rfc4514_string(),
+        issuer=certificate.issuer.rfc4514_string(),
+        organisational_units=units,
+        identities={match["name"]: int(match["value"], 16) for match in matches},
+        not_before=certificate.not_valid_before_utc.isoformat(),
+        not_after=certificate.not_valid_after_utc.isoformat(),
+        key=key_type(certificate.public_key()),
+        signature_hash=signature_hash,
+        sha256=certificate.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+def key_type(key: object) -> str:
+    if isinstance(key, rsa.RSAPublicKey):
+        return f"RSA {key.key_size}"
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return f"EC {key.curve.name}"
+    return type(key).__name__.strip("_")
+
+
+def check(
+    certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
+) -> Iterator[Fault]:
+    """Everything wrong with the chain. `root` is the one to end in; without it the last must sign itself."""
+    if not certificates:
+        yield Fault("chain", "there are no certificates")
+        return
+    full = list(certificates)
+    ends_itself = full[-1].subject == full[-1].issuer
+    if root is not None and not ends_itself and full[-1] != root:
+        full.append(root)
+    for index, certificate in enumerate(full):
+        name = _name(index, len(full), certificate)
+        yield from _check_validity(name, certificate, at)
+        yield from _check_usage(name, certificate, attests=index == 0, below=index - 1)
+        # The last answers for itself, so that a changed root is caught even when nobody names one.
+        issuer = full[index + 1] if index + 1 < len(full) else certificate
+        if not _issued(certificate, issuer):
+            yield Fault("chain", f"{name} is not signed by {_subject(issuer)}")
+        elif (weak := describe(certificate).signature_hash) in ("md5", "sha1"):
+            yield Fault("chain", f"{name} is signed with {weak}, which no longer proves anything")
+    if root is not None and full[-1] != root:
+        yield Fault(
+            "root",
+            f"the chain ends in {_subject(full[-1])} (sha256 {_print(full[-1])}), "
+            f"not in the given root {_subject(root)} (sha256 {_print(root)})",
+        )
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except _UNREADABLE as error:
+        raise Malformed(what, f"not a certificate that can be read: {error}"[:200]) from error
+
+
+def _check_validity(name: str, certificate: x509.Certificate, at: dt.datetime) -> Iterator[Fault]:
+    if at < certificate.not_valid_before_utc:
+        yield Fault("validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}")
+    if at > certificate.not_valid_after_utc:
+        yield Fault("validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}")
+
+
+def _check_usage(name: str, certificate: x509.Certificate, *, attests: bool, below: int) -> Iterator[Fault]:
+    """`below`: how many CA certificates stand between this one and the attestation certificate."""
+    constraints = _extension(certificate, x509.BasicConstraints)
+    usage = _extension(certificate, x509.KeyUsage)
+    if attests:
+        if constraints is not None and constraints.ca:
+            yield Fault("usage", f"{name} is a CA's, so it may not sign libraries")
+        if usage is not None and not usage.digital_signature:
+            yield Fault("usage", f"{name} may not be used for digital signatures")
+        extended = _extension(certificate, x509.ExtendedKeyUsage)
+        allowed = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
+        if extended is not None and not allowed & set(extended):
+            yield Fault("usage", f"{name} may not be used for code signing")
+    else:
+        if constraints is None or not constraints.ca:
+            yield Fault("usage", f"{name} is not a CA's, so it may not issue certificates")
+        elif constraints.path_length is not None and below > constraints.path_length:
+            yield Fault(
+                "usage", f"{name} allows {constraints.path_length} CA certificates below it, not {below}"
+            )
+        if usage is not None and not usage.key_cert_sign:
+            yield Fault("usage", f"{name} may not be used to sign certificates")
+    for extension in certificate.extensions:
+        if extension.critical and not isinstance(extension.value, _KNOWN_EXTENSIONS):
+            yield Fault("usage", f"{name} has a critical extension that is not understood: {extension.oid}")
+
+
+T = TypeVar("T", bound=x509.ExtensionType)
+
+
+def _extension(certificate: x509.Certificate, kind: type[T]) -> T | None:
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def _der_length(area: bytes, at: int) -> int | None:
+    """The whole length of the SEQUENCE that begins at `at`; None where none does."""
+    head = area[at : at + 4]
+    if len(head) < 4 or head[0] != 0x30:
+        return None
+    if head[1] < 0x80:
+        return 2 + head[1]
+    if head[1] == 0x81:
+        return 3 + head[2]
+    if head[1] == 0x82:
+        return 4 + int.from_bytes(head[2:4], "big")
+    return None
+
+
+def _name(index: int, count: int, certificate: x509.Certificate) -> str:
+    role = "attestation" if index == 0 else "root" if index == count - 1 else "CA"
+    return f"the {role} certificate {_subject(certificate)}"
+
+
+def _subject(certificate: x509.Certificate) -> str:
+    return f"<{certificate.subject.rfc4514_string()}>"
+
+
+def _print(certificate: x509.Certificate) -> str:
+    return certificate.fingerprint(hashes.SHA256()).hex()[:16] + "…"

@@ -1,0 +1,153 @@
+"""A signed library taken apart: the two signing program headers, the hash segment, what no hash covers."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.signing import elf, mbn
+from ci.signing.elf import Bytes, Elf, Malformed, Segment
+from provisioning.errors import UsageError
+
+TYPE_MASK = 7 << 24
+TYPE_HEAD = 7 << 24
+TYPE_HASH = 2 << 24
+HEAD_FLAGS = 0x7000000
+HASH_FLAGS = 0x2200000
+HASH_ALIGN = 0x1000
+SIGNING_HEADERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes that no hash covers, and what they are."""
+
+    start: int
+    end: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A library with a hash segment. Its parts fit the file; whether they agree is for verification."""
+
+    elf: Elf
+    head_index: int | None
+    hash_index: int
+    blob: bytes
+    """The hash segment."""
+    container: mbn.Container
+
+    @property
+    def hash_segment(self) -> Segment:
+        return self.elf.segments[self.hash_index]
+
+    def part(self, name: str) -> bytes:
+        part = self.container.part(name)
+        return self.blob[part.start : part.end]
+
+    @property
+    def signed_part(self) -> bytes:
+        return self.blob[: self.container.signed_end]
+
+    @property
+    def metadata(self) -> mbn.Metadata | None:
+        """Version 6's; no other version's metadata is public."""
+        if self.container.version != 6 or not self.container.part(mbn.METADATA).size:
+            return None
+        return mbn.parse_metadata(self.part(mbn.METADATA))
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """The file's bytes without reading them; UsageError for what is no regular file."""
+    try:
+        # Not blocking, or a named pipe would hold us for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}", remedy="name a library file") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UsageError(f"{path}: not a regular file", remedy="name a library file")
+        if status.st_size == 0:
+            yield memoryview(b"")
+            return
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+            yield view
+    finally:
+        os.close(descriptor)
+
+
+def is_hash_segment(segment: Segment) -> bool:
+    return segment.type == elf.PT_NULL and segment.flags & TYPE_MASK == TYPE_HASH
+
+
+def is_head_placeholder(segment: Segment) -> bool:
+    return segment.type == elf.PT_NULL and segment.flags & TYPE_MASK == TYPE_HEAD
+
+
+def parse(data: Bytes) -> tuple[Elf, Signed | None]:
+    """The ELF and, when it has a hash segment, that. Raises Malformed."""
+    parsed = elf.parse(data)
+    hashes = [i for i, s in enumerate(parsed.segments) if is_hash_segment(s)]
+    heads = [i for i, s in enumerate(parsed.segments) if is_head_placeholder(s)]
+    if not hashes:
+        return parsed, None
+    if len(hashes) > 1 or len(heads) > 1:
+        raise Malformed("program headers", f"{len(hashes)} hash segments, {len(heads)} placeholders")
+    segment = parsed.segments[hashes[0]]
+    if segment.filesz > elf.MOST_BYTES >> 4:
+        raise Malformed("hash segment", f"{segment.filesz} bytes is more than one has")
+    blob = bytes(data[segment.offset : segment.end])
+    return parsed, Signed(parsed, heads[0] if heads else None, hashes[0], blob, mbn.parse(blob))
+
+
+def segment_digests(data: Bytes, parsed: Elf, algorithm: str) -> list[bytes]:
+    """What a hash table must hold: the header placeholder's entry is the digest of its own range, the hash
+    segment's and every empty segment's entry is zeros."""
+    view = memoryview(data)
+    size = hashlib.new(algorithm).digest_size
+    return [
+        bytes(size)
+        if is_hash_segment(segment) or not segment.filesz
+        else hashlib.new(algorithm, view[segment.offset : segment.end]).digest()
+        for segment in parsed.segments
+    ]
+
+
+def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
+    """Every range that may change without any hash, signature or certificate noticing."""
+    view = memoryview(data)
+    covered = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
+    try:
+        table = elf.section_table(data, signed.elf)
+    except Malformed:
+        # No hash covers them and no loader reads them: they only cannot be named.
+        table = (0, 0)
+    gaps: list[Range] = []
+    at = 0
+    for start, end in [*covered, (len(view), len(view))]:
+        if start > at:
+            gaps += _described(view, at, start, table)
+        at = max(at, end)
+    return tuple(gaps)
+
+
+def _described(view: memoryview, start: int, end: int, table: tuple[int, int]) -> Iterator[Range]:
+    cuts = sorted({start, end, *(cut for cut in table if start < cut < end)})
+    for low, high in itertools.pairwise(cuts):
+        if table[0] <= low and high <= table[1]:
+            what = "section headers"
+        elif not any(view[low:high]):
+            what = "zero padding"
+        else:
+            what = "outside every segment (section data that is never loaded)"
+        yield Range(low, high, what)

@@ -1,0 +1,208 @@
+"""MBN containers, the content of a signed ELF's hash segment: versions 3, 5, 6 and 7 are read, 6 is written.
+
+All numbers are little-endian u32. Layout: docs/signing.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ci.signing.elf import Malformed
+
+ABSENT = 0xFFFFFFFF
+METADATA_SIZE = 120
+V7_COMMON_SIZE = 24
+
+HEADER = "MBN header"
+COMMON = "common metadata"
+QTI_METADATA = "QTI metadata"
+METADATA = "metadata"
+HASHES = "hash table"
+QTI_SIGNATURE = "QTI signature"
+QTI_CERTIFICATES = "QTI certificates"
+SIGNATURE = "signature"
+CERTIFICATES = "certificates"
+TRAILING = "trailing bytes"
+
+_V3_FIELDS = (
+    "image_id version flash_address load_address total_size hashes_size "
+    "signature_address signature_size certificates_address certificates_size"
+)
+_V5_FIELDS = (
+    "image_id version qti_signature_size qti_certificates_size total_size hashes_size "
+    "signature_address signature_size certificates_address certificates_size"
+)
+_V7_FIELDS = (
+    "image_id version common_size qti_metadata_size metadata_size hashes_size "
+    "qti_signature_size qti_certificates_size signature_size certificates_size"
+)
+_FIELDS: Mapping[int, tuple[str, ...]] = {
+    3: tuple(_V3_FIELDS.split()),
+    5: tuple(_V5_FIELDS.split()),
+    6: (*_V5_FIELDS.split(), "qti_metadata_size", "metadata_size"),
+    7: tuple(_V7_FIELDS.split()),
+}
+_OWN_SIGNATURE = ((SIGNATURE, "signature_size"), (CERTIFICATES, "certificates_size"))
+_V5_BODY = (
+    (HASHES, "hashes_size"),
+    (QTI_SIGNATURE, "qti_signature_size"),
+    (QTI_CERTIFICATES, "qti_certificates_size"),
+    *_OWN_SIGNATURE,
+)
+_V6_BODY = ((QTI_METADATA, "qti_metadata_size"), (METADATA, "metadata_size"), *_V5_BODY)
+_LAYOUT: Mapping[int, tuple[tuple[str, str], ...]] = {
+    3: ((HASHES, "hashes_size"), *_OWN_SIGNATURE),
+    5: _V5_BODY,
+    6: _V6_BODY,
+    7: ((COMMON, "common_size"), *_V6_BODY),
+}
+_COMMON_FIELDS = ("major", "minor", "software_id", "secondary_id", "hash_algorithm", "measurement_register")
+_V7_DIGESTS = {3: "sha384"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Version 6's statement of what the signature is for."""
+
+    major: int = 0
+    minor: int = 0
+    software_id: int = 0
+    hardware_id: int = 0
+    oem_id: int = 0
+    model_id: int = 0
+    app_id: int = 0
+    flags: int = 0
+    soc_versions: tuple[int, ...] = ()
+    serials: tuple[int, ...] = ()
+    root_index: int = 0
+    anti_rollback: int = 0
+    note: str = ""
+    """Text after the public 120 bytes; the development signer says there what it is."""
+
+    def pack(self) -> bytes:
+        if len(self.soc_versions) > 12 or len(self.serials) > 8:
+            raise ValueError("metadata holds at most 12 SoC versions and 8 serials")
+        fixed = struct.pack(
+            "<30I",
+            self.major,
+            self.minor,
+            self.software_id,
+            self.hardware_id,
+            self.oem_id,
+            self.model_id,
+            self.app_id,
+            self.flags,
+            *self.soc_versions,
+            *(0,) * (12 - len(self.soc_versions)),
+            *self.serials,
+            *(0,) * (8 - len(self.serials)),
+            self.root_index,
+            self.anti_rollback,
+        )
+        note = self.note.encode("ascii")
+        return fixed + note + b"\0" * (-len(note) % 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    version: int
+    fields: Mapping[str, int]
+    parts: tuple[Part, ...]
+    problems: tuple[str, ...]
+    """What a strict reader refuses: sizes that contradict each other, bytes that belong to no part."""
+    common: Mapping[str, int]
+    """Version 7's common metadata; empty before."""
+
+    def part(self, name: str) -> Part:
+        return next((p for p in self.parts if p.name == name), Part(name, 0, 0))
+
+    @property
+    def digest(self) -> str | None:
+        """The hash table's algorithm as hashlib names it; None where the public format does not say."""
+        if self.version == 7:
+            return _V7_DIGESTS.get(self.common.get("hash_algorithm", 0))
+        return "sha384" if self.version == 6 else "sha256"
+
+    @property
+    def signed_end(self) -> int:
+        """Where the hash table ends: header, metadata and hash table are what a signature speaks for."""
+        return self.part(HASHES).end
+
+
+def parse(segment: bytes) -> Container:
+    """Raises Malformed for an unknown version or parts that do not fit the segment."""
+    if len(segment) < 8:
+        raise Malformed(HEADER, f"the hash segment has only {len(segment)} bytes")
+    version = struct.unpack_from("<I", segment, 4)[0]
+    if version not in _FIELDS:
+        raise Malformed(HEADER, f"version: expected 3, 5, 6 or 7, found {version}")
+    names = _FIELDS[version]
+    start = 4 * len(names)
+    if len(segment) < start:
+        raise Malformed(HEADER, f"version {version} needs {start} bytes, the hash segment has {len(segment)}")
+    fields = dict(zip(names, struct.unpack_from(f"<{len(names)}I", segment), strict=True))
+    parts = [Part(HEADER, 0, start)]
+    at = start
+    for name, size in _LAYOUT[version]:
+        end = at + fields[size]
+        if end > len(segment):
+            raise Malformed(name, f"ends at byte {end} of a hash segment of {len(segment)} bytes")
+        parts.append(Part(name, at, end))
+        at = end
+    problems = []
+    if "total_size" in fields and fields["total_size"] != at - start:
+        problems.append(
+            f"the header's total size is {fields['total_size']}, its parts add up to {at - start}"
+        )
+    if at < len(segment):
+        parts.append(Part(TRAILING, at, len(segment)))
+        problems.append(f"{len(segment) - at} bytes after the last part belong to nothing")
+    common: dict[str, int] = {}
+    if version == 7:
+        if fields["common_size"] < V7_COMMON_SIZE:
+            raise Malformed(COMMON, f"expected {V7_COMMON_SIZE} bytes, found {fields['common_size']}")
+        common = dict(zip(_COMMON_FIELDS, struct.unpack_from("<6I", segment, start), strict=True))
+    return Container(version, fields, tuple(parts), tuple(problems), common)
+
+
+def parse_metadata(data: bytes) -> Metadata:
+    """Version 6's metadata, from either metadata part."""
+    if len(data) < METADATA_SIZE:
+        raise Malformed(METADATA, f"expected at least {METADATA_SIZE} bytes, found {len(data)}")
+    numbers: tuple[int, ...] = struct.unpack_from("<30I", data)
+    major, minor, software, hardware, oem, model, app, flags = numbers[:8]
+    return Metadata(
+        major,
+        minor,
+        software,
+        hardware,
+        oem,
+        model,
+        app,
+        flags,
+        soc_versions=tuple(n for n in numbers[8:20] if n),
+        serials=tuple(n for n in numbers[20:28] if n),
+        root_index=numbers[28],
+        anti_rollback=numbers[29],
+        note=data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace"),
+    )
+
+
+def v6_signed_part(metadata: bytes, hashes: bytes, signature_size: int, certificates_size: int) -> bytes:
+    """Header, metadata and hash table: what is signed, and what signature and certificates then follow."""
+    total = len(metadata) + len(hashes) + signature_size + certificates_size
+    sizes = (0, 0, total, len(hashes), ABSENT, signature_size, ABSENT, certificates_size, 0, len(metadata))
+    return struct.pack("<12I", 0, 6, *sizes) + metadata + hashes

@@ -1,0 +1,382 @@
+"""Whether a signature holds: every check by name, passed, failed or not checked."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.signing import chain, elf, image, mbn, scheme
+from ci.signing.elf import Bytes, Malformed
+from ci.signing.image import Range, Signed
+from provisioning.errors import ToolkitError
+from provisioning.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+UNSIGNED = "unsigned"
+STRUCTURE = "structure"
+HASH_TABLE = "hash table"
+HEADERS = "headers"
+SEGMENTS = "segments"
+SIGNATURE = "signature"
+CHAIN = "chain"
+ROOT = "root"
+ESSENTIAL = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE, CHAIN, ROOT)
+"""A library is verified only when each of these passed."""
+
+
+class Status(str, enum.Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNCHECKED = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    part: str
+    status: Status
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the library must be bound to; None is not asked."""
+
+    root: x509.Certificate | None = None
+    software_id: int | None = None
+    hardware_id: int | None = None
+    serial: int | None = None
+    at: dt.datetime | None = None
+    """The moment to judge validity at; None is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    checks: tuple[Check, ...]
+    unhashed: tuple[Range, ...] = ()
+    development: bool = False
+
+    @property
+    def failed(self) -> list[Check]:
+        return [c for c in self.checks if c.status is Status.FAILED]
+
+    def unproven(self, allowed: Iterable[str] = ()) -> list[Check]:
+        """The essential checks that could not be made and that the caller does not do without."""
+        skip = set(allowed)
+        return [
+            c
+            for c in self.checks
+            if c.status is Status.UNCHECKED and c.part in ESSENTIAL and c.part not in skip
+        ]
+
+    def verdict(self, allowed: Iterable[str] = ()) -> str:
+        if self.failed:
+            return "failed"
+        return "not proven" if self.unproven(allowed) else "verified"
+
+
+def verify(data: Bytes, expected: Expected | None = None) -> Verification:
+    """Never raises for what a file holds: damage is a failed check."""
+    expected = expected or Expected()
+    try:
+        _, signed = image.parse(data)
+    except Malformed as error:
+        return Verification((Check(STRUCTURE, Status.FAILED, error.message),))
+    if signed is None:
+        return Verification((Check(UNSIGNED, Status.FAILED, "there is no hash segment"),), signed=False)
+    checks = (
+        *_structure(signed),
+        *_hashes(data, signed),
+        *_authority(signed, expected),
+        *_bindings(signed, expected),
+    )
+    return Verification(checks, image.unhashed(data, signed), development=is_development(signed))
+
+
+def verify_file(path: Path, expected: Expected | None = None) -> Verification:
+    with image.mapped(path) as data:
+        return verify(data, expected)
+
+
+def signed_findings(paths: Iterable[Path]) -> list[Finding]:
+    """See ci.signing.require_signed."""
+    found: list[Finding] = []
+    for path in paths:
+        try:
+            result = verify_file(path)
+        except ToolkitError as error:
+            found.append(
+                Finding("signing.unreadable", Severity.ERROR, str(path), error.message, error.remedy)
+            )
+            continue
+        found += findings_of(path, result, allowed=(SIGNATURE, ROOT))
+    return found
+
+
+def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()) -> Iterator[Finding]:
+    """Errors for what failed or is not proven, a warning for a development signature, notes for the rest."""
+    subject = str(path)
+    allowed = set(allowed)
+    for check in result.checks:
+        if check.status is Status.PASSED:
+            continue
+        if check.status is Status.FAILED:
+            remedy = "nox -s sign_lpai" if check.part == UNSIGNED else "sign the unsigned original again"
+            rule = f"signing.{check.part.replace(' ', '-')}"
+            yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", remedy)
+        elif check.part in ESSENTIAL and check.part not in allowed:
+            remedy = (
+                "--root CERT" if check.part == ROOT else f"--allow-unchecked {check.part.replace(' ', '-')}"
+            )
+            message = f"{check.part} not checked: {check.message}"
+            yield Finding("signing.not-proven", Severity.ERROR, subject, message, remedy)
+        else:
+            message = f"{check.part} not checked: {check.message}"
+            yield Finding("signing.not-checked", Severity.NOTE, subject, message, "")
+    if result.development:
+        yield Finding(
+            "signing.development-only",
+            Severity.WARNING,
+            subject,
+            scheme.STATEMENT,
+            "sign with elfsigner, or with your OEM's service, for devices that people buy",
+        )
+
+
+def _structure(signed: Signed) -> Iterator[Check]:
+    faults = list(signed.container.problems)
+    head = signed.elf.segments[signed.head_index] if signed.head_index is not None else None
+    if head is None:
+        faults.append("there is no placeholder for the ELF header among the program headers")
+    elif (signed.head_index, signed.hash_index) != (0, 1):
+        faults.append("the two signing program headers are not the first two")
+    if head is not None and (head.offset, head.filesz) != (0, signed.elf.head_size):
+        faults.append(
+            f"the header placeholder covers bytes {head.offset}..{head.end}, "
+            f"the headers are bytes 0..{signed.elf.head_size}"
+        )
+    if signed.elf.header.phoff != signed.elf.format.header.size:
+        faults.append("the program headers do not follow the ELF header")
+    table = signed.hash_segment
+    for index, segment in enumerate(signed.elf.segments):
+        if index != signed.hash_index and segment.filesz and _overlap(segment, table):
+            faults.append(f"segment {index} overlaps the hash segment")
+    yield from _verdict(STRUCTURE, faults, "two signing program headers, one hash segment, sizes agree")
+
+
+def _hashes(data: Bytes, signed: Signed) -> Iterator[Check]:
+    algorithm = signed.container.digest
+    if algorithm is None:
+        found = signed.container.common.get("hash_algorithm")
+        for part in (HASH_TABLE, HEADERS, SEGMENTS):
+            yield Check(part, Status.UNCHECKED, f"hash algorithm {found} is not publicly defined")
+        return
+    size = hashlib.new(algorithm).digest_size
+    table = signed.part(mbn.HASHES)
+    count = len(signed.elf.segments)
+    if len(table) != count * size:
+        yield Check(
+            HASH_TABLE,
+            Status.FAILED,
+            f"expected {count} entries of {size} bytes, one a program header, found {len(table)} bytes",
+        )
+        return
+    entries = [table[at : at + size] for at in range(0, len(table), size)]
+    computed = image.segment_digests(data, signed.elf, algorithm)
+    faults = {HASH_TABLE: list[str](), HEADERS: list[str](), SEGMENTS: list[str]()}
+    for index, (entry, digest) in enumerate(zip(entries, computed, strict=True)):
+        if entry == digest:
+            continue
+        segment = signed.elf.segments[index]
+        if index == signed.head_index:
+            faults[HEADERS].append(
+                "the ELF header or program headers differ from their entry in the hash table"
+            )
+        elif not any(digest):
+            faults[HASH_TABLE].append(f"entry {index} must be zeros")
+        else:
+            missing = "has no hash" if not any(entry) else "differs from its hash"
+            faults[SEGMENTS].append(
+                f"segment {index} (bytes {segment.offset:#x}..{segment.end:#x}) {missing}"
+            )
+    if signed.head_index is None:
+        faults[HEADERS].append("nothing covers the ELF header and program headers")
+    yield from _verdict(HASH_TABLE, faults[HASH_TABLE], f"{count} entries, {algorithm.upper()}")
+    yield from _verdict(HEADERS, faults[HEADERS], "ELF header and program headers")
+    yield from _verdict(SEGMENTS, faults[SEGMENTS], f"{sum(map(any, computed))} hashed ranges agree")
+
+
+def _authority(signed: Signed, expected: Expected) -> Iterator[Check]:
+    """Signature, chain, validity, usage, root."""
+    at = expected.at or dt.datetime.now(dt.timezone.utc)
+    try:
+        certificates = chain.load(chain.split(signed.part(mbn.CERTIFICATES)))
+    except Malformed as error:
+        yield Check(CHAIN, Status.FAILED, error.message)
+        yield Check(SIGNATURE, Status.FAILED, "no attestation certificate to check it with")
+        return
+    yield _signature(signed, certificates)
+    if signed.container.part(mbn.QTI_SIGNATURE).size:
+        yield Check("QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public")
+    faults = list(chain.check(certificates, expected.root, at))
+    for part, good in (
+        (CHAIN, f"{len(certificates)} certificates, each signed by the next"),
+        ("usage", "attestation may sign code, the others certificates"),
+        ("validity", f"all valid at {at.isoformat(timespec='seconds')}"),
+    ):
+        yield from _verdict(part, [f.message for f in faults if f.part == part], good)
+    wrong_root = [f.message for f in faults if f.part == ROOT]
+    if expected.root is None:
+        yield Check(
+            ROOT, Status.UNCHECKED, "no root certificate was given, so anybody could have made the chain"
+        )
+    else:
+        yield from _verdict(ROOT, wrong_root, "ends in the given root")
+
+
+def _signature(signed: Signed, certificates: list[x509.Certificate]) -> Check:
+    signature = signed.part(mbn.SIGNATURE)
+    if not certificates:
+        return Check(SIGNATURE, Status.FAILED, "no attestation certificate to check it with")
+    if not signature:
+        return Check(SIGNATURE, Status.FAILED, "there is none")
+    public = certificates[0].public_key()
+    if is_development(signed):
+        good = scheme.verify_development(public, signature, signed.signed_part)
+        what = "by the attestation key over MBN header, metadata and hash table"
+        return Check(
+            SIGNATURE,
+            Status.PASSED if good else Status.FAILED,
+            what if good else f"is not one {what}",
+        )
+    if signed.container.version in (3, 5):
+        return _legacy_signature(signed, certificates[0])
+    return Check(
+        SIGNATURE,
+        Status.UNCHECKED,
+        f"the range and encoding of MBN v{signed.container.version} signatures are not public",
+    )
+
+
+def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> Check:
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    ids = chain.describe(attestation).identities
+    public = attestation.public_key()
+    if not isinstance(public, rsa.RSAPublicKey) or not {"SW_ID", "HW_ID"} <= ids.keys():
+        return Check(
+            SIGNATURE,
+            Status.UNCHECKED,
+            f"MBN v{signed.container.version} is public for RSA with SW_ID and HW_ID in the subject",
+        )
+    if max(ids["SW_ID"], ids["HW_ID"]) >= 1 << 64:
+        return Check(SIGNATURE, Status.FAILED, "SW_ID or HW_ID has more than 64 bits")
+    digest = scheme.legacy_digest(signed.signed_part, ids["SW_ID"], ids["HW_ID"])
+    good = scheme.verify_legacy(public, signed.part(mbn.SIGNATURE), digest)
+    what = "by the attestation key over MBN header and hash table"
+    return Check(SIGNATURE, Status.PASSED if good else Status.FAILED, what if good else f"is not one {what}")
+
+
+def _bindings(signed: Signed, expected: Expected) -> Iterator[Check]:
+    try:
+        facts = bindings(signed)
+    except Malformed as error:
+        yield Check("metadata", Status.FAILED, error.message)
+        return
+    for part, wanted, found in (
+        ("software id", expected.software_id, facts.software_id),
+        ("hardware id", expected.hardware_id, facts.hardware_id),
+    ):
+        if wanted is None:
+            continue
+        if found is None:
+            yield Check(part, Status.UNCHECKED, f"MBN v{signed.container.version} does not show its {part}")
+        else:
+            same = found == wanted
+            message = f"{found:#x}" if same else f"expected {wanted:#x}, found {found:#x}"
+            yield Check(part, Status.PASSED if same else Status.FAILED, message)
+    if facts.serials is None:
+        if expected.serial is not None:
+            yield Check(
+                "serial",
+                Status.UNCHECKED,
+                f"MBN v{signed.container.version} does not publicly say",
+            )
+    elif expected.serial is not None:
+        bound = ", ".join(f"0x{s:08x}" for s in facts.serials) or "no device"
+        good = expected.serial in facts.serials
+        yield Check("serial", Status.PASSED if good else Status.FAILED, f"bound to {bound}")
+    elif facts.serials:
+        bound = ", ".join(f"0x{s:08x}" for s in facts.serials)
+        yield Check("serial", Status.UNCHECKED, f"bound to {bound}; no device was named")
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """None: this container version does not say, or not publicly."""
+
+    software_id: int | None = None
+    hardware_id: int | None = None
+    oem_id: int | None = None
+    model_id: int | None = None
+    serials: tuple[int, ...] | None = None
+    anti_rollback: int | None = None
+
+
+def bindings(signed: Signed) -> Bindings:
+    """From metadata (v6), common metadata (v7) or the attestation certificate's OU fields (v3, v5)."""
+    if signed.container.version == 6:
+        metadata = signed.metadata
+        if metadata is None:
+            return Bindings()
+        return Bindings(
+            metadata.software_id,
+            metadata.hardware_id,
+            metadata.oem_id,
+            metadata.model_id,
+            metadata.serials,
+            metadata.anti_rollback,
+        )
+    if signed.container.version == 7:
+        return Bindings(software_id=signed.container.common["software_id"])
+    try:
+        certificates = chain.load(chain.split(signed.part(mbn.CERTIFICATES)))
+    except Malformed:
+        return Bindings()
+    ids = chain.describe(certificates[0]).identities if certificates else {}
+    software = ids.get("SW_ID")
+    return Bindings(
+        # The upper half is the anti-rollback version, the lower one the kind of software.
+        software_id=None if software is None else software & 0xFFFFFFFF,
+        hardware_id=ids.get("HW_ID"),
+        oem_id=ids.get("OEM_ID"),
+        model_id=ids.get("MODEL_ID"),
+        anti_rollback=None if software is None else software >> 32,
+    )
+
+
+def is_development(signed: Signed) -> bool:
+    """Whether it says of itself that the development signer made it."""
+    try:
+        metadata = signed.metadata
+    except Malformed:
+        return False
+    return metadata is not None and metadata.note == scheme.STATEMENT
+
+
+def _overlap(one: elf.Segment, other: elf.Segment) -> bool:
+    return one.offset < other.end and other.offset < one.end
+
+
+def _verdict(part: str, faults: list[str], good: str) -> Iterator[Check]:
+    if faults:
+        for fault in faults:
+            yield Check(part, Status.FAILED, fault)
+    else:
+        yield Check(part, Status.PASSED, good)
