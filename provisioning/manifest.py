@@ -28,11 +28,14 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux"]
 
+ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source", "executorch-runtime"]
+
 COMPONENT_VARIABLES = {
     "qnn-sdk": "QNN_SDK_ROOT",
     "android-ndk": "ANDROID_NDK_ROOT",
     "hexagon-sdk": "HEXAGON_SDK_ROOT",
     "executorch-source": "EXECUTORCH_ROOT",
+    "executorch-runtime": "EXECUTORCH_RUNTIME_ROOT",
 }
 """The user's own installation of a component is named by this variable."""
 
@@ -167,7 +170,7 @@ class Profile(Model):
     """Python packages, exact: executorch, torch, torchao."""
     host: dict[str, Requirement]
     """cmake, gcc, clang, python, glibc."""
-    components: dict[Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source"], Component]
+    components: dict[ComponentName, Component]
     optional: tuple[str, ...] = ()
     """Components provisioned only when asked for by --component."""
 
