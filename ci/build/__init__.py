@@ -1,0 +1,1 @@
+"""The stages that compile: ExecuTorch's runner here, ExecuTorch itself from source."""

@@ -1,0 +1,411 @@
+"""`build_runner`: qnn_executor_runner against an executorch wheel, staged so that it can be moved."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
+from provisioning import elf
+from provisioning.cli import command_line
+from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.findings import Artifact, Metric, Outcome, Severity, StageRun
+from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
+
+EXAMPLES = """\
+  python -m ci build_runner
+  python -m ci build_runner --target aarch64-linux
+  python -m ci build_runner --build-type RelWithDebInfo -o dist/debug
+  python -m ci build_runner --executorch DIR --dry-run
+"""
+
+SOURCE = ROOT / "ci" / "runner"
+RUNNER = Path("bin/qnn_executor_runner")
+CONFIG = Path("share/cmake/executorch-config.cmake")
+STAGED = ("bin", "lib")
+STAMP = "staged.json"
+BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
+FORMAT = 1
+"""Part of every build key: a new value rebuilds everything."""
+
+SYSTEM_LIBRARIES = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")
+INTERPRETERS = {
+    "x86_64-linux": "/lib64/ld-linux-x86-64.so.2",
+    "aarch64-linux": "/lib/ld-linux-aarch64.so.1",
+}
+MACHINES = {"x86_64-linux": elf.X86_64, "aarch64-linux": elf.AARCH64}
+
+
+@dataclass(frozen=True, slots=True)
+class Executorch:
+    """The package that is built against: the folder with include/, lib/ and share/cmake/."""
+
+    root: Path
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that decides the bytes of a build, and where they go."""
+
+    target: str
+    build_type: str
+    executorch: Executorch
+    compiler: Program
+    cmake: Program
+    ninja: Program
+    remap: tuple[str, ...]
+    tree: Path
+    dist: Path
+
+    @property
+    def log(self) -> Path:
+        return self.tree / "build.log"
+
+    def definitions(self) -> dict[str, str]:
+        defined = {
+            "CMAKE_BUILD_TYPE": self.build_type,
+            "CMAKE_PREFIX_PATH": str(self.executorch.root / CONFIG.parent),
+            "RUNNER_REMAP": ";".join(self.remap),
+        }
+        if self.target == DEFAULT_TARGET:
+            return {**defined, "CMAKE_CXX_COMPILER": str(self.compiler.path)}
+        return {**defined, "CMAKE_TOOLCHAIN_FILE": str(SOURCE / "cmake" / f"{self.target}.cmake")}
+
+    def key(self) -> str:
+        inputs = {
+            "format": FORMAT,
+            "sources": _digest(path for path in SOURCE.rglob("*") if "fuzz" not in path.parts),
+            "executorch": [
+                self.executorch.version,
+                str(self.executorch.root),
+                _digest(_package_files(self.executorch.root)),
+            ],
+            "compiler": [self.compiler.identity, str(self.compiler.path)],
+            "cmake": self.cmake.identity,
+            "target": self.target,
+            "build_type": self.build_type,
+            "remap": self.remap,
+        }
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("--jobs", "-j", type=int, help="compile this many files at once [all cores]")
+    parser.add_argument("--clean", action="store_true", help="build anew, whatever is there")
+    parser.add_argument(
+        "--build-type", choices=BUILD_TYPES, default=BUILD_TYPES[0], help="[%(default)s]; Release is stripped"
+    )
+    parser.add_argument(
+        "--output", "-o", type=Path, metavar="DIR", help="where bin/ and lib/ are staged [dist/TARGET]"
+    )
+    parser.add_argument(
+        "--executorch",
+        type=Path,
+        metavar="DIR",
+        help="the executorch package to build against [this Python's; for aarch64-linux the store's]",
+    )
+    parser.add_argument(
+        "--remap",
+        action="append",
+        default=[],
+        metavar="FROM=TO",
+        help="write this path prefix as another in the binary; may be repeated",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done and do nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from provisioning.rendering.console import show
+
+    selection = selection_of(args)
+    command = command_line("nox -s build_runner --", sys.argv[2:]).removesuffix(" --")
+    stage = StageRun("build_runner", selection.profile, selection.target, command)
+    try:
+        plan = _plan(args, selection)
+        if args.dry_run:
+            sys.stdout.write(_described(plan))
+            return 0
+        _make(plan, stage, jobs=args.jobs or os.cpu_count() or 1, clean=args.clean)
+        _check(plan, selection.profile, stage)
+    except ToolkitError as error:
+        stage.add("runner-build", Severity.ERROR, selection.target, error.message, error.remedy)
+        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
+        stage.finish(outcome).write(selection.reports)
+        raise
+    report = stage.finish()
+    report.write(selection.reports)
+    show(report)
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
+    from provisioning.manifest import load_profile
+
+    target = selection.target
+    if target not in INTERPRETERS:
+        raise UsageError(
+            f"--target: expected {' or '.join(INTERPRETERS)}, found {target}",
+            remedy="nox -s build_android builds the runner for Android from ExecuTorch's source",
+        )
+    for pair in args.remap:
+        if "=" not in pair or ";" in pair:
+            raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
+    host = load_profile(selection.profile).host
+    native = target == DEFAULT_TARGET
+    tree = (
+        ROOT
+        / "build"
+        / "runner"
+        / (target if args.build_type == BUILD_TYPES[0] else f"{target}-{args.build_type}")
+    )
+    return Plan(
+        target=target,
+        build_type=args.build_type,
+        executorch=find_executorch(args.executorch, selection),
+        compiler=find_compiler() if native else find_program("aarch64-linux-gnu-g++"),
+        cmake=find_cmake(host["cmake"].floor),
+        ninja=find_ninja(),
+        remap=tuple(args.remap),
+        tree=tree,
+        dist=(args.output or ROOT / "dist" / target).absolute(),
+    )
+
+
+def find_executorch(named: Path | None, selection: Selection) -> Executorch:
+    """What --executorch names; else this Python's package, or for another machine the store's wheel of it."""
+    if named is not None:
+        for root in (named, named / "executorch"):
+            if (root / CONFIG).is_file():
+                return _package(root.absolute())
+        raise EnvironmentLacking(
+            f"--executorch {named}: expected {CONFIG} in it, found none",
+            remedy="name an unpacked executorch wheel",
+        )
+    if selection.target == DEFAULT_TARGET:
+        spec = importlib.util.find_spec("executorch")
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            if (Path(place) / CONFIG).is_file():
+                return _package(Path(place))
+        raise EnvironmentLacking(
+            f"{sys.executable} has no executorch package with {CONFIG}",
+            remedy="nox -s build_runner uses an environment that has it; or name one with --executorch DIR",
+        )
+    return _provisioned(selection)
+
+
+def _provisioned(selection: Selection) -> Executorch:
+    from provisioning.store import Store, Want
+
+    from provisioning.manifest import load_profile, soc_named
+
+    profile = load_profile(selection.profile)
+    pin = profile.components.get("executorch-runtime")
+    if pin is not None:
+        want = Want(targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch}))
+        if tree := Store(selection.store).find("executorch-runtime", pin, want):
+            return _package(tree.root)
+    raise EnvironmentLacking(
+        f"the executorch wheel of {selection.target} is not in the store ({selection.store})",
+        remedy=f"nox -s provision -- --target {selection.target} --component executorch-runtime",
+    )
+
+
+def _package(root: Path) -> Executorch:
+    text = (root / CONFIG).with_name("executorch-config-version.cmake").read_text(encoding="utf-8")
+    found = re.search(r'^set\(EXECUTORCH_BUILD_VERSION\s+"([^"]+)"', text, re.MULTILINE)
+    return Executorch(root, found.group(1) if found else "unknown")
+
+
+def _described(plan: Plan) -> str:
+    lines = {
+        "target": plan.target,
+        "executorch": f"{plan.executorch.version} in {plan.executorch.root}",
+        "compiler": f"{plan.compiler.path} ({plan.compiler.identity})",
+        "cmake": f"{plan.cmake.path} ({plan.cmake.version})",
+        "ninja": str(plan.ninja.path),
+        "build tree": str(plan.tree),
+        "staged in": str(plan.dist),
+        "state": "up to date" if _kept(plan) else "to be built",
+    }
+    return "".join(f"{name:<10}  {value}\n" for name, value in lines.items())
+
+
+def _make(plan: Plan, stage: StageRun, *, jobs: int, clean: bool) -> None:
+    """Build and stage unless the staged files are already those of this plan."""
+    from filelock import FileLock
+
+    plan.tree.mkdir(parents=True, exist_ok=True)
+    with FileLock(plan.tree.with_name(f".{plan.tree.name}.lock")):
+        files = None if clean else _kept(plan)
+        stage.metrics["cached"] = files is not None
+        begun = time.monotonic()
+        if files is None:
+            if clean:
+                shutil.rmtree(plan.tree)
+            files = _compile(plan, jobs)
+        stage.metrics["build_seconds"] = round(time.monotonic() - begun, 2)
+    stage.artifacts += [
+        Artifact(
+            "runner" if path == str(RUNNER) else "library",
+            str(plan.dist / path),
+            digest,
+            (plan.dist / path).stat().st_size,
+        )
+        for path, digest in sorted(files.items())
+    ]
+    stage.metrics |= {
+        "executorch": plan.executorch.version,
+        "compiler": plan.compiler.identity,
+        "cmake": plan.cmake.version,
+        "build_type": plan.build_type,
+        "key": plan.key(),
+    }
+
+
+def _compile(plan: Plan, jobs: int) -> dict[str, str]:
+    work = Build(plan.cmake, plan.ninja, SOURCE, plan.tree, plan.log)
+    stamp = plan.tree / STAMP
+    stamp.unlink(missing_ok=True)
+    work.configure(plan.definitions())
+    work.build(jobs)
+    part = plan.dist.with_name(f".{plan.dist.name}.{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        work.install(part, strip=plan.build_type == BUILD_TYPES[0])
+        files = _staged(part)
+        _replace(part, plan.dist)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    stamp.write_text(
+        json.dumps({"key": plan.key(), "dist": str(plan.dist), "files": files}), encoding="utf-8"
+    )
+    return files
+
+
+def _kept(plan: Plan) -> dict[str, str] | None:
+    """What is staged, if it is untouched and exactly what this plan would give."""
+    try:
+        kept = json.loads((plan.tree / STAMP).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    if kept.get("key") != plan.key() or kept.get("dist") != str(plan.dist):
+        return None
+    files: dict[str, str] = kept["files"]
+    return files if _staged(plan.dist) == files else None
+
+
+def _staged(dist: Path) -> dict[str, str]:
+    """Digest by path, of the folders that are ours."""
+    return {
+        str(path.relative_to(dist)): _sha256(path)
+        for folder in STAGED
+        for path in sorted((dist / folder).glob("*"))
+        if path.is_file()
+    }
+
+
+def _replace(part: Path, dist: Path) -> None:
+    dist.mkdir(parents=True, exist_ok=True)
+    for folder in STAGED:
+        (dist / folder).mkdir(exist_ok=True)
+        names = {path.name for path in (part / folder).iterdir()}
+        for path in (part / folder).iterdir():
+            # Each in one step: a runner that is running keeps the files it has open.
+            path.replace(dist / folder / path.name)
+        for path in (dist / folder).iterdir():
+            if path.name not in names and path.is_file():
+                path.unlink()
+
+
+def _check(plan: Plan, profile: str, stage: StageRun) -> None:
+    """What the loader of the target's machine will say of the staged files."""
+    from provisioning.manifest import load_profile
+
+    runner = plan.dist / RUNNER
+    read = elf.read(runner)
+    stage.metrics |= {
+        "machine": read.machine_name,
+        "interpreter": read.interpreter,
+        "needed": list(read.needed),
+    }
+
+    def wrong(rule: str, message: str, remedy: str = "") -> None:
+        stage.add(rule, Severity.ERROR, str(runner), message, remedy or f"read {plan.log}")
+
+    if read.machine != MACHINES[plan.target]:
+        wrong("runner-machine", f"expected a program for {plan.target}, found one for {read.machine_name}")
+    if read.interpreter != INTERPRETERS[plan.target]:
+        wrong(
+            "runner-interpreter", f"expected {INTERPRETERS[plan.target]}, found {read.interpreter or 'none'}"
+        )
+    if read.rpath or read.runpath != ("$ORIGIN/../lib",):
+        wrong(
+            "runner-runpath",
+            f"expected $ORIGIN/../lib alone, found {':'.join(read.rpath + read.runpath) or 'none'}",
+        )
+    for name in read.needed:
+        if not SYSTEM_LIBRARIES.fullmatch(name) and not (plan.dist / "lib" / name).is_file():
+            wrong("runner-needed", f"it needs {name}, which is neither beside it nor a system library")
+    floor = load_profile(profile).host["glibc"].floor
+    highest = max(
+        (elf.read(path).highest("GLIBC") or "0" for path in (runner, *(plan.dist / "lib").glob("*.so"))),
+        key=elf.version_key,
+    )
+    stage.metrics["glibc"] = highest
+    if elf.version_key(highest) > elf.version_key(floor):
+        wrong(
+            "runner-glibc",
+            f"expected to need glibc {floor} at most, found {highest}",
+            "build on a machine with an older glibc, as the image of `nox -s image` has",
+        )
+    content = runner.read_bytes()
+    for path in (ROOT, plan.tree, plan.executorch.root, Path.home()):
+        if len(path.parts) > 1 and os.fsencode(path) in content:
+            wrong("runner-paths", f"expected no path of this machine inside, found {path}")
+    stage.metrics["backends"] = _backends(plan)
+
+
+def _backends(plan: Plan) -> list[Metric]:
+    """What the runner itself says it has; empty for another machine's."""
+    if plan.target != DEFAULT_TARGET:
+        return []
+    result = subprocess.run(
+        [str(plan.dist / RUNNER), "--version"], capture_output=True, text=True, timeout=120, check=False
+    )
+    found = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
+    if result.returncode != 0 or found is None:
+        raise CheckFailed(
+            f"{plan.dist / RUNNER} --version failed with exit code {result.returncode}:\n"
+            f"  {result.stderr.strip()[-400:]}"
+        )
+    return [*found.group(1).split()]
+
+
+def _package_files(root: Path) -> Iterator[Path]:
+    for folder in ("include", "lib", "share/cmake"):
+        yield from (root / folder).rglob("*")
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in sorted(path for path in paths if path.is_file()):
+        whole.update(f"{path}\0{_sha256(path)}\n".encode())
+    return whole.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    return Artifact.of("", path).sha256

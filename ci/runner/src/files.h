@@ -1,0 +1,47 @@
+// Files in and out: inputs are mapped, outputs appear whole or not at all.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "exit_code.h"
+
+namespace runner {
+
+// A regular file in memory, without a copy. Writes to the memory never reach the file.
+class MappedFile {
+ public:
+  // `what` names the file's part in messages: "input 0", "model". Throws Failure(missing).
+  MappedFile(const std::string& path, const std::string& what, ExitCode missing);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  void* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// The size of a readable regular file. Throws Failure(missing).
+size_t size_of_file(const std::string& path, const std::string& what, ExitCode missing);
+
+std::string read_text(const std::string& path, const std::string& what, ExitCode missing);
+
+// Throws Failure(output_unwritable) unless files can be written there. Makes the last folder when missing.
+void prepare_folder(const std::string& path);
+
+// Throws Failure(output_unwritable) unless a file of that name could be written.
+void check_writable(const std::string& path, const std::string& what);
+
+// Replaces the file in one step. Throws Failure(output_unwritable), and then leaves what was there before.
+void write_whole(const std::string& path, const void* data, size_t size, const std::string& what);
+
+// Removes the file being written, if any. Safe in a signal handler.
+void abandon_writing() noexcept;
+
+} // namespace runner

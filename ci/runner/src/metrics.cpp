@@ -1,0 +1,90 @@
+#include "metrics.h"
+
+#include <cstdio>
+#include <numeric>
+
+#include <sys/resource.h>
+
+namespace runner {
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\u%04x", byte);
+      out += escaped;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+template <typename Items, typename Show>
+std::string array(const Items& items, Show show) {
+  std::string out = "[";
+  for (const auto& item : items) {
+    out += (out.size() > 1 ? ", " : "") + show(item);
+  }
+  return out + "]";
+}
+
+} // namespace
+
+double Metrics::total_ms() const {
+  double total = 0;
+  for (const InferenceMetrics& inference : inferences) {
+    total = std::accumulate(inference.ms.begin(), inference.ms.end(), total);
+  }
+  return total;
+}
+
+size_t Metrics::runs() const {
+  size_t count = 0;
+  for (const InferenceMetrics& inference : inferences) {
+    count += inference.ms.size();
+  }
+  return count;
+}
+
+double Metrics::mean_ms() const {
+  return runs() == 0 ? 0 : total_ms() / static_cast<double>(runs());
+}
+
+long Metrics::peak_rss_kb() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss;
+}
+
+std::string Metrics::as_json() const {
+  const auto output = [](const OutputMetrics& out) {
+    return "{\"file\": " + quoted(out.file) + ", \"type\": " + quoted(out.type) +
+        ", \"shape\": " + array(out.shape, [](int32_t size) { return std::to_string(size); }) +
+        ", \"bytes\": " + std::to_string(out.bytes) + "}";
+  };
+  const auto inference = [&](const InferenceMetrics& run) {
+    return "\n    {\"warm_up_ms\": " + array(run.warm_up_ms, number) + ", \"ms\": " + array(run.ms, number) +
+        ", \"outputs\": " + array(run.outputs, output) + "}";
+  };
+  return "{\n  \"schema\": 1,\n  \"executorch\": " + quoted(executorch) + ",\n  \"model\": " + quoted(model) +
+      ",\n  \"model_bytes\": " + std::to_string(model_bytes) + ",\n  \"method\": " + quoted(method) +
+      ",\n  \"backends\": " + array(backends, quoted) + ",\n  \"load_ms\": " + number(load_ms) +
+      ",\n  \"first_output_ms\": " + number(first_output_ms) + ",\n  \"mean_ms\": " + number(mean_ms()) +
+      ",\n  \"peak_rss_kb\": " + std::to_string(peak_rss_kb()) + ",\n  \"inferences\": " +
+      array(inferences, inference) + "\n}\n";
+}
+
+} // namespace runner

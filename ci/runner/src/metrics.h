@@ -1,0 +1,43 @@
+// What --metrics_path and --performance_output_path are told, and their texts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace runner {
+
+struct OutputMetrics {
+  std::string file;
+  std::string type;
+  std::vector<int32_t> shape;
+  size_t bytes = 0;
+};
+
+struct InferenceMetrics {
+  std::vector<double> warm_up_ms;
+  std::vector<double> ms;
+  std::vector<OutputMetrics> outputs;
+};
+
+struct Metrics {
+  std::string executorch;
+  std::string model;
+  size_t model_bytes = 0;
+  std::string method;
+  std::vector<std::string> backends;
+  double load_ms = 0;
+  // From the start of main to the moment when the first inference's outputs were all written.
+  double first_output_ms = 0;
+  std::vector<InferenceMetrics> inferences;
+
+  double total_ms() const;
+  double mean_ms() const;
+  size_t runs() const;
+  // Highest resident memory of this process so far.
+  static long peak_rss_kb();
+  std::string as_json() const;
+};
+
+} // namespace runner
