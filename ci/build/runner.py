@@ -128,7 +128,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning.rendering.console import show
+    from provisioning.rendering.terminal import show
 
     selection = selection_of(args)
     command = command_line("nox -s build_runner --", sys.argv[2:]).removesuffix(" --")
