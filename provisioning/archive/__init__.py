@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.archive.plan import DEFAULT, Limits, make_plan
 from provisioning.archive.reader import Member, Zip
-from provisioning.archive.unpack import Entry, too_full, unpack
+from provisioning.archive.writer import Entry, too_full, unpack
 from provisioning.errors import EnvironmentLacking
 
 if TYPE_CHECKING:

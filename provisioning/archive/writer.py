@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MOST_WORKERS = 8
 OPEN_DIRECTORIES = 48
 DIRECTORY_MODE = 0o755
+TELL_EVERY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class _Unpacking:
         self._todo = deque(sorted(plan.files, key=lambda file: file.member.size, reverse=True))
         self._entries: list[Entry] = []
         self._lock = threading.Lock()
+        self._untold = 0
         self._errors: list[BaseException] = []
 
     def run(self, workers: int | None) -> list[Entry]:
@@ -123,8 +125,11 @@ class _Unpacking:
         for thread in threads:
             thread.start()
         try:
-            for thread in threads:
-                thread.join()
+            # Only this thread advances: a progress tells pieces of work apart by the thread that began them.
+            while any(thread.is_alive() for thread in threads):
+                for thread in threads:
+                    thread.join(TELL_EVERY / len(threads))
+                self._tell()
         except BaseException:
             # Interrupted: let the workers end before anybody removes what they write.
             self._todo.clear()
@@ -159,7 +164,8 @@ class _Unpacking:
                 for block in self._zip.blocks(file.member, file.start):
                     _write(out, block)
                     digest.update(block)
-                    self._advance(len(block))
+                    with self._lock:
+                        self._untold += len(block)
                     if self._errors:
                         break
                 os.fchmod(out, file.mode)
@@ -187,10 +193,11 @@ class _Unpacking:
             raise self._cannot_write(link.to, error) from error
         return Entry(link.to, "link", len(link.target.encode()), "", 0o777, link.target)
 
-    def _advance(self, count: int) -> None:
-        if self._progress is not None:
-            with self._lock:
-                self._progress.advance(count)
+    def _tell(self) -> None:
+        with self._lock:
+            count, self._untold = self._untold, 0
+        if count and self._progress is not None:
+            self._progress.advance(count)
 
     def _cannot_write(self, path: str, error: OSError) -> Exception:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
