@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -21,7 +22,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from provisioning.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError, UsageError
 
@@ -39,6 +40,7 @@ CHECKPOINT = 64 << 20
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 ZIPS = (".zip", ".whl", ".aar", ".jar")
+ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT")
 """Where a custom CA bundle may be named; the first that is set counts."""
 
@@ -388,6 +390,10 @@ class _Transfer:
     def _attempt(self, session: requests.Session, url: str) -> Fetched:
         partial = self._resumable(url)
         offset = partial.done if partial else 0
+        if partial and offset == (self.size or partial.total):
+            # Killed between the last byte and the rename.
+            with _disk_faults(self.into.parent, None):
+                return self._land(url, _hash_file(self.part).hexdigest(), offset, resumed=True)
         headers = {"Accept-Encoding": "identity", "Accept": "*/*"}
         if partial:
             headers["Range"] = f"bytes={offset}-"
@@ -549,7 +555,11 @@ class _Transfer:
                     if not partial.done and not received:
                         _check_start(block, response, url, self.name)
                     if total is not None and received + len(block) > total:
-                        raise _TooMuch
+                        raise IntegrityError(
+                            f"{redact(url)}: more bytes than the expected {total} arrived; nothing was kept",
+                            remedy="this address has another file than the one named: try a mirror "
+                            f"({MIRROR_VARIABLE})",
+                        )
                     with _disk_faults(self.into.parent, None if total is None else total - received):
                         _write_all(out, block)
                         received += len(block)
@@ -559,17 +569,19 @@ class _Transfer:
                     self.progress.advance(len(block))
                 with _disk_faults(self.into.parent, None):
                     os.fsync(out.fileno())
-        except _TooMuch:
+        except IntegrityError:
             self._discard()
-            raise IntegrityError(
-                f"{redact(url)}: more bytes than the expected {total} arrived; nothing was kept",
-                remedy=f"this address has another file than the one named: try a mirror ({MIRROR_VARIABLE})",
-            ) from None
+            raise
         except BaseException:
             if not self.sha256:
                 with contextlib.suppress(OSError):
                     _Partial(partial.url, partial.validator, partial.total, received).write(self.record)
             raise
+        if received == 0:
+            self._discard()
+            raise IntegrityError(
+                f"{redact(url)}: the server sent an empty file", remedy=f"try a mirror ({MIRROR_VARIABLE})"
+            )
         if total is not None and received < total:
             raise _Fault(f"the transfer ended after {received} of {total} bytes")
         return received
@@ -598,10 +610,6 @@ class _Transfer:
     def _discard(self) -> None:
         self.record.unlink(missing_ok=True)
         self.part.unlink(missing_ok=True)
-
-
-class _TooMuch(Exception):
-    pass
 
 
 @contextlib.contextmanager
@@ -645,6 +653,8 @@ def _session() -> requests.Session:
     session = requests.Session()
     session.headers["User-Agent"] = f"qnn-ci (python-requests/{requests.__version__})"
     session.max_redirects = 10
+    session.hooks["response"].append(_stay_encrypted)
+    logging.getLogger("urllib3.connectionpool").addFilter(_without_queries)
     for variable in BUNDLE_VARIABLES:
         if bundle := os.environ.get(variable):
             if not Path(bundle).exists():
@@ -655,6 +665,23 @@ def _session() -> requests.Session:
             session.verify = bundle
             break
     return session
+
+
+def _stay_encrypted(response: requests.Response, **_: object) -> None:
+    """Refuse a redirect that gives up TLS."""
+    target = urljoin(response.url, response.headers.get("Location", ""))
+    if response.is_redirect and response.url.startswith("https:") and not target.startswith("https:"):
+        raise UpstreamError(
+            f"{redact(response.url)}: redirects to an address without TLS ({redact(target)})",
+            remedy=f"name a mirror in {MIRROR_VARIABLE}",
+        )
+
+
+def _without_queries(record: logging.LogRecord) -> bool:
+    """Signed addresses carry their secret in the query, and urllib3 logs whole paths at DEBUG."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(a.partition("?")[0] if isinstance(a, str) else a for a in record.args)
+    return True
 
 
 def _blocks(response: requests.Response) -> Iterator[bytes]:
@@ -672,7 +699,7 @@ def _validator(headers: Mapping[str, str]) -> str:
 
 
 def _check_start(block: bytes, response: requests.Response, url: str, name: str) -> None:
-    if not _zip_expected(url, name) or block.startswith(b"PK"[: len(block)]):
+    if not _zip_expected(url, name) or any(start.startswith(block[:4]) for start in ZIP_STARTS):
         return
     kind = "a web page" if _is_page(response) or block.lstrip()[:1] == b"<" else "something else"
     text = _printable(block)
@@ -723,7 +750,7 @@ def _zip_expected(url: str, name: str) -> bool:
 def file_name(url: str) -> str:
     """The last piece of the path, safe to show and to use as a file name."""
     last = urlsplit(url).path.rstrip("/").rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9._+-]", "_", last).lstrip(".") or quote(urlsplit(url).hostname or "download")
+    return re.sub(r"[^A-Za-z0-9._+-]", "_", last).lstrip(".")[-150:] or "download"
 
 
 def _number(value: str | None) -> int | None:

@@ -14,6 +14,7 @@ LANDMARKS: Mapping[str, tuple[str, ...]] = {
     "android-ndk": ("source.properties", "toolchains"),
     "hexagon-sdk": ("tools/elfsigner", "tools/HEXAGON_Tools"),
     "executorch-source": ("backends/qualcomm", "CMakeLists.txt"),
+    "executorch-runtime": ("share/cmake/executorch-config.cmake",),
 }
 """What tells a component's root from any other folder."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.download import Fetched, NotThere, Progress, fetch, mirrored
+from provisioning.download import Fetched, NotThere, Progress, fetch, mirrored, redact
 from provisioning.errors import IntegrityError
 from provisioning.sources import landing_place
 
@@ -34,37 +35,34 @@ def fetch_maven(source: Maven, downloads: Path, *, progress: Progress | None = N
 
 
 def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> None:
-    for kind in ("sha256", "sha1"):
-        expected = _sidecar(f"{url}.{kind}", fetched.path.with_name(f"{fetched.path.name}.{kind}"), kind)
+    for kind, digits in (("sha256", 64), ("sha1", 40)):
+        expected = _sidecar(f"{url}.{kind}", digits)
         if expected is None:
             continue
         found = fetched.sha256 if kind == "sha256" else _sha1(fetched.path)
         if found != expected:
             fetched.path.unlink()
             raise IntegrityError(
-                f"{fetched.path.name}: expected {kind} {expected} (the repository's own sum), found {found}; "
+                f"{redact(url)}: expected {kind} {expected} (the repository's own sum), found {found}; "
                 "nothing was kept",
                 remedy="run the same command again; if it stays so, the repository is at fault",
             )
         return
     if progress is not None:
-        progress.note(f"{fetched.path.name}: the repository has no sum to check it against")
+        progress.note(f"{redact(url)}: the repository has no sum to check it against")
 
 
-def _sidecar(url: str, into: Path, kind: str) -> str | None:
+def _sidecar(url: str, digits: int) -> str | None:
     """The sum that the repository publishes, or None when it publishes none of this kind."""
-    into.unlink(missing_ok=True)
-    try:
-        text = fetch(url, into, sha256=None, size=None).path.read_text(encoding="ascii", errors="replace")
-    except NotThere:
-        return None
-    finally:
-        into.unlink(missing_ok=True)
-    length = {"sha256": 64, "sha1": 40}[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            text = fetch(url, Path(folder) / "sum", sha256=None, size=None).path.read_text(errors="replace")
+        except NotThere:
+            return None
     words = text.split()
-    if not words or not re.fullmatch(rf"[0-9a-fA-F]{{{length}}}", words[0]):
+    if not words or not re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", words[0]):
         raise IntegrityError(
-            f"{into.name}: expected {length} hexadecimal digits, found {text[:60]!r}",
+            f"{redact(url)}: expected {digits} hexadecimal digits, found {text[:60]!r}",
             remedy="record the artifact's sha256 in the manifest",
         )
     return words[0].lower()

@@ -1,0 +1,215 @@
+"""A real HTTP server on the loopback interface that misbehaves as told, one request after another."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How to answer one request. By default: the server's body, ranges honoured, with its ETag."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent as they are, in place of what the server would send under these names."""
+    body: bytes | None = None
+    """Instead of the server's body; ranges do not apply to it."""
+    ranges: bool = True
+    cut: int | None = None
+    """Stop after this many bytes of the body …"""
+    reset: bool = False
+    """… with a TCP reset instead of an orderly end …"""
+    stall: bool = False
+    """… or by saying nothing more, with the connection open."""
+    pause: float = 0.0
+    """Seconds between chunks of the body."""
+    chunk: int = CHUNK
+    chunked: bool = False
+    """Transfer-Encoding: chunked, and so no Content-Length."""
+    fresh_body: bytes | None = None
+    """Becomes the server's body before this answer: the content changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """With names in lower case."""
+
+
+class FileServer:
+    """Serves one body at every path. `replies` are used up in turn; after them every answer is `usual`."""
+
+    def __init__(
+        self,
+        body: bytes | Path,
+        replies: Sequence[Reply] = (),
+        *,
+        usual: Reply | None = None,
+        validator: str = "etag",
+    ) -> None:
+        self.body = body
+        self.usual = usual or Reply()
+        self.validator = validator
+        """`etag`, `weak` (an ETag that promises nothing), `date` or `none`."""
+        self.requests: list[Request] = []
+        self.body_bytes = 0
+        """How many bytes of bodies went out."""
+        self._replies = list(replies)
+        self._version = 1
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        server = self
+
+        class Handler(_Handler):
+            owner = server
+
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def url(self, path: str = "/file.bin", *, host: str = "127.0.0.1", userinfo: str = "") -> str:
+        return f"http://{userinfo}{host}:{self.port}{path}"
+
+    def script(self, *replies: Reply) -> None:
+        """Add answers to those not given yet."""
+        with self._lock:
+            self._replies.extend(replies)
+
+    def __enter__(self) -> FileServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def next_reply(self, request: Request) -> Reply:
+        with self._lock:
+            self.requests.append(request)
+            reply = self._replies.pop(0) if self._replies else self.usual
+            if reply.fresh_body is not None:
+                self.body = reply.fresh_body
+                self._version += 1
+            return reply
+
+    def count(self, sent: int) -> None:
+        with self._lock:
+            self.body_bytes += sent
+
+    def wait_for_closing(self, seconds: float) -> None:
+        self._closing.wait(seconds)
+
+    def validators(self) -> dict[str, str]:
+        return {
+            "etag": {"ETag": f'"v{self._version}"'},
+            "weak": {"ETag": f'W/"v{self._version}"'},
+            "date": {"Last-Modified": f"Mon, 0{self._version} Jun 2026 10:00:00 GMT"},
+            "none": {},
+        }[self.validator]
+
+    def size(self) -> int:
+        return len(self.body) if isinstance(self.body, bytes) else self.body.stat().st_size
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients that go away are what these tests are about."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: FileServer
+
+    def do_GET(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        reply = self.owner.next_reply(Request("GET", self.path, headers))
+        body = reply.body if reply.body is not None else self.owner.body
+        whole = len(body) if isinstance(body, bytes) else body.stat().st_size
+        status, first, end = reply.status, 0, whole
+        out: dict[str, str] = {}
+        if status == 200 and reply.body is None:
+            out.update(self.owner.validators())
+            status, first = self._range(reply, headers, whole)
+            if status == 206:
+                out["Content-Range"] = f"bytes {first}-{end - 1}/{whole}"
+            elif status == 416:
+                out["Content-Range"] = f"bytes */{whole}"
+                first = end
+        if reply.chunked:
+            out["Transfer-Encoding"] = "chunked"
+        else:
+            out["Content-Length"] = str(end - first)
+        out.update(reply.headers)
+        self.send_response_only(status)
+        for name, value in out.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self._send(body, first, end, reply)
+
+    def do_HEAD(self) -> None:
+        self.owner.next_reply(Request("HEAD", self.path, {}))
+        self.send_error(403)
+
+    def _range(self, reply: Reply, headers: Mapping[str, str], whole: int) -> tuple[int, int]:
+        match = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))
+        current = next(iter(self.owner.validators().values()), None)
+        if match is None or not reply.ranges or headers.get("if-range", current) != current:
+            return 200, 0
+        first = int(match.group(1))
+        return (206, first) if first < whole else (416, 0)
+
+    def _send(self, body: bytes | Path, first: int, end: int, reply: Reply) -> None:
+        stop = end if reply.cut is None else min(end, first + reply.cut)
+        stream: BinaryIO | None = None if isinstance(body, bytes) else body.open("rb")
+        try:
+            if stream is not None:
+                stream.seek(first)
+            at = first
+            while at < stop:
+                size = min(reply.chunk, stop - at)
+                block = body[at : at + size] if isinstance(body, bytes) else stream.read(size)  # type: ignore[union-attr]
+                framed = b"%x\r\n%b\r\n" % (len(block), block) if reply.chunked else block
+                self.wfile.write(framed)
+                self.owner.count(len(block))
+                at += len(block)
+                if reply.pause:
+                    self.owner.wait_for_closing(reply.pause)
+            if reply.stall:
+                self.owner.wait_for_closing(60)
+            if reply.cut is not None or reply.stall:
+                self.close_connection = True
+                if reply.reset:
+                    self.wfile.flush()
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    self.connection.close()
+            elif reply.chunked:
+                self.wfile.write(b"0\r\n\r\n")
+        finally:
+            if stream is not None:
+                stream.close()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Quiet."""

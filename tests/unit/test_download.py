@@ -1,0 +1,695 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioning import download
+from provisioning.download import (
+    Patience,
+    fetch,
+    file_name,
+    mirrored,
+    parse_content_range,
+    parse_retry_after,
+    redact,
+)
+from provisioning.errors import (
+    EnvironmentLacking,
+    IntegrityError,
+    ToolkitError,
+    UpstreamError,
+    UsageError,
+)
+from tests.support.http_server import FileServer, Reply
+
+BODY = random.Random(1).randbytes(400_000)
+SHA = hashlib.sha256(BODY).hexdigest()
+OTHER = random.Random(2).randbytes(300_000)
+HALF = 200_000
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+class Notes:
+    """A progress that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.started: list[tuple[str, int | None, int]] = []
+        self.advanced = 0
+        self.finished = 0
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None:
+        self.started.append((name, total, done))
+
+    def advance(self, count: int) -> None:
+        self.advanced += count
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def patience(waits: list[float]) -> Patience:
+    return Patience(attempts=3, connect_timeout=5, stall_timeout=0.4, sleep=waits.append, jitter=lambda: 1.0)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*download.BUNDLE_VARIABLES, download.MIRROR_VARIABLE, "http_proxy", "HTTP_PROXY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    return tmp_path / "downloads" / "file.bin"
+
+
+def files(into: Path) -> list[str]:
+    return sorted(p.name for p in into.parent.iterdir() if not p.name.endswith(".lock"))
+
+
+def test_a_file_arrives_whole_with_its_hash(into: Path) -> None:
+    with FileServer(BODY) as server:
+        fetched = fetch(server.url(), into, sha256=None, size=None)
+    assert (fetched.path.read_bytes(), fetched.sha256, fetched.size) == (BODY, SHA, len(BODY))
+    assert files(into) == ["file.bin"]
+
+
+def test_an_expected_file_is_accepted_and_its_progress_told(into: Path) -> None:
+    told = Notes()
+    with FileServer(BODY) as server:
+        fetch(server.url("/a%20b.bin"), into, sha256=SHA, size=len(BODY), progress=told)
+    assert told.started == [("a_20b.bin", len(BODY), 0)]
+    assert (told.advanced, told.finished, told.notes) == (len(BODY), 1, [])
+
+
+def test_another_hash_is_refused_and_nothing_is_kept(into: Path) -> None:
+    with FileServer(OTHER) as server, pytest.raises(IntegrityError) as caught:
+        fetch(server.url(), into, sha256=SHA, size=None)
+    assert f"expected sha256 {SHA}, found {hashlib.sha256(OTHER).hexdigest()}" in caught.value.message
+    assert "nothing was kept" in caught.value.message
+    assert files(into) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Reply(cut=HALF),
+        Reply(cut=HALF, reset=True),
+        Reply(cut=HALF, stall=True),
+        Reply(cut=HALF, chunked=True),
+    ],
+    ids=["truncated", "reset", "stalled", "chunked"],
+)
+def test_a_broken_transfer_goes_on_where_it_stopped(fault: Reply, into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [fault]) as server:
+        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    first, second = server.requests
+    assert fetched.path.read_bytes() == BODY
+    assert "range" not in first.headers
+    # A reset may take bytes with it that were sent and not yet read.
+    start = int(second.headers["range"].removeprefix("bytes=").removesuffix("-"))
+    assert 0 < start <= HALF
+    assert second.headers["if-range"] == '"v1"'
+
+
+def test_what_is_here_is_not_sent_again(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)]) as server:
+        fetch(server.url(), into, sha256=SHA, size=len(BODY), patience=patience)
+    assert server.body_bytes == len(BODY)
+
+
+def test_a_transfer_given_up_is_resumed_by_the_next_call(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)], usual=Reply(status=503, body=b"")) as server:
+        with pytest.raises(UpstreamError, match="503"):
+            fetch(server.url(), into, sha256=None, size=None, patience=patience)
+        server.usual = Reply()
+        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert fetched.path.read_bytes() == BODY
+    assert server.body_bytes == len(BODY)
+
+
+@pytest.mark.parametrize("status", sorted(download.RETRIED))
+def test_a_passing_refusal_is_tried_again(
+    status: int, into: Path, patience: Patience, waits: list[float]
+) -> None:
+    with FileServer(BODY, [Reply(status=status, body=b"busy")]) as server:
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert (len(server.requests), waits) == (2, [0.5])
+
+
+def test_the_servers_own_waiting_time_is_respected(
+    into: Path, patience: Patience, waits: list[float]
+) -> None:
+    busy = Reply(status=429, body=b"", headers={"Retry-After": "7"})
+    with FileServer(BODY, [busy]) as server:
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert waits == [7.0]
+
+
+def test_the_servers_waiting_time_has_a_limit(into: Path, patience: Patience, waits: list[float]) -> None:
+    busy = Reply(status=503, body=b"", headers={"Retry-After": "999999"})
+    with FileServer(BODY, [busy]) as server:
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert waits == [patience.longest_retry_after]
+
+
+def test_delays_grow_and_attempts_end(into: Path, patience: Patience, waits: list[float]) -> None:
+    with (
+        FileServer(BODY, usual=Reply(status=500, body=b"")) as server,
+        pytest.raises(UpstreamError, match=r"500.*3 attempts without progress") as caught,
+    ):
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert (len(server.requests), waits) == (3, [0.5, 1.0])
+    assert caught.value.exit_code == 4
+
+
+def test_progress_gives_patience_back(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=40_000)] * 9) as server:
+        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert fetched.path.read_bytes() == BODY
+    assert len(server.requests) == 10
+
+
+def test_the_same_bytes_again_are_no_progress(into: Path, patience: Patience) -> None:
+    with (
+        FileServer(BODY, usual=Reply(cut=HALF, ranges=False)) as server,
+        pytest.raises(UpstreamError, match="ended"),
+    ):
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 451])
+def test_a_final_refusal_is_not_tried_again(
+    status: int, into: Path, patience: Patience, waits: list[float]
+) -> None:
+    with (
+        FileServer(BODY, usual=Reply(status=status, body=b"no")) as server,
+        pytest.raises(UpstreamError, match=str(status)) as caught,
+    ):
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert (len(server.requests), waits) == (1, [])
+    assert caught.value.remedy
+
+
+def test_a_forbidden_download_tells_the_ways_round(into: Path) -> None:
+    with FileServer(BODY, usual=Reply(status=403)) as server, pytest.raises(UpstreamError) as caught:
+        fetch(server.url(), into, sha256=SHA, size=None)
+    assert "QNN_CI_MIRROR" in caught.value.remedy
+    assert "QNN_SDK_ROOT" in caught.value.remedy
+
+
+def test_a_redirect_to_a_refusal_names_both_ends(into: Path) -> None:
+    with FileServer(BODY) as server:
+        there = server.url("/gone", host="localhost")
+        server.script(Reply(status=301, body=b"", headers={"Location": there}), Reply(status=403, body=b""))
+        with pytest.raises(UpstreamError) as caught:
+            fetch(server.url("/sdk.zip"), into, sha256=SHA, size=None)
+    assert "/sdk.zip" in caught.value.message
+    assert "redirected to localhost" in caught.value.message
+
+
+def test_credentials_go_to_their_host_only(into: Path) -> None:
+    with FileServer(BODY) as server:
+        there = server.url("/real.bin", host="localhost")
+        server.script(Reply(status=302, body=b"", headers={"Location": there}))
+        fetch(server.url(userinfo="me:secret@"), into, sha256=SHA, size=None)
+    first, second = server.requests
+    assert first.headers["authorization"].startswith("Basic ")
+    assert "authorization" not in second.headers
+
+
+def test_a_redirect_away_from_tls_is_refused() -> None:
+    import requests
+
+    response = requests.Response()
+    response.status_code = 302
+    response.url = "https://vendor.example/sdk.zip"
+    response.headers["Location"] = "http://elsewhere.example/sdk.zip?sig=secret"
+    with pytest.raises(UpstreamError, match="without TLS") as caught:
+        download._stay_encrypted(response)
+    assert "secret" not in caught.value.message
+
+
+def test_a_web_page_in_place_of_a_zip_is_named_as_one(into: Path) -> None:
+    page = Reply(body=b"<html>Please sign in</html>", headers={"Content-Type": "text/html; charset=utf-8"})
+    with FileServer(BODY, [page]) as server, pytest.raises(IntegrityError) as caught:
+        fetch(server.url("/sdk.zip"), into, sha256=None, size=None)
+    assert "web page" in caught.value.message
+    assert "Please sign in" in caught.value.message
+    assert files(into) == []
+
+
+def test_a_web_page_in_place_of_any_file_is_named_as_one(into: Path) -> None:
+    page = Reply(body=b"<html>", headers={"Content-Type": "text/html"})
+    with FileServer(BODY, [page]) as server, pytest.raises(IntegrityError, match="web page"):
+        fetch(server.url("/tool.bin"), into, sha256=None, size=None)
+
+
+def test_a_page_with_the_wrong_size_is_named_as_a_page(into: Path) -> None:
+    page = Reply(body=b"<html>", headers={"Content-Type": "text/html"})
+    with FileServer(BODY, [page]) as server, pytest.raises(IntegrityError, match="web page"):
+        fetch(server.url("/sdk.zip"), into, sha256=SHA, size=len(BODY))
+
+
+def test_a_zip_served_as_a_page_is_still_a_zip(into: Path) -> None:
+    body = b"PK\x03\x04" + BODY
+    with FileServer(body, usual=Reply(headers={"Content-Type": "text/html"})) as server:
+        fetched = fetch(server.url("/sdk.zip"), into, sha256=None, size=len(body))
+    assert fetched.size == len(body)
+
+
+def test_a_tiny_body_is_quoted(into: Path) -> None:
+    with (
+        FileServer(BODY, [Reply(body=b'{"error": "quota"}')]) as server,
+        pytest.raises(IntegrityError) as caught,
+    ):
+        fetch(server.url("/sdk.zip"), into, sha256=SHA, size=len(BODY))
+    assert f"expected {len(BODY)} bytes, the server has 18" in caught.value.message
+    assert '{"error": "quota"}' in caught.value.message
+
+
+def test_an_empty_body_is_refused(into: Path) -> None:
+    with FileServer(BODY, [Reply(body=b"")]) as server, pytest.raises(IntegrityError, match="empty"):
+        fetch(server.url(), into, sha256=None, size=None)
+    assert files(into) == []
+
+
+def test_another_length_is_refused_before_the_body(into: Path) -> None:
+    told = Notes()
+    with FileServer(BODY) as server, pytest.raises(IntegrityError, match="expected 5 bytes, the server has"):
+        fetch(server.url(), into, sha256=None, size=5, progress=told)
+    assert told.started == []
+
+
+def test_more_bytes_than_expected_stop_at_once(into: Path) -> None:
+    endless = Reply(body=bytes(50_000_000), chunked=True)
+    with (
+        FileServer(BODY, [endless]) as server,
+        pytest.raises(IntegrityError, match=f"more bytes than the expected {len(BODY)}"),
+    ):
+        fetch(server.url(), into, sha256=SHA, size=len(BODY))
+    assert server.body_bytes < 50_000_000
+    assert files(into) == []
+
+
+def test_an_understated_length_is_a_wrong_hash(into: Path) -> None:
+    with (
+        FileServer(BODY, [Reply(headers={"Content-Length": "1000"})]) as server,
+        pytest.raises(IntegrityError, match="expected sha256"),
+    ):
+        fetch(server.url(), into, sha256=SHA, size=None)
+
+
+def test_a_server_that_ignores_ranges_starts_from_the_beginning(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF), Reply(ranges=False)]) as server:
+        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert fetched.path.read_bytes() == BODY
+    assert server.body_bytes == len(BODY) + HALF
+
+
+def test_a_content_that_changed_starts_from_the_beginning(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF), Reply(fresh_body=OTHER)]) as server:
+        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert fetched.path.read_bytes() == OTHER
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"ETag": '"v2"', "Content-Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY)}"},
+        {"Content-Range": f"bytes {HALF}-{len(BODY) - 1}/{len(BODY) + 9}"},
+        {"Content-Range": f"bytes 0-{len(BODY) - 1}/{len(BODY)}"},
+        {"Content-Range": "nonsense"},
+    ],
+    ids=["etag", "total", "start", "nonsense"],
+)
+def test_a_range_of_something_else_is_not_taken(
+    headers: dict[str, str], into: Path, patience: Patience
+) -> None:
+    lying = Reply(status=206, body=bytes(len(BODY) - HALF), headers=headers)
+    with FileServer(BODY, [Reply(cut=HALF), lying]) as server:
+        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert fetched.path.read_bytes() == BODY
+
+
+def test_a_server_that_never_agrees_is_given_up(into: Path, patience: Patience) -> None:
+    lying = Reply(status=206, body=b"x", headers={"Content-Range": "bytes 0-0/1"})
+    with (
+        FileServer(BODY, [Reply(cut=HALF), lying] * 3) as server,
+        pytest.raises(UpstreamError, match="changes while it is fetched"),
+    ):
+        fetch(server.url(), into, sha256=None, size=None, patience=replace(patience, attempts=9))
+
+
+def test_a_part_longer_than_the_file_is_dropped(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=350_000)]) as server:
+        server.script(Reply(fresh_body=OTHER, status=416, body=b""))
+        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert fetched.path.read_bytes() == OTHER
+
+
+def test_without_validator_and_hash_nothing_is_resumed(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)], validator="none") as server:
+        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert fetched.path.read_bytes() == BODY
+    assert all("range" not in request.headers for request in server.requests)
+
+
+def test_a_weak_tag_is_no_promise(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)], validator="weak") as server:
+        fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert "range" not in server.requests[1].headers
+
+
+def test_a_date_serves_as_validator(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)], validator="date") as server:
+        fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert server.requests[1].headers["if-range"] == "Mon, 01 Jun 2026 10:00:00 GMT"
+
+
+def test_a_known_hash_serves_as_validator(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)], validator="none") as server:
+        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+    assert server.requests[1].headers["range"] == f"bytes={HALF}-"
+
+
+def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: Patience) -> None:
+    told = Notes()
+    with FileServer(BODY, [Reply(cut=HALF, status=200), Reply(status=403)]) as server:
+        with pytest.raises(UpstreamError):
+            fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+        part = into.with_name("file.bin.part")
+        part.write_bytes(b"?" * part.stat().st_size)
+        fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience, progress=told)
+    assert fetched.path.read_bytes() == BODY
+    assert any("another hash" in note for note in told.notes)
+
+
+def test_a_mirror_continues_what_another_began_when_the_hash_is_known(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)], usual=Reply(status=403)) as first, FileServer(BODY) as second:
+        fetch(first.url(), into, mirrors=[second.url()], sha256=SHA, size=len(BODY), patience=patience)
+    assert second.requests[0].headers["range"] == f"bytes={HALF}-"
+    assert "if-range" not in second.requests[0].headers
+
+
+def test_a_mirror_starts_over_when_the_hash_is_not_known(into: Path, patience: Patience) -> None:
+    with FileServer(BODY, [Reply(cut=HALF)], usual=Reply(status=403)) as first, FileServer(BODY) as second:
+        fetch(first.url(), into, mirrors=[second.url()], sha256=None, size=None, patience=patience)
+    assert "range" not in second.requests[0].headers
+
+
+def test_mirrors_are_asked_in_turn_and_the_change_is_told(into: Path) -> None:
+    told = Notes()
+    with FileServer(OTHER) as bad, FileServer(BODY) as good:
+        fetched = fetch(bad.url(), into, mirrors=[good.url()], sha256=SHA, size=None, progress=told)
+    assert fetched.sha256 == SHA
+    assert any(f"127.0.0.1:{good.port}" in note for note in told.notes)
+
+
+def test_when_every_address_fails_each_reason_is_told(into: Path) -> None:
+    gone = Reply(status=404, body=b"")
+    with (
+        FileServer(BODY, usual=gone) as first,
+        FileServer(OTHER) as second,
+        pytest.raises(IntegrityError) as caught,
+    ):
+        fetch(first.url(), into, mirrors=[second.url()], sha256=SHA, size=None)
+    assert "404" in caught.value.message
+    assert "expected sha256" in caught.value.message
+
+
+def test_no_server_at_all_is_a_network_fault(into: Path, patience: Patience) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(UpstreamError, match="connection refused"):
+            fetch(f"http://127.0.0.1:{port}/a.zip", into, sha256=SHA, size=None, patience=patience)
+
+
+def test_an_unknown_host_is_named_as_one(into: Path, patience: Patience) -> None:
+    with pytest.raises(UpstreamError, match=r"nowhere\.invalid.*resolved"):
+        fetch("http://nowhere.invalid/a.zip", into, sha256=SHA, size=None, patience=patience)
+
+
+def test_a_thing_that_is_no_address_is_wrong_use(into: Path) -> None:
+    with pytest.raises(UsageError, match="ftp://host/a"):
+        fetch("ftp://host/a", into, sha256=SHA, size=None)
+
+
+def test_a_finished_file_is_used_again(into: Path) -> None:
+    with FileServer(BODY) as server:
+        first = fetch(server.url(), into, sha256=SHA, size=len(BODY))
+        assert fetch(server.url(), into, sha256=SHA, size=len(BODY)) == first
+    assert len(server.requests) == 1
+
+
+def test_a_damaged_finished_file_is_fetched_again(into: Path) -> None:
+    told = Notes()
+    into.parent.mkdir()
+    into.write_bytes(BODY[:-1] + b"?")
+    with FileServer(BODY) as server:
+        fetched = fetch(server.url(), into, sha256=SHA, size=len(BODY), progress=told)
+    assert fetched.path.read_bytes() == BODY
+    assert any("damaged" in note for note in told.notes)
+
+
+def test_a_part_that_is_whole_needs_no_server(into: Path) -> None:
+    into.parent.mkdir()
+    into.with_name("file.bin.part").write_bytes(BODY)
+    record = {"url": "http://127.0.0.1:9/x", "validator": '"v1"', "total": len(BODY), "done": len(BODY)}
+    into.with_name("file.bin.part.json").write_text(json.dumps(record))
+    fetched = fetch("http://127.0.0.1:9/x", into, sha256=None, size=None)
+    assert (fetched.sha256, files(into)) == (SHA, ["file.bin"])
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b'{"url": 1}', b"\xff", b'{"done": "9"}'])
+def test_a_part_without_a_sound_record_is_dropped(record: bytes, into: Path) -> None:
+    into.parent.mkdir()
+    into.with_name("file.bin.part").write_bytes(b"?" * 100)
+    into.with_name("file.bin.part.json").write_bytes(record)
+    with FileServer(BODY) as server:
+        fetched = fetch(server.url(), into, sha256=SHA, size=None)
+    assert fetched.path.read_bytes() == BODY
+    assert "range" not in server.requests[0].headers
+
+
+def test_an_interrupted_transfer_keeps_what_it_has(into: Path) -> None:
+    class Interrupting(Notes):
+        def advance(self, count: int) -> None:
+            raise KeyboardInterrupt
+
+    with FileServer(BODY, [Reply(cut=HALF, stall=True)]) as server:
+        with pytest.raises(KeyboardInterrupt):
+            fetch(server.url(), into, sha256=None, size=None, progress=Interrupting())
+        fetched = fetch(server.url(), into, sha256=None, size=None)
+    assert fetched.path.read_bytes() == BODY
+    assert server.requests[1].headers["range"] != "bytes=0-"
+
+
+def test_secrets_are_shown_nowhere(into: Path, patience: Patience, caplog: pytest.LogCaptureFixture) -> None:
+    told = Notes()
+    caplog.set_level(logging.DEBUG)
+    with FileServer(BODY, [Reply(status=503, body=b""), Reply(cut=HALF)], usual=Reply(status=403)) as server:
+        url = server.url("/sdk.zip?sig=TOPSECRET&plainTOPSECRET", userinfo="me:TOPSECRET@")
+        with pytest.raises(ToolkitError) as caught:
+            fetch(url, into, sha256=SHA, size=None, progress=told, patience=patience)
+    kept = "".join(p.read_text() for p in into.parent.glob("*.json"))
+    for shown in (
+        caught.value.message,
+        caught.value.remedy,
+        *told.notes,
+        caplog.text,
+        kept,
+        str(told.started),
+    ):
+        assert "TOPSECRET" not in shown
+
+
+def test_secrets_are_not_in_tracebacks(into: Path, patience: Patience) -> None:
+    import traceback
+
+    with (
+        FileServer(BODY, usual=Reply(stall=True, cut=0)) as server,
+        pytest.raises(UpstreamError) as caught,
+    ):
+        url = server.url("/a.zip?sig=TOPSECRET", userinfo="me:TOPSECRET@")
+        fetch(url, into, sha256=SHA, size=None, patience=patience)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "nothing arrived" in shown
+    assert "TOPSECRET" not in shown.replace('userinfo="me:TOPSECRET@"', "").replace("sig=TOPSECRET", "")
+
+
+def test_servers_see_who_asks_and_are_never_asked_for_heads(into: Path) -> None:
+    with FileServer(BODY) as server:
+        fetch(server.url(), into, sha256=SHA, size=None)
+    (request,) = server.requests
+    assert request.method == "GET"
+    assert request.headers["user-agent"].startswith("qnn-ci ")
+    assert request.headers["accept-encoding"] == "identity"
+
+
+def test_the_proxy_of_the_environment_is_used(into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FileServer(BODY) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url("/"))
+        fetched = fetch("http://vendor.invalid/sdk.bin", into, sha256=SHA, size=None)
+    assert fetched.sha256 == SHA
+    assert proxy.requests[0].path == "http://vendor.invalid/sdk.bin"
+
+
+@pytest.mark.parametrize("variable", download.BUNDLE_VARIABLES)
+def test_a_missing_ca_bundle_is_named(variable: str, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "/nowhere/ca.pem")
+    with pytest.raises(EnvironmentLacking, match=f"{variable}.*/nowhere/ca.pem"):
+        fetch("https://vendor.invalid/a", into, sha256=SHA, size=None)
+
+
+def test_too_little_space_is_told_before_the_body(into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Notes()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(9, 8, 1000))
+    with FileServer(BODY) as server, pytest.raises(EnvironmentLacking) as caught:
+        fetch(server.url(), into, sha256=SHA, size=len(BODY), progress=told)
+    assert str(into.parent) in caught.value.message
+    assert "400,000 bytes more needed, 1,000 bytes free" in caught.value.message
+    assert told.started == []
+
+
+def test_waiting_for_another_process_is_told(into: Path) -> None:
+    from filelock import FileLock
+
+    told = Notes()
+    into.parent.mkdir()
+    holder = FileLock(into.with_name("file.bin.lock"))
+    holder.acquire()
+    with FileServer(BODY) as server:
+        waiting = threading.Thread(
+            target=fetch, args=(server.url(), into), kwargs={"sha256": SHA, "size": None, "progress": told}
+        )
+        waiting.start()
+        deadline = time.monotonic() + 20
+        while not told.notes and time.monotonic() < deadline:
+            time.sleep(0.02)
+        holder.release()
+        waiting.join(20)
+    assert told.notes == ["file.bin: waiting for another process that fetches it"]
+    assert into.read_bytes() == BODY
+
+
+def test_threads_that_want_the_same_file_fetch_it_once(into: Path) -> None:
+    with FileServer(BODY) as server:
+        threads = [
+            threading.Thread(target=fetch, args=(server.url(), into), kwargs={"sha256": SHA, "size": None})
+            for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert len(server.requests) == 1
+
+
+def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Path) -> None:
+    import contextlib
+
+    local = tmp_path / "local.bin"
+    local.write_bytes(OTHER)
+    with pytest.raises(IntegrityError, match="expected sha256"):
+        download.supplied(
+            into, lambda: contextlib.nullcontext(local), sha256=SHA, size=None, name="local.bin"
+        )
+    assert files(into) == []
+
+
+SECRETS = st.text(alphabet="ABCDEFGHIJKLMNOPQRSTUVWXYZ", min_size=8, max_size=20)
+
+
+@given(user=SECRETS, password=SECRETS, token=SECRETS, fragment=SECRETS)
+def test_redaction_leaves_no_secret(user: str, password: str, token: str, fragment: str) -> None:
+    url = f"https://{user}:{password}@host.example:8443/a/b.zip?x-sig={token}&{token}#{fragment}"
+    assert redact(url) == "https://***@host.example:8443/a/b.zip?x-sig=***&***"
+
+
+@given(st.text())
+def test_redaction_takes_anything(text: str) -> None:
+    assert redact(redact(text)) == redact(text)
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10**12))
+def test_content_ranges_are_read_or_refused(start: int, last: int, total: int) -> None:
+    found = parse_content_range(f"bytes {start}-{last}/{total}")
+    if start <= last < total:
+        assert found is not None
+        assert (found.start, found.total) == (start, total)
+    else:
+        assert found is None
+
+
+@given(st.text(max_size=40))
+def test_content_ranges_never_raise(text: str) -> None:
+    found = parse_content_range(text)
+    assert found is None or found.total is not None or found.start is not None
+
+
+@given(st.one_of(st.text(max_size=40), st.integers(0, 10**9).map(str)))
+def test_retry_after_is_never_negative(text: str) -> None:
+    wait = parse_retry_after(text, 1e9)
+    assert wait is None or wait >= 0
+
+
+def test_retry_after_reads_dates() -> None:
+    assert parse_retry_after("Thu, 01 Jan 1970 00:01:40 GMT", 40.0) == 60.0
+
+
+@given(st.text())
+def test_file_names_are_one_safe_component(text: str) -> None:
+    name = file_name(f"https://host.example/{text}")
+    assert name not in ("", ".", "..")
+    assert not set(name) & set("/\\\0\n ")
+    assert len(name) <= 150
+
+
+def test_the_mirror_variable_replaces_the_host_and_keeps_the_path() -> None:
+    there = mirrored("https://vendor.example/a/b.zip?x=1", {"QNN_CI_MIRROR": "http://m.example:8080/sdk/"})
+    assert there == "http://m.example:8080/sdk/a/b.zip?x=1"
+
+
+def test_without_the_mirror_variable_addresses_stay() -> None:
+    assert mirrored("https://vendor.example/a", {}) == "https://vendor.example/a"
+
+
+@pytest.mark.parametrize("value", ["mirror.example", "ftp://mirror.example", "https://"])
+def test_a_mirror_that_is_no_base_is_wrong_use(value: str) -> None:
+    with pytest.raises(UsageError, match="QNN_CI_MIRROR"):
+        mirrored("https://vendor.example/a", {"QNN_CI_MIRROR": value})
+
+
+@given(st.integers(1, 200), st.floats(0, 1))
+def test_delays_are_spread_and_bounded(failures: int, chance: float) -> None:
+    patience = Patience(jitter=lambda: chance)
+    assert 0.25 <= patience.delay(failures) <= patience.longest_delay
