@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from provisioning.findings import Finding, Outcome, Report, Severity, severity_counts
 
-Verdict = Literal["pass", "fail", "error", "did not run"]
+Verdict = Literal["pass", "fail", "error", "did not run", "skipped"]
 
 DID_NOT_RUN = "report.did-not-run"
-"""The rule of the one finding in a report that stands for a stage which never ran."""
+"""The finding of a report that stands in for a stage which never ran; a note when that was asked for."""
 
 # Controls but tab and newline, the C1 range, what turns text around, and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def verdict(report: Report) -> Verdict:
-    if any(finding.rule == DID_NOT_RUN for finding in report.findings):
-        return "did not run"
+    for finding in report.findings:
+        if finding.rule == DID_NOT_RUN:
+            return "skipped" if finding.severity is Severity.NOTE else "did not run"
     return report.outcome.value
 
 
 def worst(reports: Iterable[Report]) -> Outcome:
-    """The outcome of all together; nothing at all is no pass."""
-    outcomes = [report.outcome for report in reports]
+    """The outcome of all together but the skipped; nothing at all is no pass."""
+    outcomes = [report.outcome for report in reports if verdict(report) != "skipped"]
     for outcome in (Outcome.ERROR, Outcome.FAIL):
         if outcome in outcomes:
             return outcome
     return Outcome.PASS if outcomes else Outcome.ERROR
+
+
+def headline(reports: Sequence[Report]) -> str:
+    """What all reports come to, in a line."""
+    verdicts = [verdict(report) for report in reports]
+    ran = len(verdicts) - verdicts.count("skipped")
+    bad = ran - verdicts.count("pass")
+    said = f"{bad} of {plural(ran, 'stage')} did not pass" if bad else f"{plural(ran, 'stage')} passed"
+    if skipped := len(verdicts) - ran:
+        said += f", {skipped} skipped"
+    return said if ran else "no stage has reported"
 
 
 def visible(text: str) -> str:
@@ -51,6 +64,12 @@ def counted(report: Report) -> str:
     return ", ".join(plural(count, kind.value) for kind, count in counts.items() if count) or "nothing found"
 
 
+def found(report: Report) -> str:
+    """What was found in numbers, or why nothing was looked for."""
+    reasons = [finding.message for finding in report.findings if finding.rule == DID_NOT_RUN]
+    return one_line(reasons[0]) if reasons else counted(report)
+
+
 def size(count: int) -> str:
     """Bytes in the unit that people read: 4.2 MB."""
     if count < 1000:
@@ -64,12 +83,18 @@ def size(count: int) -> str:
 
 
 def seconds(value: float) -> str:
+    if not math.isfinite(value):
+        return "? s"
     if value < 10:
         return f"{value:.2f} s"
     if value < 120:
         return f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def duration(report: Report) -> str:
+    return "–" if verdict(report) in ("did not run", "skipped") else seconds(report.seconds)
 
 
 def by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from provisioning.findings import Report, Severity
 from provisioning.rendering.text import (
     by_severity,
-    counted,
+    duration,
+    found,
+    headline,
     plural,
     scalar_metrics,
-    seconds,
     size,
     verdict,
     visible,
@@ -22,7 +23,7 @@ from provisioning.rendering.text import (
 LIMIT = 1024 * 1024 - 4096
 """GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
 
-MARKS = {"pass": "✅", "fail": "❌", "error": "❌", "did not run": "⚪"}
+MARKS = {"pass": "✅", "fail": "❌", "error": "❌", "did not run": "❌", "skipped": "⚪"}
 SEVERITY_MARKS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "🔵"}
 
 # All ASCII punctuation may be escaped in Markdown; a backslash before a letter would be shown.
@@ -47,9 +48,7 @@ def _entity(match: re.Match[str]) -> str:
 
 def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
     """Lines, and whether a line may be left out when there is no room."""
-    overall = worst(reports)
-    failed = sum(verdict(report) != "pass" for report in reports)
-    yield f"## {MARKS[overall.value]} {_headline(len(reports), failed)}", False
+    yield f"## {MARKS[worst(reports).value]} {headline(reports)}", False
     yield "", False
     yield "| stage | verdict | profile | target | found | time |", False
     yield "| --- | --- | --- | --- | --- | ---: |", False
@@ -60,20 +59,12 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
             f"{MARKS[said]} {said}",
             cell(report.profile),
             cell(report.target),
-            counted(report),
-            seconds(report.seconds),
+            found(report),
+            duration(report),
         )
         yield f"| {' | '.join(cells)} |", False
     for report in reports:
         yield from _details(report)
-
-
-def _headline(total: int, failed: int) -> str:
-    if not total:
-        return "No stage has reported"
-    return (
-        f"{failed} of {plural(total, 'stage')} did not pass" if failed else f"{plural(total, 'stage')} passed"
-    )
 
 
 def _details(report: Report) -> Iterator[tuple[str, bool]]:
@@ -99,7 +90,7 @@ def _details(report: Report) -> Iterator[tuple[str, bool]]:
     if metrics:
         yield "", False
         yield " · ".join(f"{cell(name)} **{cell(value)}**" for name, value in metrics.items()), True
-    if verdict(report) != "pass" and report.command:
+    if verdict(report) not in ("pass", "skipped") and report.command:
         yield "", False
         yield f"Repeat with: <code>{cell(report.command)}</code>", True
 

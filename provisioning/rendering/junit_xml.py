@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 from provisioning.findings import Finding, Outcome, Report, Severity
 from provisioning.rendering.text import counted, one_line, verdict
 
+STAGE_RESULT = {"pass": "", "fail": "failure", "error": "error", "did not run": "error", "skipped": "skipped"}
+
 # XML 1.0 has no way to write these, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -17,7 +19,7 @@ def junit(reports: Sequence[Report]) -> str:
     """One `testsuite` per stage.
 
     Its first case is the stage itself, so that an empty suite still says pass or fail. Errors are failures
-    (or errors, where the check itself could not be made); warnings and what did not run are skipped cases,
+    (or errors, where the check itself could not be made); warnings and what was skipped are skipped cases,
     which consumers show and never count as passed; notes are the suite's output.
     """
     top = ElementTree.Element("testsuites", name="qnn-ci")
@@ -63,8 +65,7 @@ def _stage(suite: ElementTree.Element, report: Report) -> None:
     case = ElementTree.SubElement(
         suite, "testcase", classname=clean(report.stage), name="stage", time=f"{report.seconds:.3f}"
     )
-    kind = {"pass": None, "fail": "failure", "error": "error", "did not run": "skipped"}[verdict(report)]
-    if kind:
+    if kind := STAGE_RESULT[verdict(report)]:
         message = f"{report.stage}: {verdict(report)}: {counted(report)}"
         ElementTree.SubElement(case, kind, message=clean(message)).text = clean(
             f"repeat with: {report.command}"

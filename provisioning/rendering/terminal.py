@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, TextIO
 from provisioning.findings import Artifact, Finding, Report, Severity
 from provisioning.rendering.text import (
     by_severity,
-    counted,
+    duration,
+    found,
+    headline,
     one_line,
     plural,
     scalar_metrics,
@@ -20,6 +22,7 @@ from provisioning.rendering.text import (
     size,
     verdict,
     visible,
+    worst,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +40,8 @@ VERDICTS = {
     "pass": ("✓ PASS", "bold green"),
     "fail": ("✗ FAIL", "bold red"),
     "error": ("✗ ERROR", "bold red"),
-    "did not run": ("∅ DID NOT RUN", "bold yellow"),
+    "did not run": ("✗ DID NOT RUN", "bold red"),
+    "skipped": ("– SKIPPED", "bold yellow"),
 }
 
 
@@ -59,6 +63,29 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics), Text()]
     return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
+
+
+def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100) -> str:
+    """All stages in a table, what they made, and what it comes to."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows: list[tuple[str | Text, ...]] = [
+        (report.stage, Text(*VERDICTS[verdict(report)]), found(report), duration(report))
+        for report in reports
+    ]
+    parts: list[RenderableType] = [
+        table(("stage", "verdict", "found", "time"), rows, right=frozenset({3})),
+        Text(),
+    ]
+    if artifacts := [artifact for report in reports for artifact in report.artifacts]:
+        parts += [_artifacts(artifacts), Text()]
+    word, style = VERDICTS[worst(reports).value]
+    total = seconds(sum(report.seconds for report in reports))
+    parts.append(
+        Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
+    )
+    return rendered(Group(*parts), colour=colour, width=width)
 
 
 def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
@@ -93,7 +120,7 @@ def terminal_width(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()
+    columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right: frozenset[int] = frozenset()
 ) -> RenderableType:
     """A plain table with light rules; every cell is taken as it is, never as markup."""
     from rich import box
@@ -104,7 +131,7 @@ def table(
     for index, name in enumerate(columns):
         made.add_column(Text(name), justify="right" if index in right else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(visible(cell)) for cell in row))
+        made.add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in row))
     return made
 
 
@@ -160,12 +187,12 @@ def _verdict(report: Report) -> Text:
     from rich.text import Text
 
     word, style = VERDICTS[verdict(report)]
-    about = f"{visible(report.profile)}, {visible(report.target)}"
+    about = ", ".join(visible(part) for part in (report.profile, report.target) if part)
     return Text.assemble(
         (word, style),
         "  ",
         (visible(report.stage), "bold"),
-        f" ({about}): {counted(report)}, {seconds(report.seconds)}",
+        f"{f' ({about})' if about else ''}: {found(report)}, {duration(report)}",
         no_wrap=True,
         overflow="ignore",
     )

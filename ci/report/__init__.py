@@ -1,0 +1,1 @@
+"""All stages' reports together: collected, and rendered for people and for machines."""

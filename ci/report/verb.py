@@ -1,0 +1,108 @@
+"""`report`: every stage's report together, for people and for machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ci.gate import stage_names
+from ci.report.collect import collect
+from ci.report.html import html
+from ci.report.publish import publish, save
+from provisioning.errors import EnvironmentLacking
+from provisioning.findings import SCHEMA, Outcome, Report
+from provisioning.rendering import console, github_annotations, junit, markdown, sarif
+from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
+from provisioning.rendering.text import verdict, worst
+from provisioning.settings import reports_path
+
+EXAMPLES = """\
+  nox -s report
+  nox -s report -- --format html -o site/index.html
+  python -m ci report --format markdown --check
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=("console", *RENDERINGS),
+        help="print only this one [console, with index.html and junit.xml written beside the reports]",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write there [stdout; html: index.html in --reports]",
+    )
+    parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
+    parser.add_argument(
+        "--expect", action="append", metavar="STAGE", help="a stage that must have run; may be repeated"
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 unless all stages passed")
+
+
+def run(args: argparse.Namespace) -> int:
+    directory = reports_path(args.reports)
+    if not directory.is_dir():
+        raise EnvironmentLacking(
+            f"there is no directory of reports at {directory}",
+            remedy="nox, which runs the stages that write them",
+        )
+    reports = collect(directory, args.expect or stage_names())
+    if args.format is None or args.format == "console":
+        text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
+    else:
+        text = RENDERINGS[args.format](reports)
+    output = args.output or (directory / "index.html" if args.format == "html" else None)
+    if output is not None:
+        save(output, text)
+        sys.stdout.write(f"wrote {output}\n")
+    else:
+        write(text, sys.stdout)
+    if args.format is None:
+        sys.stdout.write("\n")
+        for path in publish(reports, directory, os.environ):
+            sys.stdout.write(f"wrote {path}\n")
+    return 1 if args.check and worst(reports) is not Outcome.PASS else 0
+
+
+def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
+    """The stages that have something to say, each at length, then all in a table."""
+    shown = [r for r in reports if verdict(r) not in ("pass", "skipped", "did not run")]
+    parts = [console(report, colour=colour, width=width) for report in shown]
+    return "\n".join([*parts, overview(reports, colour=colour, width=width)])
+
+
+def as_json(reports: Sequence[Report]) -> str:
+    """All reports and what they come to; the shape of each is that of its own file."""
+    together = {
+        "schema": SCHEMA,
+        "outcome": worst(reports).value,
+        "reports": [asdict(report) for report in reports],
+    }
+    return json.dumps(together, indent=2, sort_keys=True) + "\n"
+
+
+def _sarif(reports: Sequence[Report]) -> str:
+    return sarif(reports)
+
+
+def _github(reports: Sequence[Report]) -> str:
+    return "".join(github_annotations(report) for report in reports)
+
+
+RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
+    "json": as_json,
+    "junit": junit,
+    "sarif": _sarif,
+    "markdown": markdown,
+    "html": html,
+    "github": _github,
+}
