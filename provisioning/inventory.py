@@ -1,0 +1,187 @@
+"""What a tree of the store holds, as recorded when it landed, and the ways in which it differs now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+SCHEMA = 1
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file or symbolic link of a tree. `part` says where it came from."""
+
+    path: str
+    kind: Literal["file", "link"]
+    size: int
+    sha256: str
+    mode: int
+    link: str
+    part: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The one file that a part was unpacked from."""
+
+    part: str
+    name: str
+    sha256: str
+    size: int
+    locked: bool
+    """Whether the manifest named the hash, or it was only found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    component: str
+    version: str
+    key: str
+    definition: str
+    """Digest of the component's definition, whatever was selected of it."""
+    targets: tuple[str, ...]
+    """As asked for; empty: all."""
+    arches: tuple[int, ...]
+    selection: Mapping[str, tuple[str, ...]]
+    """For each part, which rules (and arches of a rule) it was unpacked with."""
+    manifest: Mapping[str, Any]
+    """The component's definition itself, so that a tree can be mended without the profile it came from."""
+    origins: tuple[Origin, ...]
+    items: tuple[Item, ...]
+    created: str
+    build_id: str = ""
+    schema: int = SCHEMA
+    _by_path: dict[str, Item] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def size(self) -> int:
+        return sum(item.size for item in self.items)
+
+    @property
+    def by_path(self) -> Mapping[str, Item]:
+        if not self._by_path:
+            self._by_path.update((item.path, item) for item in self.items)
+        return self._by_path
+
+    def as_json(self) -> str:
+        data = asdict(self)
+        del data["_by_path"]
+        return json.dumps(data, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Inventory | None:
+        """The inventory at `path`, or None where there is none that can be trusted."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema"] != SCHEMA:
+                return None
+            return cls(
+                **{
+                    **data,
+                    "targets": tuple(data["targets"]),
+                    "arches": tuple(data["arches"]),
+                    "selection": {part: tuple(atoms) for part, atoms in data["selection"].items()},
+                    "origins": tuple(Origin(**origin) for origin in data["origins"]),
+                    "items": tuple(Item(**item) for item in data["items"]),
+                }
+            )
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One difference between a tree and its inventory."""
+
+    path: str
+    kind: Literal["missing", "changed", "extra", "mode"]
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.kind}: expected {self.expected}, found {self.found}"
+
+
+def hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    buffer = bytearray(BLOCK)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def faults_of(root: Path, items: Sequence[Item]) -> list[Fault]:
+    """Every difference, by reading everything again; sorted by path."""
+    expected = {item.path: item for item in items}
+    folders = {folder for path in expected for folder in _parents(path)}
+    found = [
+        Fault(path, "extra", "nothing", "a directory" if is_folder else "a file or link")
+        for path, is_folder in _walk(root)
+        if path not in expected and not (is_folder and path in folders)
+    ]
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        found += [fault for fault in pool.map(lambda item: fault_of(root, item), items) if fault]
+    return sorted(found, key=lambda fault: fault.path)
+
+
+def fault_of(root: Path, item: Item) -> Fault | None:
+    path = root / item.path
+    try:
+        status = path.lstat()
+        if item.kind == "link":
+            if not stat.S_ISLNK(status.st_mode):
+                return Fault(item.path, "changed", f"a link to {item.link}", _kind(status))
+            if (target := os.readlink(path)) != item.link:  # noqa: PTH115  a Path would normalise the text
+                return Fault(item.path, "changed", f"a link to {item.link}", f"one to {target}")
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return Fault(item.path, "changed", "a file", _kind(status))
+        if status.st_size != item.size:
+            return Fault(item.path, "changed", f"{item.size} bytes", f"{status.st_size}")
+        if (digest := hash_file(path)) != item.sha256:
+            return Fault(item.path, "changed", f"sha256 {item.sha256}", digest)
+        if (mode := stat.S_IMODE(status.st_mode)) != item.mode:
+            return Fault(item.path, "mode", f"{item.mode:04o}", f"{mode:04o}")
+    except (FileNotFoundError, NotADirectoryError):
+        return Fault(item.path, "missing", "a file" if item.kind == "file" else "a link", "nothing")
+    except OSError as error:
+        return Fault(item.path, "changed", "a readable file", error.strerror or str(error))
+    return None
+
+
+def _walk(root: Path, below: str = "") -> Iterator[tuple[str, bool]]:
+    try:
+        with os.scandir(root / below) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                path = below + entry.name
+                is_folder = entry.is_dir(follow_symlinks=False)
+                yield path, is_folder
+                if is_folder:
+                    yield from _walk(root, f"{path}/")
+    except (FileNotFoundError, PermissionError, NotADirectoryError):
+        # What is below and cannot be read is found missing or changed, item by item.
+        return
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def _kind(status: os.stat_result) -> str:
+    if stat.S_ISDIR(status.st_mode):
+        return "a directory"
+    return (
+        "a link" if stat.S_ISLNK(status.st_mode) else "a file" if stat.S_ISREG(status.st_mode) else "a device"
+    )

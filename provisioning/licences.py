@@ -1,0 +1,93 @@
+"""Vendors' licences: refused until accepted once; what was accepted, when and how is kept in the store."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from provisioning.errors import EnvironmentLacking, LicenceNotAccepted
+from provisioning.manifest import Component, Licence
+
+VARIABLE = "QNN_CI_ACCEPT_LICENCES"
+FLAG = "--accept-licence"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    id: str
+    title: str
+    url: str
+    component: str
+    version: str
+    when: str
+    means: str
+
+
+def recorded(store: Path) -> dict[str, Acceptance]:
+    path = store / "licences.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {entry["id"]: Acceptance(**entry) for entry in data["accepted"]}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise EnvironmentLacking(
+            f"{path}: expected the record of accepted licences, found {error}",
+            remedy=f"remove {path} and accept again with {FLAG}",
+        ) from error
+
+
+def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Licence ids that the user accepts now, and by which means."""
+    given = {one.strip(): VARIABLE for one in environ.get(VARIABLE, "").split(",") if one.strip()}
+    return given | dict.fromkeys(flags, FLAG)
+
+
+def missing(store: Path, components: Mapping[str, Component], given: Mapping[str, str]) -> dict[str, Licence]:
+    """Licences of these components that are neither on record nor accepted now, by id."""
+    have = recorded(store)
+    return {
+        one.licence.id: one.licence
+        for one in components.values()
+        if one.licence is not None and one.licence.id not in have and one.licence.id not in given
+    }
+
+
+def require(store: Path, name: str, component: Component, given: Mapping[str, str]) -> None:
+    """Put a new acceptance on record, or refuse the component."""
+    licence = component.licence
+    if licence is None or licence.id in recorded(store):
+        return
+    if licence.id not in given:
+        raise LicenceNotAccepted(
+            f"{name} {component.version} comes under a licence that was not accepted yet: "
+            f"{licence.title} ({licence.url})",
+            remedy=f"read it, then add `{FLAG} {licence.id}` or set {VARIABLE}={licence.id}",
+        )
+    acceptance = Acceptance(
+        id=licence.id,
+        title=licence.title,
+        url=licence.url,
+        component=name,
+        version=component.version,
+        when=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        means=given[licence.id],
+    )
+    _record(store, acceptance)
+
+
+def _record(store: Path, acceptance: Acceptance) -> None:
+    from filelock import FileLock
+
+    locks = store / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with FileLock(locks / "licences.lock"):
+        every = {**recorded(store), acceptance.id: acceptance}
+        data = {"schema": 1, "accepted": [asdict(every[key]) for key in sorted(every)]}
+        fresh = store / f".licences.json.{os.getpid()}"
+        fresh.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        fresh.replace(store / "licences.json")
