@@ -264,7 +264,7 @@ class _Strings:
 
 
 def _paths(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part for value in values for part in value.split(":"))
+    return tuple(part for value in values if value for part in value.split(":"))
 
 
 def _chain(elf: ELFFile, struct_: Any, offset: int, count: int, next_: str) -> Iterator[tuple[int, Any]]:

@@ -1,0 +1,214 @@
+"""Where glibc's ld.so would find a library, by reading only the disk.
+
+Order, for a library that object X needs: DT_RPATH of X and of what loaded X (unless X has DT_RUNPATH),
+LD_LIBRARY_PATH, DT_RUNPATH of X, /etc/ld.so.cache, the default directories. A file of another class or
+machine is passed over, as ld.so does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provisioning.elf import Elf, identity
+
+_MACHINE_NUMBERS = {"EM_X86_64": 62, "EM_AARCH64": 183, "EM_386": 3, "EM_ARM": 40, "EM_QDSP6": 164}
+_LIB_AND_PLATFORM = {
+    "EM_X86_64": ("x86_64-linux-gnu", "x86_64"),
+    "EM_AARCH64": ("aarch64-linux-gnu", "aarch64"),
+}
+_TOKEN = re.compile(r"\$(?:\{(ORIGIN|LIB|PLATFORM)\}|(ORIGIN|LIB|PLATFORM)(?![A-Za-z0-9_]))")
+_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+_CACHE_HEADER = 48
+_CACHE_ENTRY = struct.Struct("<iIIIQ")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemLibraries:
+    """What the host's loader knows beyond variables."""
+
+    cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Soname → files, of /etc/ld.so.cache."""
+    directories: tuple[Path, ...] = ()
+    provides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Symbol versions that the host's own libraries define, by soname."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A library that nothing provides, who asked for it, and where it was looked for."""
+
+    library: Path
+    needed: str
+    searched: tuple[str, ...]
+    passed_over: tuple[str, ...] = ()
+    """Files of that name and of another class or machine."""
+
+
+def default_directories(root: Path = Path("/")) -> tuple[Path, ...]:
+    names = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64", "usr/lib64", "lib", "usr/lib")
+    return tuple(root / name for name in names if (root / name).is_dir())
+
+
+def read_cache(path: Path = Path("/etc/ld.so.cache")) -> dict[str, tuple[Path, ...]]:
+    """glibc's cache of libraries; empty where there is none or it is not one we know."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return {}
+    start = content.find(_CACHE_MAGIC)
+    if start < 0 or len(content) < start + _CACHE_HEADER:
+        return {}
+    table = content[start:]
+    (count,) = struct.unpack_from("<I", table, len(_CACHE_MAGIC))
+    if len(table) < _CACHE_HEADER + count * _CACHE_ENTRY.size:
+        return {}
+    found: dict[str, tuple[Path, ...]] = {}
+    for index in range(count):
+        _, key, value, _, _ = _CACHE_ENTRY.unpack_from(table, _CACHE_HEADER + index * _CACHE_ENTRY.size)
+        name, file = _text(table, key), _text(table, value)
+        found[name] = (*found.get(name, ()), Path(file))
+    return found
+
+
+def _text(table: bytes, start: int) -> str:
+    return os.fsdecode(table[start : table.index(b"\0", start)])
+
+
+def expand(entry: str, origin: Path, machine: str) -> list[Path]:
+    """The directories that one entry of a search path means; an empty one is the current directory."""
+    lib, platform = _LIB_AND_PLATFORM.get(machine, ("", ""))
+    multiarch = [f"lib/{lib}", "lib64", "lib"] if lib else ["lib"]
+    choices = multiarch if re.search(r"\$(?:LIB\b|\{LIB\})", entry) else [""]
+    found = []
+    for choice in choices:
+        values = {"ORIGIN": str(origin), "LIB": choice, "PLATFORM": platform}
+        text = _TOKEN.sub(lambda token: values[token[1] or token[2]], entry)  # noqa: B023
+        found.append(Path(os.path.normpath(text or ".")))
+    return found
+
+
+def unresolved(
+    libraries: Mapping[Path, Elf],
+    *,
+    library_path: str,
+    system: SystemLibraries,
+    read: Callable[[Path], Elf | None],
+) -> list[Missing]:
+    """What cannot be loaded among `libraries`, each root of their graph opened as by dlopen in a new process.
+
+    `read` gives the record of a file that was found outside `libraries`; it is asked only for files that are
+    found by the libraries' own paths, since what the system provides is the system's to keep whole.
+    """
+    environment = [
+        (f"LD_LIBRARY_PATH {directory}", directory)
+        for entry in (re.split("[:;]", library_path) if library_path else [])
+        for directory in expand(entry, Path(), "EM_X86_64")
+    ]
+    needed_by_others = {
+        name for path, elf in libraries.items() for name in elf.needed if name != (elf.soname or path.name)
+    }
+    roots = [
+        path
+        for path, elf in libraries.items()
+        if path.name not in needed_by_others and elf.soname not in needed_by_others
+    ]
+    missing: dict[tuple[Path, str], Missing] = {}
+    reached: set[Path] = set()
+    # What is only reached in a ring of libraries that need each other is opened on its own.
+    for root in (*roots, *libraries):
+        if root in reached:
+            continue
+        for gap, seen in _open(root, libraries, environment, system, read):
+            reached |= seen
+            if gap is not None:
+                missing.setdefault((gap.library, gap.needed), gap)
+    return list(missing.values())
+
+
+def _open(
+    root: Path,
+    libraries: Mapping[Path, Elf],
+    environment: Sequence[tuple[str, Path]],
+    system: SystemLibraries,
+    read: Callable[[Path], Elf | None],
+) -> Iterator[tuple[Missing | None, set[Path]]]:
+    """Breadth first, as ld.so loads: a name that is loaded already is not looked for again."""
+    queue: list[tuple[Path, Elf, tuple[tuple[Path, Elf], ...]]] = [(root, libraries[root], ())]
+    loaded = {root.name, libraries[root].soname}
+    seen = {root}
+    while queue:
+        path, elf, loaders = queue.pop(0)
+        chain = ((path, elf), *loaders)
+        for name in elf.needed:
+            if name in loaded:
+                continue
+            file, gap, foreign = _find(name, chain, environment, system)
+            if file is None:
+                yield gap, seen
+                continue
+            loaded.add(name)
+            seen.add(file)
+            record = libraries.get(file) or (read(file) if foreign else None)
+            if record is not None:
+                loaded.add(record.soname)
+                queue.append((file, record, chain))
+    yield None, seen
+
+
+def _find(
+    name: str,
+    chain: Sequence[tuple[Path, Elf]],
+    environment: Sequence[tuple[str, Path]],
+    system: SystemLibraries,
+) -> tuple[Path | None, Missing | None, bool]:
+    """(file, the gap when there is none, whether it was found by the libraries' own paths)."""
+    path, elf = chain[0]
+    wanted = (elf.bits, _MACHINE_NUMBERS.get(elf.machine, -1))
+    searched: list[str] = []
+    passed_over: list[str] = []
+
+    def fits(candidate: Path) -> bool:
+        found = identity(candidate)
+        if found is not None and found != wanted:
+            passed_over.append(str(candidate))
+        return found == wanted
+
+    if "/" in name:
+        file = Path(name)
+        return (file, None, True) if fits(file) else (None, Missing(path, name, (name,)), False)
+    for label, directory in _own_paths(chain, environment):
+        searched.append(label)
+        if fits(directory / name):
+            return Path(os.path.normpath(directory / name)), None, True
+    searched.append("the loader's cache")
+    for candidate in system.cache.get(name, ()):
+        if fits(candidate):
+            return candidate, None, False
+    for directory in system.directories:
+        searched.append(str(directory))
+        if fits(directory / name):
+            return directory / name, None, False
+    return None, Missing(path, name, tuple(dict.fromkeys(searched)), tuple(passed_over)), False
+
+
+def _own_paths(
+    chain: Sequence[tuple[Path, Elf]], environment: Sequence[tuple[str, Path]]
+) -> Iterator[tuple[str, Path]]:
+    path, elf = chain[0]
+    if not elf.runpath:
+        for loader, record in chain:
+            if not record.runpath:
+                yield from _entries("RPATH", record.rpath, loader, record.machine)
+    yield from environment
+    yield from _entries("RUNPATH", elf.runpath, path, elf.machine)
+
+
+def _entries(kind: str, entries: Iterable[str], path: Path, machine: str) -> Iterator[tuple[str, Path]]:
+    for entry in entries:
+        for directory in expand(entry, path.parent, machine):
+            yield f"{kind} {directory}", directory

@@ -1,0 +1,187 @@
+"""The catalogue of rules, and what a rule is.
+
+A rule is a pure function over a `Context`: everything it looks at was gathered before, so that a test
+can build a context by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import fnmatch
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from provisioning.errors import UsageError
+from provisioning.findings import Finding, Severity
+from provisioning.validation.context import Context, Need
+
+_MODULES = ("versions", "libraries", "elf", "paths", "compiler")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. Without a remedy of its own, the rule's mend is shown."""
+
+    subject: str
+    message: str
+    remedy: str = ""
+    severity: Severity | None = None
+
+
+class NotApplicable(Exception):
+    """Nothing in this environment is of the kind that the rule looks at; the text says what."""
+
+
+class CouldNotRun(Exception):
+    """The rule could not look: a warning that names the reason, and never a pass."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+Check = Callable[[Context], Iterator[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    id: str
+    severity: Severity
+    summary: str
+    why: str
+    example: str
+    mend: str
+    needs: frozenset[Need]
+    check: Check
+    module: str
+
+    @property
+    def reads_tree(self) -> bool:
+        """Whether it looks at a tree's own files; others look at the machine and its variables."""
+        return Need.LIBRARIES in self.needs
+
+
+class State(str, enum.Enum):
+    """What a rule came to. Notes do not keep one from passing."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    WARN = "warn"
+    NOT_APPLICABLE = "not applicable"
+    COULD_NOT_RUN = "could not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    rule: Rule
+    state: State
+    findings: tuple[Finding, ...]
+    reason: str = ""
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(
+    id_: str, severity: Severity, *needs: Need, summary: str, why: str, example: str, mend: str
+) -> Callable[[Check], Check]:
+    """Enter a function in the catalogue. `example` is a finding as a user meets it."""
+
+    def register(check: Check) -> Check:
+        if id_ in _RULES:
+            raise ValueError(f"two rules are called {id_}")
+        module = check.__module__.rpartition(".")[2]
+        _RULES[id_] = Rule(id_, severity, summary, why, example, mend, frozenset(needs), check, module)
+        return check
+
+    return register
+
+
+def catalogue() -> Mapping[str, Rule]:
+    """Every rule by its id, in the order of the modules."""
+    for name in _MODULES:
+        importlib.import_module(f"provisioning.validation.{name}")
+    return MappingProxyType(dict(sorted(_RULES.items(), key=lambda item: _MODULES.index(item[1].module))))
+
+
+def chosen(ids: Sequence[str]) -> list[Rule]:
+    """The named rules, or all of them."""
+    rules = catalogue()
+    for id_ in ids:
+        if id_ not in rules:
+            near = difflib.get_close_matches(id_, rules, n=1)
+            raise UsageError(
+                f"there is no rule {id_!r}",
+                remedy=f"did you mean --rule {near[0]}?" if near else "validate --list names them all",
+            )
+    return [rules[id_] for id_ in dict.fromkeys(ids)] if ids else list(rules.values())
+
+
+def check(context: Context, rules: Iterable[Rule]) -> list[Result]:
+    return [_apply(rule_, context) for rule_ in rules]
+
+
+def _apply(rule_: Rule, context: Context) -> Result:
+    try:
+        problems = list(rule_.check(context))
+    except NotApplicable as reason:
+        return Result(rule_, State.NOT_APPLICABLE, (), str(reason))
+    except CouldNotRun as obstacle:
+        finding = Finding(
+            rule_.id,
+            Severity.WARNING,
+            rule_.id,
+            f"could not run: {obstacle}",
+            obstacle.remedy or rule_.mend,
+        )
+        return Result(rule_, State.COULD_NOT_RUN, (finding,), str(obstacle))
+    findings = tuple(
+        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.remedy or rule_.mend)
+        for p in problems
+    )
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return Result(rule_, State.FAIL, findings)
+    return Result(rule_, State.WARN if Severity.WARNING in severities else State.PASS, findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """`rule` or `rule:subject`, where subject is a glob. Accepts findings that are known and harmless."""
+
+    rule: str
+    subject: str
+
+    @classmethod
+    def parse(cls, text: str) -> Ignore:
+        id_, _, subject = text.partition(":")
+        chosen([id_])
+        return cls(id_, subject or "*")
+
+    def __str__(self) -> str:
+        return self.rule if self.subject == "*" else f"{self.rule}:{self.subject}"
+
+    def fits(self, finding: Finding) -> bool:
+        return finding.rule == self.rule and fnmatch.fnmatchcase(finding.subject, self.subject)
+
+
+def without_ignored(
+    findings: Iterable[Finding], ignores: Sequence[Ignore]
+) -> tuple[list[Finding], list[Finding]]:
+    """(kept, ignored). An ignore that matches nothing is refused: it hides what it no longer names."""
+    kept: list[Finding] = []
+    ignored: list[Finding] = []
+    used: set[Ignore] = set()
+    for finding in findings:
+        fitting = [ignore for ignore in ignores if ignore.fits(finding)]
+        used.update(fitting)
+        (ignored if fitting else kept).append(finding)
+    if idle := [ignore for ignore in ignores if ignore not in used]:
+        raise UsageError(
+            f"--ignore {idle[0]} matches no finding",
+            remedy=f"remove --ignore {idle[0]}, or correct it: subjects are shown in the report",
+        )
+    return kept, ignored

@@ -1,0 +1,137 @@
+"""Everything that rules look at, gathered before any of them runs."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.elf import HEXAGON, X86_64, Elf
+from provisioning.loader import SystemLibraries
+from provisioning.validation import tables
+
+if TYPE_CHECKING:
+    from provisioning.manifest import Profile, Soc
+    from provisioning.validation.probe import Answer
+
+
+class Need(enum.Enum):
+    """What a rule looks at beyond variables and names; what no chosen rule needs is not gathered."""
+
+    LIBRARIES = "libraries"
+    HOST = "host"
+    COMPILER = "compiler"
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One shared library of a tree. `elf` is None when it cannot be read as ELF, and `fault` says why."""
+
+    path: Path
+    place: str
+    """Relative to the tree: `lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so`."""
+    elf: Elf | None
+    fault: str = ""
+    build_ids: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def directory(self) -> str:
+        """The directory under lib/, `hexagon-v75`; empty for a file that is elsewhere."""
+        found = re.match(r"lib/([^/]+)/", self.place)
+        return found[1] if found else ""
+
+    @property
+    def system(self) -> tables.System | None:
+        """Which operating system loads it: by its directory, else by what the file says of itself."""
+        described = tables.libraries().directory(self.directory)
+        if described is not None:
+            return described[0].system
+        if self.elf is None:
+            return None
+        if self.elf.machine == X86_64:
+            return "host"
+        if self.elf.machine == HEXAGON:
+            return "hexagon"
+        bionic = self.elf.android_api is not None or "libc.so" in self.elf.needed
+        return "aarch64-android" if bionic else "aarch64-linux"
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Where a component is, and what its own files say it is."""
+
+    path: Path
+    origin: str
+    """`store`, `directory` (the user's own) or `tree` (named by --tree)."""
+    variable: str = ""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    """Version by what states it: `sdk.yaml`, `directory`, `source.properties`."""
+
+    @property
+    def named(self) -> str:
+        """The tree as the user knows it."""
+        return f"{self.path} ({self.variable})" if self.origin == "directory" else str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    path: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    system: str
+    machine: str
+    distribution: str
+    """`debian 12`; empty when the system does not say."""
+    python: str
+    glibc: str
+    """Empty on a system with another C library."""
+    tools: Mapping[str, Tool]
+    packages: Mapping[str, str]
+    """Python packages of this interpreter."""
+
+
+@dataclass(frozen=True)
+class Context:
+    profile: Profile
+    profile_name: str
+    targets: tuple[str, ...]
+    socs: Mapping[str, Soc]
+    trees: Mapping[str, Tree]
+    environ: Mapping[str, str]
+    """The user's own variables, as they are in the shell."""
+    variables: Mapping[str, str]
+    """The variables that stages run with: the user's, mended by `provisioning.environment`."""
+    libraries: tuple[Library, ...] = ()
+    host: Host | None = None
+    system_libraries: SystemLibraries = field(default_factory=SystemLibraries)
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """What the compiler said, by SoC."""
+    soc_named: bool = True
+    """Whether the user chose the SoCs; otherwise it is the default one."""
+
+    @cached_property
+    def readable(self) -> tuple[tuple[Library, Elf], ...]:
+        return tuple((library, library.elf) for library in self.libraries if library.elf is not None)
+
+    def of_system(self, system: tables.System) -> Iterable[tuple[Library, Elf]]:
+        return ((library, elf) for library, elf in self.readable if library.system == system)
+
+    def in_directory(self, directory: str) -> dict[str, Library]:
+        """Name → library, for one directory under lib/ and what is below it."""
+        return {library.name: library for library in self.libraries if library.directory == directory}
+
+
+def same_path(one: str | Path, other: str | Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

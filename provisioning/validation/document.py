@@ -1,0 +1,59 @@
+"""docs/checks.md: a page of the catalogue for people."""
+
+from __future__ import annotations
+
+import textwrap
+
+from provisioning.validation import Rule, catalogue
+
+_CHAPTERS = {
+    "versions": "Versions",
+    "libraries": "Libraries",
+    "elf": "ELF files",
+    "paths": "Variables and paths",
+    "compiler": "The compiler",
+}
+
+_HEAD = """\
+<!-- Generated from the catalogue in provisioning/validation: `nox -s generate` renews it. -->
+# What `validate` checks
+
+`nox -s validate` applies these rules to an environment: to the store's trees, or to your own SDKs when
+`QNN_SDK_ROOT`, `ANDROID_NDK_ROOT` or `HEXAGON_SDK_ROOT` name them. An error fails it, a warning fails it
+under `--strict`, a note never does. A rule that could not run is a warning that says why, and never a pass.
+
+    nox -s validate -- --rule hexagon-arch          # only this rule
+    nox -s validate -- --ignore absolute-rpath      # accept what it finds
+    nox -s validate -- --ignore 'android-page-size:lib/aarch64-android/libQnnGpu.so'
+    python -m provisioning validate --tree DIR      # any directory of libraries
+    python -m provisioning validate --list
+
+An `--ignore` that matches no finding is an error, so that none outlives its reason.
+"""
+
+
+def catalogue_markdown() -> str:
+    rules = catalogue()
+    parts = [_HEAD, "| rule | severity | what holds |\n| --- | --- | --- |"]
+    parts[-1] += "".join(
+        f"\n| [{r.id}](#{r.id}) | {r.severity.value} | {r.summary} |" for r in rules.values()
+    )
+    for module, title in _CHAPTERS.items():
+        parts.append(f"## {title}")
+        parts += [_section(rule) for rule in rules.values() if rule.module == module]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _section(rule: Rule) -> str:
+    why = textwrap.fill(" ".join(rule.why.split()), 110, break_long_words=False, break_on_hyphens=False)
+    return "\n\n".join(
+        (
+            f"### {rule.id}",
+            f"{rule.summary} ({rule.severity.value}).",
+            why,
+            textwrap.indent(
+                textwrap.fill(rule.example, 104, break_long_words=False, break_on_hyphens=False), "    "
+            ),
+            f"**Mend:** {rule.mend}",
+        )
+    )

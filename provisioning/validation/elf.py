@@ -1,0 +1,301 @@
+"""Rules about single libraries: that each is what its place says, and that it can be loaded there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from provisioning import elf as elves
+from provisioning import loader
+from provisioning.elf import HEXAGON, Elf, highest_version, version_key
+from provisioning.findings import Severity
+from provisioning.validation import NotApplicable, Problem, rule, tables
+from provisioning.validation.context import Context, Library, Need
+from provisioning.validation.tables import System
+
+_FAMILIES = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstdc++.so.6"}
+_MEND = "restore the file: python -m provisioning store repair, or unpack the SDK again"
+
+
+def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
+    if not context.readable:
+        raise NotApplicable("there is no readable library")
+    return context.readable
+
+
+@rule(
+    "elf-readable",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="Every library is a whole ELF file",
+    why="""
+        An interrupted copy, a full disk, a web page saved as a library or a Git LFS pointer leave a file of
+        the right name that no loader takes. The loader's own message, `file too short`, names neither the
+        cause nor always the file.
+    """,
+    example="lib/aarch64-android/libQnnHtp.so: truncated: the section headers end at byte 4489792 of 1048576",
+    mend=_MEND,
+)
+def elf_readable(context: Context) -> Iterator[Problem]:
+    if not context.libraries:
+        raise NotApplicable("there is no library")
+    for library in context.libraries:
+        if library.elf is None:
+            yield Problem(library.place, library.fault)
+
+
+@rule(
+    "elf-machine",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="Class and machine of a library are those of its directory",
+    why="""
+        A library of another machine is passed over by the loader, which then says that it was not found,
+        or takes one of that name from elsewhere.
+    """,
+    example="lib/aarch64-android/libQnnSystem.so: is 64-bit x86-64, lib/aarch64-android holds 64-bit AArch64",
+    mend=_MEND,
+)
+def elf_machine(context: Context) -> Iterator[Problem]:
+    for library, elf in _libraries(context):
+        described = tables.libraries().directory(library.directory)
+        if described is None:
+            continue
+        wanted = Elf(bits=described[0].bits, machine=described[0].machine, flags=0)
+        if (elf.bits, elf.machine) != (wanted.bits, wanted.machine):
+            yield Problem(
+                library.place,
+                f"is {elf.bits}-bit {elf.machine_name}, lib/{library.directory} holds"
+                f" {wanted.bits}-bit {wanted.machine_name}",
+            )
+
+
+@rule(
+    "hexagon-arch",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="The arch of a Hexagon library is that of its directory and of its name",
+    why="""
+        A DSP refuses libraries of a newer arch and runs older ones slowly or wrongly. Copies of published
+        commands push `hexagon-v75/unsigned/libQnnHtpV79Skel.so`: the name, the directory and the arch in the
+        ELF header must be one.
+    """,
+    example="lib/hexagon-v75/unsigned/libQnnHtpV79Skel.so: is in hexagon-v75, its name says V79,"
+    " its header says v79",
+    mend="put the file of the right arch there, from the SDK's hexagon-vNN/unsigned",
+)
+def hexagon_arch(context: Context) -> Iterator[Problem]:
+    hexagon = [(library, elf) for library, elf in _libraries(context) if elf.machine == HEXAGON]
+    if not hexagon:
+        raise NotApplicable("there is no Hexagon library")
+    for library, elf in hexagon:
+        described = tables.libraries().directory(library.directory)
+        by_name = re.search(r"V(\d{2})", library.name)
+        says = {
+            f"is in {library.directory}": described[1] if described else None,
+            f"its name says {by_name[0] if by_name else ''}": int(by_name[1]) if by_name else None,
+            f"its header says v{elf.arch}": elf.arch,
+        }
+        known = {text: arch for text, arch in says.items() if arch is not None}
+        if elf.arch is None:
+            yield Problem(library.place, f"names no Hexagon arch in its header (e_flags {elf.flags:#x})")
+        elif len(set(known.values())) > 1:
+            yield Problem(library.place, ", ".join(known))
+
+
+@rule(
+    "needed-resolved",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="Every library that a library needs will be found where it is loaded",
+    why="""
+        On the host, the search of ld.so is followed: RPATH, LD_LIBRARY_PATH, RUNPATH, the loader's cache, the
+        default directories, passing over files of another machine. On a device, a library is found beside the
+        one that needs it, or belongs to the device's own system as listed in
+        manifests/device_libraries.toml.
+    """,
+    example="lib/x86_64-linux-clang/libQnnHtp.so: needs libc++.so.1, which is nowhere in LD_LIBRARY_PATH"
+    " /opt/qairt/lib/x86_64-linux-clang, the loader's cache, /usr/lib",
+    mend="install what is named, or restore the SDK's own copy; for libc++ on Debian and Ubuntu:"
+    " apt-get install libc++1 libc++abi1 libunwind8",
+)
+def needed_resolved(context: Context) -> Iterator[Problem]:
+    libraries = _libraries(context)
+    host = {library.path: elf for library, elf in libraries if library.system == "host"}
+    places = {library.path: library.place for library, _ in libraries}
+    for gap in loader.unresolved(
+        host,
+        library_path=context.variables.get("LD_LIBRARY_PATH", ""),
+        system=context.system_libraries,
+        read=_read_elsewhere,
+    ):
+        other = f"; passed over for another class or machine: {', '.join(gap.passed_over)}"
+        yield Problem(
+            places.get(gap.library, str(gap.library)),
+            f"needs {gap.needed}, which is nowhere in {', '.join(gap.searched)}"
+            + (other if gap.passed_over else ""),
+        )
+    for system in ("aarch64-android", "aarch64-linux", "hexagon"):
+        yield from _on_device(context, system)
+
+
+def _read_elsewhere(path: Path) -> Elf | None:
+    try:
+        return elves.read(path)
+    except (elves.NotElf, elves.BrokenElf, OSError):
+        return None
+
+
+def _on_device(context: Context, system: System) -> Iterator[Problem]:
+    provided = set(tables.device_libraries().systems[system].provides)
+    beside: dict[Path, set[str]] = {}
+    for library, elf in context.readable:
+        beside.setdefault(library.path.parent, set()).update({library.name, elf.soname})
+    for library, elf in context.of_system(system):
+        for name in elf.needed:
+            if name not in provided and name not in beside[library.path.parent]:
+                yield Problem(
+                    library.place,
+                    f"needs {name}, which is neither beside it nor among what {system} itself provides",
+                    "put the library beside it, or name it in manifests/device_libraries.toml if the device"
+                    " has it",
+                )
+
+
+@rule(
+    "symbol-versions",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="The host's C and C++ libraries have every symbol version that the SDK needs",
+    why="""
+        Symbol versions tell the oldest system a library runs on. They are read from the libraries themselves,
+        and compared with those that the host's libc.so.6 and libstdc++.so.6 really define.
+    """,
+    example="lib/x86_64-linux-clang/libQnnHtp.so: needs GLIBC_2.34, the host's libc.so.6 ends at GLIBC_2.31",
+    mend="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later serve",
+)
+def symbol_versions(context: Context) -> Iterator[Problem]:
+    provided = context.system_libraries.provides
+    host = [(library, elf) for library, elf in _libraries(context) if library.system == "host"]
+    if not host or not provided:
+        raise NotApplicable("there is no library of the host, or no system library to compare with")
+    for library, elf in host:
+        for family, name in _FAMILIES.items():
+            needed = elf.highest(family)
+            newest = highest_version(provided.get(name, ()), family)
+            if needed and newest and version_key(needed) > version_key(newest):
+                yield Problem(
+                    library.place,
+                    f"needs {family}_{needed}, the host's {name} ends at {family}_{newest}",
+                )
+
+
+@rule(
+    "android-page-size",
+    Severity.WARNING,
+    Need.LIBRARIES,
+    summary="Android libraries are aligned for pages of 16 KB",
+    why="""
+        Devices with pages of 16 KB do not load libraries whose segments are aligned to less, and Google Play
+        asks it of apps for Android 15 and later. The severity is set in manifests/validation.toml. Hexagon
+        skels are not loaded by Android's linker, so that they are exempt.
+    """,
+    example="lib/aarch64-android/libQnnHtp.so: a segment is aligned to 0x1000, Android 15 asks 0x4000",
+    mend="build with -Wl,-z,max-page-size=16384 (NDK 28 and later do); of an SDK, take a newer one",
+)
+def android_page_size(context: Context) -> Iterator[Problem]:
+    android = list(context.of_system("aarch64-android"))
+    if not android:
+        raise NotApplicable("there is no Android library")
+    table = tables.validation().android
+    for library, elf in android:
+        least = min(elf.alignments, default=table.page_size)
+        if least < table.page_size:
+            yield Problem(
+                library.place,
+                f"a segment is aligned to {least:#x}, Android 15 asks {table.page_size:#x}",
+                severity=Severity(table.page_size_severity),
+            )
+
+
+@rule(
+    "android-api",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="Android libraries are built for an API level that our builds support",
+    why="""
+        A library built for a newer API level may use functions that older devices lack. The level is in the
+        note that the NDK writes into each library; ours is in manifests/validation.toml.
+    """,
+    example="lib/aarch64-android/libQnnHtp.so: is built for API 34, the project builds for API 30",
+    mend="build it for the project's API level, or raise the level in manifests/validation.toml",
+)
+def android_api(context: Context) -> Iterator[Problem]:
+    noted = [
+        (library, elf.android_api)
+        for library, elf in context.of_system("aarch64-android")
+        if elf.android_api is not None
+    ]
+    if not noted:
+        raise NotApplicable("no library holds an Android note")
+    level = tables.validation().android.api
+    for library, api in noted:
+        if api > level:
+            yield Problem(library.place, f"is built for API {api}, the project builds for API {level}")
+
+
+@rule(
+    "text-relocations",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="No library has text relocations",
+    why="""
+        Code that is rewritten while it is loaded is refused by Android since API 23 and by hardened Linux; it
+        also costs the memory that libraries share.
+    """,
+    example="lib/aarch64-android/libCustomOp.so: has text relocations",
+    mend="build it as position-independent code (-fPIC), and assembler parts too",
+)
+def text_relocations(context: Context) -> Iterator[Problem]:
+    for library, elf in _libraries(context):
+        if elf.textrel:
+            yield Problem(library.place, "has text relocations")
+
+
+@rule(
+    "executable-stack",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="No library asks for an executable stack",
+    why="""
+        One such library makes the stack of its whole process executable. glibc from 2.41 and SELinux refuse
+        to load it.
+    """,
+    example="lib/x86_64-linux-clang/libCustomOp.so: asks for an executable stack",
+    mend="link it with -Wl,-z,noexecstack; mostly an assembler file lacks its .note.GNU-stack",
+)
+def executable_stack(context: Context) -> Iterator[Problem]:
+    for library, elf in _libraries(context):
+        if elf.execstack:
+            yield Problem(library.place, "asks for an executable stack")
+
+
+@rule(
+    "absolute-rpath",
+    Severity.WARNING,
+    Need.LIBRARIES,
+    summary="No library searches absolute directories",
+    why="""
+        An absolute RPATH or RUNPATH is a directory of the machine that built the library: elsewhere it is
+        missing, or it holds something else that is then loaded first.
+    """,
+    example="lib/x86_64-linux-clang/libCustomOp.so: its RUNPATH is /build/out/lib",
+    mend="link with -Wl,-rpath,'$ORIGIN', or remove the entry: patchelf --set-rpath '$ORIGIN' FILE",
+)
+def absolute_rpath(context: Context) -> Iterator[Problem]:
+    for library, elf in _libraries(context):
+        for kind, entries in (("RPATH", elf.rpath), ("RUNPATH", elf.runpath)):
+            for entry in entries:
+                if not entry.startswith("$"):
+                    yield Problem(library.place, f"its {kind} is {entry or 'empty: the current directory'}")

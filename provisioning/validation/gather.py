@@ -1,0 +1,188 @@
+"""Collects what rules look at. Everything that touches the machine is here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from provisioning import loader
+from provisioning.environment import resolve
+from provisioning.manifest import load_profile, soc_named
+from provisioning.settings import Selection
+from provisioning.validation.context import Context, Host, Library, Need, Tool, Tree
+from provisioning.validation.probe import ask
+from provisioning.validation.scan import Cache, libraries, record_of
+
+_TOOLS = {
+    "cmake": ["--version"],
+    "gcc": ["-dumpfullversion", "-dumpversion"],
+    "clang": ["--version"],
+}
+_NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
+_SYMBOL_PROVIDERS = ("libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6")
+
+
+def gather(
+    selection: Selection,
+    environ: Mapping[str, str],
+    needs: Collection[Need],
+    *,
+    cache: Cache,
+    tree: Path | None = None,
+) -> Context:
+    """Resolve the environment (or take `tree` as the QNN SDK) and read what the chosen rules need."""
+    profile = load_profile(selection.profile)
+    targets = selection.targets or (selection.target,)
+    socs = {name: soc_named(name) for name in selection.socs or (selection.soc,)}
+    trees, variables = _trees(selection, targets, environ, tree)
+    with ThreadPoolExecutor(8) as pool:
+        # The compiler and the tools are other processes: they run while this one reads libraries.
+        answers = {
+            soc: pool.submit(ask, soc, variables) for soc in socs if Need.COMPILER in needs and tree is None
+        }
+        host = pool.submit(_host, variables, profile.packages) if Need.HOST in needs else None
+        found: list[Library] = []
+        system = loader.SystemLibraries()
+        if Need.LIBRARIES in needs:
+            if "qnn-sdk" in trees:
+                found = libraries(trees["qnn-sdk"].path, cache)
+            system = _system_libraries(cache)
+            cache.save()
+        return Context(
+            profile=profile,
+            profile_name=selection.profile,
+            targets=targets,
+            socs=socs,
+            trees=trees,
+            environ=environ,
+            variables=variables,
+            libraries=tuple(found),
+            host=host.result() if host is not None else None,
+            system_libraries=system,
+            answers={soc: answer.result() for soc, answer in answers.items()},
+            soc_named=bool(selection.socs),
+        )
+
+
+def _trees(
+    selection: Selection, targets: tuple[str, ...], environ: Mapping[str, str], tree: Path | None
+) -> tuple[dict[str, Tree], dict[str, str]]:
+    if tree is not None:
+        directory = str(tree / "lib" / "x86_64-linux-clang")
+        return (
+            {"qnn-sdk": Tree(tree, "tree", stated=stated_versions("qnn-sdk", tree))},
+            {**environ, "QNN_SDK_ROOT": str(tree), "LD_LIBRARY_PATH": directory},
+        )
+    from dataclasses import replace
+
+    trees: dict[str, Tree] = {}
+    variables: dict[str, str] = {}
+    for target in reversed(targets):
+        environment = resolve(replace(selection, target=target), environ)
+        variables = environment.merged(environ)
+        for component, root in environment.roots.items():
+            stated = stated_versions(component, root.path)
+            trees[component] = Tree(root.path, root.origin, root.variable, stated)
+    return trees, variables
+
+
+def stated_versions(component: str, root: Path) -> dict[str, str]:
+    """What a component's own files, and the name of its directory, say its version is."""
+    stated: dict[str, str] = {}
+    if component == "android-ndk":
+        properties = _text(root / "source.properties")
+        if found := re.search(r"^Pkg\.Revision\s*=\s*(\S+)", properties, re.MULTILINE):
+            stated["source.properties"] = found[1]
+        return stated
+    if component == "qnn-sdk":
+        text = _text(root / "sdk.yaml")
+        for key in ("version", "build_id"):
+            if found := re.search(rf"^\s*{key}\s*:\s*[\"']?([\w.]+)", text, re.MULTILINE):
+                stated["sdk.yaml" if key == "version" else "sdk.yaml build_id"] = found[1]
+    if re.fullmatch(r"v?\d+(?:\.\d+){2,}", root.resolve().name):
+        stated["directory"] = root.resolve().name.removeprefix("v")
+    return stated
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _system_libraries(cache: Cache) -> loader.SystemLibraries:
+    known = loader.read_cache()
+    directories = loader.default_directories()
+    provides: dict[str, tuple[str, ...]] = {}
+    for name in _SYMBOL_PROVIDERS:
+        for path in (*known.get(name, ()), *(directory / name for directory in directories)):
+            elf = record_of(path, cache).elf if path.is_file() else None
+            if elf is not None and elf.machine == "EM_X86_64":
+                provides[name] = elf.provides
+                break
+    return loader.SystemLibraries(known, directories, provides)
+
+
+def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
+    with ThreadPoolExecutor(len(_TOOLS)) as pool:
+        tools = {name: pool.submit(_tool, name, variables) for name in _TOOLS}
+        release = _os_release()
+        libc, glibc = platform.libc_ver()
+        if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
+            libc, _, glibc = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        return Host(
+            system=platform.system(),
+            machine=platform.machine(),
+            distribution=f"{release.get('ID', '')} {release.get('VERSION_ID', '')}".strip(),
+            python=platform.python_version(),
+            glibc=glibc if libc == "glibc" else "",
+            tools={name: tool for name, task in tools.items() if (tool := task.result()) is not None},
+            packages=_packages(packages),
+        )
+
+
+def _packages(names: Collection[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _os_release() -> dict[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
+
+
+def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
+    """The program that PATH finds. The interpreter's own directory comes first, as in its environment."""
+    search = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
+    path = shutil.which(name, path=search)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, *_TOOLS[name]],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env=dict(variables),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Tool(path, "")
+    found = _NUMBER.search(done.stdout)
+    return Tool(path, found[0] if found else "")

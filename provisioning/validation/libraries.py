@@ -1,0 +1,175 @@
+"""Rules about which libraries an SDK must hold, and that they are of one build."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from provisioning.elf import version_key
+from provisioning.findings import Severity
+from provisioning.manifest import Archive, Soc
+from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
+from provisioning.validation.context import Context, Need, Tree
+from provisioning.validation.tables import TargetLibraries
+from provisioning.validation.versions import tree_of
+
+
+def _directory(context: Context, wanted: TargetLibraries) -> str | None:
+    """The first of the target's directories that the SDK has."""
+    return next((name for name in wanted.directories if context.in_directory(name)), None)
+
+
+def _target_tables(context: Context) -> Mapping[str, TargetLibraries]:
+    table: Mapping[str, TargetLibraries] = {str(k): v for k, v in tables.libraries().targets.items()}
+    return {target: table[target] for target in context.targets if target in table}
+
+
+def _sdk(context: Context) -> Tree:
+    """The SDK; a directory named by --tree is one only if it looks like one."""
+    tree = tree_of(context, "qnn-sdk")
+    known = tables.libraries().directory
+    if tree.origin == "tree" and not any(known(library.directory) for library in context.libraries):
+        raise NotApplicable(f"{tree.path} is not laid out as a QNN SDK")
+    return tree
+
+
+@rule(
+    "required-libraries",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="The libraries that every program of a target needs are there",
+    why="""
+        The host needs the HTP backend, its offline compiler and the system library to lower; a device needs
+        the backend and the system library to run. A missing one shows as `cannot open shared object file`,
+        often only on the device.
+    """,
+    example="lib/x86_64-linux-clang: lacks libHtpPrepare.so or libQnnHtpPrepare.so, which x86_64-linux needs",
+    mend="provision the target: nox -s provision -- --target TARGET",
+)
+def required_libraries(context: Context) -> Iterator[Problem]:
+    tree = _sdk(context)
+    for target, wanted in _target_tables(context).items():
+        directory = _directory(context, wanted)
+        remedy = f"nox -s provision -- --profile {context.profile_name} --target {target}"
+        if directory is None:
+            yield Problem(
+                tree.named,
+                f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs",
+                f"{remedy}, or a profile whose SDK carries {target}",
+            )
+            continue
+        held = context.in_directory(directory)
+        for names in wanted.libraries:
+            if not any(name in held for name in names):
+                yield Problem(f"lib/{directory}", f"lacks {' or '.join(names)}, which {target} needs", remedy)
+
+
+@rule(
+    "soc-libraries",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="A device's stub and skel are there for the arch of each chip",
+    why="""
+        A device loads the stub of its chip's Hexagon arch, and the stub loads the skel of the same arch onto
+        the DSP. With either missing, device creation fails with 14001 or 4000.
+    """,
+    example="lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so: is not there, SM8750 (v79) needs it",
+    mend="provision the chip: nox -s provision -- --target TARGET --soc SOC",
+)
+def soc_libraries(context: Context) -> Iterator[Problem]:
+    _sdk(context)
+    devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
+    if not devices:
+        raise NotApplicable("only device targets need stubs and skels")
+    places = {library.place for library in context.libraries}
+    for target, wanted in devices.items():
+        directory = _directory(context, wanted) or wanted.directories[0]
+        for name, soc in context.socs.items():
+            needed = [f"lib/{directory}/{library}" for library in wanted.soc_libraries]
+            needed += [f"lib/{skel}" for skel in wanted.skels]
+            for template in needed:
+                place = template.format(arch=soc.arch)
+                if place not in places:
+                    yield Problem(
+                        place,
+                        f"is not there, {name} (v{soc.arch}) needs it on {target}",
+                        f"nox -s provision -- --profile {context.profile_name} --target {target}"
+                        f" --soc {name}",
+                    )
+
+
+@rule(
+    "lpai-libraries",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="The LPAI libraries are there for chips that have an LPAI",
+    why="""
+        LPAI runs on the audio DSP with libraries of its own, and its skel must be signed before it is loaded.
+        Official SDKs carry them from the version in manifests/libraries.toml; SDKs made of wheels do not.
+    """,
+    example="lib/lpai-v6/unsigned/libQnnLpaiSkel.so: is not there, the LPAI v6 of SM8850 needs it",
+    mend="use an official QNN SDK that carries this LPAI: --profile qnn-2.48",
+)
+def lpai_libraries(context: Context) -> Iterator[Problem]:
+    _sdk(context)
+    devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
+    socs = {name: soc for name, soc in context.socs.items() if soc.lpai is not None}
+    if not devices or not socs:
+        raise NotApplicable("no chosen chip has an LPAI, or no device target is chosen")
+    if not any(_carries_lpai(context, soc) for soc in socs.values()):
+        raise NotApplicable(f"the QNN of profile {context.profile_name} carries no LPAI")
+    places = {library.place for library in context.libraries}
+    for target, wanted in devices.items():
+        directory = _directory(context, wanted) or wanted.directories[0]
+        for name, soc in socs.items():
+            if not _carries_lpai(context, soc):
+                continue
+            lpai = tables.libraries().lpai[str(soc.lpai)]
+            for place in (
+                *(f"lib/{directory}/{library}" for library in lpai.libraries),
+                *(f"lib/{skel}" for skel in lpai.skels),
+            ):
+                if place not in places:
+                    yield Problem(place, f"is not there, the LPAI v{soc.lpai} of {name} needs it on {target}")
+
+
+def _carries_lpai(context: Context, soc: Soc) -> bool:
+    lpai = tables.libraries().lpai.get(str(soc.lpai))
+    if lpai is None:
+        return False
+    if any(library.directory.startswith("lpai-v") for library in context.libraries):
+        return True
+    pin = context.profile.components["qnn-sdk"]
+    official = all(isinstance(part.source, Archive) for part in pin.parts)
+    return official and version_key(pin.version) >= version_key(lpai.since)
+
+
+@rule(
+    "one-build-id",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="Host libraries, stubs and skels are of one QNN build",
+    why="""
+        A stub and a skel of two builds refuse each other (1008, `Stub lib id mismatch`), and a context binary
+        made by a newer library cannot be read by an older one (5000). Whatever the profile says, the files of
+        one SDK must agree with each other.
+    """,
+    example="lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so: is of build v2.37.0.250724175447_124859, the other"
+    " 29 libraries are of v2.49.40.260810104044",
+    mend="take every QNN library from one SDK: nox -s provision",
+)
+def one_build_id(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, "qnn-sdk")
+    holders = [library for library in context.libraries if library.build_ids]
+    if not holders and tree.origin == "tree":
+        raise NotApplicable("no library holds a QNN build id")
+    if not holders:
+        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+    counted = Counter(build_id for library in holders for build_id in library.build_ids)
+    common = max(counted, key=lambda build_id: (counted[build_id], build_id))
+    for library in holders:
+        if others := [build_id for build_id in library.build_ids if build_id != common]:
+            yield Problem(
+                library.place,
+                f"is of build {', '.join(others)}, {counted[common]} other libraries are of {common}",
+            )

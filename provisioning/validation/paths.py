@@ -1,0 +1,194 @@
+"""Rules about the user's own variables. Stages mend most of it for themselves; other programs do not."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from provisioning.environment import HOST_LIBRARIES, NDK_ALIASES
+from provisioning.findings import Severity
+from provisioning.manifest import COMPONENT_VARIABLES
+from provisioning.validation import NotApplicable, Problem, rule, tables
+from provisioning.validation.context import Context, same_path
+
+_ENV = 'eval "$(python -m provisioning env)"'
+
+
+def _library_path(context: Context) -> list[str]:
+    value = context.environ.get("LD_LIBRARY_PATH")
+    if not value:
+        raise NotApplicable("LD_LIBRARY_PATH is not set")
+    return re.split("[:;]", value)
+
+
+def _sdk_directory(entry: str) -> str | None:
+    """The name of the SDK's directory under lib/ that an entry is in: `hexagon-v75`."""
+    for part, following in zip(Path(entry).parts, Path(entry).parts[1:], strict=False):
+        if part == "lib" and tables.libraries().directory(following) is not None:
+            return following
+    return None
+
+
+@rule(
+    "library-path-mixed",
+    Severity.ERROR,
+    summary="LD_LIBRARY_PATH holds the host's libraries only",
+    why="""
+        Device libraries have the same names as the host's. In LD_LIBRARY_PATH they are passed over one by one
+        at best, and at worst a program picks one by path. Devices get theirs by being pushed, and by
+        ADSP_LIBRARY_PATH.
+    """,
+    example="LD_LIBRARY_PATH: /opt/qairt/lib/aarch64-android holds libraries of aarch64-android,"
+    " not of this host",
+    mend=f"remove the device's directories from LD_LIBRARY_PATH: {_ENV}",
+)
+def library_path_mixed(context: Context) -> Iterator[Problem]:
+    for entry in _library_path(context):
+        directory = _sdk_directory(entry)
+        described = tables.libraries().directory(directory) if directory else None
+        if described is not None and described[0].system != "host":
+            yield Problem(
+                "LD_LIBRARY_PATH",
+                f"{entry} holds libraries of {described[0].system}, not of this host",
+            )
+
+
+@rule(
+    "library-path-order",
+    Severity.ERROR,
+    summary="The chosen SDK's libraries come first in LD_LIBRARY_PATH",
+    why="""
+        The loader takes the first library of a name. With another SDK's directory before the one that
+        QNN_SDK_ROOT names, headers and tools are of one build and libraries of the other: 1008, 14001, or a
+        context binary that no device reads.
+    """,
+    example="LD_LIBRARY_PATH: /opt/qairt/2.37.0.250724/lib/x86_64-linux-clang comes before"
+    " /opt/qairt/2.48.0.260626/lib/x86_64-linux-clang, and both hold libQnnHtp.so",
+    mend=f"put the chosen SDK first, or leave the others out: {_ENV}",
+)
+def library_path_order(context: Context) -> Iterator[Problem]:
+    if "qnn-sdk" not in context.trees:
+        raise NotApplicable("this selection uses no qnn-sdk")
+    ours = context.trees["qnn-sdk"].path / "lib" / HOST_LIBRARIES
+    first = None
+    for entry in _library_path(context):
+        if same_path(entry or ".", ours):
+            if first is not None:
+                yield Problem("LD_LIBRARY_PATH", f"{first} comes before {ours}, and both hold libQnnHtp.so")
+            return
+        if first is None and Path(entry or ".", "libQnnHtp.so").exists() and _is_host(entry):
+            first = entry
+    if first is not None:
+        yield Problem(
+            "LD_LIBRARY_PATH", f"{first} holds a libQnnHtp.so, and {ours} of the chosen SDK is not there"
+        )
+
+
+def _is_host(entry: str) -> bool:
+    directory = _sdk_directory(entry)
+    described = tables.libraries().directory(directory) if directory else None
+    return described is None or described[0].system == "host"
+
+
+@rule(
+    "library-path-missing",
+    Severity.WARNING,
+    summary="Every directory in LD_LIBRARY_PATH is there and can be read",
+    why="""
+        A directory that is not there is passed over in silence, and the library comes from somewhere else. An
+        empty entry means the current directory: whatever lies there is loaded.
+    """,
+    example="LD_LIBRARY_PATH: /opt/qairt/2.37.0/lib/x86_64-linux-clang is not there",
+    mend=f"correct or remove the entry: {_ENV}",
+)
+def library_path_missing(context: Context) -> Iterator[Problem]:
+    for entry in _library_path(context):
+        path = Path(entry)
+        if not entry:
+            yield Problem("LD_LIBRARY_PATH", "has an empty entry, which means the current directory")
+        elif "$" in entry:
+            # The loader fills in $ORIGIN and the like for each program anew.
+            continue
+        elif not path.exists():
+            yield Problem("LD_LIBRARY_PATH", f"{entry} is not there")
+        elif not path.is_dir():
+            yield Problem("LD_LIBRARY_PATH", f"{entry} is not a directory")
+        elif not os.access(path, os.R_OK | os.X_OK):
+            yield Problem("LD_LIBRARY_PATH", f"{entry} cannot be read by this user")
+
+
+@rule(
+    "adsp-library-path",
+    Severity.ERROR,
+    summary="ADSP_LIBRARY_PATH is separated by semicolons",
+    why="""
+        FastRPC splits ADSP_LIBRARY_PATH at `;`. Written with `:` it is one directory that does not exist, the
+        skel is not found, and device creation fails with 14001 or 4000.
+    """,
+    example="ADSP_LIBRARY_PATH: /data/local/tmp/qnn:/vendor/dsp/cdsp is separated by `:`, FastRPC splits"
+    " at `;`",
+    mend="write it with `;`, in quotes: export ADSP_LIBRARY_PATH='DIRECTORY;/vendor/dsp/cdsp'",
+)
+def adsp_library_path(context: Context) -> Iterator[Problem]:
+    value = context.environ.get("ADSP_LIBRARY_PATH")
+    if not value:
+        raise NotApplicable("ADSP_LIBRARY_PATH is not set")
+    if ":" in value:
+        yield Problem("ADSP_LIBRARY_PATH", f"{value} is separated by `:`, FastRPC splits at `;`")
+
+
+@rule(
+    "sdk-root-empty",
+    Severity.ERROR,
+    summary="No SDK variable is set to nothing",
+    why="""
+        executorch takes a QNN_SDK_ROOT that is set but empty for a choice: it neither looks for an SDK nor
+        fetches one, and fails on the first library.
+    """,
+    example="QNN_SDK_ROOT: is set but empty, which executorch takes as set",
+    mend="unset the variable, or set it to the SDK's directory",
+)
+def sdk_root_empty(context: Context) -> Iterator[Problem]:
+    for variable in COMPONENT_VARIABLES.values():
+        if context.environ.get(variable) == "":
+            yield Problem(variable, "is set but empty, which executorch takes as set")
+
+
+@rule(
+    "variables-contradict",
+    Severity.ERROR,
+    summary="Variables that name the same thing agree, and agree with the profile",
+    why="""
+        Several variables name one NDK or one SDK, and each tool reads its own. Where they differ, a build is
+        made of two SDKs.
+    """,
+    example="ANDROID_NDK_HOME: is /opt/android-ndk-r28c, ANDROID_NDK_ROOT is /opt/android-ndk-r26c",
+    mend=f"unset one of them, or set both to the same directory: {_ENV}",
+)
+def variables_contradict(context: Context) -> Iterator[Problem]:
+    for variable, aliases in (("ANDROID_NDK_ROOT", NDK_ALIASES), ("QNN_SDK_ROOT", ("QAIRT_SDK_ROOT",))):
+        value = context.environ.get(variable)
+        for alias in aliases:
+            other = context.environ.get(alias)
+            if value and other and not same_path(value, other):
+                yield Problem(alias, f"is {other}, {variable} is {value}")
+    profile = context.environ.get("QNN_CI_PROFILE")
+    if profile and profile != context.profile_name:
+        yield Problem(
+            "QNN_CI_PROFILE",
+            f"is {profile}, and --profile {context.profile_name} was chosen",
+            "unset QNN_CI_PROFILE, or leave --profile out",
+            Severity.WARNING,
+        )
+    for component, tree in context.trees.items():
+        variable = COMPONENT_VARIABLES.get(component, "")
+        value = context.environ.get(variable)
+        if value and tree.origin == "store" and not same_path(value, tree.path):
+            yield Problem(
+                variable,
+                f"is {value}, and profile {context.profile_name} uses {tree.path}",
+                f"unset {variable}, or renew the environment: {_ENV}",
+                Severity.WARNING,
+            )

@@ -1,0 +1,152 @@
+"""Ask executorch's compiler for a device, in a process of its own: a wrong pair of libraries may crash it.
+
+Run as a script it is the process that asks; it imports the adaptor and no torch, so that it takes a quarter
+of a second. Imported, it is the one who listens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_MARK = "qnn-ci-probe: "
+_SECONDS = 120
+_CODE = re.compile(r"error\s*=\s*(\d+)|: (1\d{3,4})\s*$")
+_API = re.compile(r"Qnn API version (\S+) is used\. The version is tested against (\d[\d.]*\d)")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How far the compiler came. `device`: it made one. `absent`: there is no compiler here to ask."""
+
+    step: str
+    """The one that failed, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`."""
+    made_device: bool = False
+    build_id: str = ""
+    api: str = ""
+    """The SDK's API version and the one the adaptor was tested against, where they differ."""
+    code: int | None = None
+    """QNN's error code."""
+    detail: str = ""
+    interpreter: str = ""
+
+
+def ask(soc: str, variables: Mapping[str, str], interpreter: str = sys.executable) -> Answer:
+    try:
+        done = subprocess.run(
+            [interpreter, str(Path(__file__).resolve()), soc],
+            env=dict(variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Answer("backend", detail=f"no answer within {_SECONDS} s", interpreter=interpreter)
+    return _understand(done.stdout, done.returncode, interpreter)
+
+
+def _understand(output: str, status: int, interpreter: str) -> Answer:
+    said: dict[str, str] = {"step": "adaptor"}
+    log: list[str] = []
+    for line in output.splitlines():
+        if line.startswith(_MARK):
+            said |= json.loads(line.removeprefix(_MARK))
+        elif line.strip():
+            log.append(line.strip())
+    faults = [line for line in log if re.search(r"\[ERROR\]|Error\b|^[EF] \d\d:|Fail", line)]
+    codes = [int(found[1] or found[2]) for line in faults for found in [_CODE.search(line)] if found]
+    api = next((found for line in log for found in [_API.search(line)] if found), None)
+    made = said["step"] == "device" and said.get("result") == "ok"
+    detail = said.get("detail", "")
+    if not made and not detail:
+        detail = "; ".join(_plain(line) for line in dict.fromkeys(faults))
+        if status < 0:
+            detail = f"it was ended by signal {-status}" + (f" after: {detail}" if detail else "")
+    return Answer(
+        said["step"],
+        made,
+        said.get("build_id", ""),
+        f"{api[1]} (tested against {api[2]})" if api else "",
+        None if made or not codes else codes[-1],
+        detail or ("" if made else f"it ended with status {status}"),
+        interpreter,
+    )
+
+
+def _plain(line: str) -> str:
+    """A line of QNN's log without its prefixes."""
+    return re.sub(r"^(?:\[\w+\]|\s|\[Qnn ExecuTorch\]:|<E>|[EF] [\d:.]+ executorch:\S+\])+", "", line)
+
+
+def _say(**said: str) -> None:
+    print(f"\n{_MARK}{json.dumps(said)}", flush=True)
+
+
+def _main(soc: str) -> int:
+    import dataclasses
+    import importlib
+    import importlib.util
+    import os
+    import tempfile
+
+    # A script's own directory is on sys.path, and has modules named as others are.
+    here = str(Path(__file__).resolve().parent)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    if importlib.util.find_spec("executorch") is None:
+        _say(step="absent", detail="executorch is not installed")
+        return 0
+    try:
+        schema = importlib.import_module("executorch.backends.qualcomm.serialization.qc_schema")
+        adaptor = importlib.import_module("executorch.backends.qualcomm.python.PyQnnManagerAdaptor")
+    except ImportError as error:
+        _say(step="adaptor", detail=f"{type(error).__name__}: {error}")
+        return 1
+    _say(step="build id")
+    library = Path(os.environ["QNN_SDK_ROOT"], "lib", "x86_64-linux-clang", "libQnnHtp.so")
+    _say(step="soc", build_id=adaptor.GetQnnSdkBuildId(str(library)))
+    if soc not in schema.QcomChipset.__members__:
+        _say(step="soc", detail=f"this executorch does not know the chip {soc}")
+        return 1
+    options = schema.QnnExecuTorchOptions(
+        schema._soc_info_table[schema.QcomChipset[soc]],
+        schema.QnnExecuTorchBackendOptions(
+            schema.QnnExecuTorchBackendType.kHtpBackend,
+            htp_options=schema.QnnExecuTorchHtpBackendOptions(),
+        ),
+    )
+    options.log_level = schema.QnnExecuTorchLogLevel.kLogLevelError
+    package = Path(str(schema.__file__)).parent
+    with tempfile.TemporaryDirectory() as scratch:
+        text = Path(scratch, "options.json")
+        text.write_text(json.dumps(_without_none(dataclasses.asdict(options))), encoding="utf-8")
+        flatc = package.parents[2] / "data" / "bin" / "flatc"
+        schema_file = package / "qc_compiler_spec.fbs"
+        subprocess.run([flatc, "--binary", "-o", scratch, schema_file, text], check=True)
+        encoded = Path(scratch, "options.bin").read_bytes()
+    _say(step="backend")
+    manager = adaptor.QnnManager(encoded)
+    if manager.InitBackend().value != 0:
+        # Nothing may be called on it any more, not even its destructor.
+        sys.stdout.flush()
+        os._exit(1)
+    _say(step="device", result="ok")
+    manager.Destroy()
+    return 0
+
+
+def _without_none(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1]))

@@ -1,0 +1,193 @@
+"""The libraries of a tree, read once and remembered for as long as the files stay what they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from provisioning import elf as elves
+from provisioning.build_id import build_ids
+from provisioning.elf import LINKER_SCRIPT, BrokenElf, Elf, NotElf
+from provisioning.validation.context import Library
+
+SCHEMA = 1
+"""Raise it when a record's content changes."""
+
+LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?")
+
+# A file that changed so lately may change again with the same times: file systems tick in milliseconds.
+_SETTLED_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one file says. `elf` is None when it is not ELF, and `fault` says why."""
+
+    elf: Elf | None
+    fault: str
+    build_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What changes when a file does. ctime cannot be set back by the programs that set mtime back."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Stamp:
+        stat = path.stat()
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+    @property
+    def settled(self) -> bool:
+        return time.time_ns() - max(self.mtime_ns, self.ctime_ns) > _SETTLED_NS
+
+
+class Cache:
+    """Records by path and stamp, in one file. Losing it costs a second; it never answers for another file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._entries: dict[str, list[Any]] = {}
+        self._changed = False
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                content = json.loads(path.read_bytes())
+                if content.get("schema") == SCHEMA:
+                    self._entries = dict(content["files"])
+
+    def get(self, path: Path, stamp: Stamp) -> Record | None:
+        entry = self._entries.get(str(path))
+        try:
+            return _decoded(entry[1]) if entry and entry[0] == list(_key(stamp)) else None
+        except (KeyError, TypeError, IndexError):
+            return None
+
+    def put(self, path: Path, stamp: Stamp, record: Record) -> None:
+        if stamp.settled:
+            self._entries[str(path)] = [list(_key(stamp)), _encoded(record)]
+            self._changed = True
+
+    def save(self) -> None:
+        """Replace the file in one step. Whoever cannot write keeps no cache, and is told by being slower."""
+        if self._path is None or not self._changed:
+            return
+        kept = {path: entry for path, entry in self._entries.items() if os.path.lexists(path)}
+        part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps({"schema": SCHEMA, "files": kept}), encoding="utf-8")
+            part.replace(self._path)
+
+
+def _key(stamp: Stamp) -> tuple[int, ...]:
+    return (stamp.device, stamp.inode, stamp.size, stamp.mtime_ns, stamp.ctime_ns)
+
+
+def _encoded(record: Record) -> dict[str, Any]:
+    return {
+        "elf": None if record.elf is None else asdict(record.elf),
+        "fault": record.fault,
+        "build_ids": record.build_ids,
+    }
+
+
+def _decoded(data: dict[str, Any]) -> Record:
+    fields = data["elf"]
+    if fields is not None:
+        fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        fields["versions"] = tuple((library, version) for library, version in fields["versions"])
+    return Record(None if fields is None else Elf(**fields), data["fault"], tuple(data["build_ids"]))
+
+
+def libraries(root: Path, cache: Cache) -> list[Library]:
+    """Every shared library below `root`, without linker scripts and without links to others of the tree."""
+    found: list[Library] = []
+    waiting: list[tuple[Path, str, Stamp]] = []
+    for path, place in _candidates(root):
+        try:
+            stamp = Stamp.of(path)
+        except OSError as error:
+            target = f" to {path.readlink()}" if path.is_symlink() else ""
+            found.append(Library(path, place, None, f"a link{target} that leads nowhere: {error.strerror}"))
+            continue
+        record = cache.get(path, stamp)
+        if record is None:
+            waiting.append((path, place, stamp))
+        else:
+            found.append(_library(path, place, record))
+    for path, _, _ in waiting:
+        _fetch_ahead(path)
+    for path, place, stamp in waiting:
+        record = read(path)
+        with contextlib.suppress(OSError):
+            if Stamp.of(path) == stamp:
+                cache.put(path, stamp, record)
+        found.append(_library(path, place, record))
+    return sorted((library for library in found if library.fault != LINKER_SCRIPT), key=lambda f: f.place)
+
+
+def _library(path: Path, place: str, record: Record) -> Library:
+    return Library(path, place, record.elf, record.fault, record.build_ids)
+
+
+def record_of(path: Path, cache: Cache) -> Record:
+    """One file, by the same cache."""
+    try:
+        stamp = Stamp.of(path)
+    except OSError as error:
+        return Record(None, str(error.strerror), ())
+    record = cache.get(path, stamp)
+    if record is None:
+        record = read(path)
+        cache.put(path, stamp, record)
+    return record
+
+
+def read(path: Path) -> Record:
+    try:
+        elf = elves.read(path)
+    except (NotElf, BrokenElf) as error:
+        return Record(None, error.reason, ())
+    except OSError as error:
+        return Record(None, f"cannot be read: {error.strerror}", ())
+    return Record(elf, "", build_ids(path))
+
+
+def _fetch_ahead(path: Path) -> None:
+    """Let the kernel read all files at once while we parse: on a cold disk that is where the time goes."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(handle)
+
+
+def _candidates(root: Path) -> Iterator[tuple[Path, str]]:
+    inside = os.path.realpath(root)
+    for directory, directories, names in os.walk(root):
+        directories.sort()
+        for name in sorted(names):
+            if not LIBRARY.fullmatch(name):
+                continue
+            path = Path(directory, name)
+            if path.is_symlink() and path.exists() and _within(os.path.realpath(path), inside):
+                continue
+            yield path, path.relative_to(root).as_posix()
+
+
+def _within(path: str, directory: str) -> bool:
+    return os.path.commonpath([path, directory]) == directory

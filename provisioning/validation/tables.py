@@ -1,0 +1,111 @@
+"""The manifests that rules compare with: libraries.toml, device_libraries.toml, validation.toml."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator
+
+from provisioning.manifest import Model, Target, Version, load
+from provisioning.settings import MANIFESTS
+
+System = Literal["host", "aarch64-android", "aarch64-linux", "hexagon"]
+LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]
+
+
+class TargetLibraries(Model):
+    directories: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Under lib/; where there are several, any one serves."""
+    libraries: tuple[Annotated[tuple[LibraryName, ...], Field(min_length=1)], ...]
+    """One name of each group must be in the directory."""
+    soc_libraries: tuple[LibraryName, ...] = ()
+    """Must be in the directory, with {arch} of the chip."""
+    skels: tuple[LibraryName, ...] = ()
+    """Must be under lib/, with {arch} of the chip."""
+
+
+class LpaiLibraries(Model):
+    since: Version
+    libraries: tuple[LibraryName, ...]
+    skels: tuple[LibraryName, ...]
+
+
+class Directory(Model):
+    match: str
+    """Fits a directory under lib/. A group named `arch` is the Hexagon arch of the files in it."""
+    bits: Literal[32, 64]
+    machine: str
+    system: System
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"a regular expression ({error})") from None
+        return value
+
+
+class LibraryTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    targets: dict[Target, TargetLibraries]
+    lpai: dict[str, LpaiLibraries]
+    directories: tuple[Directory, ...]
+
+    def directory(self, name: str) -> tuple[Directory, int | None] | None:
+        """What a directory under lib/ is for, and its Hexagon arch; None for one that nobody described."""
+        for directory in self.directories:
+            if fitting := re.fullmatch(directory.match, name):
+                arch = fitting.groupdict().get("arch")
+                return directory, int(arch) if arch else None
+        return None
+
+
+class DeviceSystem(Model):
+    provides: tuple[LibraryName, ...]
+
+
+class DeviceLibraries(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    systems: dict[System, DeviceSystem]
+
+
+class HostTable(Model):
+    systems: tuple[str, ...]
+    machines: tuple[str, ...]
+    tested: tuple[str, ...]
+
+
+class AndroidTable(Model):
+    page_size: Annotated[int, Field(gt=0)]
+    page_size_severity: Literal["error", "warning", "note"]
+    api: Annotated[int, Field(gt=0)]
+
+
+class NdkTable(Model):
+    revisions: dict[Version, str]
+
+
+class ValidationTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    host: HostTable
+    android: AndroidTable
+    ndk: NdkTable
+
+
+@cache
+def libraries() -> LibraryTable:
+    return load(MANIFESTS / "libraries.toml", LibraryTable)
+
+
+@cache
+def device_libraries() -> DeviceLibraries:
+    return load(MANIFESTS / "device_libraries.toml", DeviceLibraries)
+
+
+@cache
+def validation() -> ValidationTable:
+    return load(MANIFESTS / "validation.toml", ValidationTable)

@@ -1,0 +1,346 @@
+"""Rules about versions: what a component says it is, what the profile pins, what the host has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from provisioning.elf import version_key
+from provisioning.findings import Severity
+from provisioning.manifest import Requirement
+from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
+from provisioning.validation.context import Context, Host, Need, Tree
+
+
+def tree_of(context: Context, component: str) -> Tree:
+    """The component's tree, or a reason for the rule not to apply."""
+    if component not in context.trees:
+        raise NotApplicable(f"this selection uses no {component}")
+    return context.trees[component]
+
+
+def host_of(context: Context) -> Host:
+    if context.host is None:
+        raise CouldNotRun("the host was not looked at")
+    return context.host
+
+
+@rule(
+    "qnn-version",
+    Severity.ERROR,
+    summary="The QNN SDK is the version that the profile pins",
+    why="""
+        executorch and QNN are measured in pairs: most other pairs fail when the compiler creates a device.
+        The version stated in sdk.yaml and the one in the directory's name are compared with the profile.
+    """,
+    example="/opt/qairt/2.48.0.260626 (QNN_SDK_ROOT): sdk.yaml says 2.48.0.260626, profile qnn-2.37 pins"
+    " 2.37.0.250724",
+    mend="use the profile of this SDK with --profile, or provision the pinned one: nox -s provision",
+)
+def qnn_version(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, "qnn-sdk")
+    pinned = context.profile.components["qnn-sdk"].version
+    stated = {source: version for source, version in tree.stated.items() if "build_id" not in source}
+    if not stated and tree.origin == "tree":
+        raise NotApplicable(f"{tree.named} has no sdk.yaml and no version in its name")
+    if not stated:
+        yield Problem(
+            tree.named,
+            "has no sdk.yaml and no version in its name, so its files do not say which QNN it is",
+            "reinstall the SDK with its sdk.yaml, or provision it: nox -s provision",
+            Severity.WARNING,
+        )
+    for source, version in stated.items():
+        if not _same_release(version, pinned):
+            yield Problem(
+                tree.named,
+                f"{_says(source)} {version}, profile {context.profile_name} pins {pinned}",
+            )
+
+
+def _says(source: str) -> str:
+    return "the directory's name says" if source == "directory" else f"{source} says"
+
+
+def _same_release(version: str, pinned: str) -> bool:
+    """Whether one is the other, or the other with more digits: 2.49.40 and 2.49.40.260810."""
+    parts = list(zip(version.split("."), pinned.split("."), strict=False))
+    return len(parts) >= 3 and all(one == other for one, other in parts)
+
+
+@rule(
+    "qnn-build-id",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="The build id inside the QNN libraries is the pinned one",
+    why="""
+        Every QNN library holds the id of the build it comes from. A file copied over from another SDK, or an
+        sdk.yaml edited by hand, leaves a version that looks right around libraries that are not.
+    """,
+    example="lib/x86_64-linux-clang/libQnnHtp.so: holds build id v2.48.40.260702151143, expected"
+    " v2.49.40.260810104044 of profile wheels",
+    mend="restore the libraries of one SDK: nox -s provision, or unpack the SDK again",
+)
+def qnn_build_id(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, "qnn-sdk")
+    holders = [library for library in context.libraries if library.build_ids]
+    if not holders and tree.origin == "tree":
+        raise NotApplicable("no library holds a QNN build id")
+    if not holders:
+        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+    pin = context.profile.components["qnn-sdk"]
+    expected = {f"profile {context.profile_name}": pin.build_id or f"v{pin.version}"}
+    if stated := tree.stated.get("sdk.yaml build_id"):
+        expected["sdk.yaml"] = stated
+    for library in holders:
+        for source, build_id in expected.items():
+            # A profile that pins no build id still pins the version that every id begins with.
+            wrong = [held for held in library.build_ids if not held.startswith(build_id)]
+            if wrong:
+                yield Problem(
+                    library.place, f"holds build id {', '.join(wrong)}, expected {build_id} of {source}"
+                )
+
+
+@rule(
+    "ndk-revision",
+    Severity.ERROR,
+    summary="The Android NDK is the revision that the profile pins",
+    why="""
+        The NDK decides the compiler, the C++ library and the alignment of what is built for Android; a build
+        directory begun with another revision breaks in ways that name neither. `26.3` is r26d, not r26c.
+    """,
+    example="/opt/android-ndk-r26d (ANDROID_NDK_ROOT): is r26d (26.3.11579264), profile qnn-2.37 pins r26c"
+    " (26.2.11394342)",
+    mend="point ANDROID_NDK_ROOT to the pinned NDK, or unset it and: nox -s provision --"
+    " --component android-ndk",
+)
+def ndk_revision(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, "android-ndk")
+    revision = tree.stated.get("source.properties")
+    if revision is None:
+        yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
+        return
+    pin = context.profile.components.get("android-ndk")
+    if pin is None:
+        raise NotApplicable(f"profile {context.profile_name} pins no NDK; this one is {_ndk(revision)}")
+    if revision != pin.version:
+        yield Problem(
+            tree.named, f"is {_ndk(revision)}, profile {context.profile_name} pins {_ndk(pin.version)}"
+        )
+
+
+def _ndk(revision: str) -> str:
+    name = tables.validation().ndk.revisions.get(revision)
+    return f"{name} ({revision})" if name else revision
+
+
+@rule(
+    "hexagon-sdk-version",
+    Severity.ERROR,
+    summary="The Hexagon SDK is the version that the profile pins",
+    why="""
+        Signing needs a Hexagon SDK that knows the chip's arch: v79 from 6.0.0, v81 from 6.4.0. The version is
+        read from the name of the SDK's directory, the one place where every Hexagon SDK has it.
+    """,
+    example="/opt/Hexagon_SDK/5.5.5.0 (HEXAGON_SDK_ROOT): the directory's name says 5.5.5.0, profile qnn-2.48"
+    " pins 6.5.0.0",
+    mend="point HEXAGON_SDK_ROOT to the pinned SDK, or unset it and: nox -s provision --"
+    " --component hexagon-sdk",
+)
+def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, "hexagon-sdk")
+    pin = context.profile.components.get("hexagon-sdk")
+    if pin is None:
+        raise NotApplicable(f"profile {context.profile_name} pins no Hexagon SDK")
+    if tree.origin == "store":
+        # A tree of the store has the version that it was provisioned as, and is verified by its inventory.
+        return
+    version = tree.stated.get("directory")
+    if version is None:
+        raise CouldNotRun(
+            f"the name of {tree.named} holds no version",
+            "point HEXAGON_SDK_ROOT to the directory that is named by the version, …/Hexagon_SDK/6.5.0.0",
+        )
+    if version != pin.version:
+        yield Problem(
+            tree.named,
+            f"the directory's name says {version}, profile {context.profile_name} pins {pin.version}",
+        )
+
+
+@rule(
+    "python-packages",
+    Severity.ERROR,
+    Need.HOST,
+    summary="executorch, torch and torchao are the versions that the profile pins",
+    why="""
+        executorch is built against one torch, and its QNN backend works with few QNN versions. Another
+        version fails late: on import, on export or on the device.
+    """,
+    example="torch: is 2.12.1+cpu in this Python, profile wheels pins 2.13.0",
+    mend="run it as a session, which installs the pinned packages: nox -s validate",
+)
+def python_packages(context: Context) -> Iterator[Problem]:
+    host = host_of(context)
+    pins = context.profile.packages
+    if not any(name in host.packages for name in pins):
+        raise CouldNotRun(
+            f"none of {', '.join(pins)} is installed in this Python", "nox -s validate, or install them"
+        )
+    for name, pinned in pins.items():
+        found = host.packages.get(name)
+        if found is None:
+            yield Problem(name, f"is not installed, profile {context.profile_name} pins {pinned}")
+        elif found.partition("+")[0] != pinned:
+            yield Problem(name, f"is {found} in this Python, profile {context.profile_name} pins {pinned}")
+
+
+def _compared(name: str, found: str, wanted: Requirement) -> Iterator[Problem]:
+    if version_key(_numeric(found)) < version_key(_numeric(wanted.floor)):
+        yield Problem(name, f"is {found}, at least {wanted.floor} is required")
+    elif wanted.recommended and version_key(_numeric(found)) < version_key(_numeric(wanted.recommended)):
+        yield Problem(
+            name,
+            f"is {found}, the project is tested with {wanted.recommended}",
+            severity=Severity.NOTE,
+        )
+
+
+def _numeric(version: str) -> str:
+    """The leading numbers: `3.14.0` of `3.14.0rc1`."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return found[0] if found else "0"
+
+
+@rule(
+    "cmake-version",
+    Severity.ERROR,
+    Need.HOST,
+    summary="CMake is new enough for executorch's package",
+    why="""
+        An older CMake leaves out executorch's targets without a word, and the build fails much later with
+        targets that are not found.
+    """,
+    example="cmake: is 3.25.1 (/usr/bin/cmake), at least 3.28 is required",
+    mend="python -m pip install 'cmake>=3.28'",
+)
+def cmake_version(context: Context) -> Iterator[Problem]:
+    yield from _tool(context, "cmake")
+
+
+@rule(
+    "compiler-version",
+    Severity.ERROR,
+    Need.HOST,
+    summary="A C++ compiler is there and new enough",
+    why="""
+        The runner and the host's libraries are built with gcc or clang; one of the two that meets the floor
+        is enough. Between floor and recommended version a build may work, and is not what the project tests.
+    """,
+    example="gcc: is 8.5.0 (/usr/bin/gcc), at least 9.4 is required",
+    mend="install gcc or clang of at least the required version, from the distribution's packages",
+)
+def compiler_version(context: Context) -> Iterator[Problem]:
+    host = host_of(context)
+    wanted = {name: context.profile.host[name] for name in ("gcc", "clang") if name in context.profile.host}
+    if not wanted:
+        raise NotApplicable(f"profile {context.profile_name} names no compiler")
+    problems: dict[str, list[Problem]] = {}
+    for name, requirement in wanted.items():
+        tool = host.tools.get(name)
+        if tool is not None and tool.version:
+            problems[name] = list(_compared(name, f"{tool.version} ({tool.path})", requirement))
+    if not problems:
+        floors = " or ".join(f"{name} {requirement.floor}" for name, requirement in wanted.items())
+        yield Problem("compiler", f"neither {' nor '.join(wanted)} is on PATH; {floors} is required")
+        return
+    # One good compiler is enough, so only the one with the least to complain of is judged.
+    yield from min(problems.values(), key=lambda found: [p.severity is not Severity.NOTE for p in found])
+
+
+@rule(
+    "python-version",
+    Severity.ERROR,
+    Need.HOST,
+    summary="Python is new enough",
+    why="""
+        The project's floor is in the profile. executorch has wheels for certain versions of Python only; the
+        recommended one is what the locks are made for.
+    """,
+    example="python: is 3.9.2, at least 3.10 is required",
+    mend="use a newer Python, and reinstall nox with it",
+)
+def python_version(context: Context) -> Iterator[Problem]:
+    if "python" not in context.profile.host:
+        raise NotApplicable(f"profile {context.profile_name} names no Python")
+    yield from _compared("python", host_of(context).python, context.profile.host["python"])
+
+
+@rule(
+    "glibc-version",
+    Severity.ERROR,
+    Need.HOST,
+    summary="The host's glibc is new enough for QNN's x86 libraries",
+    why="""
+        QNN's host libraries are linked against a certain glibc. On an older system, or an image based on one,
+        they fail to load with `version GLIBC_… not found`. The floor is in the profile.
+    """,
+    example="glibc: is 2.31, at least 2.34 is required",
+    mend="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later have it",
+)
+def glibc_version(context: Context) -> Iterator[Problem]:
+    host = host_of(context)
+    if "glibc" not in context.profile.host:
+        raise NotApplicable(f"profile {context.profile_name} names no glibc")
+    if not host.glibc:
+        yield Problem(
+            "glibc", f"this system has none, {context.profile.host['glibc'].floor} or later is required"
+        )
+        return
+    yield from _compared("glibc", host.glibc, context.profile.host["glibc"])
+
+
+@rule(
+    "host-os",
+    Severity.ERROR,
+    Need.HOST,
+    summary="The host is one that QNN's compiler and emulator run on",
+    why="""
+        The compiler and the HTP emulator of this project are libraries for Linux on x86-64. Distributions
+        that the project is not tested on are only noted.
+    """,
+    example="host: is Darwin on arm64, expected Linux on x86_64",
+    mend="use a Linux machine or container on x86-64",
+)
+def host_os(context: Context) -> Iterator[Problem]:
+    host = host_of(context)
+    table = tables.validation().host
+    if host.system not in table.systems or host.machine not in table.machines:
+        yield Problem(
+            "host",
+            f"is {host.system} on {host.machine}, expected {' or '.join(table.systems)} on"
+            f" {' or '.join(table.machines)}",
+        )
+    elif host.distribution not in table.tested:
+        yield Problem(
+            "host",
+            f"is {host.distribution or 'a Linux without os-release'}, the project is tested on"
+            f" {', '.join(table.tested)}",
+            "nothing to mend: report what does not work there",
+            Severity.NOTE,
+        )
+
+
+def _tool(context: Context, name: str) -> Iterator[Problem]:
+    host = host_of(context)
+    wanted = context.profile.host.get(name)
+    if wanted is None:
+        raise NotApplicable(f"profile {context.profile_name} names no {name}")
+    tool = host.tools.get(name)
+    if tool is None:
+        yield Problem(name, f"is not on PATH, at least {wanted.floor} is required")
+    elif not tool.version:
+        raise CouldNotRun(f"{tool.path} does not say its version")
+    else:
+        yield from _compared(name, f"{tool.version} ({tool.path})", wanted)

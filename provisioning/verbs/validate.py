@@ -1,0 +1,180 @@
+"""`validate`: tell whether an environment can do its work, whatever it came from."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.cli import command_line
+from provisioning.errors import ToolkitError, UsageError
+from provisioning.findings import Metric, Outcome, Report, Severity, StageRun
+from provisioning.settings import Selection, add_selection, selection_of
+
+if TYPE_CHECKING:
+    from provisioning.validation import Result
+    from provisioning.validation.context import Context
+
+EXAMPLES = """\
+  nox -s validate
+  QNN_SDK_ROOT=/opt/qairt/2.37.0.250724 nox -s validate -- --profile qnn-2.37
+  nox -s validate -- --target aarch64-linux --soc SM8650 --soc SM8750 --strict
+  python -m provisioning validate --rule hexagon-arch --tree out/package
+  python -m provisioning validate --ignore 'absolute-rpath:*libCustomOp.so' --format sarif
+"""
+
+FORMATS = ("console", "json", "junit", "sarif", "github", "markdown")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("--rule", action="append", metavar="ID", help="apply only this rule; may be repeated")
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="ID[:SUBJECT]",
+        help="accept this rule's findings, or those whose subject fits the glob; may be repeated",
+    )
+    parser.add_argument("--strict", action="store_true", help="warnings fail too")
+    parser.add_argument(
+        "--tree", type=Path, metavar="DIR", help="check this directory's libraries, not an environment"
+    )
+    parser.add_argument("--format", choices=FORMATS, default="console", help="what to print [%(default)s]")
+    parser.add_argument("--no-cache", action="store_true", help="read every library again")
+    parser.add_argument("--list", action="store_true", help="print the catalogue of rules and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        sys.stdout.write(_catalogue())
+        return 0
+    if args.tree is not None and not args.tree.is_dir():
+        raise UsageError(f"--tree {args.tree} is not a directory", remedy="name an existing directory")
+    selection = selection_of(args)
+    stage = StageRun(
+        "validate",
+        selection.profile,
+        ",".join(selection.targets or (selection.target,)),
+        command_line("nox -s validate --", sys.argv[2:]) if sys.argv[2:] else "nox -s validate",
+    )
+    try:
+        results = _validate(stage, selection, args)
+    except ToolkitError as error:
+        stage.add("validate", Severity.ERROR, stage.profile, error.message, error.remedy)
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
+    report = stage.finish(strict=args.strict)
+    report.write(selection.reports)
+    _print(report, results, args.format)
+    _tell_github(report, args.format, os.environ)
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def _validate(stage: StageRun, selection: Selection, args: argparse.Namespace) -> list[Result]:
+    from provisioning.validation import Ignore, check, chosen, without_ignored
+    from provisioning.validation.gather import gather
+    from provisioning.validation.scan import Cache
+
+    rules = chosen(args.rule or ())
+    if args.tree is not None and not args.rule:
+        rules = [rule for rule in rules if rule.reads_tree]
+    ignores = [Ignore.parse(text) for text in args.ignore]
+    cache = Cache(None if args.no_cache else selection.store / "cache" / "libraries.json")
+    tree = args.tree.resolve() if args.tree is not None else None
+    needs = {need for rule in rules for need in rule.needs}
+    context = gather(selection, os.environ, needs, cache=cache, tree=tree)
+    results = check(context, rules)
+    kept, ignored = without_ignored((f for result in results for f in result.findings), ignores)
+    stage.findings += kept
+    stage.metrics |= _metrics(context, results, len(ignored))
+    return results
+
+
+def _metrics(context: Context, results: Sequence[Result], ignored: int) -> dict[str, Metric]:
+    states = Counter(result.state.value for result in results)
+    trees = {
+        component: f"{tree.path} ({tree.variable if tree.origin == 'directory' else tree.origin})"
+        for component, tree in context.trees.items()
+    }
+    return {
+        **trees,
+        "libraries": len(context.libraries),
+        "ignored": ignored,
+        "states": {**states},
+        "rules": {
+            result.rule.id: {"state": result.state.value, "reason": result.reason} for result in results
+        },
+        "compiler": {
+            soc: {"step": answer.step, "build_id": answer.build_id, "api": answer.api, "code": answer.code}
+            for soc, answer in context.answers.items()
+        },
+    }
+
+
+def _print(report: Report, results: Sequence[Result], wanted: str) -> None:
+    from provisioning import rendering
+
+    if wanted == "console":
+        sys.stdout.write(_states(results))
+        rendering.show(report)
+    elif wanted == "json":
+        sys.stdout.write(report.as_json())
+    elif wanted == "junit":
+        sys.stdout.write(rendering.junit([report]))
+    elif wanted == "sarif":
+        from provisioning.validation import catalogue
+
+        texts = {
+            rule.id: rendering.RuleText(rule.summary, " ".join(rule.why.split()), rule.mend)
+            for rule in catalogue().values()
+        }
+        sys.stdout.write(rendering.sarif([report], texts))
+    elif wanted == "github":
+        sys.stdout.write(rendering.github_annotations(report))
+    else:
+        sys.stdout.write(rendering.markdown([report]))
+
+
+_MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "not applicable": "–", "could not run": "∅"}
+
+
+def _states(results: Sequence[Result]) -> str:
+    """A line for each chapter: what passed by number, everything else by name."""
+    lines = []
+    chapters = dict.fromkeys(result.rule.module for result in results)
+    for chapter in chapters:
+        parts = []
+        for state, mark in _MARKS.items():
+            ids = [r.rule.id for r in results if r.rule.module == chapter and r.state.value == state]
+            if ids and state == "pass":
+                parts.append(f"{mark} {len(ids)} passed")
+            elif ids:
+                parts.append(f"{mark} {state}: {', '.join(ids)}")
+        lines.append(f"{chapter:<10}  {'   '.join(parts)}\n")
+    return "".join(lines) + "\n"
+
+
+def _tell_github(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
+    """Annotations and the job's summary. Under the gate neither: it tells of all stages at its end."""
+    if environ.get("GITHUB_ACTIONS") != "true" or environ.get("QNN_CI_GATE"):
+        return
+    from provisioning import rendering
+
+    if wanted == "console":
+        sys.stdout.write(rendering.github_annotations(report))
+    if summary := environ.get("GITHUB_STEP_SUMMARY"):
+        with Path(summary).open("a", encoding="utf-8") as stream:
+            stream.write(rendering.markdown([report]))
+
+
+def _catalogue() -> str:
+    from provisioning.validation import catalogue
+
+    rules = catalogue().values()
+    width = max(len(rule.id) for rule in rules)
+    return "".join(f"{rule.id:<{width}}  {rule.severity.value:<7}  {rule.summary}\n" for rule in rules)
