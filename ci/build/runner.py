@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import array
 import hashlib
 import importlib.util
 import json
@@ -11,11 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ci.build.probe import INPUTS, PROGRAM
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from provisioning import elf
 from provisioning.cli import command_line
@@ -44,6 +47,7 @@ INTERPRETERS = {
     "x86_64-linux": "/lib64/ld-linux-x86-64.so.2",
     "aarch64-linux": "/lib/ld-linux-aarch64.so.1",
 }
+TOLERANCE = 1e-5
 MACHINES = {"x86_64-linux": elf.X86_64, "aarch64-linux": elf.AARCH64}
 
 
@@ -140,6 +144,8 @@ def run(args: argparse.Namespace) -> int:
             return 0
         _make(plan, stage, jobs=args.jobs or os.cpu_count() or 1, clean=args.clean)
         _check(plan, selection.profile, stage)
+        if plan.target != DEFAULT_TARGET:
+            _compare(plan, _plan_here(args, selection), stage)
     except ToolkitError as error:
         stage.add("runner-build", Severity.ERROR, selection.target, error.message, error.remedy)
         outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
@@ -207,9 +213,8 @@ def find_executorch(named: Path | None, selection: Selection) -> Executorch:
 
 
 def _provisioned(selection: Selection) -> Executorch:
-    from provisioning.store import Store, Want
-
     from provisioning.manifest import load_profile, soc_named
+    from provisioning.store import Store, Want
 
     profile = load_profile(selection.profile)
     pin = profile.components.get("executorch-runtime")
@@ -393,6 +398,94 @@ def _backends(plan: Plan) -> list[Metric]:
             f"  {result.stderr.strip()[-400:]}"
         )
     return [*found.group(1).split()]
+
+
+def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
+    """The same runner for this machine, whose outputs another machine's must give."""
+    here = argparse.Namespace(
+        **{**vars(args), "executorch": None, "output": None, "build_type": BUILD_TYPES[0]}
+    )
+    return _plan(here, replace(selection, target=DEFAULT_TARGET))
+
+
+def _compare(plan: Plan, here: Plan, stage: StageRun) -> None:
+    """Run the probe under qemu and on this machine: the outputs must agree."""
+    qemu = find_program("qemu-aarch64")
+    sysroot = _sysroot(plan.compiler)
+    probe = _probe(here)
+    _make(
+        here, StageRun("build_runner", stage.profile, here.target, ""), jobs=os.cpu_count() or 1, clean=False
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        ours = _outputs([str(here.dist / RUNNER)], probe, Path(scratch) / "here")
+        theirs = _outputs(
+            [str(qemu.path), "-L", str(sysroot), str(plan.dist / RUNNER)], probe, Path(scratch) / "there"
+        )
+    largest = max((abs(one - other) for one, other in zip(ours, theirs, strict=False)), default=0.0)
+    stage.metrics |= {"qemu": qemu.version, "compared_values": len(theirs), "largest_difference": largest}
+    if not theirs or len(ours) != len(theirs) or not largest <= TOLERANCE:
+        stage.add(
+            "runner-outputs",
+            Severity.ERROR,
+            str(plan.dist / RUNNER),
+            f"expected {len(ours)} values within {TOLERANCE} of {here.target}'s, found {len(theirs)}, "
+            f"up to {largest:.3g} away",
+        )
+
+
+def _sysroot(compiler: Program) -> Path:
+    """The folder whose lib/ holds the target's loader and C library."""
+    name = "libc.so.6"
+    result = subprocess.run(
+        [str(compiler.path), f"-print-file-name={name}"], capture_output=True, text=True, check=False
+    )
+    library = Path(result.stdout.strip() or name)
+    if library.is_absolute() and library.is_file():
+        return library.resolve().parent.parent
+    raise EnvironmentLacking(
+        f"{compiler.path} has no {name}", remedy="apt-get install libc6-dev-arm64-cross g++-aarch64-linux-gnu"
+    )
+
+
+def _probe(here: Plan) -> Path:
+    folder = here.tree.parent / f"probe-{here.executorch.version}"
+    if not (folder / PROGRAM).is_file():
+        result = subprocess.run(
+            [sys.executable, "-m", "ci.build.probe", str(folder)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise EnvironmentLacking(
+                f"{sys.executable} cannot export the probe:\n  {result.stderr.strip()[-400:]}",
+                remedy="nox -s build_runner uses an environment with torch and executorch",
+            )
+    return folder
+
+
+def _outputs(command: list[str], probe: Path, into: Path) -> list[float]:
+    result = subprocess.run(
+        [
+            *command,
+            *("--model_path", str(probe / PROGRAM), "--input_list_path", str(probe / INPUTS)),
+            *("--output_folder_path", str(into), "--etdump_path=", "--performance_output_path="),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise CheckFailed(
+            f"{' '.join(command)} failed on the probe with exit code {result.returncode}:\n"
+            f"  {result.stderr.strip()[-400:]}"
+        )
+    values = array.array("f")
+    for path in sorted(into.iterdir()):
+        values.frombytes(path.read_bytes())
+    return values.tolist()
 
 
 def _package_files(root: Path) -> Iterator[Path]:

@@ -1,9 +1,12 @@
 #include "program.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <utility>
+
+#include <dlfcn.h>
 
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/exec_aten/util/dim_order_util.h>
@@ -36,6 +39,16 @@ std::string because(et::Error error) {
 template <typename T>
 T* aligned(T* pointer) {
   return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(pointer) + kAlignment - 1) / kAlignment * kAlignment);
+}
+
+// Why the QNN backend may have failed to start, as far as can be seen from outside.
+std::string qnn_remedy(const Signature& signature) {
+  const auto& backends = signature.backends;
+  if (std::find(backends.begin(), backends.end(), "QnnBackend") == backends.end() ||
+      ::dlopen("libQnnHtp.so", RTLD_LAZY | RTLD_LOCAL) != nullptr) {
+    return "";
+  }
+  return "set LD_LIBRARY_PATH to the QNN SDK's library folder for this machine (" + std::string(::dlerror()) + ")";
 }
 
 Value value_of(const et::Result<et::Tag>& tag, const et::Result<et::TensorInfo>& info) {
@@ -83,11 +96,12 @@ std::string Value::described() const {
 
 bool Memory::can_share() {
 #ifdef RUNNER_HAS_QNN
-  void* probe = QnnExecuTorchAllocCustomMem(kAlignment, kAlignment);
-  if (probe != nullptr) {
-    QnnExecuTorchFreeCustomMem(probe);
+  // The backend's allocator takes the device's library for granted and crashes without it.
+  void* library = ::dlopen("libcdsprpc.so", RTLD_LAZY | RTLD_LOCAL);
+  if (library != nullptr) {
+    ::dlclose(library);
   }
-  return probe != nullptr;
+  return library != nullptr;
 #else
   return false;
 #endif
@@ -268,7 +282,8 @@ Runnable::Runnable(const ProgramFile& file, const Signature& signature, et::Even
     throw Failure(
         ExitCode::load_failed,
         "method " + signature.method + " of model " + runner::shown(file.path()) + " could not be loaded: " +
-            because(method.error()));
+            because(method.error()),
+        qnn_remedy(signature));
   }
   method_ = std::make_unique<et::Method>(std::move(method.get()));
   for (size_t i = 0; i < signature.outputs.size(); ++i) {

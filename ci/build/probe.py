@@ -1,0 +1,36 @@
+"""Makes a small XNNPACK program and its input: what another machine's runner is tried on.
+
+Run as a program of its own, for exporting imports torch: `python -m ci.build.probe DIR`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+PROGRAM = "probe.pte"
+INPUTS = "probe.txt"
+
+
+def make(into: Path) -> None:
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(512, 10)
+    ).eval()
+    example = (torch.randn(1, 3, 8, 8),)
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(model, example, strict=True), partitioner=[XnnpackPartitioner()]
+    ).to_executorch()
+    into.mkdir(parents=True, exist_ok=True)
+    data = into / "probe.raw"
+    example[0].numpy().tofile(data)
+    (into / INPUTS).write_text(f'"{data}"\n', encoding="utf-8")
+    (into / PROGRAM).write_bytes(lowered.buffer)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
