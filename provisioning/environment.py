@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -76,8 +76,8 @@ class Environment:
     """What `variables["PATH"]` has before the user's own PATH."""
     notes: tuple[str, ...]
     """What was mended or left out, in words."""
-    provision: str
-    """The command that provisions this selection."""
+    provision_flags: tuple[str, ...]
+    """What to give `nox -s provision` to provision this selection."""
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
@@ -88,7 +88,7 @@ class Environment:
             return self.roots[component]
         raise EnvironmentLacking(
             f"{component} is neither in the store nor named by {_variable_of(component)}",
-            remedy=f"{self.provision} --component {component}",
+            remedy=_provision([*self.provision_flags, "--component", component]),
         )
 
 
@@ -108,7 +108,7 @@ def resolve(selection: Selection, environ: Mapping[str, str], *, trees: Trees | 
         from provisioning.store import Store
 
         trees = Store(selection.store)
-    command = provision_command(selection, environ)
+    flags = provision_flags(selection, environ)
     notes: list[str] = []
     roots: dict[str, Root] = {}
     pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
@@ -127,7 +127,7 @@ def resolve(selection: Selection, environ: Mapping[str, str], *, trees: Trees | 
             raise EnvironmentLacking(
                 f"{component}{version} for {selection.target} is neither in the store ({selection.store})"
                 f" nor named by {variable}",
-                remedy=command,
+                remedy=_provision(flags),
             )
     variables, path_entries = _variables(selection, roots, environ, notes)
     return Environment(
@@ -138,12 +138,12 @@ def resolve(selection: Selection, environ: Mapping[str, str], *, trees: Trees | 
         variables=variables,
         path_entries=path_entries,
         notes=tuple(notes),
-        provision=command,
+        provision_flags=tuple(flags),
     )
 
 
-def provision_command(selection: Selection, environ: Mapping[str, str]) -> str:
-    """The shortest command that provisions this selection."""
+def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
+    """The fewest flags that select the same for `provision`."""
     flags: list[str] = []
     if selection.profile != DEFAULT_PROFILE:
         flags += ["--profile", selection.profile]
@@ -153,6 +153,10 @@ def provision_command(selection: Selection, environ: Mapping[str, str]) -> str:
         flags += ["--soc", soc]
     if selection.store != store_path(None, environ):
         flags += ["--store", str(selection.store)]
+    return flags
+
+
+def _provision(flags: Sequence[str]) -> str:
     return shlex.join(["nox", "-s", "provision", *(["--", *flags] if flags else [])])
 
 
@@ -203,8 +207,10 @@ def _from_store(
 
     arches = frozenset({soc_named(soc).arch for soc in selection.socs or (selection.soc,)})
     # Lowering runs on the host whatever the target; a tree without the host's part still serves to build.
-    for targets in ({DEFAULT_TARGET, selection.target}, {selection.target}):
-        tree = trees.find(component, pin, Want(targets=frozenset(targets), arches=arches))
+    for targets in dict.fromkeys(
+        (frozenset({DEFAULT_TARGET, selection.target}), frozenset({selection.target}))
+    ):
+        tree = trees.find(component, pin, Want(targets=targets, arches=arches))
         if tree is not None:
             return Root(tree.root, "store", variable, tree.version)
     return None

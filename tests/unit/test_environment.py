@@ -1,0 +1,273 @@
+"""Resolving a selection into roots and variables, with a store that holds what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.inventory import Inventory
+from provisioning.manifest import Component
+from provisioning.settings import Selection
+from provisioning.store import Tree, Want
+
+HOST = "lib/x86_64-linux-clang"
+
+
+@dataclass
+class Trees:
+    """A store that holds these components, and remembers what it was asked for."""
+
+    roots: dict[str, Path]
+    holds: Callable[[Want], bool] = lambda want: True
+    asked: list[tuple[str, Want]] = field(default_factory=list)
+
+    def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
+        self.asked.append((component_name, want))
+        if component_name not in self.roots or not self.holds(want):
+            return None
+        inventory = Inventory.__new__(Inventory)
+        return Tree(self.roots[component_name], "key", component_name, component.version, inventory)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def sdk(store: Path) -> Path:
+    return _sdk(store / "trees" / "qnn-sdk")
+
+
+def _sdk(root: Path) -> Path:
+    (root / HOST).mkdir(parents=True)
+    return root
+
+
+def _directory(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+def _selection(store: Path, **chosen: object) -> Selection:
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store, Path("reports"))
+    return replace(selection, **chosen)  # type: ignore[arg-type]
+
+
+def _resolved(sdk: Path, environ: dict[str, str], **chosen: object) -> Environment:
+    store = sdk.parent.parent
+    return resolve(_selection(store, **chosen), environ, trees=Trees({"qnn-sdk": sdk}))
+
+
+def test_the_stores_tree_is_the_root_when_the_user_names_none(sdk: Path) -> None:
+    environment = _resolved(sdk, {})
+    root = environment.roots["qnn-sdk"]
+    assert (root.path, root.origin, root.variable) == (sdk, "store", "QNN_SDK_ROOT")
+    assert root.version == "2.49.40.260810"
+
+
+def test_the_host_gets_its_libraries_and_the_selection(sdk: Path) -> None:
+    environment = _resolved(sdk, {})
+    assert environment.variables == {
+        "QNN_CI_PROFILE": "wheels",
+        "QNN_CI_TARGET": "x86_64-linux",
+        "QNN_CI_SOC": "SM8650",
+        "QNN_CI_STORE": str(sdk.parent.parent),
+        "QNN_SDK_ROOT": str(sdk),
+        "LD_LIBRARY_PATH": str(sdk / HOST),
+    }
+
+
+def test_the_users_own_directory_goes_before_the_store(sdk: Path, tmp_path: Path) -> None:
+    own = _sdk(tmp_path / "own sdk")
+    environment = _resolved(sdk, {"QNN_SDK_ROOT": str(own)})
+    assert environment.roots["qnn-sdk"].path == own
+    assert environment.roots["qnn-sdk"].origin == "directory"
+    assert environment.variables["LD_LIBRARY_PATH"] == str(own / HOST)
+
+
+def test_a_root_inside_the_store_is_not_taken_for_the_users_own(sdk: Path) -> None:
+    other = _sdk(sdk.parent / "of-another-profile")
+    environment = _resolved(sdk, {"QNN_SDK_ROOT": str(other)})
+    assert environment.roots["qnn-sdk"].path == sdk
+    assert environment.roots["qnn-sdk"].origin == "store"
+
+
+def test_a_set_but_empty_root_is_taken_as_not_set_and_said(sdk: Path) -> None:
+    environment = _resolved(sdk, {"QNN_SDK_ROOT": ""})
+    assert environment.variables["QNN_SDK_ROOT"] == str(sdk)
+    assert environment.notes == ("QNN_SDK_ROOT is set but empty, and taken as not set",)
+
+
+def test_a_needed_root_that_is_no_directory_is_refused_by_name(sdk: Path, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match=r"QNN_SDK_ROOT=.*gone is not a directory") as caught:
+        _resolved(sdk, {"QNN_SDK_ROOT": str(tmp_path / "gone")})
+    assert caught.value.remedy.startswith("unset QNN_SDK_ROOT")
+
+
+def test_an_sdk_that_is_nowhere_names_the_command_that_brings_it(store: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match=r"qnn-sdk 2\.49\.40\.260810 for x86_64-linux") as caught:
+        resolve(_selection(store), {"QNN_CI_STORE": str(store)}, trees=Trees({}))
+    assert caught.value.remedy == "nox -s provision"
+
+
+def test_the_command_carries_what_was_selected(store: Path) -> None:
+    selection = _selection(
+        store, profile="qnn-2.37", target="aarch64-android", soc="SM8550", socs=("SM8550", "SM8750")
+    )
+    with pytest.raises(EnvironmentLacking) as caught:
+        resolve(selection, {}, trees=Trees({}))
+    assert caught.value.remedy == (
+        "nox -s provision -- --profile qnn-2.37 --target x86_64-linux --target aarch64-android"
+        f" --soc SM8550 --soc SM8750 --store {store}"
+    )
+
+
+def test_the_store_is_asked_for_the_arches_of_every_selected_soc(sdk: Path, store: Path) -> None:
+    trees = Trees({"qnn-sdk": sdk})
+    resolve(_selection(store, socs=("SM8650", "SM8750")), {}, trees=trees)
+    assert ("qnn-sdk", Want(frozenset({"x86_64-linux"}), frozenset({75, 79}))) in trees.asked
+
+
+def test_a_tree_without_the_hosts_part_still_serves_a_device(sdk: Path, store: Path) -> None:
+    trees = Trees({"qnn-sdk": sdk}, holds=lambda want: "x86_64-linux" not in want.targets)
+    environment = resolve(_selection(store, target="aarch64-linux"), {}, trees=trees)
+    assert environment.roots["qnn-sdk"].path == sdk
+
+
+def test_android_needs_the_ndk_that_its_profile_pins(sdk: Path, store: Path) -> None:
+    selection = _selection(store, profile="qnn-2.37", target="aarch64-android")
+    with pytest.raises(EnvironmentLacking, match=r"android-ndk 26\.2\.11394342"):
+        resolve(selection, {}, trees=Trees({"qnn-sdk": sdk}))
+
+
+def test_the_host_does_without_an_ndk(sdk: Path, store: Path) -> None:
+    environment = resolve(_selection(store, profile="qnn-2.37"), {}, trees=Trees({"qnn-sdk": sdk}))
+    assert list(environment.roots) == ["qnn-sdk"]
+
+
+def test_a_stage_that_asks_for_a_missing_component_learns_how_to_get_it(sdk: Path) -> None:
+    environment = _resolved(sdk, {"QNN_CI_STORE": str(sdk.parent.parent)})
+    with pytest.raises(EnvironmentLacking, match="HEXAGON_SDK_ROOT") as caught:
+        environment.root("hexagon-sdk")
+    assert caught.value.remedy == "nox -s provision -- --component hexagon-sdk"
+
+
+def test_an_optional_root_that_is_no_directory_is_left_out_and_said(sdk: Path) -> None:
+    environment = _resolved(sdk, {"HEXAGON_SDK_ROOT": "/nowhere/hexagon"})
+    assert "hexagon-sdk" not in environment.roots
+    assert any("HEXAGON_SDK_ROOT=/nowhere/hexagon is not a directory" in note for note in environment.notes)
+
+
+def test_the_ndk_is_taken_by_its_other_names(sdk: Path, tmp_path: Path) -> None:
+    ndk = _directory(tmp_path / "ndk")
+    environment = _resolved(sdk, {"ANDROID_NDK_HOME": str(ndk)})
+    assert environment.roots["android-ndk"].variable == "ANDROID_NDK_HOME"
+    assert environment.variables["ANDROID_NDK_ROOT"] == str(ndk)
+
+
+def test_ndk_names_that_contradict_each_other_are_said_and_made_one(sdk: Path, tmp_path: Path) -> None:
+    ndk, other = _directory(tmp_path / "ndk"), _directory(tmp_path / "other")
+    environment = _resolved(sdk, {"ANDROID_NDK": str(other), "ANDROID_NDK_ROOT": str(ndk)})
+    assert environment.variables["ANDROID_NDK"] == str(ndk)
+    assert environment.notes == (
+        f"ANDROID_NDK={other} contradicts ANDROID_NDK_ROOT={ndk}, which is the one used",
+    )
+
+
+def test_what_the_user_had_in_the_library_path_stays_behind_ours(sdk: Path) -> None:
+    environment = _resolved(sdk, {"LD_LIBRARY_PATH": "/opt/cuda/lib64:/opt/mine"})
+    assert environment.variables["LD_LIBRARY_PATH"] == f"{sdk / HOST}:/opt/cuda/lib64:/opt/mine"
+    assert environment.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ("/q/lib/aarch64-android", "holds a device's libraries"),
+        ("/q/lib/aarch64-oe-linux-gcc11.2/", "holds a device's libraries"),
+        ("/q/lib/hexagon-v75/unsigned", "holds a device's libraries"),
+        ("/q/lib/lpai-v6/signed", "holds a device's libraries"),
+        ("/other/sdk/lib/x86_64-linux-clang/", "is of another QNN SDK"),
+    ],
+)
+def test_libraries_that_would_get_in_the_way_are_left_out_and_said(sdk: Path, entry: str, why: str) -> None:
+    environment = _resolved(sdk, {"LD_LIBRARY_PATH": f"/a:{entry}:/b"})
+    assert environment.variables["LD_LIBRARY_PATH"] == f"{sdk / HOST}:/a:/b"
+    assert [note for note in environment.notes if entry in note and why in note]
+
+
+def test_the_current_directory_does_not_slip_into_the_library_path(sdk: Path) -> None:
+    environment = _resolved(sdk, {"LD_LIBRARY_PATH": "/a:"})
+    assert environment.variables["LD_LIBRARY_PATH"] == f"{sdk / HOST}:/a"
+    assert ["current directory" in note for note in environment.notes] == [True]
+
+
+def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:
+    (sdk / "bin/x86_64-linux-clang").mkdir(parents=True)
+    once = _resolved(sdk, {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/a"}, target="aarch64-android")
+    again = _resolved(sdk, once.merged({"PATH": "/usr/bin"}), target="aarch64-android")
+    assert again.variables == once.variables
+    assert again.notes == ()
+
+
+@given(st.lists(st.sampled_from(["/a", "/b/", "/b", "", "/q/lib/hexagon-v75/unsigned", "/c d"]), max_size=8))
+def test_no_library_directory_comes_twice(entries: list[str]) -> None:
+    sdk = Path("/nowhere/store/trees/qnn-sdk")
+    environment = _resolved(sdk, {"LD_LIBRARY_PATH": ":".join(entries)})
+    kept = [entry.rstrip("/") for entry in environment.variables["LD_LIBRARY_PATH"].split(":")]
+    assert len(kept) == len(set(kept))
+    assert kept[0] == str(sdk / HOST)
+
+
+@pytest.mark.parametrize("name", ["a:b", "a;b", "$ORIGIN", "${LIB}"])
+def test_a_root_that_the_loader_would_misread_is_refused(sdk: Path, tmp_path: Path, name: str) -> None:
+    own = _sdk(tmp_path / name)
+    with pytest.raises(UsageError, match="LD_LIBRARY_PATH cannot carry"):
+        _resolved(sdk, {"QNN_SDK_ROOT": str(own)})
+
+
+def test_the_sdks_programs_are_found_first_where_it_has_any(sdk: Path) -> None:
+    programs = _directory(sdk / "bin/x86_64-linux-clang")
+    environment = _resolved(sdk, {"PATH": f"/usr/bin:{programs}:/bin"})
+    assert environment.variables["PATH"] == f"{programs}:/usr/bin:/bin"
+    assert environment.path_entries == (str(programs),)
+
+
+def test_a_device_gets_its_dsp_path_and_the_host_keeps_its_own_libraries(sdk: Path) -> None:
+    environment = _resolved(sdk, {}, target="aarch64-android")
+    expected = ("/data/local/tmp/qnn-ci", *DEVICE_DSP_DIRECTORIES["aarch64-android"])
+    assert environment.variables["ADSP_LIBRARY_PATH"].split(";") == list(expected)
+    assert environment.variables["LD_LIBRARY_PATH"] == str(sdk / HOST)
+
+
+def test_a_dsp_path_written_with_colons_is_mended_and_said(sdk: Path) -> None:
+    environ = {"ADSP_LIBRARY_PATH": "/my/skels:/vendor/dsp/cdsp", "QNN_CI_DEVICE_DIR": "/data/here"}
+    environment = _resolved(sdk, environ, target="aarch64-android")
+    assert environment.variables["ADSP_LIBRARY_PATH"].split(";")[:3] == [
+        "/data/here",
+        "/my/skels",
+        "/vendor/dsp/cdsp",
+    ]
+    assert environment.variables["ADSP_LIBRARY_PATH"].count("/vendor/dsp/cdsp") == 1
+    assert any("separated by `;`" in note for note in environment.notes)
+
+
+def test_an_unknown_soc_is_wrong_use_before_anything_is_looked_for(store: Path) -> None:
+    trees = Trees({})
+    with pytest.raises(UsageError, match="SM865"):
+        resolve(_selection(store, soc="SM865"), {}, trees=trees)
+    assert trees.asked == []
+
+
+def test_merging_keeps_what_it_does_not_set(sdk: Path) -> None:
+    environment = _resolved(sdk, {})
+    merged = environment.merged({"HOME": "/home/me", "QNN_CI_SOC": "SM8550"})
+    assert (merged["HOME"], merged["QNN_CI_SOC"]) == ("/home/me", "SM8650")
