@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from provisioning import licences
 from provisioning.compose import (
     EVERYTHING,
     GENERATED,
@@ -93,14 +94,25 @@ class Store:
 
     # Finding
 
-    def trees(self) -> list[Tree]:
+    def trees(self, prefix: str = "") -> list[Tree]:
         """Every committed tree, by name."""
         found = []
-        for path in sorted(self._trees.glob("*.json")):
+        for path in sorted(self._trees.glob(f"{prefix}*.json")):
             root = path.with_name(path.name.removesuffix(".json"))
-            inventory = Inventory.read(path)
-            if inventory is not None and root.is_dir():
+            inventory = Inventory.read(path) if root.is_dir() else None
+            if inventory is not None:
                 found.append(Tree(root, inventory.key, inventory.component, inventory.version, inventory))
+        return found
+
+    def broken(self) -> list[Fault]:
+        """Trees that were committed and are no longer there as such; provisioning makes them anew."""
+        found = []
+        for path in sorted(self._trees.glob("*.json")):
+            name = path.name.removesuffix(".json")
+            if not path.with_name(name).is_dir():
+                found.append(Fault(name, "missing", "a tree, as its inventory says", "nothing"))
+            elif Inventory.read(path) is None:
+                found.append(Fault(path.name, "changed", "an inventory", "something else"))
         return found
 
     def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
@@ -109,7 +121,7 @@ class Store:
         selection = selection_of(component, want)
         serving = [
             tree
-            for tree in self._trees_of(component_name, component)
+            for tree in self.trees(f"{component_name}-{component.version}-")
             if tree.inventory.definition == definition and covers(tree.inventory.selection, selection)
         ]
         if not serving:
@@ -143,19 +155,12 @@ class Store:
         `accept` maps the ids of licences that the user accepts now to how that was said. With `locked`, a
         component whose bytes the manifest does not name is refused.
         """
-        # Before looking for a tree: what was provisioned without --locked does not pass with it.
-        if locked and not component.locked:
-            raise Unlocked(
-                f"{component_name} {component.version} is not locked: its manifest names no sha256, "
-                "and --locked (the default when CI is set) takes only bytes that are known",
-                remedy=f"nox -s lock -- --component {component_name}",
-            )
+        if locked:
+            require_lock(component_name, component)
         if (tree := self.find(component_name, component, want)) is not None:
             return tree
         with _disk_faults(self.path):
             self._make()
-            from provisioning import licences
-
             licences.require(self.path, component_name, component, accept or {})
             definition = definition_of(component_name, component)
             key = key_of(definition, selection_of(component, want))
@@ -241,16 +246,6 @@ class Store:
         return found
 
     # Inside
-
-    def _trees_of(self, component_name: str, component: Component) -> list[Tree]:
-        prefix = f"{component_name}-{component.version}-"
-        found = []
-        for path in sorted(self._trees.glob(f"{prefix}*.json")):
-            root = path.with_name(path.name.removesuffix(".json"))
-            inventory = Inventory.read(path) if root.is_dir() else None
-            if inventory is not None:
-                found.append(Tree(root, inventory.key, component_name, inventory.version, inventory))
-        return found
 
     def _leftovers(
         self, referenced: Callable[[Tree], bool], older_than: float | None, all_downloads: bool
@@ -429,6 +424,16 @@ class Store:
             yield
 
 
+def require_lock(name: str, component: Component) -> None:
+    """Refuse a component whose bytes the manifest does not name."""
+    if not component.locked:
+        raise Unlocked(
+            f"{name} {component.version} is not locked: its manifest names no sha256, "
+            "and --locked (the default when CI is set) takes only bytes that are known",
+            remedy=f"nox -s lock -- --component {name}",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Laid:
     """What one part gave: its items, and where the bytes of each are now."""
@@ -463,7 +468,7 @@ class _Assembly:
         self._selection = selection_of(component, want)
         definition = definition_of(name, component)
         self._relatives = [
-            t for t in store._trees_of(name, component) if t.inventory.definition == definition
+            tree for tree in store.trees(f"{name}-") if tree.inventory.definition == definition
         ]
 
     def run(self, definition: str, key: str) -> Inventory:

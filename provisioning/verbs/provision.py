@@ -1,0 +1,260 @@
+"""`provision`: fetch, verify and lay out a profile's components; a second time, say that they are there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning import licences
+from provisioning.environment import NDK_ALIASES, NEEDED
+from provisioning.errors import ToolkitError, UsageError
+from provisioning.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.inventory import hash_file
+from provisioning.manifest import COMPONENT_VARIABLES, Component, Profile, load_profile, soc_named
+from provisioning.progress import for_stream
+from provisioning.settings import DEFAULT_PROFILE, Selection, add_selection, selection_of
+from provisioning.store import Store, Tree, Want, require_lock
+
+if TYPE_CHECKING:
+    from provisioning.download import Progress
+
+EXAMPLES = """\
+  nox -s provision
+  nox -s provision -- --target x86_64-linux --soc SM8750
+  nox -s provision -- --profile qnn-2.37 --component android-ndk --accept-licence android-sdk
+  python -m provisioning provision --offline --json
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of one component."""
+
+    component: str
+    version: str
+    source: str
+    where: str
+    state: str
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "--component", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--locked",
+        action=argparse.BooleanOptionalAction,
+        help="refuse components whose hash the manifest does not name [when CI is set]",
+    )
+    parser.add_argument(
+        licences.FLAG,
+        action="append",
+        default=[],
+        dest="accept",
+        metavar="ID",
+        help=f"accept a vendor's licence; may be repeated [{licences.VARIABLE}=ID,ID]",
+    )
+    parser.add_argument("--offline", action="store_true", help="use only what was fetched before")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    selection = selection_of(args)
+    profile = load_profile(selection.profile)
+    stage = StageRun("provision", profile.name, ",".join(selection.targets) or "all", _command(args))
+    try:
+        rows = provision(args, selection, profile, stage, os.environ)
+    except ToolkitError as error:
+        stage.add("provision", Severity.ERROR, profile.name, error.message, error.remedy)
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
+    report = stage.finish()
+    report.write(selection.reports)
+    following = _next_command(selection)
+    if args.json:
+        result = {"profile": profile.name, "components": [asdict(row) for row in rows], "next": following}
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+    else:
+        sys.stdout.write(table([asdict(row) for row in rows]) + f"next: {following}\n")
+    return 0
+
+
+def provision(
+    args: argparse.Namespace,
+    selection: Selection,
+    profile: Profile,
+    stage: StageRun,
+    environ: Mapping[str, str],
+) -> list[Row]:
+    store = Store(selection.store)
+    want = Want(frozenset(selection.targets), frozenset(soc_named(soc).arch for soc in selection.socs))
+    locked = in_ci(environ) if args.locked is None else bool(args.locked)
+    progress = for_stream()
+    rows: dict[str, Row] = {}
+    missing: dict[str, Component] = {}
+    chosen = _chosen(profile, args.component, selection.targets)
+    for name, component in chosen.items():
+        if locked:
+            require_lock(name, component)
+        if (own := _users_own(name, selection, environ, progress)) is not None:
+            rows[name] = own
+            stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
+        elif (tree := store.find(name, component, want)) is not None:
+            rows[name] = _row(name, component, tree, "already there")
+            stage.artifacts.append(_artifact(tree))
+        else:
+            missing[name] = component
+    accepted = _accepted(store, missing, args.accept, environ)
+    fetched = 0
+    for name, component in missing.items():
+        if not component.locked:
+            _warn_unlocked(name, component, stage, progress)
+        absent = {part.name: part for part in component.parts if store.kept(part) is None}
+        began = time.monotonic()
+        tree = store.provision(
+            name,
+            component,
+            want,
+            locked=locked,
+            accept=accepted,
+            progress=progress,
+            offline=args.offline,
+        )
+        stage.metrics[f"{name}.seconds"] = round(time.monotonic() - began, 3)
+        fetched += sum(
+            origin.size
+            for origin in tree.inventory.origins
+            if origin.part in absent and store.kept(absent[origin.part]) is not None
+        )
+        rows[name] = _row(name, component, tree, "new")
+        stage.artifacts.append(_artifact(tree))
+    stage.metrics["bytes"] = fetched
+    stage.metrics["cached"] = len(chosen) - len(missing)
+    return [rows[name] for name in chosen]
+
+
+def in_ci(environ: Mapping[str, str]) -> bool:
+    return environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Columns as wide as what is in them; the heads are the keys."""
+    if not rows:
+        return ""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n"
+        for line in lines
+    )
+
+
+def _chosen(profile: Profile, named: list[str], targets: tuple[str, ...]) -> dict[str, Component]:
+    every: dict[str, Component] = {str(name): component for name, component in profile.components.items()}
+    for name in named:
+        if name not in every:
+            raise UsageError(
+                f"the profile {profile.name} has no component {name!r}",
+                remedy=f"use one of: {', '.join(every)}",
+            )
+    if named:
+        return {name: every[name] for name in every if name in named}
+    return {
+        name: component
+        for name, component in every.items()
+        if name not in profile.optional and _serves(name, targets)
+    }
+
+
+def _serves(name: str, targets: tuple[str, ...]) -> bool:
+    """Whether one of the targets needs it; what no target needs by name serves them all."""
+    needing = {target for target, needed in NEEDED.items() if name in needed}
+    return not targets or not needing or bool(needing & set(targets))
+
+
+def _users_own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
+    from provisioning.sources.directory import adopt
+
+    variables = [COMPONENT_VARIABLES[name], *(NDK_ALIASES if name == "android-ndk" else ())]
+    for variable in variables:
+        value = environ.get(variable)
+        if value == "":
+            progress.note(f"{variable} is set but empty, and taken as not set")
+        # A tree of the store got there by `env` or `shell`; which one is needed, the store knows.
+        if value and not Path(value).absolute().is_relative_to(selection.store):
+            own = adopt(name, value, variable)
+            return Row(name, own.version or "unknown", variable, str(own.path), "yours")
+    return None
+
+
+def _accepted(
+    store: Store, components: Mapping[str, Component], flags: list[str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    given = licences.named(flags, environ)
+    unknown = licences.missing(store.path, components, given)
+    if unknown and sys.stdin.isatty() and sys.stderr.isatty() and not in_ci(environ):
+        for licence in unknown.values():
+            sys.stderr.write(f"{licence.title}\n  {licence.url}\nAccept it? [y/N] ")
+            sys.stderr.flush()
+            if sys.stdin.readline().strip().lower() in ("y", "yes"):
+                given[licence.id] = "asked on the terminal"
+    # All of them before anything is fetched.
+    for name, component in components.items():
+        licences.require(store.path, name, component, given)
+    return given
+
+
+def _warn_unlocked(name: str, component: Component, stage: StageRun, progress: Progress) -> None:
+    message = (
+        f"{name} {component.version} is not locked: no hash of it is on record, "
+        "so it is checked only by what is inside"
+    )
+    remedy = f"nox -s lock -- --profile {stage.profile} --component {name}"
+    progress.note(f"warning: {message}\n  try: {remedy}")
+    stage.add("unlocked-component", Severity.WARNING, name, message, remedy)
+
+
+def _row(name: str, component: Component, tree: Tree, state: str) -> Row:
+    source = "+".join(dict.fromkeys(part.source.type for part in component.parts))
+    return Row(name, tree.version, source, str(tree.root), state)
+
+
+def _artifact(tree: Tree) -> Artifact:
+    """A tree's hash is that of its inventory, which has the hash of every file."""
+    return Artifact("tree", str(tree.root), hash_file(tree.inventory_path), tree.inventory.size)
+
+
+def _command(args: argparse.Namespace) -> str:
+    flags: list[str] = []
+    for flag, value in (("--profile", args.profile), ("--store", args.store), ("--reports", args.reports)):
+        flags += [flag, str(value)] if value else []
+    for flag, values in (
+        ("--target", args.target),
+        ("--soc", args.soc),
+        ("--component", args.component),
+        (licences.FLAG, args.accept),
+    ):
+        for value in values or []:
+            flags += [flag, value]
+    if args.locked is not None:
+        flags.append("--locked" if args.locked else "--no-locked")
+    flags += [f"--{name}" for name in ("offline", "json") if getattr(args, name)]
+    return shlex.join(["nox", "-s", "provision", *(["--", *flags] if flags else [])])
+
+
+def _next_command(selection: Selection) -> str:
+    flags = [] if selection.profile == DEFAULT_PROFILE else ["--profile", selection.profile]
+    if selection.targets:
+        flags += ["--target", selection.target]
+    if selection.socs:
+        flags += ["--soc", selection.soc]
+    return shlex.join(["nox", "-s", "validate", *(["--", *flags] if flags else [])])

@@ -1,0 +1,234 @@
+"""`store`: list, verify, repair and prune the trees that `provision` made, or say where one is."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from provisioning.compose import definition_of
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.inventory import Fault, fault_of
+from provisioning.manifest import Component, load_profile, profile_names, soc_named
+from provisioning.progress import for_stream, human_size
+from provisioning.settings import add_selection, selection_of, store_path
+from provisioning.store import Store, Tree, Want
+from provisioning.verbs.provision import table
+
+EXAMPLES = """\
+  python -m provisioning store list
+  python -m provisioning store verify
+  python -m provisioning store repair
+  python -m provisioning store gc --older-than 30d --dry-run
+  cd "$(python -m provisioning store path qnn-sdk)"
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+
+    def add(name: str, summary: str, work: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        verb.set_defaults(work=work)
+        verb.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        return verb
+
+    def add_store(verb: argparse.ArgumentParser) -> None:
+        verb.add_argument("--store", type=Path, help="where the trees are [QNN_CI_STORE, user cache]")
+
+    listing = add("list", "show every tree: what it is, for what, how large, when used, where", _list)
+    add_store(listing)
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    verify = add("verify", "read every byte again and compare with the inventories", _verify)
+    repair = add("repair", "mend what `verify` finds, from kept downloads or by fetching again", _repair)
+    for verb in (verify, repair):
+        add_store(verb)
+        verb.add_argument("names", nargs="*", metavar="TREE", help="only these trees, by name or component")
+    repair.add_argument("--offline", action="store_true", help="mend only from kept downloads")
+    gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left", _gc)
+    add_store(gc)
+    gc.add_argument("--older-than", type=_age, metavar="AGE", help="also trees unused for so long: 30d, 12h")
+    gc.add_argument(
+        "--all-downloads", action="store_true", help="also downloads kept for widening and repair"
+    )
+    gc.add_argument("--dry-run", action="store_true", help="only say what would go")
+    path = add("path", "print the root of a component's tree", _path)
+    path.add_argument("component", metavar="COMPONENT")
+    add_selection(path)
+
+
+def run(args: argparse.Namespace) -> int:
+    work: Callable[[argparse.Namespace], int] = args.work
+    return work(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    store = Store(store_path(args.store))
+    rows = [_described(store, tree) for tree in store.trees()]
+    if args.json:
+        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    elif rows:
+        sys.stdout.write(table([row.shown() for row in rows]))
+    else:
+        sys.stdout.write(f"no trees in {store.path}\n")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    store = Store(store_path(args.store))
+    bad = 0
+    for tree in _named(store, args.names):
+        faults = store.verify(tree)
+        bad += _say(tree.root.name, faults)
+        if not faults:
+            count = len(tree.inventory.items)
+            sys.stdout.write(f"{tree.root.name}: whole ({count} files, {human_size(tree.inventory.size)})\n")
+    broken = [] if args.names else store.broken()
+    bad += _say("store", broken)
+    if bad:
+        remedy = "nox -s provision" if len(broken) == bad else f"nox -s store -- repair{_store_flag(args)}"
+        sys.stdout.write(f"{bad} faults; try: {remedy}\n")
+    return 1 if bad else 0
+
+
+def _repair(args: argparse.Namespace) -> int:
+    store = Store(store_path(args.store))
+    mended = 0
+    for tree in _named(store, args.names):
+        faults = store.repair(tree, progress=for_stream(), offline=args.offline)
+        mended += _say(tree.root.name, faults)
+    broken = store.broken()
+    _say("store", broken)
+    sys.stdout.write(f"{mended} faults mended\n" if mended else "nothing to mend\n")
+    if broken:
+        raise EnvironmentLacking(
+            f"{len(broken)} trees cannot be mended, only made anew", remedy="nox -s provision"
+        )
+    return 0
+
+
+def _gc(args: argparse.Namespace) -> int:
+    known = {
+        definition_of(str(name), component)
+        for profile in profile_names()
+        for name, component in load_profile(profile).components.items()
+    }
+    found = Store(store_path(args.store)).gc(
+        lambda tree: tree.inventory.definition in known,
+        older_than=args.older_than,
+        all_downloads=args.all_downloads,
+        dry_run=args.dry_run,
+        progress=for_stream(),
+    )
+    for leftover in found:
+        sys.stdout.write(f"{leftover.path}: {leftover.reason} ({human_size(leftover.size)})\n")
+    verb = "would go" if args.dry_run else "removed"
+    sys.stdout.write(f"{len(found)} things {verb}, {human_size(sum(one.size for one in found))}\n")
+    return 0
+
+
+def _path(args: argparse.Namespace) -> int:
+    from provisioning.environment import provision_flags
+
+    selection = selection_of(args)
+    profile = load_profile(selection.profile)
+    components: dict[str, Component] = {str(name): one for name, one in profile.components.items()}
+    name = args.component
+    if name not in components:
+        raise UsageError(
+            f"the profile {profile.name} has no component {name!r}",
+            remedy=f"use one of: {', '.join(components)}",
+        )
+    want = Want(
+        frozenset(selection.targets or (selection.target,)),
+        frozenset(soc_named(soc).arch for soc in selection.socs or (selection.soc,)),
+    )
+    tree = Store(selection.store).find(name, components[name], want)
+    if tree is None:
+        flags = [*provision_flags(selection, os.environ), "--component", name]
+        raise EnvironmentLacking(
+            f"{name} {components[name].version} is not in the store ({selection.store}) for this selection",
+            remedy=shlex.join(["nox", "-s", "provision", "--", *flags]),
+        )
+    sys.stdout.write(f"{tree.root}\n")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    component: str
+    version: str
+    build_id: str
+    targets: tuple[str, ...]
+    arches: tuple[int, ...]
+    size: int
+    last_used: str
+    integrity: str
+    """By presence, kind, size and mode only; `verify` reads the content."""
+    path: str
+    key: str
+
+    def shown(self) -> dict[str, str]:
+        return {
+            "component": self.component,
+            "version": self.version,
+            "targets": ",".join(self.targets) or "all",
+            "arches": ",".join(map(str, self.arches)) or "all",
+            "size": human_size(self.size),
+            "last used": self.last_used,
+            "integrity": self.integrity,
+            "path": self.path,
+        }
+
+
+def _described(store: Store, tree: Tree) -> _Described:
+    inventory = tree.inventory
+    damaged = any(fault_of(tree.root, item, content=False) for item in inventory.items)
+    when = dt.datetime.fromtimestamp(store.last_used(tree), dt.timezone.utc)
+    return _Described(
+        component=tree.component,
+        version=tree.version,
+        build_id=inventory.build_id,
+        targets=inventory.targets,
+        arches=inventory.arches,
+        size=inventory.size,
+        last_used=when.strftime("%Y-%m-%dT%H:%MZ"),
+        integrity="damaged" if damaged else "looks whole",
+        path=str(tree.root),
+        key=tree.key,
+    )
+
+
+def _named(store: Store, names: list[str]) -> list[Tree]:
+    trees = store.trees()
+    for name in names:
+        if not any(name in (tree.root.name, tree.component) for tree in trees):
+            raise UsageError(
+                f"there is no tree {name!r} in {store.path}",
+                remedy="`python -m provisioning store list` shows what there is",
+            )
+    return [tree for tree in trees if not names or {tree.root.name, tree.component} & set(names)]
+
+
+def _say(name: str, faults: list[Fault]) -> int:
+    for fault in faults:
+        sys.stdout.write(f"{name}: {fault}\n")
+    return len(faults)
+
+
+def _store_flag(args: argparse.Namespace) -> str:
+    return f" --store {shlex.quote(str(args.store))}" if args.store else ""
+
+
+def _age(text: str) -> float:
+    match = re.fullmatch(r"(\d+)([dhm]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected an age such as 30d, 12h or 45m, found {text!r}")
+    return int(match[1]) * {"": 86400, "d": 86400, "h": 3600, "m": 60}[match[2]]
