@@ -109,7 +109,7 @@ def _export(variable: str, right: Path | None) -> str:
 
 def _nearby(component: str, path: Path) -> Path | None:
     """The root that was probably meant: above (someone pointed at lib), or a few folders below."""
-    for parent in list(path.absolute().parents)[:4]:
+    for parent in [path.absolute(), *path.absolute().parents][:5]:
         if parent != Path("/") and is_root(component, parent):
             return parent
     level = [path]

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from provisioning.manifest import Git
 
 
+class _Stuck(UpstreamError):
+    """git failed, and neither the network nor the disk is the reason."""
+
+
 def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
     """Put the pinned commit at `into` and return its id; without a pin, the commit the tag names now.
 
@@ -37,10 +41,17 @@ def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
                 f"{into}: expected commit {source.commit}, found {present}", remedy=f"remove {into}"
             )
         building = into.with_name(f"{into.name}.part")
+        resumed = building.exists()
         if progress is not None:
             progress.start(f"{redact(source.url)} {source.tag}", None)
         try:
-            commit = _build(source, building)
+            try:
+                commit = _build(source, building)
+            except _Stuck:
+                if not resumed:
+                    raise
+                shutil.rmtree(building)  # a kill may leave what git itself cannot go on from
+                commit = _build(source, building)
             building.rename(into)
         finally:
             if progress is not None:
@@ -52,8 +63,9 @@ def _build(source: Git, building: Path) -> str:
     if not (building / ".git").is_dir():
         building.mkdir(parents=True, exist_ok=True)
         _git(["init", "--quiet"], building, source)
-    for stale in building.rglob(".git/**/*.lock"):
-        stale.unlink()  # left by a git that was killed; the folder's lock says that none is running
+    for pattern in ("*.lock", "tmp_pack_*", "tmp_idx_*"):
+        for stale in (building / ".git").rglob(pattern):
+            stale.unlink()  # left by a git that was killed: our own lock says that none is running
     wanted = source.commit or f"refs/tags/{source.tag}"
     try:
         _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, wanted], building, source)
@@ -74,7 +86,7 @@ def _build(source: Git, building: Path) -> str:
         # Relative submodule addresses are resolved against the origin.
         _git(["remote", "add", "origin", source.url], building, source)
         _git(
-            ["submodule", "--quiet", "update", "--init", "--recursive", "--depth=1", "--force"],
+            ["submodule", "--quiet", "update", "--init", "--recursive", "--depth=1", "--force", "--jobs=4"],
             building,
             source,
         )
@@ -148,9 +160,13 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
             f"{where}: the repository could not be reached: {said}",
             remedy="check the network and HTTPS_PROXY, then run the same command again",
         )
-    if re.search(r"authentication|could not read username|permission denied|not found", text, re.IGNORECASE):
+    if re.search(
+        r"authentication|could not read username|permission denied|not found|not appear to be",
+        text,
+        re.IGNORECASE,
+    ):
         return UpstreamError(
             f"{where}: there is no such repository, or it needs credentials: {said}",
             remedy="correct the manifest's url, or set up a git credential helper",
         )
-    return UpstreamError(f"{where}: git {step} failed: {said}", remedy="run the same command again")
+    return _Stuck(f"{where}: git {step} failed: {said}", remedy="run the same command again")

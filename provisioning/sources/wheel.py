@@ -223,7 +223,7 @@ def _pip_options(source: Wheel, tags: Tags) -> list[str]:
 
 def _python_version(tags: Tags) -> str:
     """`cp311` → 3.11, `py3` → 3, `py2.py3` → 3."""
-    digits = max(re.findall(r"\d+", tags.python) or ["3"], key=lambda d: (d[0], len(d)))
+    digits = max(re.findall(r"\d+", tags.python) or ["3"], key=lambda d: (d[0], int(d[1:] or 0)))
     return f"{digits[0]}.{digits[1:]}" if len(digits) > 1 else digits
 
 

@@ -50,7 +50,10 @@ class Request:
 
 
 class FileServer:
-    """Serves one body at every path. `replies` are used up in turn; after them every answer is `usual`."""
+    """Serves one body at every path. `replies` are used up in turn; after them every answer is `usual`.
+
+    With `paths`, each path has its own reply and any other path is not found.
+    """
 
     def __init__(
         self,
@@ -58,10 +61,12 @@ class FileServer:
         replies: Sequence[Reply] = (),
         *,
         usual: Reply | None = None,
+        paths: Mapping[str, Reply] | None = None,
         validator: str = "etag",
     ) -> None:
         self.body = body
         self.usual = usual or Reply()
+        self.paths = paths
         self.validator = validator
         """`etag`, `weak` (an ETag that promises nothing), `date` or `none`."""
         self.requests: list[Request] = []
@@ -106,7 +111,12 @@ class FileServer:
     def next_reply(self, request: Request) -> Reply:
         with self._lock:
             self.requests.append(request)
-            reply = self._replies.pop(0) if self._replies else self.usual
+            if self._replies:
+                reply = self._replies.pop(0)
+            elif self.paths is not None:
+                reply = self.paths.get(request.path.partition("?")[0], Reply(status=404, body=b"not here"))
+            else:
+                reply = self.usual
             if reply.fresh_body is not None:
                 self.body = reply.fresh_body
                 self._version += 1
@@ -170,8 +180,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(body, first, end, reply)
 
     def do_HEAD(self) -> None:
-        self.owner.next_reply(Request("HEAD", self.path, {}))
-        self.send_error(403)
+        """Refused, as some vendors do; an index (a server with `paths`) answers."""
+        reply = self.owner.next_reply(Request("HEAD", self.path, {}))
+        self.send_response_only(reply.status if self.owner.paths is not None else 403)
+        for name, value in {"Content-Length": str(len(reply.body or b"")), **reply.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
     def _range(self, reply: Reply, headers: Mapping[str, str], whole: int) -> tuple[int, int]:
         match = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))

@@ -1,0 +1,141 @@
+"""Checkouts of repositories of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from provisioning.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
+from provisioning.manifest import Git
+from provisioning.sources import git
+
+
+@pytest.fixture
+def upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a tag `v1`, one commit after it, and a submodule named by a relative address."""
+    settings = {
+        "protocol.file.allow": "always",
+        "user.name": "Test",
+        "user.email": "test@example.invalid",
+        "init.defaultBranch": "main",
+        "commit.gpgSign": "false",
+    }
+    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(settings)))
+    for index, (key, value) in enumerate(settings.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{index}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{index}", value)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    library = tmp_path / "up" / "library"
+    library.mkdir(parents=True)
+    (library / "library.txt").write_text("library")
+    run(library, "init", "-q")
+    commit(library, "library")
+    tree = tmp_path / "up" / "tree"
+    tree.mkdir()
+    (tree / "file.txt").write_text("one")
+    run(tree, "init", "-q")
+    run(tree, "submodule", "--quiet", "add", "../library", "third-party/library")
+    commit(tree, "one")
+    run(tree, "tag", "v1")
+    (tree / "file.txt").write_text("two")
+    commit(tree, "two")
+    return tree
+
+
+def run(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path, message: str) -> str:
+    run(folder, "add", "-A")
+    run(folder, "commit", "-q", "-m", message)
+    return run(folder, "rev-parse", "HEAD")
+
+
+def pinned(upstream: Path, pin: str | None, tag: str = "v1") -> Git:
+    # A file:// address, which a manifest may not hold.
+    return Git.model_construct(type="git", url=upstream.as_uri(), tag=tag, commit=pin, submodules=True)
+
+
+def test_the_pinned_commit_is_checked_out_with_its_submodules(upstream: Path, tmp_path: Path) -> None:
+    pin = run(upstream, "rev-parse", "v1")
+    into = tmp_path / "out" / "tree"
+    assert git.checkout(pinned(upstream, pin), into) == pin
+    assert (into / "file.txt").read_text() == "one"
+    assert (into / "third-party" / "library" / "library.txt").read_text() == "library"
+    assert run(into, "rev-list", "--count", "HEAD") == "1"
+
+
+def test_without_a_pin_the_tags_commit_is_told(upstream: Path, tmp_path: Path) -> None:
+    assert git.checkout(pinned(upstream, None), tmp_path / "tree") == run(upstream, "rev-parse", "v1")
+
+
+def test_an_annotated_tag_stands_for_its_commit(upstream: Path, tmp_path: Path) -> None:
+    run(upstream, "tag", "-a", "-m", "annotated", "v2")
+    assert git.checkout(pinned(upstream, None, "v2"), tmp_path / "tree") == run(upstream, "rev-parse", "HEAD")
+
+
+def test_a_finished_checkout_is_used_again(upstream: Path, tmp_path: Path) -> None:
+    pin = run(upstream, "rev-parse", "v1")
+    git.checkout(pinned(upstream, pin), tmp_path / "tree")
+    upstream.rename(upstream.with_name("gone"))
+    assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
+
+
+def test_another_checkout_in_the_place_is_not_overwritten(upstream: Path, tmp_path: Path) -> None:
+    git.checkout(pinned(upstream, None), tmp_path / "tree")
+    other = run(upstream, "rev-parse", "main")
+    with pytest.raises(IntegrityError, match=f"expected commit {other}"):
+        git.checkout(pinned(upstream, other), tmp_path / "tree")
+
+
+def test_a_checkout_cut_short_is_finished_by_the_next(upstream: Path, tmp_path: Path) -> None:
+    pin = run(upstream, "rev-parse", "v1")
+    library = upstream.with_name("library")
+    library.rename(upstream.with_name("away"))
+    with pytest.raises(ToolkitError):
+        git.checkout(pinned(upstream, pin), tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
+    upstream.with_name("away").rename(library)
+    (tmp_path / "tree.part" / ".git" / "index.lock").touch()
+    assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
+
+
+def test_a_ruined_beginning_is_begun_anew(upstream: Path, tmp_path: Path) -> None:
+    pin = run(upstream, "rev-parse", "v1")
+    (tmp_path / "tree.part" / ".git").mkdir(parents=True)
+    assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
+
+
+def test_a_commit_that_is_nowhere_shows_a_moved_tag(upstream: Path, tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="the tag was moved or the pin is wrong") as caught:
+        git.checkout(pinned(upstream, "0" * 40), tmp_path / "tree")
+    assert run(upstream, "rev-parse", "v1") in caught.value.message
+    assert not (tmp_path / "tree").exists()
+
+
+def test_a_tag_that_is_nowhere_is_named(upstream: Path, tmp_path: Path) -> None:
+    with pytest.raises(UpstreamError, match=r"has neither commit 0000.* nor tag v9"):
+        git.checkout(pinned(upstream, "0" * 40, "v9"), tmp_path / "tree")
+
+
+def test_a_repository_that_is_not_there_is_named(upstream: Path, tmp_path: Path) -> None:
+    with pytest.raises(UpstreamError, match="there is no such repository"):
+        git.checkout(pinned(upstream.with_name("nowhere"), "0" * 40), tmp_path / "tree")
+
+
+def test_a_network_that_is_down_is_named(tmp_path: Path) -> None:
+    source = Git(type="git", url="http://127.0.0.1:9/x.git", tag="v1", commit="0" * 40)
+    with pytest.raises(UpstreamError, match="could not be reached"):
+        git.checkout(source, tmp_path / "tree")
+
+
+def test_a_machine_without_git_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    source = Git(type="git", url="https://me:secret@host.invalid/x.git", tag="v1")
+    with pytest.raises(EnvironmentLacking, match="git is needed") as caught:
+        git.checkout(source, tmp_path / "tree")
+    assert "secret" not in caught.value.message

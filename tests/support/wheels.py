@@ -1,0 +1,41 @@
+"""Small wheels, and the pages of an index that offers them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Iterable
+
+from tests.support.http_server import Reply
+
+
+def make_wheel(filename: str, *, padding: int = 0) -> bytes:
+    name, version, python, abi, platform = filename.removesuffix(".whl").split("-")
+    info = f"{name}-{version}.dist-info"
+    tags = "".join(f"Tag: {python}-{abi}-{one}\n" for one in platform.split("."))
+    files = {
+        f"{name}/__init__.py": "",
+        f"{name}/padding.txt": "x" * padding,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: false\n{tags}",
+    }
+    record = "".join(f"{path},,\n" for path in files) + f"{info}/RECORD,,\n"
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(zipfile.ZipInfo(path), text)
+    return stream.getvalue()
+
+
+def index_paths(name: str, wheels: Iterable[tuple[str, bytes]]) -> dict[str, Reply]:
+    """What a server must answer to be a simple index at /simple/."""
+    page = {"Content-Type": "text/html"}
+    links = ""
+    paths: dict[str, Reply] = {}
+    for filename, content in wheels:
+        digest = hashlib.sha256(content).hexdigest()
+        links += f'<a href="/files/{filename}#sha256={digest}">{filename}</a>\n'
+        paths[f"/files/{filename}"] = Reply(body=content)
+    listing = f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
+    return {**paths, f"/simple/{name}/": Reply(body=listing, headers=page)}

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from provisioning import download
+from provisioning.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
+from provisioning.manifest import Archive, Git, Maven, Part
+from provisioning.progress import Lines
+from provisioning.sources import fetch_part, maven
+from provisioning.sources.directory import adopt
+from tests.support.http_server import FileServer, Reply
+
+AAR = b"PK\x03\x04" + bytes(range(256)) * 40
+SHA = hashlib.sha256(AAR).hexdigest()
+AAR_PATH = "/m2/com/vendor/qti/qnn-runtime/2.37.0/qnn-runtime-2.37.0.aar"
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*download.BUNDLE_VARIABLES, download.MIRROR_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def archive_part(url: str, sha256: str | None = None, mirrors: tuple[str, ...] = ()) -> Part:
+    return Part(name="sdk", source=Archive(type="archive", url=url, sha256=sha256, mirrors=mirrors))
+
+
+def maven_source(server: FileServer, sha256: str | None = None) -> Maven:
+    return Maven(
+        type="maven",
+        repository=server.url("/m2/"),
+        group="com.vendor.qti",
+        artifact="qnn-runtime",
+        version="2.37.0",
+        sha256=sha256,
+    )
+
+
+def test_a_locked_archive_lands_under_its_hash(tmp_path: Path) -> None:
+    with FileServer(AAR) as server:
+        fetched = fetch_part(archive_part(server.url("/v1.zip"), SHA), tmp_path)
+    assert fetched.path == tmp_path / SHA
+
+
+def test_an_unlocked_archive_is_fetched_once_and_taken_over_when_locked(tmp_path: Path) -> None:
+    with FileServer(AAR) as server:
+        url = server.url("/v1.zip")
+        unlocked = fetch_part(archive_part(url), tmp_path)
+        again = fetch_part(archive_part(url), tmp_path)
+        locked = fetch_part(archive_part(url, unlocked.sha256), tmp_path)
+    assert unlocked == again
+    assert unlocked.path.name.endswith("-v1.zip")
+    assert locked.path == tmp_path / SHA
+    assert len(server.requests) == 1
+
+
+def test_the_users_mirror_is_the_only_host_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = archive_part("https://vendor.invalid/sdk/v1.zip", SHA, ("https://second.invalid/v1.zip",))
+    with FileServer(b"", paths={"/all/sdk/v1.zip": Reply(body=AAR)}) as server:
+        monkeypatch.setenv("QNN_CI_MIRROR", server.url("/all"))
+        fetched = fetch_part(part, tmp_path)
+        server.paths = {}
+        fetched.path.unlink()
+        with pytest.raises(UpstreamError, match=r"/all/sdk/v1\.zip.*404") as caught:
+            fetch_part(part, tmp_path)
+    assert fetched.sha256 == SHA
+    assert "invalid" not in caught.value.message
+
+
+def test_a_git_source_is_no_file(tmp_path: Path) -> None:
+    source = Git(type="git", url="https://vendor.invalid/x", tag="v1")
+    with pytest.raises(UsageError, match="a tree, not a file"):
+        fetch_part(Part(name="tree", source=source), tmp_path)
+
+
+def test_a_maven_artifact_has_its_conventional_address() -> None:
+    source = Maven(
+        type="maven", repository="https://m.invalid/maven2", group="a.b", artifact="c", version="1.0"
+    )
+    assert maven.artifact_url(source) == "https://m.invalid/maven2/a/b/c/1.0/c-1.0.aar"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("sha256", SHA),
+        ("sha256", f"{SHA.upper()}  qnn-runtime-2.37.0.aar\n"),
+        ("sha1", hashlib.sha1(AAR).hexdigest()),
+    ],
+)
+def test_an_unlocked_artifact_is_held_to_the_repositorys_sum(kind: str, text: str, tmp_path: Path) -> None:
+    paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.{kind}": Reply(body=text.encode())}
+    with FileServer(b"", paths=paths) as server:
+        fetched = maven.fetch_maven(maven_source(server), tmp_path)
+    assert fetched.sha256 == SHA
+
+
+@pytest.mark.parametrize("kind", ["sha256", "sha1"])
+def test_an_artifact_that_belies_its_sum_is_not_kept(kind: str, tmp_path: Path) -> None:
+    wrong = b"0" * {"sha256": 64, "sha1": 40}[kind]
+    paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.{kind}": Reply(body=wrong)}
+    with FileServer(b"", paths=paths) as server, pytest.raises(IntegrityError, match=f"expected {kind} 0000"):
+        maven.fetch_maven(maven_source(server), tmp_path)
+    assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
+
+
+def test_a_sum_that_is_none_is_refused(tmp_path: Path) -> None:
+    paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.sha256": Reply(body=b"oops")}
+    with FileServer(b"", paths=paths) as server, pytest.raises(IntegrityError, match="64 hexadecimal"):
+        maven.fetch_maven(maven_source(server), tmp_path)
+
+
+def test_a_locked_artifact_needs_no_sum(tmp_path: Path) -> None:
+    with FileServer(b"", paths={AAR_PATH: Reply(body=AAR)}) as server:
+        maven.fetch_maven(maven_source(server, SHA), tmp_path)
+    assert [request.path for request in server.requests] == [AAR_PATH]
+
+
+def test_an_unlocked_artifact_without_sums_is_told_of(tmp_path: Path) -> None:
+    said = io.StringIO()
+    with FileServer(b"", paths={AAR_PATH: Reply(body=AAR)}) as server:
+        maven.fetch_maven(maven_source(server), tmp_path, progress=Lines(said))
+    assert "no sum to check it against" in said.getvalue()
+
+
+# A user's own folders.
+
+
+def make_qnn(root: Path) -> Path:
+    (root / "include" / "QNN").mkdir(parents=True)
+    (root / "lib" / "x86_64-linux-clang").mkdir(parents=True)
+    (root / "sdk.yaml").write_text(
+        "name: QAIRT\nversion: 2.37.0.250724  # pinned\nbuild_id: 'v2.37.0.2507'\n"
+    )
+    return root
+
+
+def make_ndk(root: Path) -> Path:
+    (root / "toolchains").mkdir(parents=True)
+    (root / "source.properties").write_text("Pkg.Desc = Android NDK\nPkg.Revision = 26.2.11394342\n")
+    return root
+
+
+def test_an_sdk_is_adopted_where_it_is_with_what_it_says_of_itself(tmp_path: Path) -> None:
+    root = make_qnn(tmp_path / "my sdk")
+    adopted = adopt("qnn-sdk", str(root), "QNN_SDK_ROOT")
+    assert (adopted.path, adopted.version, adopted.build_id) == (root, "2.37.0.250724", "v2.37.0.2507")
+
+
+def test_an_sdk_that_says_nothing_is_known_by_its_folder(tmp_path: Path) -> None:
+    root = make_qnn(tmp_path / "qairt" / "2.40.0.251030")
+    (root / "sdk.yaml").unlink()
+    assert adopt("qnn-sdk", str(root), "QNN_SDK_ROOT").version == "2.40.0.251030"
+
+
+def test_an_ndk_tells_its_revision(tmp_path: Path) -> None:
+    root = make_ndk(tmp_path / "ndk")
+    assert adopt("android-ndk", str(root), "ANDROID_NDK_ROOT").version == "26.2.11394342"
+
+
+def test_a_hexagon_sdk_is_known_by_its_tools(tmp_path: Path) -> None:
+    (tmp_path / "Hexagon_SDK" / "6.5.0.0" / "tools" / "elfsigner").mkdir(parents=True)
+    root = tmp_path / "Hexagon_SDK" / "6.5.0.0"
+    assert adopt("hexagon-sdk", str(root), "HEXAGON_SDK_ROOT").version == "6.5.0.0"
+
+
+def test_adopting_changes_nothing(tmp_path: Path) -> None:
+    root = make_qnn(tmp_path / "sdk")
+    before = sorted((p, p.lstat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    adopt("qnn-sdk", str(root), "QNN_SDK_ROOT")
+    assert sorted((p, p.lstat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_a_variable_set_but_empty_is_a_slip(value: str) -> None:
+    with pytest.raises(EnvironmentLacking, match="QNN_SDK_ROOT is set but empty"):
+        adopt("qnn-sdk", value, "QNN_SDK_ROOT")
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        "opt/qairt",
+        "opt",
+        "opt/qairt/2.37.0.250724/lib",
+        "opt/qairt/2.37.0.250724/lib/x86_64-linux-clang",
+        "opt/qairt/2.37.0.250724/include/QNN",
+        "opt/qairt/2.37.0.250724/sdk.yaml",
+        "opt/qairt/2.38.0.251000",
+    ],
+)
+def test_a_near_miss_is_answered_with_the_right_path(slip: str, tmp_path: Path) -> None:
+    root = make_qnn(tmp_path / "opt" / "qairt" / "2.37.0.250724")
+    with pytest.raises(EnvironmentLacking) as caught:
+        adopt("qnn-sdk", str(tmp_path / slip), "QNN_SDK_ROOT")
+    assert caught.value.remedy == f"export QNN_SDK_ROOT={root}"
+    assert str(tmp_path / slip) in caught.value.message
+    assert caught.value.exit_code == 3
+
+
+def test_of_several_versions_the_newest_is_meant(tmp_path: Path) -> None:
+    for version in ("2.9.0.1", "2.48.0.1", "2.37.0.1"):
+        make_qnn(tmp_path / "qairt" / version)
+    with pytest.raises(EnvironmentLacking) as caught:
+        adopt("qnn-sdk", str(tmp_path / "qairt"), "QNN_SDK_ROOT")
+    assert caught.value.remedy.endswith("qairt/2.48.0.1")
+
+
+def test_a_zip_that_is_not_unpacked_is_named(tmp_path: Path) -> None:
+    (tmp_path / "v2.37.zip").write_bytes(AAR)
+    with pytest.raises(EnvironmentLacking, match="not unpacked") as at_file:
+        adopt("qnn-sdk", str(tmp_path / "v2.37.zip"), "QNN_SDK_ROOT")
+    assert "unpack it" in at_file.value.remedy
+    with pytest.raises(EnvironmentLacking, match=r"v2\.37\.zip in it is not unpacked"):
+        adopt("qnn-sdk", str(tmp_path), "QNN_SDK_ROOT")
+
+
+def test_another_component_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    make_ndk(tmp_path / "ndk")
+    with pytest.raises(EnvironmentLacking, match=r"is not the root of a qnn-sdk: expected include/QNN"):
+        adopt("qnn-sdk", str(tmp_path / "ndk"), "QNN_SDK_ROOT")
+
+
+def test_an_empty_folder_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match="found nothing"):
+        adopt("android-ndk", str(tmp_path), "ANDROID_NDK_ROOT")
+
+
+def test_remedies_are_quoted_for_the_shell(tmp_path: Path) -> None:
+    root = make_qnn(tmp_path / "it's here" / "sdk")
+    with pytest.raises(EnvironmentLacking) as caught:
+        adopt("qnn-sdk", str(root / "lib"), "QNN_SDK_ROOT")
+    shown = subprocess.run(
+        ["bash", "-c", f'{caught.value.remedy}; printf %s "$QNN_SDK_ROOT"'], capture_output=True, text=True
+    )
+    assert shown.stdout == str(root)
