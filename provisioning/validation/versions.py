@@ -92,14 +92,22 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     expected = {f"profile {context.profile_name}": pin.build_id or f"v{pin.version}"}
     if stated := tree.stated.get("sdk.yaml build_id"):
         expected["sdk.yaml"] = stated
-    for library in holders:
-        for source, build_id in expected.items():
-            # A profile that pins no build id still pins the version that every id begins with.
-            wrong = [held for held in library.build_ids if not held.startswith(build_id)]
-            if wrong:
-                yield Problem(
-                    library.place, f"holds build id {', '.join(wrong)}, expected {build_id} of {source}"
-                )
+    for source, build_id in expected.items():
+        # A profile that pins no build id still pins the version that every id begins with.
+        wrong = {
+            library.place: others
+            for library in holders
+            if (others := [held for held in library.build_ids if not held.startswith(build_id)])
+        }
+        found = sorted({held for others in wrong.values() for held in others})
+        if len(wrong) == len(holders) and len(found) == 1:
+            yield Problem(
+                tree.named,
+                f"all {len(wrong)} QNN libraries hold build id {found[0]}, expected {build_id} of {source}",
+            )
+            continue
+        for place, others in wrong.items():
+            yield Problem(place, f"holds build id {', '.join(others)}, expected {build_id} of {source}")
 
 
 @rule(

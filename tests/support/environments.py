@@ -1,0 +1,144 @@
+"""A healthy environment made of small files, for tests to spoil in one place each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from provisioning.loader import SystemLibraries
+from provisioning.manifest import load_profile, soc_named
+from provisioning.settings import TARGETS
+from provisioning.validation.context import Context, Host, Tool, Tree
+from provisioning.validation.gather import stated_versions
+from provisioning.validation.probe import Answer
+from provisioning.validation.scan import Cache, Record, Stamp, libraries, read
+from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
+
+PROFILE = "qnn-2.48"
+PIN = load_profile(PROFILE).components["qnn-sdk"]
+NDK = load_profile(PROFILE).components["android-ndk"].version
+BUILD = f"v{PIN.version}121212"
+OTHER_BUILD = "v2.31.0.250130151446_114721"
+SOCS = ("SM8650", "SM8850")
+ARCHES = (75, 81)
+X86, ANDROID, LINUX = "x86_64-linux-clang", "aarch64-android", "aarch64-oe-linux-gcc11.2"
+
+
+_READ: dict[bytes, Record] = {}
+
+
+class ContentCache(Cache):
+    """Reads each content once in a test run: environments differ in a file or two."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def get(self, path: Path, stamp: Stamp) -> Record:
+        content = path.read_bytes()
+        if content not in _READ:
+            _READ[content] = read(path)
+        return _READ[content]
+
+
+def library(name: str, machine: int = X86_64, **more: Any) -> Library:
+    """One of QNN's own libraries."""
+    return Library(**{"machine": machine, "soname": name, "content": f"{BUILD}\0".encode(), **more})
+
+
+def write_sdk(root: Path) -> Path:
+    """A QNN SDK in the official layout, for all targets and the arches of SOCS."""
+    (root / "lib").mkdir(parents=True)
+    (root / "sdk.yaml").write_text(f"product: QAIRT\nversion: {PIN.version}\nbuild_id: {BUILD}\n")
+    for name in ("libQnnHtp.so", "libQnnHtpPrepare.so", "libQnnSystem.so"):
+        library(name, needed=("libc.so.6",), runpath="$ORIGIN").write(root / "lib" / X86 / name)
+    devices = {
+        ANDROID: {"needed": ("libc.so", "libcdsprpc.so"), "alignment": 0x4000, "android_api": 30},
+        LINUX: {"needed": ("libc.so.6", "libcdsprpc.so"), "alignment": 0x10000},
+    }
+    stubs = [f"libQnnHtpV{arch}Stub.so" for arch in ARCHES]
+    for directory, more in devices.items():
+        for name in ("libQnnHtp.so", "libQnnSystem.so", "libQnnLpai.so", "libQnnLpaiStub.so", *stubs):
+            library(name, AARCH64, **more).write(root / "lib" / directory / name)
+    for arch in ARCHES:
+        place = root / "lib" / f"hexagon-v{arch}" / "unsigned"
+        skel(arch, BUILD, needed=("libc++.so.1",)).write(place / f"libQnnHtpV{arch}Skel.so")
+    library("libQnnLpaiSkel.so", HEXAGON, flags=0x81).write(root / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")
+    return root
+
+
+def write_ndk(root: Path, revision: str = NDK) -> Path:
+    root.mkdir(parents=True)
+    (root / "source.properties").write_text(f"Pkg.Desc = Android NDK\nPkg.Revision = {revision}\n")
+    return root
+
+
+def users_tree(component: str, variable: str, path: Path) -> Tree:
+    return Tree(path, "directory", variable, stated_versions(component, path))
+
+
+def host(**changes: Any) -> Host:
+    """A host that meets every recommendation."""
+    profile = load_profile(PROFILE)
+    wanted = {name: r.recommended or r.floor for name, r in profile.host.items()}
+    return replace(
+        Host(
+            system="Linux",
+            machine="x86_64",
+            distribution="debian 12",
+            python=wanted["python"],
+            glibc=wanted["glibc"],
+            tools={name: Tool(f"/usr/bin/{name}", wanted[name]) for name in ("cmake", "gcc", "clang")},
+            packages=dict(profile.packages),
+        ),
+        **changes,
+    )
+
+
+def with_tool(name: str, version: str | None) -> Host:
+    """The healthy host with another version of one tool, or without it."""
+    tools = {key: tool for key, tool in host().tools.items() if key != name}
+    return host(tools=tools if version is None else {**tools, name: Tool(f"/usr/bin/{name}", version)})
+
+
+def context_of(base: Path, **changes: Any) -> Context:
+    """Everything as it should be, for what `base` holds: sdk, ndk, Hexagon_SDK/<version>, system."""
+    sdk = base / "sdk" if (base / "sdk").is_dir() else write_sdk(base / "sdk")
+    ndk = base / "ndk" if (base / "ndk").is_dir() else write_ndk(base / "ndk")
+    hexagon = base / "Hexagon_SDK" / load_profile(PROFILE).components["hexagon-sdk"].version
+    hexagon.mkdir(parents=True, exist_ok=True)
+    system = base / "system"
+    Library(soname="libc.so.6", provides=("GLIBC_2.2.5", "GLIBC_2.36")).write(system / "libc.so.6")
+    host_libraries = sdk / "lib" / X86
+    environ: Mapping[str, str] = {
+        "QNN_SDK_ROOT": str(sdk),
+        "LD_LIBRARY_PATH": str(host_libraries),
+        "ADSP_LIBRARY_PATH": "/opt/qnn;/vendor/dsp/cdsp",
+        "ANDROID_NDK_ROOT": str(ndk),
+        "ANDROID_NDK_HOME": str(ndk),
+    }
+    context = Context(
+        profile=load_profile(PROFILE),
+        profile_name=PROFILE,
+        targets=TARGETS,
+        socs={name: soc_named(name) for name in SOCS},
+        trees={
+            "qnn-sdk": users_tree("qnn-sdk", "QNN_SDK_ROOT", sdk),
+            "android-ndk": users_tree("android-ndk", "ANDROID_NDK_ROOT", ndk),
+            "hexagon-sdk": users_tree("hexagon-sdk", "HEXAGON_SDK_ROOT", hexagon),
+        },
+        environ=environ,
+        variables=environ,
+        libraries=tuple(libraries(sdk, ContentCache())),
+        host=host(),
+        system_libraries=SystemLibraries(
+            directories=(system,),
+            provides={
+                "libc.so.6": ("GLIBC_2.2.5", "GLIBC_2.36"),
+                "libstdc++.so.6": ("GLIBCXX_3.4.30", "CXXABI_1.3.13"),
+            },
+        ),
+        answers={name: Answer("device", made_device=True, build_id=BUILD) for name in SOCS},
+    )
+    return replace(context, **changes)
