@@ -1,0 +1,119 @@
+"""`generate`: write the committed files that are made from code: JSON Schemas and the catalogue of checks."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from provisioning.errors import CheckFailed, UsageError
+from provisioning.settings import ROOT
+
+EXAMPLES = """\
+  nox -s generate
+  nox -s generate -- --check
+  python -m provisioning generate docs/checks.md
+"""
+
+GENERATED = {
+    "manifests/schema/profile.json": "provisioning.verbs.generate:profile_schema",
+    "manifests/schema/socs.json": "provisioning.verbs.generate:socs_schema",
+    "manifests/schema/environments.json": "provisioning.verbs.generate:environments_schema",
+    "manifests/schema/report.json": "provisioning.verbs.generate:report_schema",
+    "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
+}
+"""Each file, and the function `module:name` that returns its text."""
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="*", metavar="FILE", help="only these, as `--list` names them")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
+    parser.add_argument("--list", action="store_true", help="name the files and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        sys.stdout.write("".join(f"{name}\n" for name in GENERATED))
+        return 0
+    for name in args.files:
+        if name not in GENERATED:
+            raise UsageError(f"{name} is not a generated file", remedy=f"use one of: {', '.join(GENERATED)}")
+    out_of_date = stale(args.files or list(GENERATED))
+    if args.check:
+        if out_of_date:
+            raise CheckFailed(f"stale: {', '.join(out_of_date)}", remedy="nox -s generate")
+        return 0
+    for name, text in out_of_date.items():
+        path = ROOT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"wrote {name}\n")
+    return 0
+
+
+def stale(names: list[str] | None = None, root: Path = ROOT) -> dict[str, str]:
+    """Files that differ from what the code makes, with the text they should have."""
+    found = {}
+    for name in names or list(GENERATED):
+        text = text_of(name)
+        path = root / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            found[name] = text
+    return found
+
+
+def text_of(name: str) -> str:
+    module, _, function = GENERATED[name].partition(":")
+    make = cast(Callable[[], str], getattr(importlib.import_module(module), function))
+    return make()
+
+
+def profile_schema() -> str:
+    from provisioning.manifest import Profile
+
+    return _schema(Profile, "A profile: one consistent set of pins", manifest=True)
+
+
+def socs_schema() -> str:
+    from provisioning.manifest import SocTable
+
+    return _schema(SocTable, "The chips: id, Hexagon arch, VTCM, LPAI version", manifest=True)
+
+
+def environments_schema() -> str:
+    from provisioning.manifest import PythonEnvironments
+
+    return _schema(PythonEnvironments, "The Python environments that sessions install", manifest=True)
+
+
+def report_schema() -> str:
+    from dataclasses import fields
+    from typing import get_type_hints
+
+    from pydantic import ConfigDict, Field, JsonValue, create_model
+
+    from provisioning import findings
+
+    # pydantic follows recursive aliases only by its own name for them.
+    names = {**vars(findings), "Metric": JsonValue}
+    hints: dict[str, Any] = get_type_hints(findings.Report, globalns=names)
+    hints["schema"] = Literal[findings.SCHEMA]
+    definitions: dict[str, Any] = {
+        f"{field.name}_": (hints[field.name], Field(alias=field.name)) for field in fields(findings.Report)
+    }
+    model = create_model("Report", __config__=ConfigDict(extra="forbid"), **definitions)
+    return _schema(model, "What a stage writes to reports/<stage>.json", manifest=False)
+
+
+def _schema(model: Any, title: str, *, manifest: bool) -> str:
+    from pydantic import TypeAdapter
+
+    schema = TypeAdapter(model).json_schema(mode="validation" if manifest else "serialization")
+    document = {"$schema": DIALECT, **schema, "title": title}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
