@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import re
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,23 +20,10 @@ from tests.support.wheels import make_wheel
 FILENAME = "tiny_sdk-1.0-cp311-cp311-manylinux_2_34_aarch64.whl"
 WHEEL = make_wheel(FILENAME)
 SHA = hashlib.sha256(WHEEL).hexdigest()
-OWN_PIP = partial(wheel._file_from_pip, [sys.executable, "-m", "pip"])
 
 
 def source(sha256: str | None = SHA, filename: str = FILENAME) -> Wheel:
     return Wheel(type="wheel", package="tiny-sdk", version="1.0", filename=filename, sha256=sha256)
-
-
-@pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in os.environ if n.startswith(("PIP_", "UV_", "QNN_CI_")) or "proxy" in n.lower()]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setenv("UV_NO_CACHE", "1")
-    monkeypatch.setenv("UV_NO_CONFIG", "1")
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *ways: wheel.Way) -> None:
