@@ -131,6 +131,12 @@ class Store:
         self._touch(tree.root.name)
         return tree
 
+    def find_any(self, component_name: str, component: Component) -> Tree | None:
+        """A tree of this component, whatever was selected of it: the one with the most parts."""
+        definition = definition_of(component_name, component)
+        trees = [t for t in self.trees(f"{component_name}-") if t.inventory.definition == definition]
+        return max(trees, key=lambda tree: len(tree.inventory.origins), default=None)
+
     def last_used(self, tree: Tree) -> float:
         for path in (self._locks / f"{tree.root.name}.used", tree.inventory_path):
             with contextlib.suppress(OSError):

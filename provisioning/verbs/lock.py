@@ -1,0 +1,167 @@
+"""`lock`: record hashes that manifests lack, regenerate the lock files, or check that none of it is stale."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from provisioning import licences, locks
+from provisioning.errors import CheckFailed, UsageError
+from provisioning.inventory import Origin
+from provisioning.manifest import Component, load_profile, load_socs, profile_names
+from provisioning.progress import for_stream
+from provisioning.record import with_source_keys
+from provisioning.settings import MANIFESTS, store_path
+from provisioning.store import Store, Tree
+from provisioning.verbs.generate import stale
+
+EXAMPLES = """\
+  nox -s lock
+  nox -s lock -- --check
+  nox -s lock -- --component qnn-sdk --accept-licence qualcomm-ai-stack
+  nox -s lock -- --environment tests --upgrade pytest
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, need no network, name what is stale"
+    )
+    parser.add_argument(
+        "--component",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="provision this component and record its hashes; may be repeated",
+    )
+    parser.add_argument("--profile", action="append", default=[], help="only this profile; may be repeated")
+    parser.add_argument(
+        "--environment",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this lock file; may be repeated",
+    )
+    parser.add_argument(
+        "--upgrade",
+        action="append",
+        nargs="?",
+        const="",
+        metavar="PACKAGE",
+        help="take newer versions: of this package (may be repeated), or of all",
+    )
+    parser.add_argument(
+        licences.FLAG,
+        action="append",
+        default=[],
+        dest="accept",
+        metavar="ID",
+        help=f"accept a vendor's licence; may be repeated [{licences.VARIABLE}=ID,ID]",
+    )
+    parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
+
+
+def run(args: argparse.Namespace) -> int:
+    environments = _environments(args.environment)
+    profiles = args.profile or profile_names()
+    if args.check:
+        return _check(environments, profiles)
+    # What was asked for alone is done alone.
+    if args.component or args.profile or not args.environment:
+        _record(args, profiles)
+    if args.environment or args.upgrade or not (args.component or args.profile):
+        everything = "" in (args.upgrade or [])
+        packages = [package for package in args.upgrade or [] if package]
+        for name in environments:
+            changed = locks.lock(name, upgrade=everything, upgrade_packages=packages)
+            sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
+    return 0
+
+
+def _environments(named: list[str]) -> list[str]:
+    known = locks.lockable()
+    for name in named:
+        if name not in known:
+            raise UsageError(
+                f"there is no environment {name!r} to lock", remedy=f"use one of: {', '.join(known)}"
+            )
+    return named or known
+
+
+def _check(environments: list[str], profiles: list[str]) -> int:
+    load_socs()
+    notes = []
+    for name in profiles:
+        for component, pins in load_profile(name).components.items():
+            if not pins.locked:
+                notes.append(
+                    f"note: {name}: {component} {pins.version} is not locked (no hash is on record)\n"
+                )
+    sys.stdout.write("".join(notes))
+    found = [fault for name in environments for fault in locks.faults(name)]
+    found += [
+        f"{path.name}: no environment of that name"
+        for path in sorted(locks.LOCKS.glob("*.txt"))
+        if path.stem not in locks.lockable()
+    ]
+    if found:
+        raise CheckFailed("stale lock files:\n  " + "\n  ".join(found), remedy="nox -s lock")
+    if outdated := stale():
+        raise CheckFailed(f"stale generated files: {', '.join(outdated)}", remedy="nox -s generate")
+    sys.stdout.write(f"fresh: {', '.join(f'{name}.txt' for name in environments)}, generated files\n")
+    return 0
+
+
+def _record(args: argparse.Namespace, profiles: list[str]) -> None:
+    """Provision the named components; of all others take what the store has from an earlier time."""
+    store = Store(store_path(args.store))
+    known = {name for profile in profiles for name in load_profile(profile).components}
+    for name in args.component:
+        if name not in known:
+            raise UsageError(
+                f"no component {name!r} in {', '.join(profiles)}",
+                remedy=f"use one of: {', '.join(sorted(known))}",
+            )
+    given = licences.named(args.accept, os.environ)
+    for profile in profiles:
+        for name, component in load_profile(profile).components.items():
+            if args.component and name not in args.component:
+                continue
+            if _complete(component):
+                if args.component:
+                    sys.stdout.write(f"{profile}: {name} {component.version} is locked\n")
+                continue
+            tree = _tree(store, str(name), component, given, fetch=bool(args.component))
+            if tree is None:
+                sys.stdout.write(
+                    f"{profile}: {name} {component.version}: not recorded, as it was never fetched here "
+                    f"(nox -s lock -- --profile {profile} --component {name})\n"
+                )
+                continue
+            for origin in tree.inventory.origins:
+                _record_origin(profile, str(name), origin)
+
+
+def _tree(
+    store: Store, name: str, component: Component, given: dict[str, str], *, fetch: bool
+) -> Tree | None:
+    if fetch:
+        return store.provision(name, component, accept=given, progress=for_stream())
+    return store.find_any(name, component)
+
+
+def _record_origin(profile: str, component: str, origin: Origin) -> None:
+    path = MANIFESTS / "profiles" / f"{profile}.toml"
+    before = path.read_text(encoding="utf-8")
+    after = with_source_keys(path, component, origin.part, {"sha256": origin.sha256, "size": origin.size})
+    if after != before:
+        path.write_text(after, encoding="utf-8")
+        sys.stdout.write(
+            f"{path.name}: {component}: {origin.part}: recorded sha256 {origin.sha256}, {origin.size} bytes\n"
+        )
+
+
+def _complete(component: Component) -> bool:
+    return component.locked and all(getattr(part.source, "size", 0) is not None for part in component.parts)
