@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.signing import elf, mbn
@@ -121,6 +121,27 @@ def segment_digests(data: Bytes, parsed: Elf, algorithm: str) -> list[bytes]:
         else hashlib.new(algorithm, view[segment.offset : segment.end]).digest()
         for segment in parsed.segments
     ]
+
+
+def differences(before: Bytes, after: Bytes) -> list[str]:
+    """How the program that `after` loads differs from that of `before`, signatures aside."""
+    one, other = elf.parse(before), elf.parse(after)
+    found = [
+        f"{name} was {getattr(one.header, name):#x} and is {getattr(other.header, name):#x}"
+        for name in ("type", "machine", "entry", "flags")
+        if getattr(one.header, name) != getattr(other.header, name)
+    ]
+    ours, theirs = (
+        [s for s in x.segments if not is_hash_segment(s) and not is_head_placeholder(s)] for x in (one, other)
+    )
+    if len(ours) != len(theirs):
+        return [*found, f"it had {len(ours)} segments and has {len(theirs)}"]
+    for index, (old, new) in enumerate(zip(ours, theirs, strict=True)):
+        if replace(old, offset=0) != replace(new, offset=0):
+            found.append(f"program header {index} changed")
+        elif memoryview(before)[old.offset : old.end] != memoryview(after)[new.offset : new.end]:
+            found.append(f"the content of segment {index} changed")
+    return found
 
 
 def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:

@@ -89,7 +89,7 @@ def verify(data: Bytes, expected: Expected | None = None) -> Verification:
     except Malformed as error:
         return Verification((Check(STRUCTURE, Status.FAILED, error.message),))
     if signed is None:
-        return Verification((Check(UNSIGNED, Status.FAILED, "there is no hash segment"),), signed=False)
+        return Verification((Check(UNSIGNED, Status.FAILED, "there is no hash segment"),))
     checks = (
         *_structure(signed),
         *_hashes(data, signed),

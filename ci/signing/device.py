@@ -1,0 +1,62 @@
+"""The serial number that a device's test signature is bound to."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from ci.signing import process
+from provisioning.errors import EnvironmentLacking, UsageError
+
+SERIAL_FILE = "/sys/devices/soc0/serial_number"
+SECONDS = 30.0
+
+
+def parse_serial(text: str) -> int:
+    """`0x1a2b3c4d` as signing tools write it. UsageError for anything but 1 to 0xffffffff in hex."""
+    digits = text.lower().removeprefix("0x")
+    if not text.lower().startswith("0x") or not digits or set(digits) - set("0123456789abcdef"):
+        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", remedy="--from-device reads it")
+    serial = int(digits, 16)
+    if not 0 < serial <= 0xFFFFFFFF:
+        raise UsageError(f"--serial {text}: expected 32 bits and not 0", remedy="--from-device reads it")
+    return serial
+
+
+def read_serial(device: str | None = None) -> int:
+    """Ask the one device that adb sees, or the one named."""
+    adb = shutil.which("adb")
+    if adb is None:
+        raise EnvironmentLacking(
+            "there is no adb on PATH", remedy="install Android's platform-tools, or use --serial"
+        )
+    command = [adb, *(["-s", device] if device else []), "shell", "cat", SERIAL_FILE]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            env=process.plain_environment(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentLacking(
+            f"the device did not answer within {SECONDS:g} s", remedy="see `adb devices`"
+        ) from error
+    answer = done.stdout.strip()
+    if done.returncode != 0 or not answer.isdecimal():
+        said = (done.stderr.strip() or answer or "nothing").splitlines()[-1]
+        raise EnvironmentLacking(
+            f"the device's serial number could not be read: {said}",
+            remedy="see `adb devices`; name one of several with --device, or give the number with --serial",
+        )
+    serial = int(answer)
+    if not 0 < serial <= 0xFFFFFFFF:
+        raise EnvironmentLacking(
+            f"the device gives {answer} as its serial number, expected 32 bits and not 0",
+            remedy="give the number with --serial",
+        )
+    return serial

@@ -1,0 +1,349 @@
+"""Drive the Hexagon SDK's elfsigner: without a terminal, within a time limit, believing only its files."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ci.signing import process
+from provisioning.errors import (
+    CheckFailed,
+    EnvironmentLacking,
+    LicenceNotAccepted,
+    UpstreamError,
+    UsageError,
+)
+
+_QUESTION = re.compile(
+    r"(?:\[y(?:es)?\s*/\s*n(?:o)?\]|\(y(?:es)?\s*/\s*n(?:o)?\)|\b(?:agree|accept|continue)\b[^\n]*\?)[^\n]*\Z",
+    re.IGNORECASE,
+)
+_LEGAL = re.compile(r"disclaimer|agree|licen[cs]e|terms", re.IGNORECASE)
+_NETWORK = re.compile(
+    r"urlopen error|URLError|Max retries|Connection (?:refused|reset|aborted|timed out)|ConnectionError"
+    r"|Temporary failure in name resolution|Name or service not known|getaddrinfo|Network is unreachable"
+    r"|ProxyError|SSLError|timed out",
+    re.IGNORECASE,
+)
+_QUIET_SECONDS = 3.0
+"""A script that shows terms and then waits this long waits for an answer, however it worded the question."""
+_TICK = 0.2
+_MOST_OUTPUT = 4 << 20
+_SHOWN = 2000
+_PROBE = "import sys; print(*sys.version_info[:2])"
+_OLDEST = (3, 6)
+
+
+class SignerFailed(CheckFailed):
+    """elfsigner did not sign, whatever it said."""
+
+
+class SignerOffline(UpstreamError):
+    """elfsigner could not reach its server."""
+
+
+@dataclass
+class Consent:
+    """The user's answer to elfsigner's disclaimer: asked once for each wording, then on record."""
+
+    store: Path
+    version: str
+    """Of the Hexagon SDK, for the record."""
+    accept: bool = False
+    """The user said so beforehand: by flag or QNN_CI_ACCEPT_LICENCES."""
+    means: str = "--accept-disclaimer"
+    ask: Callable[[str], bool] | None = None
+    """Show the question to a person; None where there is no terminal."""
+    show: Callable[[str], None] = print
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _answers: dict[str, bool] = field(default_factory=dict)
+
+    LICENCE = "hexagon-elfsigner"
+
+    def __call__(self, text: str) -> bool:
+        import hashlib
+
+        words = " ".join(text.split())
+        wording = f"{self.LICENCE}-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+        with self._lock:
+            if wording not in self._answers:
+                self._answers[wording] = self._answer(wording, text)
+            return self._answers[wording]
+
+    def _answer(self, wording: str, text: str) -> bool:
+        from provisioning import licences
+        from provisioning.manifest import Component, Licence
+
+        if wording in licences.recorded(self.store):
+            return True
+        self.show("elfsigner of the Hexagon SDK says:\n\n" + text.strip() + "\n")
+        accepted = self.accept or (self.ask is not None and self.ask("Do you accept this? [y/N] "))
+        if accepted:
+            # Its wording is known only now, so that no manifest can name it.
+            licence = Licence.model_construct(
+                id=wording, title="disclaimer of the Hexagon SDK's elfsigner", url=""
+            )
+            component = Component.model_construct(version=self.version, licence=licence, parts=())
+            means = self.means if self.accept else "asked"
+            licences.require(self.store, "hexagon-sdk", component, {wording: means})
+        return accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Elfsigner:
+    script: Path
+    python: Path
+    seconds: float
+    consent: Callable[[str], bool]
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set to end every run that is under way."""
+
+    def sign(self, library: Path, into: Path) -> Path:
+        """Sign one library into a fresh directory; returns the file that elfsigner wrote there."""
+        said = self._run(["-i", str(library), "-o", str(into)], into)
+        return self._written(into, library.name, said)
+
+    def test_signature(self, serial: int, into: Path) -> Path:
+        said = self._run(["-t", f"0x{serial:08x}", "-o", str(into)], into)
+        return self._written(into, f"testsig-0x{serial:08x}.so", said)
+
+    def _run(self, arguments: Sequence[str], directory: Path) -> str:
+        environment = {
+            **process.plain_environment(),
+            "HEXAGON_SDK_ROOT": str(self.script.parents[2]),
+            # Its own directory is the SDK's, which nothing may write to.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        command = [str(self.python), str(self.script), *arguments]
+        status, said = converse(command, directory, environment, self.seconds, self.consent, self.cancelled)
+        if status == 0:
+            return said
+        if _NETWORK.search(said):
+            raise SignerOffline(
+                f"elfsigner could not reach its server (status {status}): {tail(said)}",
+                remedy="check the network and proxy, then run it again",
+            )
+        if "No module named 'imp'" in said:
+            raise EnvironmentLacking(
+                f"{self.python} has no module imp, which elfsigner imports",
+                remedy="uv python install 3.11, or --python PATH",
+            )
+        raise SignerFailed(
+            f"elfsigner ended with status {status}: {tail(said)}", remedy="run it by hand, or with --debug"
+        )
+
+    def _written(self, into: Path, name: str, said: str) -> Path:
+        files = [path for path in sorted(into.rglob("*.so*")) if path.is_file()]
+        named = [path for path in files if path.name == name]
+        candidates = named or files
+        path = candidates[0] if len(candidates) == 1 else None
+        if path is None or path.stat().st_size == 0:
+            state = "an empty file" if path else f"{len(files)} files" if files else "no file"
+            if _NETWORK.search(said):
+                raise SignerOffline(
+                    f"elfsigner ended with status 0 and wrote {state}: {tail(said)}",
+                    remedy="check the network and proxy, then run it again",
+                )
+            raise SignerFailed(
+                f"elfsigner ended with status 0 and wrote {state} where {name} was expected: {tail(said)}",
+                remedy="run it by hand to see why",
+            )
+        return path
+
+
+def converse(
+    command: Sequence[str],
+    directory: Path,
+    environment: dict[str, str],
+    seconds: float,
+    consent: Callable[[str], bool],
+    cancelled: threading.Event,
+) -> tuple[int, str]:
+    """Run, answer questions as `consent` says, return exit status and output. The child never outlives us."""
+    child = subprocess.Popen(
+        list(command),
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return _Conversation(child, seconds, consent, cancelled).hold()
+    finally:
+        process.stop(child)
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    # It left without reading our answer, which is its right.
+                    continue
+
+
+class _Conversation:
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        seconds: float,
+        consent: Callable[[str], bool],
+        cancelled: threading.Event,
+    ) -> None:
+        self.child = child
+        self.limit = seconds
+        self.consent = consent
+        self.cancelled = cancelled
+        self.deadline = time.monotonic() + seconds
+        self.said = bytearray()
+        self.answered = 0
+        """How much of `said` is behind the last answer."""
+
+    def hold(self) -> tuple[int, str]:
+        assert self.child.stdout is not None
+        descriptor = self.child.stdout.fileno()
+        heard = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while True:
+                self._check_limits()
+                if selector.select(_TICK):
+                    chunk = os.read(descriptor, 1 << 16)
+                    if not chunk:
+                        break
+                    self.said += chunk
+                    heard = time.monotonic()
+                    continue
+                if self._asked(quiet=time.monotonic() - heard > _QUIET_SECONDS):
+                    self._answer()
+                if self.child.poll() is not None:
+                    # Something that it started holds the pipe open; what it says is not the signer's word.
+                    break
+        while self.child.poll() is None:
+            self._check_limits()
+            time.sleep(_TICK / 10)
+        return self.child.returncode, self._text(0)
+
+    def _check_limits(self) -> None:
+        if self.cancelled.is_set():
+            raise SignerFailed("elfsigner was stopped", remedy="run it again")
+        if len(self.said) > _MOST_OUTPUT:
+            raise SignerFailed(
+                f"elfsigner's output has no end: {tail(self._text(0))}", remedy="run it by hand"
+            )
+        if time.monotonic() > self.deadline:
+            raise SignerFailed(
+                f"elfsigner did not end within {self.limit:g} s: {tail(self._text(0))}",
+                remedy="run it again, with a higher --time-limit if it was still at work",
+            )
+
+    def _asked(self, *, quiet: bool) -> bool:
+        text = self._text(self.answered).rstrip(" \t")
+        if _QUESTION.search(text.rstrip()):
+            return True
+        return quiet and self.answered == 0 and bool(_LEGAL.search(text))
+
+    def _answer(self) -> None:
+        asked = time.monotonic()
+        text = self._text(self.answered)
+        self.answered = len(self.said)
+        if not self.consent(text):
+            raise LicenceNotAccepted(
+                "elfsigner's disclaimer was not accepted", remedy="read it, then add --accept-disclaimer"
+            )
+        # A person may read for as long as they like.
+        self.deadline += time.monotonic() - asked
+        assert self.child.stdin is not None
+        try:
+            self.child.stdin.write(b"y\n")
+            self.child.stdin.flush()
+        except BrokenPipeError:
+            # It did not wait for the answer; its exit status tells the rest.
+            return
+
+    def _text(self, start: int) -> str:
+        return self.said[start:].decode("utf-8", "replace")
+
+
+def tail(said: str) -> str:
+    """The last words of an output, for a message."""
+    lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
+    return " | ".join(lines[-4:])[-_SHOWN:] or "it said nothing"
+
+
+def interpreter(named: str | None, below: tuple[int, ...]) -> Path:
+    """A Python that still has what elfsigner imports: the one named, ours, one on PATH or one of uv's."""
+    if named:
+        path = shutil.which(named)
+        version = _version(path) if path else None
+        if path is None or version is None:
+            raise UsageError(f"--python {named}: not a Python that runs", remedy="name its executable")
+        if not _OLDEST <= version < below:
+            raise EnvironmentLacking(
+                f"--python {named} is {_dotted(version)}; elfsigner needs one from {_dotted(_OLDEST)} "
+                f"and before {_dotted(below)}",
+                remedy="uv python install 3.11",
+            )
+        return Path(path)
+    seen: list[str] = []
+    for candidate in _candidates(below):
+        version = _version(candidate)
+        if version is None:
+            continue
+        if _OLDEST <= version < below:
+            return Path(candidate)
+        seen.append(f"{candidate} ({_dotted(version)})")
+    raise EnvironmentLacking(
+        f"elfsigner needs a Python before {_dotted(below)}, found {', '.join(seen) or 'none'}",
+        remedy="uv python install 3.11, or install your system's python3.11; or name one with --python",
+    )
+
+
+def _candidates(below: tuple[int, ...]) -> Iterable[str]:
+    if sys.executable:
+        yield sys.executable
+    minors = range(below[1] - 1, _OLDEST[1] - 1, -1)
+    for minor in minors:
+        if path := shutil.which(f"python3.{minor}"):
+            yield path
+    if uv := shutil.which("uv"):
+        request = f">={_dotted(_OLDEST)},<{_dotted(below)}"
+        found = _output([uv, "python", "find", "--no-project", "--no-python-downloads", request])
+        if found:
+            yield found.strip()
+
+
+def _version(python: str) -> tuple[int, ...] | None:
+    words = (_output([python, "-c", _PROBE]) or "").split()
+    return tuple(map(int, words)) if len(words) == 2 and all(map(str.isdecimal, words)) else None
+
+
+def _output(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            env=process.plain_environment(),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,150 @@
+"""What a library's signature is, for people and for programs. Nothing here says that it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ci.signing import chain, image, mbn, verification
+from ci.signing.chain import Certificate
+from ci.signing.elf import Malformed
+
+SCHEMA = 1
+
+UNSIGNED = "unsigned"
+TEST_SIGNATURE = "test signature"
+DEVELOPMENT = "development signature"
+SIGNED = "signed"
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    file: str
+    kind: str
+    bits: int | None = None
+    arch: int | None = None
+    segments: int | None = None
+    mbn_version: int | None = None
+    hash_algorithm: str | None = None
+    hashes: int | None = None
+    software_id: int | None = None
+    hardware_id: int | None = None
+    oem_id: int | None = None
+    model_id: int | None = None
+    serials: tuple[int, ...] | None = None
+    anti_rollback: int | None = None
+    signature_size: int | None = None
+    qti_signature_size: int | None = None
+    certificates: tuple[Certificate, ...] = ()
+    qti_certificates: tuple[Certificate, ...] = ()
+    note: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def inspect(path: Path) -> Inspection:
+    """UsageError for what cannot be opened; damage is described, not raised."""
+    with image.mapped(path) as data:
+        try:
+            parsed, signed = image.parse(data)
+        except Malformed as error:
+            return Inspection(str(path), DAMAGED, problems=(error.message,))
+        plain = Inspection(
+            str(path), UNSIGNED, parsed.format.bits, parsed.arch, segments=len(parsed.segments)
+        )
+        return plain if signed is None else _signed(str(path), signed)
+
+
+def as_json(inspections: list[Inspection]) -> str:
+    return json.dumps({"schema": SCHEMA, "files": [asdict(one) for one in inspections]}, indent=2) + "\n"
+
+
+def as_text(one: Inspection) -> str:
+    rows = [(name, value) for name, value in _rows(one) if value]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([one.file, *(f"  {name:<{width}}  {value}" for name, value in rows)]) + "\n"
+
+
+def _signed(file: str, signed: image.Signed) -> Inspection:
+    problems = list(signed.container.problems)
+    bindings = verification.Bindings()
+    note = ""
+    try:
+        bindings = verification.bindings(signed)
+        note = signed.metadata.note if signed.metadata else ""
+    except Malformed as error:
+        problems.append(error.message)
+    digest = signed.container.digest
+    size = {"sha256": 32, "sha384": 48}.get(digest or "", 0)
+    return Inspection(
+        file=file,
+        kind=_kind(signed, bindings),
+        bits=signed.elf.format.bits,
+        arch=signed.elf.arch,
+        segments=len(signed.elf.segments) - sum(index is not None for index in (signed.head_index, 0)),
+        mbn_version=signed.container.version,
+        hash_algorithm=digest,
+        hashes=signed.container.part(mbn.HASHES).size // size if size else None,
+        software_id=bindings.software_id,
+        hardware_id=bindings.hardware_id,
+        oem_id=bindings.oem_id,
+        model_id=bindings.model_id,
+        serials=bindings.serials,
+        anti_rollback=bindings.anti_rollback,
+        signature_size=signed.container.part(mbn.SIGNATURE).size,
+        qti_signature_size=signed.container.part(mbn.QTI_SIGNATURE).size,
+        certificates=_certificates(signed.part(mbn.CERTIFICATES), problems),
+        qti_certificates=_certificates(signed.part(mbn.QTI_CERTIFICATES), problems),
+        note=note,
+        problems=tuple(problems),
+    )
+
+
+def _kind(signed: image.Signed, bindings: verification.Bindings) -> str:
+    if bindings.serials:
+        return TEST_SIGNATURE
+    return DEVELOPMENT if verification.is_development(signed) else SIGNED
+
+
+def _certificates(area: bytes, problems: list[str]) -> tuple[Certificate, ...]:
+    try:
+        return tuple(chain.describe(certificate) for certificate in chain.load(chain.split(area)))
+    except Malformed as error:
+        problems.append(error.message)
+        return ()
+
+
+def _rows(one: Inspection) -> Iterator[tuple[str, str]]:
+    yield "signature", one.kind
+    if one.bits:
+        yield "library", f"ELF{one.bits}, Hexagon v{one.arch}" if one.arch else f"ELF{one.bits}, not Hexagon"
+        yield "segments", str(one.segments)
+    if one.mbn_version:
+        yield "hash segment", f"MBN v{one.mbn_version}, {one.hashes or '?'} hashes"
+        yield "hash algorithm", (one.hash_algorithm or "not publicly defined").upper()
+        yield "signature size", f"{one.signature_size} bytes"
+        if one.qti_signature_size:
+            yield "QTI signature size", f"{one.qti_signature_size} bytes"
+    for name, value in (
+        ("software id", one.software_id),
+        ("hardware id", one.hardware_id),
+        ("OEM id", one.oem_id),
+        ("model id", one.model_id),
+    ):
+        yield name, "" if value is None else f"{value:#x}"
+    if one.serials is not None:
+        yield "serials", ", ".join(f"0x{serial:08x}" for serial in one.serials) or "bound to none"
+    yield "anti-rollback", "" if one.anti_rollback is None else str(one.anti_rollback)
+    for role, certificates in (("", one.certificates), ("QTI ", one.qti_certificates)):
+        for index, certificate in enumerate(certificates):
+            yield f"{role}certificate {index}", certificate.subject
+            yield "", ""
+            yield "  valid", f"{certificate.not_before} to {certificate.not_after}"
+            yield "  key", f"{certificate.key}, signed with {certificate.signature_hash.upper()}"
+            for unit in certificate.organisational_units:
+                yield "  OU", unit
+    yield "note", one.note
+    for problem in one.problems:
+        yield "problem", problem

@@ -1,0 +1,242 @@
+"""What must be signed for a chip, from where, and whether that can work: decided before anything starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ci.signing import elf, image
+from provisioning.build_id import build_ids
+from provisioning.elf import version_key
+from provisioning.environment import Environment, Root
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.manifest import Model, Soc, Version, load, load_profile, load_socs, profile_names, soc_named
+from provisioning.settings import MANIFESTS
+
+ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
+
+
+class LpaiVersion(Model):
+    qnn: Version
+    """The first QNN that has it."""
+
+
+class NeededLibrary(Model):
+    component: Literal["qnn-sdk", "hexagon-sdk", "executorch-source"]
+    path: str
+    """Below the component's root, with {lpai} and {arch}; `*` takes the highest version that is there."""
+    direct: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+class LpaiTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    time_limit_seconds: Annotated[int, Field(gt=0)]
+    python_below: Version
+    versions: dict[str, LpaiVersion]
+    hexagon_sdk: dict[str, Version]
+    libraries: Annotated[tuple[NeededLibrary, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What to sign for. One chip stands for all that have the same LPAI and Hexagon arch."""
+
+    name: str
+    lpai: int
+    arch: int
+
+    @property
+    def directory(self) -> Path:
+        """Where signed libraries belong, in an SDK and in the overlay alike."""
+        return Path("lib") / f"lpai-v{self.lpai}" / "signed"
+
+
+@cache
+def load_table() -> LpaiTable:
+    return load(MANIFESTS / "lpai.toml", LpaiTable)
+
+
+def chips(socs: Sequence[str], arch: str | None) -> list[Chip]:
+    """By SoC names, or by `--arch`: v81, a Hexagon arch, or v6, an LPAI version. Raises UsageError."""
+    table = load_socs()
+    if arch is not None:
+        named = _by_arch(arch, table)
+    else:
+        named = [(name, soc_named(name)) for name in socs]
+    for name, soc in named:
+        if soc.lpai is None:
+            having = sorted(n for n, s in table.items() if s.lpai is not None)
+            raise UsageError(f"{name} has no LPAI", remedy=f"use --soc with one of: {', '.join(having)}")
+    distinct = {(soc.lpai, soc.arch): Chip(name, soc.lpai or 0, soc.arch) for name, soc in reversed(named)}
+    return sorted(distinct.values(), key=lambda chip: chip.name)
+
+
+def libraries(
+    chip: Chip, environment: Environment | None, given: Sequence[Path], *, direct: bool
+) -> list[Path]:
+    """The files to sign. `given` replaces the manifest's list, or in direct mode its entries by name."""
+    for path in given:
+        if not path.is_file():
+            raise UsageError(f"{path}: there is no such file", remedy="name the library to sign")
+    if given and not direct:
+        return _distinct(given)
+    if environment is None:
+        raise UsageError("which libraries is not known", remedy="name them with --library")
+    by_name = {path.name: path for path in given}
+    found = list(by_name.values())
+    lacking: list[tuple[NeededLibrary, str]] = []
+    for needed in load_table().libraries:
+        if needed.name in by_name or (needed.direct and not direct):
+            continue
+        root = environment.roots.get(needed.component)
+        pattern = needed.path.format(lpai=chip.lpai, arch=chip.arch)
+        matches = list(root.path.glob(pattern)) if root else []
+        if matches:
+            found.append(max(matches, key=lambda path: version_key(_digits(path))))
+        else:
+            lacking.append((needed, str(root.path / pattern) if root else f"no {needed.component}"))
+    if lacking:
+        searched = "; ".join(f"{needed.name} ({where})" for needed, where in lacking)
+        raise EnvironmentLacking(
+            f"{len(lacking)} of the libraries to sign are not there: {searched}",
+            remedy="provision an SDK that has them, or name each with --library FILE",
+        )
+    return _distinct(found)
+
+
+def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
+    """The QNN version, refused when it is too old for the chip's LPAI; empty when nothing says it."""
+    version = _qnn_version(root, files)
+    limit = load_table().versions.get(str(chip.lpai))
+    if limit is None:
+        raise UsageError(
+            f"LPAI v{chip.lpai} is not in manifests/lpai.toml",
+            remedy="add what it needs to manifests/lpai.toml",
+        )
+    if version and _older(version, limit.qnn):
+        where = f" in {root.path}" if root else ""
+        raise EnvironmentLacking(
+            f"LPAI v{chip.lpai} needs QNN {limit.qnn} or later, found {version}{where}",
+            remedy=f"use a profile with a later QNN: {_profiles_with('qnn-sdk', limit.qnn)}",
+        )
+    if not version and root is not None:
+        raise EnvironmentLacking(
+            f"{root.path} does not say its QNN version (no sdk.yaml, no version in its name)",
+            remedy=f"set {root.variable} to an SDK of QNN {limit.qnn} or later",
+        )
+    return version
+
+
+def elfsigner(environment: Environment, files: Iterable[Path], chip: Chip) -> Path:
+    """The vendor's script, refused when its Hexagon SDK is too old for an arch that is to be signed."""
+    root = environment.roots.get("hexagon-sdk")
+    if root is None:
+        profiles = [name for name in profile_names() if "hexagon-sdk" in load_profile(name).components]
+        raise EnvironmentLacking(
+            "there is no Hexagon SDK, whose elfsigner signs for devices",
+            remedy=f"nox -s provision -- --profile {profiles[0]} --component hexagon-sdk, or set "
+            "HEXAGON_SDK_ROOT; a pipeline that has none can use --signer dev",
+        )
+    script = root.path / ELFSIGNER
+    if not script.is_file():
+        raise EnvironmentLacking(
+            f"{root.path} has no {ELFSIGNER}", remedy=f"set {root.variable} to a whole Hexagon SDK"
+        )
+    version = root.version or _directory_version(root, "hexagon-sdk")
+    if not version:
+        raise EnvironmentLacking(
+            f"{root.path} does not say which Hexagon SDK it is",
+            remedy=f"set {root.variable} to the directory named by the version, …/Hexagon_SDK/6.5.0.0",
+        )
+    limits = load_table().hexagon_sdk
+    for arch in sorted({chip.arch, *(a for path in files if (a := _arch(path)) is not None)}):
+        limit = limits.get(str(arch))
+        if limit is not None and _older(version, limit):
+            raise EnvironmentLacking(
+                f"Hexagon v{arch} needs Hexagon SDK {limit} or later to sign, found {version} in {root.path}",
+                remedy=f"set {root.variable} to a later one, or use a profile that has it: "
+                f"{_profiles_with('hexagon-sdk', limit)}",
+            )
+    return script
+
+
+def _by_arch(text: str, table: Mapping[str, Soc]) -> list[tuple[str, Soc]]:
+    match = re.fullmatch(r"v?(\d{1,3})", text)
+    number = int(match.group(1)) if match else -1
+    found = [
+        (name, soc) for name, soc in table.items() if soc.lpai is not None and number in (soc.lpai, soc.arch)
+    ]
+    if not found:
+        known = sorted({f"v{n}" for soc in table.values() if soc.lpai for n in (soc.lpai, soc.arch)})
+        raise UsageError(f"no chip with LPAI has arch {text}", remedy=f"use one of: {', '.join(known)}")
+    if len({(soc.lpai, soc.arch) for _, soc in found}) > 1:
+        raise UsageError(
+            f"--arch {text} fits different chips: {', '.join(name for name, _ in found)}",
+            remedy="name one with --soc",
+        )
+    return found
+
+
+def _distinct(paths: Iterable[Path]) -> list[Path]:
+    by_name: dict[str, Path] = {}
+    for path in paths:
+        other = by_name.setdefault(path.name, path)
+        if other != path:
+            raise UsageError(
+                f"{other} and {path} would both become {path.name}", remedy="sign them one at a time"
+            )
+    return list(by_name.values())
+
+
+def _qnn_version(root: Root | None, files: Sequence[Path]) -> str:
+    if root is not None and (version := root.version or _directory_version(root, "qnn-sdk")):
+        return version
+    found = sorted({build.lstrip("v") for path in files for build in build_ids(path)}, key=_numbers)
+    return found[0] if found else ""
+
+
+def _directory_version(root: Root, component: str) -> str:
+    from provisioning.sources.directory import adopt
+
+    return adopt(component, str(root.path), root.variable).version
+
+
+def _arch(path: Path) -> int | None:
+    with image.mapped(path) as data:
+        try:
+            return elf.parse(data).arch
+        except elf.Malformed as error:
+            raise UsageError(f"{path}: {error.message}", remedy="name a Hexagon library") from error
+
+
+def _older(version: str, limit: str) -> bool:
+    parts = _numbers(limit)
+    return _numbers(version)[: len(parts)] < parts
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def _digits(path: Path) -> str:
+    return ".".join(re.findall(r"\d+", str(path)))
+
+
+def _profiles_with(component: str, version: str) -> str:
+    good = [
+        f"--profile {name}"
+        for name in profile_names()
+        for key, pin in load_profile(name).components.items()
+        if key == component and not _older(pin.version, version)
+    ]
+    return " or ".join(good) or "none has one yet"
