@@ -54,7 +54,8 @@ def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None
         "version": "2.1.0",
         "runs": [run],
     }
-    return json.dumps(document, indent=2) + "\n"
+    # What is no Unicode text, readers of SARIF refuse even as an escape.
+    return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
 
 
 def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
@@ -75,7 +76,7 @@ def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, obje
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
         "level": LEVELS[finding.severity],
-        "message": {"text": says or finding.rule},
+        "message": {"text": says or finding.rule or report.stage or "–"},
         "locations": [
             {
                 "physicalLocation": {"artifactLocation": {"uri": _uri(report, finding)}},

@@ -37,8 +37,8 @@ def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
 
 def cell(text: str) -> str:
     """Any text as the content of a table cell that shows exactly it."""
-    lines = [_PUNCTUATION.sub(_entity, html.escape(line, quote=False)) for line in visible(text).split("\n")]
-    return "<br>".join(lines).strip()
+    lines = visible(text).strip().split("\n")
+    return "<br>".join(_PUNCTUATION.sub(_entity, html.escape(line, quote=False)) for line in lines)
 
 
 def _entity(match: re.Match[str]) -> str:

@@ -1,0 +1,143 @@
+"""Each syntax of `env`, read back by whoever really reads it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import dotenv
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from provisioning.errors import UsageError
+from provisioning.rendering.variables import FORMATS, as_json, docker, github, sh
+from provisioning.rendering.variables import dotenv as as_dotenv
+from tests.support.readers import HARD, read_docker, read_github
+
+SHELLS = [shell for shell in ("bash", "dash", "sh") if shutil.which(shell)]
+
+NO_NUL = st.characters(codec="utf-8", exclude_characters="\0")
+AWKWARD = st.sampled_from("'\"\\$`{}() \t\n\r#=;!é日")
+VALUES = st.one_of(st.sampled_from(HARD), st.text(NO_NUL, max_size=40), st.text(AWKWARD, max_size=12))
+SETS = st.lists(VALUES, min_size=1, max_size=4).map(lambda vs: {f"NAME_{i}": v for i, v in enumerate(vs)})
+
+
+def _by_shell(shell: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """What a process started by the shell sees after `eval "$(…)"`."""
+    script = 'eval "$(cat)"; exec env -0'
+    path = os.environ["PATH"]
+    ran = subprocess.run(
+        [str(shutil.which(shell)), "-c", script],
+        input=os.fsencode(sh(variables)),
+        env={"PATH": path},
+        capture_output=True,
+        check=True,
+    )
+    assert ran.stderr == b""
+    pairs = (os.fsdecode(pair).partition("=") for pair in ran.stdout.split(b"\0") if pair)
+    return {name: value for name, _, value in pairs if name.startswith("NAME_")}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_gets_every_hard_value_back(shell: str) -> None:
+    variables = {f"NAME_{i}": value for i, value in enumerate(HARD)}
+    assert _by_shell(shell, variables) == variables
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@settings(max_examples=60, deadline=None)
+@given(variables=SETS)
+def test_a_shell_gets_any_text_back(shell: str, variables: dict[str, str]) -> None:
+    assert _by_shell(shell, variables) == variables
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_gets_back_paths_that_are_no_text(shell: str) -> None:
+    variables = {"NAME_0": os.fsdecode(b"/opt/caf\xe9/\xff")}
+    assert _by_shell(shell, variables) == variables
+
+
+def _by_dotenv(text: str) -> dict[str, str | None]:
+    # Written to a file and read as one, since reading a file turns \r\n into \n.
+    stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")
+    return dotenv.dotenv_values(stream=stream)
+
+
+@settings(deadline=None)
+@given(variables=SETS)
+@example(variables={"NAME_0": "ends in \\", "NAME_1": "after"})
+@example(variables={"NAME_0": "\r", "NAME_1": '"\\"'})
+def test_python_dotenv_gets_back_what_is_not_refused(variables: dict[str, str]) -> None:
+    try:
+        text = as_dotenv(variables)
+    except UsageError:
+        return
+    assert _by_dotenv(text) == variables
+
+
+@given(st.text(NO_NUL, max_size=40).filter(lambda value: "${" not in value and not value.endswith("\\")))
+def test_dotenv_refuses_only_what_its_reader_would_change(value: str) -> None:
+    assert _by_dotenv(as_dotenv({"NAME": value})) == {"NAME": value}
+
+
+@pytest.mark.parametrize("value", ["/a/${HOME}", "two\nlines \\"])
+def test_dotenv_names_the_variable_that_it_cannot_carry(value: str) -> None:
+    with pytest.raises(UsageError, match="the dotenv format cannot carry QNN_SDK_ROOT"):
+        as_dotenv({"QNN_SDK_ROOT": value})
+
+
+@given(variables=SETS)
+def test_the_github_runner_gets_any_text_back(variables: dict[str, str]) -> None:
+    assert read_github(github(variables)) == variables
+
+
+def test_a_value_cannot_foresee_the_delimiter_that_ends_it() -> None:
+    first, second = (github({"NAME": "x"}).splitlines()[0] for _ in range(2))
+    assert first != second
+
+
+@given(variables=SETS)
+def test_json_gets_any_text_back(variables: dict[str, str]) -> None:
+    assert json.loads(as_json(variables)) == variables
+
+
+@given(variables=SETS)
+def test_docker_gets_back_what_is_not_refused(variables: dict[str, str]) -> None:
+    try:
+        text = docker(variables)
+    except UsageError:
+        return
+    assert read_docker(text) == variables
+    assert read_docker(text, unquoting=True) == variables
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("a\nb", "holds a line break"),
+        ("a\r", "holds a line break"),
+        ("'a'", "is wrapped in quotes"),
+        ("x" * 70_000, "is longer than docker reads"),
+        ("\udcff", "holds bytes that are not UTF-8"),
+    ],
+)
+def test_docker_says_why_it_cannot_carry_a_value(value: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"the docker format cannot carry NAME: its value {why}"):
+        docker({"NAME": value})
+
+
+@pytest.mark.parametrize("format_", sorted(set(FORMATS) - {"sh"}))
+def test_text_formats_refuse_bytes_that_are_no_text(format_: str) -> None:
+    with pytest.raises(UsageError, match=f"the {format_} format cannot carry NAME"):
+        FORMATS[format_]({"NAME": "\udcff"})
+
+
+def test_paths_with_spaces_and_quotes_need_no_refusal_anywhere(tmp_path: Path) -> None:
+    variables = {"QNN_SDK_ROOT": f'{tmp_path}/it\'s "here" $now'}
+    assert {name: bool(render(variables)) for name, render in FORMATS.items()} == dict.fromkeys(FORMATS, True)

@@ -1,0 +1,411 @@
+"""Reports rendered: each consumer gets every text back as it was, and never a pass that was none."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioning.findings import Artifact, Finding, Outcome, Report, Severity
+from provisioning.rendering import RuleText, console, github_annotations, junit, markdown, sarif, show
+from provisioning.rendering.job_summary import cell
+from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
+from provisioning.rendering.text import DID_NOT_RUN, headline, seconds, size, visible, worst
+from provisioning.rendering.workflow_commands import command
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+# Everything a report file can hold, which is all of JSON: controls, lone surrogates, any script.
+TEXT = st.one_of(
+    st.text(st.characters(), max_size=60),
+    st.text(st.sampled_from("|\\`*_<>&%:,\r\n\x1b[]\u202e'\"#~$é日"), max_size=20),
+)
+FINDINGS = st.builds(Finding, TEXT, st.sampled_from(Severity), TEXT, TEXT, TEXT)
+
+
+def _report(*findings: Finding, outcome: Outcome = Outcome.FAIL, **changed: object) -> Report:
+    report = Report(
+        stage="validate",
+        profile="wheels",
+        target="x86_64-linux",
+        outcome=outcome,
+        started="2026-11-20T08:00:00+00:00",
+        seconds=1.25,
+        findings=findings,
+        artifacts=(),
+        metrics={},
+        command="nox -s validate",
+    )
+    return replace(report, **changed)  # type: ignore[arg-type]
+
+
+REPORTS = st.builds(
+    lambda stage, findings, outcome, command: _report(
+        *findings, outcome=outcome, stage=stage, command=command
+    ),
+    TEXT,
+    st.lists(FINDINGS, max_size=5),
+    st.sampled_from(Outcome),
+    TEXT,
+)
+
+BAD = Finding("elf.arch", ERROR, "lib/a.so", "holds v79, expected v75", "provision it again")
+RISKY = Finding("paths.order", WARNING, "LD_LIBRARY_PATH", "is in a wrong order", "")
+FACT = Finding("versions.cmake", NOTE, "cmake", "4.1.2", "")
+SKIPPED = _report(Finding(DID_NOT_RUN, NOTE, "validate", "left out by --skip", ""), outcome=Outcome.ERROR)
+ABSENT = _report(Finding(DID_NOT_RUN, ERROR, "validate", "there is no report", ""), outcome=Outcome.ERROR)
+
+
+# Words and numbers
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (4_234_123, "4.23 MB"),
+        (999_500, "1 MB"),
+        (2_261_832_373, "2.26 GB"),
+        (5 * 10**12, "5,000 GB"),
+    ],
+)
+def test_sizes_are_in_the_unit_that_people_read(count: int, said: str) -> None:
+    assert size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0.25, "0.25 s"), (34.2, "34 s"), (134.2, "2 min 14 s"), (119.9, "120 s"), (float("nan"), "? s")],
+)
+def test_durations_are_in_the_unit_that_people_read(value: float, said: str) -> None:
+    assert seconds(value) == said
+
+
+@given(st.text(st.characters()))
+def test_visible_text_can_be_encoded_and_steers_no_terminal(text: str) -> None:
+    shown = visible(text).encode().decode()
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown)
+
+
+def test_no_report_at_all_is_no_pass() -> None:
+    assert worst([]) is Outcome.ERROR
+
+
+def test_the_worst_outcome_is_that_a_check_could_not_be_made() -> None:
+    reports = [_report(outcome=Outcome.PASS), _report(outcome=Outcome.ERROR), _report(outcome=Outcome.FAIL)]
+    assert worst(reports) is Outcome.ERROR
+
+
+def test_what_the_user_skipped_decides_nothing() -> None:
+    assert worst([_report(outcome=Outcome.PASS), SKIPPED]) is Outcome.PASS
+
+
+def test_only_skipped_stages_are_no_pass() -> None:
+    assert worst([SKIPPED]) is Outcome.ERROR
+
+
+def test_a_stage_that_did_not_run_counts_as_not_passed() -> None:
+    assert headline([_report(outcome=Outcome.PASS), ABSENT]) == "1 of 2 stages did not pass"
+
+
+def test_a_skipped_stage_is_counted_apart() -> None:
+    assert headline([_report(outcome=Outcome.PASS), SKIPPED]) == "1 stage passed, 1 skipped"
+
+
+# The terminal
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_the_console_shows_worst_first_and_the_verdict_last(width: int) -> None:
+    text = console(_report(FACT, RISKY, BAD), width=width)
+    assert text.index("elf.arch") < text.index("paths.order") < text.index("versions.cmake")
+    assert text.rstrip().splitlines()[-1].startswith("✗ FAIL  validate (wheels, x86_64-linux): 1 error, 1 wa")
+
+
+def test_the_console_says_what_to_do_next() -> None:
+    assert "→ provision it again" in console(_report(BAD))
+
+
+@pytest.mark.parametrize("width", [50, 100, 160])
+def test_only_the_verdict_may_be_wider_than_asked(width: int) -> None:
+    artifact = Artifact("pte", "build/models/" + "x" * 150, "ab" * 32, 4_234_123)
+    long = replace(BAD, message="words " * 60, subject="lib/" + "y" * 150, remedy="nox " * 60)
+    lines = console(_report(long, artifacts=(artifact,)), width=width).splitlines()
+    assert max(len(line) for line in lines[:-1]) <= width
+
+
+@given(REPORTS)
+@settings(deadline=None, max_examples=50)
+def test_no_text_of_a_report_steers_the_terminal(report: Report) -> None:
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", console(report, colour=False))
+
+
+@given(st.text(st.characters(codec="ascii", categories=["L", "P", "S"]), max_size=30))
+@settings(deadline=None, max_examples=50)
+def test_markup_in_a_finding_is_shown_as_it_is(text: str) -> None:
+    assert text in console(_report(replace(FACT, message=text)), width=120)
+
+
+def test_colour_is_there_only_when_asked_for() -> None:
+    report = _report(BAD, RISKY, FACT)
+    assert ("\x1b[" in console(report, colour=True), "\x1b[" in console(report)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": "0"}, False),
+        ({"GITHUB_ACTIONS": "true"}, True),
+        ({}, False),
+    ],
+)
+def test_colour_follows_the_users_variables(environ: dict[str, str], wanted: bool) -> None:
+    assert wants_colour(io.StringIO(), environ) is wanted
+
+
+def test_a_terminal_that_cannot_do_colour_gets_none() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert wants_colour(Terminal(), {"TERM": "xterm"})
+    assert not wants_colour(Terminal(), {"TERM": "dumb"})
+
+
+@pytest.mark.parametrize(("columns", "width"), [("20", 40), ("90", 90), ("500", 160)])
+def test_the_width_is_the_terminals_within_what_reads_well(columns: str, width: int) -> None:
+    assert terminal_width({"COLUMNS": columns}) == width
+
+
+def test_printing_survives_a_terminal_without_unicode() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    write("✓ PASS ä", stream)
+    stream.seek(0)
+    assert stream.read() == "? PASS ?"
+
+
+def test_show_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    show(_report(outcome=Outcome.PASS), environ={"COLUMNS": "80"})
+    assert capsys.readouterr().out == "✓ PASS  validate (wheels, x86_64-linux): nothing found, 1.25 s\n"
+
+
+def test_a_long_list_is_cut_and_says_where_the_rest_is() -> None:
+    text = console(_report(*[replace(FACT, subject=f"n{i}") for i in range(100)]))
+    assert "… and 60 more in validate.json" in text
+
+
+def test_the_overview_names_every_stage_what_it_made_and_what_it_comes_to() -> None:
+    built = _report(outcome=Outcome.PASS, stage="build", artifacts=(Artifact("so", "a.so", "ab" * 32, 1500),))
+    text = overview([built, _report(BAD), replace(ABSENT, stage="late")])
+    rows = [re.split(r"  +", line.strip()) for line in text.splitlines()]
+    assert ["build", "✓ PASS", "nothing found", "1.25 s"] in rows
+    assert ["validate", "✗ FAIL", "1 error", "1.25 s"] in rows
+    assert ["late", "✗ DID NOT RUN", "there is no report", "–"] in rows
+    assert ["so", "a.so", "1.5 kB", "abababababab"] in rows
+    assert rows[-1] == ["✗ ERROR", "2 of 3 stages did not pass, 3.75 s"]
+
+
+# JUnit
+
+
+def _suites(reports: list[Report]) -> ElementTree.Element:
+    return ElementTree.fromstring(junit(reports).encode())
+
+
+@given(st.lists(REPORTS, max_size=3))
+@settings(deadline=None)
+def test_junit_is_well_formed_and_counts_its_cases(reports: list[Report]) -> None:
+    top = _suites(reports)
+    assert len(top.findall("testsuite")) == len(reports)
+    for element in (top, *top):
+        assert int(element.get("tests", "")) == len(element.findall(".//testcase"))
+        for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+            assert int(element.get(attribute, "")) == len(element.findall(f".//{tag}"))
+
+
+def test_junit_shows_errors_as_failures_and_warnings_as_skipped() -> None:
+    (suite,) = _suites([_report(BAD, RISKY, FACT)])
+    results = {case.get("classname"): [part.tag for part in case] for case in suite.findall("testcase")}
+    assert results == {
+        "validate": ["failure"],
+        "validate.elf.arch": ["failure"],
+        "validate.paths.order": ["skipped"],
+    }
+    assert suite.findtext("system-out") == "versions.cmake: cmake: 4.1.2"
+
+
+@pytest.mark.parametrize(
+    ("report", "result"),
+    [
+        (_report(outcome=Outcome.PASS), []),
+        (_report(outcome=Outcome.FAIL), ["failure"]),
+        (_report(outcome=Outcome.ERROR), ["error"]),
+        (ABSENT, ["error"]),
+        (SKIPPED, ["skipped"]),
+    ],
+)
+def test_junit_has_a_case_for_the_stage_itself(report: Report, result: list[str]) -> None:
+    (suite,) = _suites([report])
+    assert [part.tag for part in suite.findall("testcase")[0]] == result
+
+
+def test_junit_keeps_message_and_remedy() -> None:
+    failure = _suites([_report(BAD)]).findall(".//failure")[1]
+    assert failure.get("message") == "holds v79, expected v75"
+    assert failure.text == "holds v79, expected v75\nprovision it again"
+
+
+# SARIF
+
+
+def _check_sarif(text: str) -> list[dict[str, Any]]:
+    """What 2.1.0 and GitHub's code scanning require of a log; returns the results."""
+    document = json.loads(text.encode())
+    assert document["version"] == "2.1.0"
+    (run,) = document["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert run["tool"]["driver"]["name"]
+    assert len({rule["id"] for rule in rules}) == len(rules)
+    for invocation in run["invocations"]:
+        assert isinstance(invocation["executionSuccessful"], bool)
+    results: list[dict[str, Any]] = run["results"]
+    for result in results:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("error", "warning", "note")
+        assert result["message"]["text"]
+        (location,) = result["locations"]
+        assert re.fullmatch(r"[\w.~%/+-]+", location["physicalLocation"]["artifactLocation"]["uri"], re.ASCII)
+        assert all(re.fullmatch("[0-9a-f]{64}", value) for value in result["partialFingerprints"].values())
+    return results
+
+
+@given(st.lists(REPORTS, max_size=3))
+@settings(deadline=None)
+def test_sarif_has_the_required_structure(reports: list[Report]) -> None:
+    results = _check_sarif(sarif(reports))
+    assert len(results) == sum(len(report.findings) for report in reports)
+
+
+def test_sarif_carries_the_catalogues_texts() -> None:
+    rules = {"elf.arch": RuleText("summary", "why", "mend"), "elf.other": RuleText("not met")}
+    (run,) = json.loads(sarif([_report(BAD)], rules))["runs"]
+    assert run["tool"]["driver"]["rules"] == [
+        {
+            "id": "elf.arch",
+            "shortDescription": {"text": "summary"},
+            "fullDescription": {"text": "why"},
+            "help": {"text": "mend"},
+        },
+        {"id": "elf.other", "shortDescription": {"text": "not met"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("subject", "uri"),
+    [
+        ("manifests/socs.toml", "manifests/socs.toml"),
+        ("manifests/ä.toml", "manifests/ä.toml"),
+        ("ci/../../etc/passwd", "manifests/profiles/wheels.toml"),
+        ("/opt/sdk/lib/a.so", "manifests/profiles/wheels.toml"),
+    ],
+)
+def test_sarif_points_at_a_file_of_the_repository(subject: str, uri: str) -> None:
+    (result,) = _check_sarif(sarif([_report(replace(BAD, subject=subject))]))
+    (location,) = result["locations"]
+    assert unquote(location["physicalLocation"]["artifactLocation"]["uri"]) == uri
+
+
+def test_sarif_tells_the_same_finding_of_two_targets_apart() -> None:
+    reports = [_report(BAD), _report(BAD, target="aarch64-android")]
+    first, second = _check_sarif(sarif(reports))
+    assert first["partialFingerprints"] != second["partialFingerprints"]
+
+
+# GitHub's workflow commands
+
+
+def _parsed(line: str) -> tuple[str, dict[str, str], str]:
+    """As the runner reads a command: properties split at commas, then unescaped."""
+    found = re.fullmatch(r"::(\w+)(?: ([^:]*))?::(.*)", line)
+    assert found
+    properties = dict(pair.split("=", 1) for pair in (found[2] or "").split(",") if pair)
+    unescape = {"%0D": "\r", "%0A": "\n", "%3A": ":", "%2C": ",", "%25": "%"}
+
+    def plain(text: str) -> str:
+        return re.sub("%0D|%0A|%3A|%2C|%25", lambda match: unescape[match.group()], text)
+
+    return found[1], {name: plain(value) for name, value in properties.items()}, plain(found[3])
+
+
+@given(TEXT, TEXT.filter(bool))
+def test_any_text_survives_a_workflow_command(message: str, title: str) -> None:
+    assert _parsed(command("error", message, title=title)) == ("error", {"title": title}, message)
+
+
+@given(REPORTS)
+def test_annotations_are_nothing_but_commands(report: Report) -> None:
+    lines = github_annotations(report).split("\n")[:-1]
+    assert len(lines) == len(report.findings)
+    assert {_parsed(line)[0] for line in lines} <= {"error", "warning", "notice"}
+
+
+def test_an_annotation_says_rule_subject_message_and_remedy() -> None:
+    assert _parsed(github_annotations(_report(BAD)).rstrip("\n")) == (
+        "error",
+        {"title": "validate: elf.arch"},
+        "lib/a.so: holds v79, expected v75\n→ provision it again",
+    )
+
+
+def test_annotations_beyond_what_github_shows_are_counted_in_the_last() -> None:
+    lines = github_annotations(_report(*[replace(BAD, subject=f"s{i}") for i in range(25)])).splitlines()
+    assert len(lines) == 10
+    assert _parsed(lines[-1])[2] == "16 more errors in the report of validate"
+
+
+# Markdown
+
+
+@given(TEXT)
+def test_any_text_survives_a_markdown_cell(text: str) -> None:
+    shown = cell(text)
+    assert not re.search(r"[|`*_\[\]\n\\]|<(?!br>)", shown)
+    assert html.unescape(shown.replace("<br>", "\n")) == visible(text).strip()
+
+
+@given(st.lists(REPORTS, min_size=1, max_size=3))
+@settings(deadline=None)
+def test_a_markdown_table_keeps_its_columns(reports: list[Report]) -> None:
+    tables = re.findall(r"(?:^\|.*\n)+", markdown(reports), re.MULTILINE)
+    assert tables
+    for table in tables:
+        assert len({row.count("|") for row in table.splitlines()}) == 1
+
+
+def test_the_summary_begins_with_the_verdict() -> None:
+    assert markdown([_report(BAD)]).splitlines()[0] == "## ❌ 1 of 1 stage did not pass"
+
+
+def test_the_summary_shows_how_to_repeat_a_stage_that_failed() -> None:
+    assert "Repeat with: <code>nox &#45;s validate</code>" in markdown([_report(BAD)])
+
+
+def test_a_summary_too_long_for_github_is_cut_and_says_by_how_much() -> None:
+    many = _report(*[replace(BAD, subject=f"s{i}", message="日" * 100) for i in range(5000)])
+    text = markdown([many])
+    left_out = re.search(r"\*\*([\d,]+) rows left out", text)
+    assert len(text.encode()) < 1024 * 1024
+    assert left_out
+    assert int(left_out[1].replace(",", "")) + text.count("\n| 🔴 |") == 5001
