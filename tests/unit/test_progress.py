@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -158,7 +159,7 @@ def test_the_last_bar_to_end_gives_the_terminal_back(clock: Clock, monkeypatch: 
     bars.advance(1)
     bars.finish()
     hidden, shown = "\x1b[?25l", "\x1b[?25h"
-    assert out.getvalue().rfind(shown) > out.getvalue().rfind(hidden) > 0
+    assert out.getvalue().rfind(shown) > out.getvalue().rfind(hidden) >= 0
 
 
 @pytest.mark.parametrize(
@@ -185,10 +186,13 @@ def test_no_colour_means_no_colour_on_a_real_terminal(monkeypatch: pytest.Monkey
         clock.now += 3
         bars.advance(10)
         bars.finish()
-    shown = os.read(ours, 65536).decode()
+    shown = b""
+    with contextlib.suppress(OSError):  # a terminal whose other end is closed ends so
+        while block := os.read(ours, 65536):
+            shown += block
     os.close(ours)
-    assert "a: 10 B in 3.0 s" in shown
-    assert "\x1b[3" not in shown
+    assert b"a: 10 B in 3.0 s" in shown
+    assert b"\x1b[3" not in shown
 
 
 def test_silence_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
