@@ -14,6 +14,7 @@ from provisioning.rendering.text import visible
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
+_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)", re.ASCII)
 _IN_REPOSITORY = re.compile(
     r"(?:\.github|ci|docker|docs|manifests|provisioning|tests)/[^\s:]+|noxfile\.py|pyproject\.toml"
 )
@@ -36,15 +37,7 @@ def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None
     run = {
         "tool": {"driver": {"name": "qnn-ci", "rules": [_rule(rule, rules.get(rule)) for rule in used]}},
         "columnKind": "unicodeCodePoints",
-        "invocations": [
-            {
-                "executionSuccessful": report.outcome is not Outcome.ERROR,
-                "commandLine": report.command,
-                "startTimeUtc": _utc(report.started),
-                "properties": {"stage": report.stage, "outcome": report.outcome.value},
-            }
-            for report in reports
-        ],
+        "invocations": [_invocation(report) for report in reports],
         "results": [
             _result(report, finding, index[finding.rule]) for report in reports for finding in report.findings
         ],
@@ -56,6 +49,17 @@ def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None
     }
     # What is no Unicode text, readers of SARIF refuse even as an escape.
     return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
+
+
+def _invocation(report: Report) -> dict[str, object]:
+    made: dict[str, object] = {
+        "executionSuccessful": report.outcome is not Outcome.ERROR,
+        "commandLine": report.command,
+        "properties": {"stage": report.stage, "outcome": report.outcome.value},
+    }
+    if _UTC.fullmatch(report.started):
+        made["startTimeUtc"] = report.started.replace("+00:00", "Z")
+    return made
 
 
 def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
@@ -95,7 +99,3 @@ def _uri(report: Report, finding: Finding) -> str:
     if _IN_REPOSITORY.fullmatch(finding.subject) and ".." not in finding.subject.split("/"):
         return quote(finding.subject, errors="surrogatepass")
     return quote(f"manifests/profiles/{report.profile}.toml", errors="surrogatepass")
-
-
-def _utc(started: str) -> str:
-    return re.sub(r"\+00:00$", "Z", started)

@@ -298,6 +298,12 @@ def test_sarif_has_the_required_structure(reports: list[Report]) -> None:
     assert len(results) == sum(len(report.findings) for report in reports)
 
 
+def test_sarif_says_when_a_stage_began_only_if_it_did() -> None:
+    (run,) = json.loads(sarif([_report(BAD), replace(ABSENT, started="")]))["runs"]
+    times = [invocation.get("startTimeUtc") for invocation in run["invocations"]]
+    assert times == ["2026-11-20T08:00:00Z", None]
+
+
 def test_sarif_carries_the_catalogues_texts() -> None:
     rules = {"elf.arch": RuleText("summary", "why", "mend"), "elf.other": RuleText("not met")}
     (run,) = json.loads(sarif([_report(BAD)], rules))["runs"]
