@@ -55,6 +55,9 @@ LACKING = 3
 MEANING = (INTERRUPTED, 2, LACKING, 4, 1)
 """Exit codes, the one that says most about the run first."""
 
+UNDER_GATE = "QNN_CI_GATE"
+"""Set for the stages, which then leave GitHub's annotations and summary to the gate."""
+
 PATIENCE = 3.0
 """Seconds that an interrupted stage has before it is told again, and louder."""
 
@@ -122,7 +125,8 @@ def run_stages(
 def run_stage(stage: Stage, flags: Sequence[str], selection: Selection) -> Ran:
     begun = time.monotonic()
     with folded(stage.name, _command(stage.name, flags), os.environ):
-        code = supervise([sys.executable, "-m", stage.program, stage.name, *flags])
+        argv = [sys.executable, "-m", stage.program, stage.name, *flags]
+        code = supervise(argv, {**os.environ, UNDER_GATE: "1"})
     took = round(time.monotonic() - begun, 3)
     ran = judge(stage, code, selection, took, _command(stage.name, flags))
     _say(f"{stage.name}: {verdict(ran.report)} in {seconds(took)}")
@@ -154,11 +158,11 @@ def judge(stage: Stage, code: int, selection: Selection, took: float, command_li
     return Ran(report, code if code in MEANING and code != 1 else LACKING)
 
 
-def supervise(argv: Sequence[str]) -> int:
+def supervise(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a process to its end. Interrupted, it is given time to tidy up, and then ended; the code is 130."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        process = subprocess.Popen(argv)
+        process = subprocess.Popen(argv, env=environ)
         try:
             return process.wait()
         except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from ci.report.html import html
 from ci.report.publish import publish, save
 from provisioning.errors import EnvironmentLacking
 from provisioning.findings import SCHEMA, Outcome, Report
-from provisioning.rendering import console, github_annotations, junit, markdown, sarif
+from provisioning.rendering import RuleText, console, github_annotations, junit, markdown, sarif
 from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
 from provisioning.rendering.text import verdict, worst
 from provisioning.settings import reports_path
@@ -91,7 +91,10 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _sarif(reports: Sequence[Report]) -> str:
-    return sarif(reports)
+    from provisioning.validation import catalogue
+
+    texts = {rule.id: RuleText(rule.summary, rule.why, rule.mend) for rule in catalogue().values()}
+    return sarif(reports, texts)
 
 
 def _github(reports: Sequence[Report]) -> str:

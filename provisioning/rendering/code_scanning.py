@@ -67,7 +67,7 @@ def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
     if text is not None:
         made["shortDescription"] = {"text": text.summary}
         if text.why:
-            made["fullDescription"] = {"text": text.why}
+            made["fullDescription"] = {"text": " ".join(text.why.split())}
         if text.mend:
             made["help"] = {"text": text.mend}
     return made
@@ -83,7 +83,10 @@ def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, obje
         "message": {"text": says or finding.rule or report.stage or "–"},
         "locations": [
             {
-                "physicalLocation": {"artifactLocation": {"uri": _uri(report, finding)}},
+                "physicalLocation": {
+                    "artifactLocation": {"uri": _uri(report, finding)},
+                    "region": {"startLine": 1},
+                },
                 "logicalLocations": [{"fullyQualifiedName": visible(f"{report.stage}/{finding.subject}")}],
             }
         ],

@@ -286,6 +286,7 @@ def _check_sarif(text: str) -> list[dict[str, Any]]:
         assert result["level"] in ("error", "warning", "note")
         assert result["message"]["text"]
         (location,) = result["locations"]
+        assert location["physicalLocation"]["region"]["startLine"] >= 1
         assert re.fullmatch(r"[\w.~%/+-]+", location["physicalLocation"]["artifactLocation"]["uri"], re.ASCII)
         assert all(re.fullmatch("[0-9a-f]{64}", value) for value in result["partialFingerprints"].values())
     return results
