@@ -1,0 +1,370 @@
+"""The stage: choose the tests, take known verdicts from the cache, run the rest, judge by the ledger."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ci.cache import VerdictCache
+from ci.delegate.expression import compile_expression
+from ci.delegate.junit import junit_text
+from ci.delegate.ledger import (
+    UNKNOWN,
+    Cost,
+    Ledger,
+    durations_path,
+    durations_text,
+    ledger_path,
+    load_durations,
+    load_ledger,
+    measured,
+)
+from ci.delegate.pool import Setup, Verdict, WorkerSlot, tail
+from ci.delegate.progress import Lines, progress
+from ci.delegate.suite import Basis, Suite, basis_of, installed_suite, list_tests
+from ci.diagnose import Explanation, explain
+from ci.scheduler import Job, default_slots, memory_budget, run_jobs, shard
+from provisioning.environment import Environment, resolve
+from provisioning.errors import EnvironmentLacking, ToolkitError, UsageError
+from provisioning.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.settings import ROOT, Selection
+
+RUNNER = ROOT / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
+
+RUNNER_MEMORY = 256 << 20
+"""Beside what the worker itself takes."""
+
+LOGS_KEPT = 25
+"""Logs of surprises named in the report; all are in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    selection: Selection
+    command: str
+    logs: Path
+    expression: str = ""
+    sample: bool = False
+    shard: tuple[int, int] = (1, 1)
+    only_list: bool = False
+    jobs: int | None = None
+    timeout: float = 900
+    cache: bool = True
+    fail_fast: bool = False
+    keep: bool = False
+    update_ledger: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be run, on what, and what is expected of it."""
+
+    chosen: tuple[str, ...]
+    sources: Mapping[str, str]
+    basis: Basis
+    environment: Mapping[str, str]
+    ledger: Ledger
+    costs: Mapping[str, Cost]
+    slots: int
+
+    def job(self, test: str) -> Job:
+        cost = self.costs.get(test, UNKNOWN)
+        return Job(test, cost.seconds, (cost.megabytes << 20) + RUNNER_MEMORY)
+
+    def key(self, test: str) -> str:
+        return self.basis.key(test, self.sources[test])
+
+    def expected(self, test: str) -> str:
+        return self.ledger.outcome(test, self.basis.soc)
+
+
+def run_stage(options: Options, environ: Mapping[str, str]) -> int:
+    stage = StageRun("test_delegate", options.selection.profile, options.selection.target, options.command)
+    try:
+        return _run(options, environ, stage)
+    except (ToolkitError, KeyboardInterrupt) as error:
+        if not options.only_list:
+            message = error.message if isinstance(error, ToolkitError) else "interrupted"
+            remedy = error.remedy if isinstance(error, ToolkitError) else options.command
+            stage.add("delegate-not-measured", Severity.ERROR, "test_delegate", message, remedy)
+            stage.finish(Outcome.ERROR).write(options.selection.reports)
+        raise
+
+
+def _run(options: Options, environ: Mapping[str, str], stage: StageRun) -> int:
+    cache = VerdictCache(options.selection.store, "delegate", enabled=options.cache)
+    # Which tests there are is no verdict: it is kept whatever --no-cache says.
+    plan = make_plan(options, environ, VerdictCache(options.selection.store, "delegate"))
+    if options.only_list:
+        print_list(plan)
+        return 0
+    setup = Setup(plan.environment, options.logs, options.timeout, options.keep)
+    known = known_verdicts(plan, cache)
+    jobs = [plan.job(test) for test in plan.chosen if test not in known]
+    _announce(plan, known, jobs)
+    verdicts = {**known, **_run_jobs(plan, jobs, setup, cache, fail_fast=options.fail_fast)}
+    ledger = plan.ledger
+    if options.update_ledger:
+        ledger = _update(plan, verdicts.values(), options.logs)
+    judge(stage, verdicts.values(), ledger, plan, options.logs)
+    if missing := len(plan.chosen) - len(verdicts):
+        stage.add(
+            "delegate-stopped",
+            Severity.NOTE,
+            "test_delegate",
+            f"{missing} tests were not reached, because --fail-fast stopped at a surprise",
+            "run without --fail-fast",
+        )
+    stage.metrics |= {**counts(verdicts.values(), ledger, plan.basis.soc), "not_reached": missing}
+    stage.metrics |= {"selected": len(plan.chosen), "workers": plan.slots, "soc": plan.basis.soc}
+    stage.metrics["test_seconds"] = round(sum(v.seconds for v in verdicts.values() if not v.cached), 1)
+    stage.metrics |= plan.basis.as_metrics()
+    path = options.logs / "junit.xml"
+    options.logs.mkdir(parents=True, exist_ok=True)
+    path.write_text(junit_text(verdicts.values(), ledger, plan.basis.soc, options.logs), encoding="utf-8")
+    stage.artifacts.append(Artifact.of("junit", path))
+    report = stage.finish()
+    report.write(options.selection.reports)
+    from provisioning.rendering import show
+
+    show(replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)}))
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def make_plan(options: Options, environ: Mapping[str, str], listing: VerdictCache) -> Plan:
+    suite = installed_suite()
+    found = resolve(options.selection, environ)
+    runner = find_runner(environ)
+    slots = options.jobs or default_slots()
+    environment = worker_environment(found, environ, runner, slots)
+    basis = basis_of(suite, found.root("qnn-sdk").path, runner, options.selection.soc, environment)
+    sources = list_tests(suite, listing, Setup(environment, options.logs, options.timeout))
+    ledger = load_ledger(options.selection.profile)
+    stale = {each.test for each in ledger.expected} | set(ledger.sample)
+    if gone := sorted(stale - sources.keys()):
+        raise UsageError(
+            f"{ledger_path(ledger.profile).name} names {gone[0]}, which the suite of executorch"
+            f" {suite.versions['executorch']} does not have",
+            remedy="take it out of the ledger",
+        )
+    plan = Plan((), sources, basis, environment, ledger, load_durations(), slots)
+    return replace(plan, chosen=choose(plan, options, suite))
+
+
+def choose(plan: Plan, options: Options, suite: Suite) -> tuple[str, ...]:
+    """The tests asked for, in the order of their names."""
+    matches = compile_expression(options.expression) if options.expression else None
+    pool = plan.ledger.sample if options.sample else tuple(plan.sources)
+    jobs = [plan.job(test) for test in pool if matches is None or matches(test)]
+    chosen = tuple(sorted(job.name for job in shard(jobs, *options.shard)))
+    if not chosen:
+        asked = [f"-k {options.expression!r}"] if options.expression else []
+        asked += ["--sample"] if options.sample else []
+        asked += [f"--shard {options.shard[0]}/{options.shard[1]}"] if options.shard != (1, 1) else []
+        raise UsageError(
+            f"no test of executorch {suite.versions['executorch']} is left by {' '.join(asked)}",
+            remedy="nox -s test_delegate -- --list",
+        )
+    return chosen
+
+
+def find_runner(environ: Mapping[str, str]) -> Path:
+    """The user's own, named by QNN_EXECUTOR_RUNNER, else the one that build_runner makes."""
+    named = environ.get("QNN_EXECUTOR_RUNNER")
+    path = Path(named).absolute() if named else RUNNER
+    if not path.is_file():
+        raise EnvironmentLacking(
+            f"QNN_EXECUTOR_RUNNER={named} is not a file" if named else "qnn_executor_runner is not built yet",
+            remedy="unset QNN_EXECUTOR_RUNNER, then nox -s build_runner" if named else "nox -s build_runner",
+        )
+    return path
+
+
+def worker_environment(
+    found: Environment, environ: Mapping[str, str], runner: Path, slots: int
+) -> dict[str, str]:
+    threads = max(1, default_slots() // slots)
+    return {
+        **found.merged(environ),
+        "QNN_DELEGATE_TEST": "1",
+        "QNN_SOC_MODEL": found.soc,
+        "QNN_EXECUTOR_RUNNER": str(runner),
+        "QNN_BUILD_FOLDER": str(runner.parent.parent),
+        # Workers side by side leave no cores to share out within each.
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def known_verdicts(plan: Plan, cache: VerdictCache) -> dict[str, Verdict]:
+    known = {}
+    for test in plan.chosen:
+        if kept := cache.get(plan.key(test)):
+            known[test] = Verdict(
+                test,
+                str(kept["outcome"]),
+                str(kept["reason"]),
+                subtests=int(str(kept["subtests"])),
+                seconds=float(str(kept["seconds"])),
+                cached=True,
+            )
+    return known
+
+
+class _Keeping:
+    """Keeps each verdict as it comes, so that an interrupted run has not run for nothing.
+
+    Only what the ledger expects is kept: a surprise runs again until it is mended or recorded.
+    """
+
+    def __init__(self, plan: Plan, cache: VerdictCache, shown: Lines) -> None:
+        self._plan, self._cache, self._shown = plan, cache, shown
+
+    def started(self, job: Job) -> None:
+        self._shown.started(job)
+
+    def ended(self, job: Job, result: Verdict, seconds: float) -> None:
+        if result.outcome == self._plan.expected(result.test) and not result.broke:
+            keep(self._plan, self._cache, result)
+        self._shown.ended(job, result, seconds)
+
+
+def keep(plan: Plan, cache: VerdictCache, verdict: Verdict) -> None:
+    cache.put(
+        plan.key(verdict.test),
+        {
+            "test": verdict.test,
+            "outcome": verdict.outcome,
+            "reason": verdict.reason,
+            "subtests": verdict.subtests,
+            "seconds": verdict.seconds,
+        },
+    )
+
+
+def _run_jobs(
+    plan: Plan, jobs: Sequence[Job], setup: Setup, cache: VerdictCache, *, fail_fast: bool
+) -> dict[str, Verdict]:
+    if not jobs:
+        return {}
+    expected = {job.name: plan.expected(job.name) for job in jobs}
+    with progress(list(jobs), plan.slots, expected) as shown:
+        return run_jobs(
+            jobs,
+            lambda: WorkerSlot(setup),
+            slots=plan.slots,
+            memory=memory_budget(),
+            observer=_Keeping(plan, cache, shown),
+            stop_after=lambda job, verdict: fail_fast and verdict.outcome != expected[job.name],
+        )
+
+
+def judge(stage: StageRun, verdicts: Iterable[Verdict], ledger: Ledger, plan: Plan, logs: Path) -> None:
+    """A finding for every test that does not simply pass; an error where the ledger says otherwise."""
+    for verdict in sorted(verdicts, key=lambda each: each.test):
+        entry = ledger.entry(verdict.test, plan.basis.soc)
+        expected = entry.outcome if entry else "passed"
+        again = f"nox -s test_delegate -- -k {verdict.test.partition('.')[2]}"
+        if verdict.outcome != expected:
+            message, remedy = _surprise(verdict, expected, entry.cause if entry else "", logs, again)
+            rule = {"passed": "delegate-passed", "not_run": "delegate-not-run"}.get(
+                verdict.outcome, "delegate-failed"
+            )
+            stage.add(rule, Severity.ERROR, verdict.test, message, remedy)
+            log = logs / f"{verdict.test}.log"
+            if log.is_file() and len(stage.artifacts) < LOGS_KEPT:
+                stage.artifacts.append(Artifact.of("log", log))
+        elif entry and verdict.outcome == "not_run":
+            stage.add("delegate-not-run", Severity.NOTE, verdict.test, f"not run: {entry.cause}", again)
+        elif entry:
+            stage.add("delegate-known-failure", Severity.NOTE, verdict.test, entry.cause, again)
+
+
+def _surprise(verdict: Verdict, expected: str, cause: str, logs: Path, again: str) -> tuple[str, str]:
+    log = logs / f"{verdict.test}.log"
+    if verdict.outcome == "passed":
+        return f"passes, and the ledger has it as {expected}: {cause}", f"{again} --update-ledger"
+    if verdict.outcome == "not_run":
+        return f"was not run: {verdict.reason}", again
+    if expected == "not_run":
+        return f"runs now and fails: {verdict.reason}", f"{again} --update-ledger"
+    known = explanation_of(verdict, logs)
+    if known:
+        return f"{verdict.reason.rstrip('.')}. {known}", known.mend
+    return f"{verdict.reason} (nothing known matches its log)", f"read {log}, or {again} --keep"
+
+
+def explanation_of(verdict: Verdict, logs: Path) -> Explanation | None:
+    text = tail(logs / f"{verdict.test}.log")
+    found = explain(f"{text}\n{verdict.reason}\n")
+    return found[0] if found else None
+
+
+def counts(verdicts: Iterable[Verdict], ledger: Ledger, soc: str) -> dict[str, int]:
+    """Every verdict counts once as passed, failed, not run or expected failure."""
+    total = {
+        "passed": 0,
+        "failed": 0,
+        "not_run": 0,
+        "expected_failures": 0,
+        "unexpected_passes": 0,
+        "cached": 0,
+    }
+    for verdict in verdicts:
+        expected = ledger.outcome(verdict.test, soc)
+        total["cached"] += verdict.cached
+        if verdict.outcome == "passed":
+            total["passed"] += 1
+            total["unexpected_passes"] += expected != "passed"
+        elif verdict.outcome == "not_run":
+            total["not_run"] += 1
+        elif verdict.outcome == expected:
+            total["expected_failures"] += 1
+        else:
+            total["failed"] += 1
+    return total
+
+
+def _update(plan: Plan, verdicts: Iterable[Verdict], logs: Path) -> Ledger:
+    verdicts = list(verdicts)
+    causes = {each.test: cause_of(each, logs) for each in verdicts if each.outcome != "passed"}
+    ledger = plan.ledger.updated(verdicts, causes, plan.basis.soc)
+    costs = measured(plan.costs, verdicts)
+    for path, text in (
+        (ledger_path(ledger.profile), ledger.as_toml()),
+        (durations_path(), durations_text({test: costs[test] for test in plan.sources if test in costs})),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        sys.stderr.write(f"wrote {path}\n")
+    return ledger
+
+
+def cause_of(verdict: Verdict, logs: Path) -> str:
+    if verdict.outcome == "failed" and (known := explanation_of(verdict, logs)):
+        return f"{verdict.reason.rstrip('.')}. {known.cause}"
+    return verdict.reason or verdict.outcome
+
+
+def print_list(plan: Plan) -> None:
+    for test in plan.chosen:
+        cost = plan.costs.get(test)
+        entry = plan.ledger.entry(test, plan.basis.soc)
+        length = f"{cost.seconds:7.1f} s" if cost else "        ?"
+        print(f"{length}  {test}" + (f"  [{entry.outcome}]" if entry else ""))
+    seconds = sum(plan.job(test).seconds for test in plan.chosen)
+    print(f"{len(plan.chosen)} tests, about {seconds / plan.slots / 60:.1f} min on {plan.slots} cores")
+
+
+def _announce(plan: Plan, known: Mapping[str, Verdict], jobs: Sequence[Job]) -> None:
+    absent = ", ".join(plan.basis.suite.absent)
+    versions = plan.basis.suite.versions
+    sys.stderr.write(
+        f"{len(plan.chosen)} tests on {plan.basis.soc}: executorch {versions['executorch']}, "
+        f"QNN {plan.basis.sdk['build_id']}; {len(known)} cached, {len(jobs)} to run on {plan.slots} workers"
+        + (f"; shims for {absent}" if absent else "")
+        + "\n"
+    )
+    sys.stderr.flush()

@@ -1,0 +1,168 @@
+"""What the verdict of a test depends on: the suite and all it runs on, as digests."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci import shims
+from ci.cache import VerdictCache, digest_of_files, key_of
+from ci.delegate.pool import Setup, Worker
+from provisioning.build_id import build_ids
+from provisioning.environment import HOST_LIBRARIES
+from provisioning.errors import EnvironmentLacking
+from provisioning.findings import Metric
+
+PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
+
+RULES = 1
+"""How tests are run (seeds, directories, verdicts); a new value runs everything again."""
+
+PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
+"""Where things are; what they are is in the digests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The installed suite, by content."""
+
+    versions: dict[str, str]
+    package: str
+    """Digest of executorch's Python files and libraries, without the tests."""
+    support: str
+    """Digest of the modules around the tests: theirs, models.py, utils.py."""
+    absent: tuple[str, ...]
+    """The optional modules that shims stand in for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """Everything but the test itself that its verdict depends on."""
+
+    suite: Suite
+    sdk: dict[str, str]
+    runner: str
+    soc: str
+    flags: dict[str, str]
+
+    def key(self, test: str, source: str) -> str:
+        return key_of(
+            {
+                "rules": RULES,
+                "test": test,
+                "source": source,
+                "versions": dict(self.suite.versions),
+                "package": self.suite.package,
+                "support": self.suite.support,
+                "absent": list(self.suite.absent),
+                "sdk": dict(self.sdk),
+                "runner": self.runner,
+                "soc": self.soc,
+                "flags": dict(self.flags),
+            }
+        )
+
+    def as_metrics(self) -> dict[str, Metric]:
+        return {
+            "versions": dict(self.suite.versions),
+            "sdk": dict(self.sdk),
+            "runner": self.runner,
+            "absent": list(self.suite.absent),
+        }
+
+
+def installed_suite() -> Suite:
+    """Look at the executorch that this Python would import, without importing it."""
+    found = importlib.util.find_spec("executorch")
+    if found is None or not found.submodule_search_locations:
+        raise EnvironmentLacking(
+            "executorch is not installed in this Python, and its suite is what is run",
+            remedy="nox -s test_delegate, which installs it",
+        )
+    root = Path(next(iter(found.submodule_search_locations)))
+    tests = root / "backends" / "qualcomm" / "tests"
+    if not (tests / "test_qnn_delegate_x86.py").is_file():
+        raise EnvironmentLacking(
+            f"the installed executorch {_version('executorch')} has no backends/qualcomm/tests/"
+            "test_qnn_delegate_x86.py",
+            remedy="install the profile's version: nox -s test_delegate",
+        )
+    files = [path for suffix in ("py", "so", "fbs") for path in root.rglob(f"*.{suffix}")]
+    support = [path for path in files if path.is_relative_to(tests)]
+    versions = {name: _version(name) for name in PACKAGES}
+    return Suite(
+        versions={**versions, "python": platform.python_version()},
+        package=digest_of_files(root, set(files) - set(support)),
+        support=digest_of_files(tests, support),
+        absent=tuple(name for name in shims.OPTIONAL if importlib.util.find_spec(name) is None),
+    )
+
+
+def basis_of(suite: Suite, sdk_root: Path, runner: Path, soc: str, environment: Mapping[str, str]) -> Basis:
+    libraries = sorted((sdk_root / "lib" / HOST_LIBRARIES).glob("*.so*"))
+    htp = sdk_root / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
+    if not htp.is_file():
+        raise EnvironmentLacking(
+            f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
+            remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
+        )
+    return Basis(
+        suite=suite,
+        sdk={
+            "build_id": ", ".join(build_ids(htp)) or "unknown",
+            "libraries": digest_of_files(sdk_root, libraries),
+        },
+        runner=_runner_digest(runner),
+        soc=soc,
+        flags={
+            name: value
+            for name, value in environment.items()
+            if name.startswith(("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_"))
+            and not name.startswith("QNN_CI_")
+            and name not in PATH_VARIABLES
+        },
+    )
+
+
+def list_tests(suite: Suite, cache: VerdictCache, setup: Setup) -> dict[str, str]:
+    """Every test with the digest of its source; asked of a worker when the suite is not known yet."""
+    key = key_of(
+        {
+            "rules": RULES,
+            "versions": dict(suite.versions),
+            "package": suite.package,
+            "support": suite.support,
+            "absent": list(suite.absent),
+        }
+    )
+
+    def ask() -> dict[str, Metric]:
+        worker = Worker(setup)
+        try:
+            return dict(worker.tests())
+        finally:
+            worker.end()
+
+    return {name: str(digest) for name, digest in cache.through(key, ask).items()}
+
+
+def _runner_digest(runner: Path) -> str:
+    """With the libraries staged beside it, which are as much a part of it."""
+    staged = runner.parent.parent / "lib"
+    libraries = staged.glob("*.so*") if runner.parent.name == "bin" else ()
+    parts = [runner, *libraries]
+    common = runner.parent.parent if runner.parent.name == "bin" else runner.parent
+    whole = hashlib.sha256(digest_of_files(common, parts).encode())
+    return whole.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"

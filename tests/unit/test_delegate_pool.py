@@ -1,0 +1,155 @@
+"""Workers are replaced when a test takes them down, and only that test fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ci.delegate.pool import RECYCLE_AT, Setup, Verdict, Worker, WorkerSlot, tail
+from ci.scheduler import Job, run_jobs
+from provisioning.errors import EnvironmentLacking
+
+WORKER = """\
+import json, os, pathlib, signal, sys, time
+replies = os.fdopen(int(sys.argv[1]), "w")
+def reply(message):
+    replies.write(json.dumps(message) + "\\n")
+    replies.flush()
+reply({"absent": []})
+served = 0
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["do"] == "list":
+        reply({"tests": [["T.one", "abc"], ["T.two", "def"]]})
+        continue
+    test, scratch = request["test"], pathlib.Path(request["scratch"])
+    scratch.mkdir(parents=True)
+    (scratch / "model.pte").write_text("x")
+    pathlib.Path(request["log"]).write_text(f"log of {test}\\n")
+    served += 1
+    if "segfault" in test:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if "leave" in test:
+        os._exit(3)
+    if "hang" in test:
+        time.sleep(600)
+    outcome = "failed" if "fail" in test else "passed"
+    problems = [{"where": "(i=0)", "what": "AssertionError: no"}] if outcome == "failed" else []
+    resident = 9 << 30 if "greedy" in test else 1 << 20
+    reply({"outcome": outcome, "reason": f"pid {os.getpid()} served {served}", "problems": problems,
+           "subtests": 2, "seconds": 0.5, "peak": 1 << 20, "resident": resident})
+"""
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER, encoding="utf-8")
+    return Setup({}, tmp_path / "logs", timeout=30, python=sys.executable, command=(str(script),))
+
+
+@pytest.fixture
+def slot(setup: Setup) -> Iterator[WorkerSlot]:
+    slot = WorkerSlot(setup)
+    yield slot
+    slot.close()
+
+
+def test_a_worker_serves_one_test_after_another(slot: WorkerSlot) -> None:
+    first, second = slot.run(Job("T.one")).reason, slot.run(Job("T.two")).reason
+    assert second == first.replace("served 1", "served 2")
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ("T.segfault", "crash: ended by signal 11 (SIGSEGV)"),
+        ("T.leave", "crash: exit code 3"),
+    ],
+)
+def test_a_crash_fails_the_test_at_hand(slot: WorkerSlot, test: str, reason: str) -> None:
+    verdict = slot.run(Job(test))
+    assert (verdict.outcome, verdict.reason, verdict.broke) == ("failed", reason, True)
+
+
+def test_a_crash_costs_no_other_test(setup: Setup) -> None:
+    jobs = [Job("T.segfault", 9), *(Job(f"T.{n}") for n in range(6))]
+    results = run_jobs(jobs, lambda: WorkerSlot(setup), slots=2)
+    assert [name for name, verdict in results.items() if verdict.outcome != "passed"] == ["T.segfault"]
+    assert len(results) == 7
+
+
+def test_a_test_that_hangs_fails_after_its_time(tmp_path: Path, setup: Setup) -> None:
+    slow = Setup({}, setup.logs, timeout=0.5, python=sys.executable, command=setup.command)
+    slot = WorkerSlot(slow)
+    verdict = slot.run(Job("T.hang"))
+    slot.close()
+    assert (verdict.outcome, verdict.reason) == ("failed", "timeout: no result after 0.5 s")
+
+
+def test_a_worker_that_holds_too_much_is_replaced(slot: WorkerSlot) -> None:
+    assert RECYCLE_AT < 9 << 30
+    slot.run(Job("T.greedy"))
+    assert slot.run(Job("T.one")).reason.endswith("served 1")
+
+
+def test_files_of_a_passed_test_are_removed_and_its_log_stays(slot: WorkerSlot, setup: Setup) -> None:
+    slot.run(Job("T.one"))
+    assert not (setup.logs / "T.one").exists()
+    assert tail(setup.logs / "T.one.log") == "log of T.one\n"
+
+
+def test_files_of_a_failed_test_are_kept(slot: WorkerSlot, setup: Setup) -> None:
+    assert slot.run(Job("T.fail")).problems == (("(i=0)", "AssertionError: no"),)
+    assert (setup.logs / "T.fail" / "model.pte").is_file()
+
+
+def test_files_of_a_passed_test_are_kept_on_request(setup: Setup) -> None:
+    slot = WorkerSlot(
+        Setup({}, setup.logs, timeout=30, keep=True, python=sys.executable, command=setup.command)
+    )
+    slot.run(Job("T.one"))
+    slot.close()
+    assert (setup.logs / "T.one" / "model.pte").is_file()
+
+
+def test_files_of_an_earlier_run_are_gone(slot: WorkerSlot, setup: Setup) -> None:
+    stale = setup.logs / "T.fail" / "stale"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    slot.run(Job("T.fail"))
+    assert not stale.exists()
+
+
+def test_tests_are_listed_with_their_digests(setup: Setup) -> None:
+    worker = Worker(setup)
+    assert worker.tests() == {"T.one": "abc", "T.two": "def"}
+    worker.end()
+
+
+def test_a_suite_that_cannot_be_imported_is_said_with_its_error(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("raise SystemExit('No module named torch')", encoding="utf-8")
+    broken = Setup({}, tmp_path / "logs", timeout=5, python=sys.executable, command=(str(script),))
+    with pytest.raises(EnvironmentLacking, match="No module named torch"):
+        Worker(broken)
+
+
+def test_closing_ends_the_process(setup: Setup) -> None:
+    slot = WorkerSlot(setup)
+    pid = int(slot.run(Job("T.one")).reason.split()[1])
+    slot.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "long.log"
+    log.write_text("a" * 1000 + "end", encoding="utf-8")
+    assert tail(log, 5) == "aaend"
+
+
+def test_a_verdict_says_when_it_is_not_from_this_run() -> None:
+    assert Verdict("T.one", "passed").cached is False
