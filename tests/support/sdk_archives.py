@@ -1,0 +1,108 @@
+"""Small archives in the official SDK's layout, components that name them, and a progress that remembers."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from provisioning.manifest import Component
+
+VERSION = "2.37.0.250724"
+BUILD_ID = "v2.37.0.250724175447_124859"
+STRIP = f"qairt/{VERSION}/"
+
+PLACE = [
+    {"match": r"lib/x86_64-linux-clang/.+", "targets": ["x86_64-linux"]},
+    {"match": r"bin/x86_64-linux-clang/.+", "targets": ["x86_64-linux"]},
+    {"match": r"lib/aarch64-android/.+", "targets": ["aarch64-android"]},
+    {
+        "match": r"lib/hexagon-v(?P<arch>\d+)/.+",
+        "targets": ["aarch64-android", "aarch64-linux"],
+    },
+    {"match": r"include/.+"},
+    {"match": r"[^/]+"},
+]
+
+
+def sdk_files(build_id: str = BUILD_ID, version: str = VERSION, filler: int = 2000) -> dict[str, bytes]:
+    """Paths below the SDK's root and their content."""
+    noise = random.Random(7)
+
+    def library(name: str) -> bytes:
+        return b"\x7fELF" + name.encode() + noise.randbytes(filler) + b"\0" + build_id.encode() + b"\0"
+
+    files = {
+        "sdk.yaml": f"product: QAIRT\nversion: {version}\n".encode(),
+        "include/QNN/QnnTypes.h": b"#pragma once\n",
+        "bin/x86_64-linux-clang/qnn-net-run": library("qnn-net-run"),
+        "lib/x86_64-linux-clang/libQnnHtp.so": library("libQnnHtp.so"),
+        "lib/aarch64-android/libQnnHtp.so": library("android"),
+    }
+    for arch in (73, 75):
+        name = f"libQnnHtpV{arch}Skel.so"
+        files[f"lib/hexagon-v{arch}/unsigned/{name}"] = library(name)
+    return files
+
+
+def write_zip(
+    path: Path,
+    files: Mapping[str, bytes],
+    *,
+    links: Mapping[str, str] | None = None,
+    prefix: str = STRIP,
+    stored: bool = False,
+) -> Path:
+    """A zip of these files; those in a bin/ directory are executable."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            info = zipfile.ZipInfo(prefix + name, (2026, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_STORED if stored else zipfile.ZIP_DEFLATED
+            info.external_attr = (0o100755 if "bin/" in name else 0o100644) << 16
+            archive.writestr(info, content)
+        for name, target in (links or {}).items():
+            info = zipfile.ZipInfo(prefix + name, (2026, 1, 1, 0, 0, 0))
+            info.external_attr = 0o120777 << 16
+            archive.writestr(info, target)
+    return path
+
+
+def sdk_zip(path: Path, **changes: Any) -> Path:
+    return write_zip(
+        path, sdk_files(**changes), links={"lib/x86_64-linux-clang/libLatest.so": "libQnnHtp.so"}
+    )
+
+
+def component(url: str, archive: Path | None = None, **changes: Any) -> Component:
+    """A component of one archive; locked to the bytes of `archive` when that is given."""
+    source: dict[str, Any] = {"type": "archive", "url": url, "strip": STRIP}
+    if archive is not None:
+        content = archive.read_bytes()
+        source |= {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    data: dict[str, Any] = {
+        "version": VERSION,
+        "build_id": BUILD_ID,
+        "parts": [{"name": "sdk", "source": source, "place": PLACE}],
+    }
+    return Component.model_validate(data | changes, strict=False)
+
+
+class Told:
+    """A progress that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.notes: list[str] = []
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None:
+        self.started.append(name)
+
+    def advance(self, count: int) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finish(self) -> None: ...

@@ -1,0 +1,562 @@
+"""The store over a real HTTP server and real archives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provisioning.errors import (
+    EnvironmentLacking,
+    IntegrityError,
+    LicenceNotAccepted,
+    Unlocked,
+    UpstreamError,
+    UsageError,
+)
+from provisioning.licences import recorded
+from provisioning.manifest import Component
+from provisioning.store import Store, Want
+from tests.support.http_server import FileServer
+from tests.support.sdk_archives import Told, component, sdk_files, sdk_zip, write_zip
+
+HOST = Want(frozenset({"x86_64-linux"}))
+SKEL_73 = "lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so"
+SKEL_75 = "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
+HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
+
+
+def android(*arches: int) -> Want:
+    return Want(frozenset({"x86_64-linux", "aarch64-android"}), frozenset(arches))
+
+
+@dataclass
+class House:
+    """A store, a server with one SDK on it, and the component that names it."""
+
+    store: Store
+    server: FileServer
+    archive: Path
+    sdk: Component
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    archive = sdk_zip(tmp_path / "v2.37.zip")
+    with FileServer(archive) as server:
+        sdk = component(server.url("/v2.37.zip"), archive)
+        yield House(Store(tmp_path / "store"), server, archive, sdk)
+
+
+def paths(root: Path) -> set[str]:
+    return {str(p.relative_to(root)) for p in root.rglob("*") if p.is_symlink() or not p.is_dir()}
+
+
+def test_a_tree_holds_every_file_of_the_archive_unchanged(house: House) -> None:
+    tree = house.store.provision("qnn-sdk", house.sdk)
+    files = sdk_files()
+    assert {path: (tree.root / path).read_bytes() for path in files} == files
+
+
+def test_symbolic_links_are_kept_as_links(house: House) -> None:
+    tree = house.store.provision("qnn-sdk", house.sdk)
+    assert (tree.root / "lib/x86_64-linux-clang/libLatest.so").readlink() == Path("libQnnHtp.so")
+
+
+def test_files_are_read_only_and_programs_stay_executable(house: House) -> None:
+    root = house.store.provision("qnn-sdk", house.sdk).root
+    modes = [
+        stat.S_IMODE((root / path).stat().st_mode) for path in (HTP, "bin/x86_64-linux-clang/qnn-net-run")
+    ]
+    assert modes == [0o444, 0o555]
+
+
+def test_the_store_says_that_backups_may_leave_it_out(house: House) -> None:
+    house.store.provision("qnn-sdk", house.sdk)
+    assert (house.store.path / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06")
+
+
+def test_a_second_run_asks_the_server_nothing(house: House) -> None:
+    first = house.store.provision("qnn-sdk", house.sdk)
+    asked = len(house.server.requests)
+    assert house.store.provision("qnn-sdk", house.sdk).root == first.root
+    assert len(house.server.requests) == asked
+
+
+def test_a_selection_by_target_takes_only_that_targets_files(house: House) -> None:
+    tree = house.store.provision("qnn-sdk", house.sdk, HOST)
+    assert paths(tree.root) == {
+        "sdk.yaml",
+        "include/QNN/QnnTypes.h",
+        "bin/x86_64-linux-clang/qnn-net-run",
+        HTP,
+        "lib/x86_64-linux-clang/libLatest.so",
+    }
+
+
+def test_a_selection_by_soc_takes_only_its_arch(house: House) -> None:
+    tree = house.store.provision("qnn-sdk", house.sdk, android(75))
+    assert (SKEL_75 in paths(tree.root), SKEL_73 in paths(tree.root)) == (True, False)
+
+
+def test_a_wider_tree_serves_a_narrower_want(house: House) -> None:
+    everything = house.store.provision("qnn-sdk", house.sdk)
+    found = house.store.find("qnn-sdk", house.sdk, android(73))
+    assert found is not None and found.root == everything.root
+
+
+def test_a_narrower_tree_does_not_serve_a_wider_want(house: House) -> None:
+    house.store.provision("qnn-sdk", house.sdk, android(75))
+    assert house.store.find("qnn-sdk", house.sdk, android(75, 73)) is None
+
+
+def test_the_arch_is_no_matter_where_only_the_host_is_wanted(house: House) -> None:
+    one = house.store.provision("qnn-sdk", house.sdk, Want(HOST.targets, frozenset({75})))
+    other = house.store.provision("qnn-sdk", house.sdk, Want(HOST.targets, frozenset({79})))
+    assert one.root == other.root
+
+
+def test_widening_downloads_nothing_again(house: House) -> None:
+    house.store.provision("qnn-sdk", house.sdk, android(75))
+    asked = len(house.server.requests)
+    house.store.provision("qnn-sdk", house.sdk, android(75, 73))
+    assert len(house.server.requests) == asked
+
+
+def test_widening_shares_the_files_that_are_there(house: House) -> None:
+    narrow = house.store.provision("qnn-sdk", house.sdk, android(75))
+    wide = house.store.provision("qnn-sdk", house.sdk, android(75, 73))
+    assert (narrow.root / SKEL_75).samefile(wide.root / SKEL_75)
+    assert house.store.verify(wide) == []
+
+
+def test_widening_does_not_share_a_damaged_file(house: House) -> None:
+    narrow = house.store.provision("qnn-sdk", house.sdk, android(75))
+    overwrite(narrow.root / SKEL_75, b"?")
+    wide = house.store.provision("qnn-sdk", house.sdk, android(75, 73))
+    assert house.store.verify(wide) == []
+
+
+def test_widening_says_why_it_must_download_again(house: House) -> None:
+    house.store.provision("qnn-sdk", house.sdk, android(75))
+    house.store.gc(lambda tree: True, all_downloads=True)
+    told = Told()
+    house.store.provision("qnn-sdk", house.sdk, android(75, 73), progress=told)
+    assert told.notes == ["downloading v2.37.zip again because it was pruned from the store"]
+
+
+def test_offline_uses_what_was_kept(house: House) -> None:
+    house.store.provision("qnn-sdk", house.sdk, android(75))
+    tree = house.store.provision("qnn-sdk", house.sdk, offline=True)
+    assert SKEL_73 in paths(tree.root)
+
+
+def test_offline_without_the_download_is_refused(house: House) -> None:
+    with pytest.raises(EnvironmentLacking, match="--offline forbids"):
+        house.store.provision("qnn-sdk", house.sdk, offline=True)
+    assert house.server.requests == []
+
+
+def test_a_target_that_no_part_serves_is_named(house: House) -> None:
+    rules = [{"match": ".+", "targets": ["aarch64-android"]}]
+    data = house.sdk.model_dump()
+    data["parts"][0]["place"] = rules
+    with pytest.raises(UsageError, match="nothing for x86_64-linux"):
+        house.store.provision("qnn-sdk", Component.model_validate(data, strict=False), HOST)
+
+
+def test_an_archive_without_the_expected_root_is_refused_by_what_it_holds(tmp_path: Path) -> None:
+    archive = write_zip(tmp_path / "other.zip", {"a": b"1"}, prefix="qairt/2.36.0/")
+    with FileServer(archive) as server, pytest.raises(IntegrityError) as caught:
+        Store(tmp_path / "store").provision("qnn-sdk", component(server.url("/x.zip"), archive))
+    assert "expected members below 'qairt/2.37.0.250724/', found at the top level: qairt/" in str(
+        caught.value
+    )
+
+
+def test_nothing_is_left_in_staging_after_an_error(tmp_path: Path) -> None:
+    archive = write_zip(tmp_path / "other.zip", {"a": b"1"}, prefix="elsewhere/")
+    store = Store(tmp_path / "store")
+    with FileServer(archive) as server, pytest.raises(IntegrityError):
+        store.provision("qnn-sdk", component(server.url("/x.zip"), archive))
+    assert [*(store.path / "staging").iterdir(), *(store.path / "trees").iterdir()] == []
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """As something that does not care for read-only files would."""
+    path.chmod(0o644)
+    path.write_bytes(content)
+
+
+class TestIdentityOfUnlockedArchives:
+    def provision(self, tmp_path: Path, *, name: str = "qnn-sdk", **changes: str) -> Store:
+        archive = sdk_zip(tmp_path / "sdk.zip", **changes)
+        store = Store(tmp_path / "store")
+        with FileServer(archive) as server:
+            store.provision(name, component(server.url("/sdk.zip")))
+        return store
+
+    def test_the_right_sdk_passes_and_its_hash_is_on_record(self, tmp_path: Path) -> None:
+        store = self.provision(tmp_path)
+        origin = store.trees()[0].inventory.origins[0]
+        digest = hashlib.sha256((tmp_path / "sdk.zip").read_bytes()).hexdigest()
+        assert (origin.sha256, origin.locked) == (digest, False)
+
+    def test_another_version_inside_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(IntegrityError, match=r"expected version 2\.37\.0\.250724, found 2\.36\.0"):
+            self.provision(tmp_path, version="2.36.0")
+
+    def test_another_build_id_inside_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(IntegrityError, match="expected one build id in all libraries"):
+            self.provision(tmp_path, build_id="v2.37.0.250601000000")
+
+    def test_locked_refuses_it_and_names_the_remedy(self, tmp_path: Path) -> None:
+        with pytest.raises(Unlocked) as caught:
+            Store(tmp_path / "store").provision("qnn-sdk", component("http://127.0.0.1:1/x.zip"), locked=True)
+        assert caught.value.remedy == "nox -s lock -- --component qnn-sdk"
+
+    def test_locked_refuses_it_though_its_tree_is_there(self, tmp_path: Path) -> None:
+        archive = sdk_zip(tmp_path / "sdk.zip")
+        store = Store(tmp_path / "store")
+        with FileServer(archive) as server:
+            unlocked = component(server.url("/sdk.zip"))
+            store.provision("qnn-sdk", unlocked)
+            with pytest.raises(Unlocked):
+                store.provision("qnn-sdk", unlocked, locked=True)
+
+    def test_another_ndk_revision_is_refused(self, tmp_path: Path) -> None:
+        archive = write_zip(tmp_path / "ndk.zip", {"source.properties": b"Pkg.Revision = 26.3.11579264\n"})
+        with FileServer(archive) as server:
+            ndk = component(server.url("/n.zip"), version="26.2.11394342", build_id=None)
+            with pytest.raises(IntegrityError, match=r"26\.2\.11394342, found 26\.3\.11579264"):
+                Store(tmp_path / "store").provision("android-ndk", ndk)
+
+
+class TestSeveralParts:
+    @pytest.fixture
+    def two(self, tmp_path: Path) -> Iterator[tuple[Store, Component, FileServer]]:
+        """An SDK composed from two archives, served at any path by turns of the path."""
+        files = sdk_files()
+        del files["sdk.yaml"]
+        host = write_zip(tmp_path / "host.zip", {HTP: files[HTP], "LICENSE.pdf": b"same"}, prefix="")
+        device = write_zip(
+            tmp_path / "device.zip", {SKEL_75: files[SKEL_75], "LICENSE.pdf": b"same"}, prefix=""
+        )
+        with FileServer(host) as one, FileServer(device) as other:
+            yield Store(tmp_path / "store"), self.composed(one, host, other, device), other
+
+    def composed(self, one: FileServer, host: Path, other: FileServer, device: Path) -> Component:
+        def part(name: str, server: FileServer, archive: Path, target: str) -> dict[str, object]:
+            return {
+                "name": name,
+                "place": [{"match": "lib/.+", "targets": [target]}, {"match": ".+"}],
+                "source": {
+                    "type": "archive",
+                    "url": server.url(f"/{archive.name}"),
+                    "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
+                },
+            }
+
+        parts = [
+            part("host", one, host, "x86_64-linux"),
+            part("device", other, device, "aarch64-android"),
+        ]
+        return component("http://127.0.0.1/", parts=parts)
+
+    def test_they_become_one_tree(self, two: tuple[Store, Component, FileServer]) -> None:
+        store, sdk, _ = two
+        assert paths(store.provision("qnn-sdk", sdk).root) == {HTP, SKEL_75, "LICENSE.pdf", "sdk.yaml"}
+
+    def test_sdk_yaml_names_version_build_and_origin_of_every_file(
+        self, two: tuple[Store, Component, FileServer]
+    ) -> None:
+        store, sdk, _ = two
+        root = store.provision("qnn-sdk", sdk).root
+        said = yaml.safe_load((root / "sdk.yaml").read_text())
+        assert (said["product"], said["version"], said["build_id"]) == ("QAIRT", sdk.version, sdk.build_id)
+        assert said["composed_from"]["device"]["file"] == "device.zip"
+        assert {path: (entry["from"], entry["sha256"]) for path, entry in said["files"].items()} == {
+            path: (part, hashlib.sha256((root / path).read_bytes()).hexdigest())
+            for path, part in ((HTP, "host"), (SKEL_75, "device"), ("LICENSE.pdf", "host"))
+        }
+
+    def test_a_part_that_is_not_needed_is_not_fetched(self, two: tuple[Store, Component, FileServer]) -> None:
+        store, sdk, device = two
+        store.provision("qnn-sdk", sdk, HOST)
+        assert device.requests == []
+
+    def test_a_part_that_another_tree_has_is_not_unpacked_again(
+        self, two: tuple[Store, Component, FileServer]
+    ) -> None:
+        store, sdk, _ = two
+        store.provision("qnn-sdk", sdk, HOST)
+        told = Told()
+        store.provision("qnn-sdk", sdk, progress=told)
+        assert [name for name in told.started if name.startswith("unpack")] == ["unpack device.zip"]
+
+    def test_two_different_files_at_one_path_are_refused(self, tmp_path: Path) -> None:
+        host = write_zip(tmp_path / "host.zip", {"LICENSE.pdf": b"one"}, prefix="")
+        device = write_zip(tmp_path / "device.zip", {"LICENSE.pdf": b"other"}, prefix="")
+        with FileServer(host) as one, FileServer(device) as other:
+            sdk = self.composed(one, host, other, device)
+            with pytest.raises(
+                IntegrityError, match=r"LICENSE\.pdf: expected one file, found two: from part"
+            ):
+                Store(tmp_path / "store").provision("qnn-sdk", sdk)
+
+    def test_a_lost_sdk_yaml_is_written_again(self, two: tuple[Store, Component, FileServer]) -> None:
+        store, sdk, _ = two
+        tree = store.provision("qnn-sdk", sdk)
+        (tree.root / "sdk.yaml").unlink()
+        store.repair(tree)
+        assert store.verify(tree) == []
+
+
+class TestVerifyAndRepair:
+    def damage(self, root: Path, how: str) -> None:
+        target = root / HTP
+        if how == "missing":
+            target.unlink()
+        elif how == "changed":
+            content = bytearray(target.read_bytes())
+            content[100] ^= 1
+            overwrite(target, bytes(content))
+            target.chmod(0o444)
+        elif how == "mode":
+            target.chmod(0o644)
+        elif how == "extra":
+            (root / "lib/__pycache__").mkdir()
+            (root / "lib/__pycache__/x.pyc").touch()
+        elif how == "link":
+            link = root / "lib/x86_64-linux-clang/libLatest.so"
+            link.unlink()
+            link.symlink_to("/etc/passwd")
+        elif how == "directory":
+            target.unlink()
+            target.mkdir()
+        elif how == "parent":
+            (root / "lib/x86_64-linux-clang").rename(root / "elsewhere")
+            (root / "lib/x86_64-linux-clang").touch()
+
+    @pytest.mark.parametrize(
+        ("how", "kind"),
+        [
+            ("missing", "missing"),
+            ("changed", "changed"),
+            ("mode", "mode"),
+            ("extra", "extra"),
+            ("link", "changed"),
+            ("directory", "changed"),
+            ("parent", "missing"),
+        ],
+    )
+    def test_damage_is_found_named_and_mended(self, house: House, how: str, kind: str) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        self.damage(tree.root, how)
+        assert kind in {fault.kind for fault in house.store.verify(tree)}
+        house.store.repair(tree)
+        assert house.store.verify(tree) == []
+
+    def test_a_whole_tree_has_no_faults(self, house: House) -> None:
+        assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
+
+    def test_a_fault_names_the_file(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        self.damage(tree.root, "missing")
+        assert [fault.path for fault in house.store.verify(tree)] == [HTP]
+
+    def test_repair_touches_only_the_damaged_file(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        before = {path: (tree.root / path).lstat().st_ino for path in paths(tree.root)}
+        self.damage(tree.root, "missing")
+        house.store.repair(tree)
+        after = {path: (tree.root / path).lstat().st_ino for path in paths(tree.root)}
+        assert {path for path in before if before[path] != after[path]} <= {HTP}
+
+    def test_repair_fetches_again_what_was_pruned(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        house.store.gc(lambda tree: True, all_downloads=True)
+        self.damage(tree.root, "changed")
+        told = Told()
+        house.store.repair(tree, progress=told)
+        assert house.store.verify(tree) == []
+        assert told.notes == ["downloading v2.37.zip again because it was pruned from the store"]
+
+    def test_repair_does_not_take_other_bytes_for_the_old_ones(self, tmp_path: Path) -> None:
+        archive = sdk_zip(tmp_path / "sdk.zip")
+        store = Store(tmp_path / "store")
+        with FileServer(archive) as server:
+            tree = store.provision("qnn-sdk", component(server.url("/sdk.zip")))
+            store.gc(lambda tree: True, all_downloads=True)
+            (tree.root / HTP).unlink()
+            sdk_zip(archive, filler=1999)
+            with pytest.raises(IntegrityError, match="as when qnn-sdk was first provisioned"):
+                store.repair(tree)
+
+    def test_a_corrupted_download_is_fetched_again(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk, HOST)
+        kept = house.store.kept(house.sdk.parts[0])
+        assert kept is not None
+        overwrite(kept, b"PK garbage")
+        assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
+
+    @pytest.mark.parametrize("lost", ["tree", "inventory"])
+    def test_a_deleted_tree_is_provisioned_anew(self, house: House, lost: str) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        if lost == "tree":
+            subprocess.run(["rm", "-rf", tree.root], check=True)
+        else:
+            tree.inventory_path.write_text("{")
+        assert house.store.find("qnn-sdk", house.sdk, Want()) is None
+        assert [fault.path for fault in house.store.broken()] == [
+            tree.root.name if lost == "tree" else tree.inventory_path.name
+        ]
+        assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
+
+
+class TestGc:
+    def test_a_tree_that_a_wider_one_holds_goes(self, house: House) -> None:
+        narrow = house.store.provision("qnn-sdk", house.sdk, android(75))
+        wide = house.store.provision("qnn-sdk", house.sdk)
+        gone = house.store.gc(lambda tree: True)
+        assert [leftover.path for leftover in gone] == [narrow.root]
+        assert [tree.root for tree in house.store.trees()] == [wide.root]
+        assert house.store.verify(wide) == []
+
+    def test_a_tree_that_no_manifest_names_goes_with_its_download(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        kept = house.store.kept(house.sdk.parts[0])
+        assert {leftover.path for leftover in house.store.gc(lambda tree: False)} == {tree.root, kept}
+        assert house.store.trees() == []
+
+    def test_a_dry_run_removes_nothing(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk)
+        found = house.store.gc(lambda tree: False, dry_run=True)
+        assert len(found) == 2 and all(leftover.path.exists() for leftover in found)
+
+    def test_what_was_used_lately_stays(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk)
+        assert house.store.gc(lambda tree: True, older_than=3600) == []
+
+    def test_what_was_not_used_for_long_goes(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        used = house.store.path / "locks" / f"{tree.root.name}.used"
+        os.utime(used, (0, 0))
+        assert tree.root in {one.path for one in house.store.gc(lambda tree: True, older_than=3600)}
+
+    def test_finding_a_tree_counts_as_use(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        os.utime(house.store.path / "locks" / f"{tree.root.name}.used", (0, 0))
+        house.store.find("qnn-sdk", house.sdk, Want())
+        assert house.store.gc(lambda tree: True, older_than=3600) == []
+
+    def test_what_a_killed_process_left_goes(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk)
+        left = house.store.path / "staging" / "123-abcdef"
+        unfinished = house.store.path / "trees" / "qnn-sdk-9-0123"
+        for folder in (left, unfinished):
+            (folder / "tree").mkdir(parents=True)
+        assert {one.path for one in house.store.gc(lambda tree: True)} == {left, unfinished}
+        assert not left.exists() and not unfinished.exists()
+
+    def test_the_next_run_removes_what_a_killed_one_left_in_staging(self, house: House) -> None:
+        left = house.store.path / "staging" / "123-abcdef"
+        left.mkdir(parents=True)
+        house.store.provision("qnn-sdk", house.sdk)
+        assert not left.exists()
+
+    def test_the_staging_of_a_living_process_stays(self, house: House) -> None:
+        held = (
+            "import sys; from pathlib import Path; from provisioning.store import Store\n"
+            "store = Store(Path(sys.argv[1])); store._make()\n"
+            "with store._work_in_progress() as mine:\n"
+            "    print(mine, flush=True); sys.stdin.read()\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", held, str(house.store.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as other:
+            assert other.stdout is not None
+            mine = Path(other.stdout.readline().strip())
+            house.store.provision("qnn-sdk", house.sdk)
+            alive = mine.is_dir()
+            other.communicate("")
+        assert alive
+
+
+class TestLicences:
+    @pytest.fixture
+    def licensed(self, house: House) -> Component:
+        licence = {"id": "some-licence", "title": "Some Licence", "url": "https://example.com/l"}
+        data = house.sdk.model_dump() | {"licence": licence}
+        return Component.model_validate(data, strict=False)
+
+    def test_refused_before_anything_is_fetched(self, house: House, licensed: Component) -> None:
+        with pytest.raises(LicenceNotAccepted) as caught:
+            house.store.provision("qnn-sdk", licensed)
+        assert "Some Licence (https://example.com/l)" in caught.value.message
+        assert "--accept-licence some-licence" in caught.value.remedy
+        assert house.server.requests == []
+
+    def test_acceptance_is_put_on_record(self, house: House, licensed: Component) -> None:
+        house.store.provision("qnn-sdk", licensed, accept={"some-licence": "--accept-licence"})
+        record = recorded(house.store.path)["some-licence"]
+        assert (record.version, record.component, record.means) == (
+            licensed.version,
+            "qnn-sdk",
+            "--accept-licence",
+        )
+
+    def test_a_later_version_needs_no_second_acceptance(self, house: House, licensed: Component) -> None:
+        house.store.provision("qnn-sdk", licensed, accept={"some-licence": "--accept-licence"})
+        later = licensed.model_copy(update={"version": "2.38.0"})
+        assert house.store.provision("qnn-sdk", later).version == "2.38.0"
+
+    def test_another_licence_needs_its_own(self, house: House, licensed: Component) -> None:
+        house.store.provision("qnn-sdk", licensed, accept={"some-licence": "--accept-licence"})
+        assert licensed.licence is not None
+        other = licensed.model_copy(
+            update={"version": "2.38.0", "licence": licensed.licence.model_copy(update={"id": "new-licence"})}
+        )
+        with pytest.raises(LicenceNotAccepted, match=r"2\.38\.0"):
+            house.store.provision("qnn-sdk", other)
+
+
+def test_a_file_where_the_store_should_be_is_a_clear_error(house: House, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentLacking, match="expected a store to write to"):
+        Store(tmp_path / "file").provision("qnn-sdk", house.sdk)
+
+
+def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None:
+    wrong = house.sdk.model_dump()
+    wrong["parts"][0]["source"]["sha256"] = "0" * 64
+    with pytest.raises(UpstreamError):
+        house.store.provision("qnn-sdk", Component.model_validate(wrong, strict=False))
+    assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
+
+
+def test_trees_of_two_definitions_stand_side_by_side(house: House) -> None:
+    one = house.store.provision("qnn-sdk", house.sdk)
+    data = house.sdk.model_dump()
+    data["parts"][0]["place"] = [{"match": "include/.+"}]
+    other = house.store.provision("qnn-sdk", Component.model_validate(data, strict=False))
+    assert one.root != other.root and paths(other.root) == {"include/QNN/QnnTypes.h", "sdk.yaml"}
+
+
+def test_where_the_bytes_come_from_does_not_make_another_tree(house: House) -> None:
+    tree = house.store.provision("qnn-sdk", house.sdk)
+    data = house.sdk.model_dump()
+    data["parts"][0]["source"]["url"] = "https://mirror.example/v2.37.zip"
+    moved = Component.model_validate(data, strict=False)
+    assert house.store.provision("qnn-sdk", moved).root == tree.root
