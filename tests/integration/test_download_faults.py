@@ -1,0 +1,269 @@
+"""Faults that need real processes, disks and kernels: kills, crowds, full and forbidden folders, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from provisioning import download
+from provisioning.download import Patience, fetch
+from provisioning.errors import EnvironmentLacking, ToolkitError
+from tests.support import fetching
+from tests.support.http_server import FileServer, Reply
+
+ROOT = Path(__file__).resolve().parents[2]
+BODY = random.Random(3).randbytes(3_000_000)
+SHA = hashlib.sha256(BODY).hexdigest()
+KILLS = 60
+DRIP = Reply(chunk=60_000, pause=0.002)
+"""Slow enough that kills fall before, within and after a transfer."""
+
+
+def left_over(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()} - {"file.bin", "file.bin.lock"}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["hash known", "hash not known"])
+def test_after_a_kill_at_any_moment_the_next_run_succeeds(known: bool, tmp_path: Path) -> None:
+    chance = random.Random(4 + known)
+    into = tmp_path / "file.bin"
+    sha256 = SHA if known else None
+    with_part = finished = 0
+    with FileServer(BODY, usual=DRIP) as server:
+        for _ in range(KILLS // 2):
+            child = fetching.start(server.url(), into, sha256)
+            time.sleep(chance.uniform(0.0, 0.25))
+            child.kill()
+            child.join()
+            with_part += into.with_name("file.bin.part").exists()
+            finished += into.exists()
+            fetched = fetch(server.url(), into, sha256=sha256, size=None)
+            assert hashlib.sha256(into.read_bytes()).hexdigest() == fetched.sha256 == SHA
+            assert left_over(tmp_path) == set()
+            into.unlink()
+    assert with_part >= 5, f"too few kills fell within a transfer ({with_part} did, {finished} after it)"
+
+
+def test_kills_one_after_another_lose_little(tmp_path: Path) -> None:
+    into = tmp_path / "file.bin"
+    kills = 0
+    with FileServer(BODY, usual=DRIP) as server:
+        while not into.exists():
+            child = fetching.start(server.url(), into, SHA)
+            deadline = time.monotonic() + 0.15
+            while child.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.005)
+            child.kill()
+            child.join()
+            kills += 1
+            assert kills < 200
+        resumed = [request for request in server.requests if "range" in request.headers]
+    assert hashlib.sha256(into.read_bytes()).hexdigest() == SHA
+    assert resumed or len(server.requests) == 1
+
+
+@pytest.mark.parametrize("sha256", [SHA, None], ids=["hash known", "hash not known"])
+def test_eight_processes_at_once_make_one_download(sha256: str | None, tmp_path: Path) -> None:
+    into = tmp_path / "file.bin"
+    with FileServer(BODY, usual=DRIP) as server:
+        children = [fetching.start(server.url(), into, sha256) for _ in range(8)]
+        for child in children:
+            child.join(60)
+    assert [child.exitcode for child in children] == [0] * 8
+    assert (len(server.requests), server.body_bytes) == (1, len(BODY))
+    assert into.read_bytes() == BODY
+
+
+def test_a_killed_process_gives_way_to_the_next_in_line(tmp_path: Path) -> None:
+    into = tmp_path / "file.bin"
+    with FileServer(BODY, [Reply(chunk=60_000, pause=0.05)], usual=DRIP) as server:
+        first = fetching.start(server.url(), into, SHA)
+        wait_until(lambda: into.with_name("file.bin.part").exists() and server.body_bytes > 600_000)
+        second = fetching.start(server.url(), into, SHA)
+        first.kill()
+        first.join()
+        second.join(60)
+    assert second.exitcode == 0
+    assert into.read_bytes() == BODY
+    assert "range" in server.requests[1].headers
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+SCRIPT = """
+import os, resource, sys
+from pathlib import Path
+import filelock, requests
+from provisioning.download import Patience, fetch
+from provisioning.errors import ToolkitError
+url, into, sha256, size, account = sys.argv[1:]
+if account:
+    os.setgroups([])
+    os.setgid(int(account))
+    os.setuid(int(account))
+try:
+    fetched = fetch(url, Path(into), sha256=sha256 or None, size=int(size) if size else None,
+                    patience=Patience(attempts=3, first_delay=0.01))
+    print(fetched.sha256, fetched.size)
+except ToolkitError as error:
+    print(type(error).__name__, error.message)
+    print(error.remedy)
+    sys.exit(error.exit_code)
+finally:
+    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def run_fetch(
+    url: str,
+    into: Path,
+    *,
+    sha256: str = "",
+    size: int | None = None,
+    account: str = "",
+    before: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
+    """fetch() in a new interpreter, started by way of the command `before`."""
+    command = [sys.executable, "-c", SCRIPT, url, str(into), sha256, str(size or ""), account]
+    return subprocess.run(
+        [*before, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def on_a_disk(folder: Path, options: str) -> list[str]:
+    """A command prefix that gives its command a small disk of its own at `folder`, by the first means
+    that this account is allowed: a private mount of root, or one of a user namespace."""
+    mount = f'mount -t tmpfs -o {options} none "$0" && exec "$@"'
+    for privilege in ([], ["--user", "--map-root-user"]):
+        prefix = ["unshare", "--mount", *privilege, "sh", "-c", mount, str(folder)]
+        with contextlib.suppress(FileNotFoundError):
+            if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
+                return prefix
+    return []
+
+
+def test_a_disk_that_fills_up_is_told_with_what_is_needed(tmp_path: Path) -> None:
+    # Where no disk may be mounted, a limit on the size of files stops the writes in the same place.
+    before = on_a_disk(tmp_path, "size=1m") or ["prlimit", "--fsize=1000000"]
+    with FileServer(BODY, usual=Reply(chunked=True)) as server:
+        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=SHA, before=before)
+    assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
+    assert f"EnvironmentLacking {tmp_path}: " in done.stdout
+    assert "the disk is full" in done.stdout or "may not grow" in done.stdout
+    assert "QNN_CI_STORE" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_transfer(tmp_path: Path) -> None:
+    before = on_a_disk(tmp_path, "size=1m")
+    # Where no disk may be mounted, a file no disk can hold serves as well.
+    size = len(BODY) if before else 1 << 59
+    reply = Reply() if before else Reply(cut=1000, headers={"Content-Length": str(size)})
+    with FileServer(BODY, usual=reply) as server:
+        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=SHA, size=size, before=before)
+    assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
+    assert f"the disk is full: {size:,} bytes more needed" in done.stdout
+    assert "bytes free" in done.stdout
+
+
+def test_what_a_full_disk_stopped_goes_on_when_there_is_space(tmp_path: Path) -> None:
+    into = tmp_path / "file.bin"
+    with FileServer(BODY, usual=Reply(chunk=60_000)) as server:
+        stopped = run_fetch(server.url(), into, sha256=SHA, before=["prlimit", "--fsize=1000000"])
+        assert stopped.returncode == EnvironmentLacking.exit_code, stopped.stdout + stopped.stderr
+        assert into.with_name("file.bin.part").stat().st_size == 1_000_000
+        fetch(server.url(), into, sha256=SHA, size=None)
+    assert into.read_bytes() == BODY
+    assert server.requests[1].headers["range"] == "bytes=1000000-"
+
+
+def test_a_read_only_disk_is_told(tmp_path: Path) -> None:
+    before = on_a_disk(tmp_path, "ro")
+    account = "" if before else forbidden(tmp_path)
+    with FileServer(BODY) as server:
+        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=SHA, account=account, before=before)
+    assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
+    assert f"{tmp_path}: cannot be written to" in done.stdout
+    assert server.requests == []
+
+
+def test_a_folder_of_someone_else_is_told(tmp_path: Path) -> None:
+    account = forbidden(tmp_path)
+    with FileServer(BODY) as server:
+        done = run_fetch(server.url(), tmp_path / "deeper" / "file.bin", sha256=SHA, account=account)
+    assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
+    assert f"{tmp_path / 'deeper'}: cannot be written to (Permission denied)" in done.stdout
+
+
+def forbidden(folder: Path) -> str:
+    """Make the folder unwritable; returns the account to become for that to count ("" for this one)."""
+    folder.chmod(0o555)
+    return "65534" if os.geteuid() == 0 else ""
+
+
+def test_memory_stays_flat_for_any_size(tmp_path: Path) -> None:
+    size = 500_000_000
+    big = tmp_path / "big"
+    with big.open("wb") as stream:
+        stream.truncate(size)
+    half = Reply(chunk=1 << 20, cut=size // 2)
+    with FileServer(big, [half], usual=Reply(chunk=1 << 20)) as server:
+        done = run_fetch(server.url(), tmp_path / "file.bin", size=size)
+    (tmp_path / "file.bin").unlink()
+    digest, peak = done.stdout.splitlines()
+    assert digest.split()[1] == str(size)
+    assert server.requests[1].headers["range"] == f"bytes={size // 2}-"
+    assert int(peak.split()[1]) < 200
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_a_server_does_the_end_is_the_file_or_a_clear_error(seed: int, tmp_path: Path) -> None:
+    """Faults in any order, over several calls: never a wrong file, never a traceback, never stuck."""
+    chance = random.Random(seed)
+    kinds: list[Callable[[], Reply]] = [
+        lambda: Reply(cut=chance.randrange(len(BODY))),
+        lambda: Reply(cut=chance.randrange(len(BODY)), reset=True),
+        lambda: Reply(cut=chance.randrange(len(BODY)), chunked=True),
+        lambda: Reply(cut=chance.randrange(len(BODY)), stall=True),
+        lambda: Reply(ranges=False, cut=chance.randrange(len(BODY))),
+        lambda: Reply(status=chance.choice([403, 404, 408, 416, 429, 500, 503, 504]), body=b"no"),
+        lambda: Reply(body=b"<html>busy</html>", headers={"Content-Type": "text/html"}),
+        lambda: Reply(status=206, body=b"zz", headers={"Content-Range": "bytes 7-8/9"}),
+        lambda: Reply(headers={"Content-Length": str(chance.randrange(len(BODY)))}),
+        lambda: Reply(status=302, body=b"", headers={"Location": "/elsewhere"}),
+        lambda: Reply(body=BODY[::-1]),
+    ]
+    patience = Patience(attempts=3, first_delay=0.001, stall_timeout=0.15)
+    into = tmp_path / "file.bin"
+    errors: list[ToolkitError] = []
+    with FileServer(BODY, [chance.choice(kinds)() for _ in range(20)]) as server:
+        while not into.exists():
+            try:
+                fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
+            except ToolkitError as error:
+                errors.append(error)
+                assert not into.exists()
+            assert len(errors) <= 20
+    assert into.read_bytes() == BODY
+    assert left_over(tmp_path) == set()
+    assert all(error.message and error.remedy for error in errors)
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*download.BUNDLE_VARIABLES, download.MIRROR_VARIABLE, "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
