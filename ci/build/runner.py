@@ -116,6 +116,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--output", "-o", type=Path, metavar="DIR", help="where bin/ and lib/ are staged [dist/TARGET]"
     )
     parser.add_argument(
+        "--build-dir", type=Path, metavar="DIR", help="where it is compiled [build/runner/TARGET]"
+    )
+    parser.add_argument(
         "--executorch",
         type=Path,
         metavar="DIR",
@@ -171,12 +174,7 @@ def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
             raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
     host = load_profile(selection.profile).host
     native = target == DEFAULT_TARGET
-    tree = (
-        ROOT
-        / "build"
-        / "runner"
-        / (target if args.build_type == BUILD_TYPES[0] else f"{target}-{args.build_type}")
-    )
+    suffix = "" if args.build_type == BUILD_TYPES[0] else f"-{args.build_type}"
     return Plan(
         target=target,
         build_type=args.build_type,
@@ -185,7 +183,7 @@ def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
         cmake=find_cmake(host["cmake"].floor),
         ninja=find_ninja(),
         remap=tuple(args.remap),
-        tree=tree,
+        tree=(args.build_dir or ROOT / "build" / "runner" / f"{target}{suffix}").absolute(),
         dist=(args.output or ROOT / "dist" / target).absolute(),
     )
 
@@ -403,7 +401,7 @@ def _backends(plan: Plan) -> list[Metric]:
 def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
     """The same runner for this machine, whose outputs another machine's must give."""
     here = argparse.Namespace(
-        **{**vars(args), "executorch": None, "output": None, "build_type": BUILD_TYPES[0]}
+        **{**vars(args), "executorch": None, "output": None, "build_dir": None, "build_type": BUILD_TYPES[0]}
     )
     return _plan(here, replace(selection, target=DEFAULT_TARGET))
 

@@ -51,7 +51,13 @@ class Failure : public std::runtime_error {
   std::string remedy_;
 };
 
-// A name or value as it is shown in messages: quoted, with control characters escaped.
+// A name or value as it is shown in messages: quoted, with whatever is no printable UTF-8 escaped.
 std::string shown(const std::string& text);
+
+// A message for a terminal: as `shown`, without quotes, of any length, with its line ends.
+std::string printable(const std::string& text);
+
+// How many bytes the UTF-8 character at `at` takes; 0 when the bytes there are none.
+size_t utf8_length(const std::string& text, size_t at);
 
 } // namespace runner

@@ -242,7 +242,7 @@ void write_customary(const Flags& flags, const char* flag, const std::string& pa
     if (flags.has(flag)) {
       throw;
     }
-    std::fprintf(stderr, "qnn_executor_runner: warning: %s\n", failure.what());
+    std::fprintf(stderr, "qnn_executor_runner: warning: %s\n", printable(failure.what()).c_str());
   }
 }
 
@@ -410,9 +410,9 @@ int guarded(const std::vector<std::string>& arguments, Clock::time_point started
     run(flags, started);
     return 0;
   } catch (const Failure& failure) {
-    std::fprintf(stderr, "qnn_executor_runner: error: %s\n", failure.what());
+    std::fprintf(stderr, "qnn_executor_runner: error: %s\n", printable(failure.what()).c_str());
     if (!failure.remedy().empty()) {
-      std::fprintf(stderr, "  try: %s\n", failure.remedy().c_str());
+      std::fprintf(stderr, "  try: %s\n", printable(failure.remedy()).c_str());
     }
     return static_cast<int>(failure.code());
   } catch (const std::bad_alloc&) {

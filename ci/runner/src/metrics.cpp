@@ -5,23 +5,29 @@
 
 #include <sys/resource.h>
 
+#include "exit_code.h"
+
 namespace runner {
 namespace {
 
 std::string quoted(const std::string& text) {
   std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t length = utf8_length(text, i);
+    if (byte == '"' || byte == '\\') {
       out += '\\';
-      out += c;
+      out += text[i];
     } else if (byte < 0x20) {
       char escaped[8];
       std::snprintf(escaped, sizeof escaped, "\\u%04x", byte);
       out += escaped;
+    } else if (length == 0) {
+      out += "\\ufffd";
     } else {
-      out += c;
+      out.append(text, i, length);
     }
+    i += length == 0 ? 1 : length;
   }
   return out + "\"";
 }

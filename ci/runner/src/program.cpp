@@ -277,6 +277,7 @@ Runnable::Runnable(const ProgramFile& file, const Signature& signature, et::Even
   planned_allocator_ = std::make_unique<et::HierarchicalAllocator>(
       et::Span<et::Span<uint8_t>>(planned_spans_.data(), planned_spans_.size()));
   manager_ = std::make_unique<et::MemoryManager>(&method_allocator_, planned_allocator_.get(), &temporary_allocator_);
+  take_logged_errors();
   et::Result<et::Method> method = file.program().load_method(signature.method.c_str(), manager_.get(), tracer);
   if (!method.ok()) {
     throw Failure(
@@ -332,6 +333,7 @@ void Runnable::set_input(size_t index, void* data, const Shape& shape) {
 }
 
 void Runnable::execute() {
+  take_logged_errors();
   const et::Error error = method_->execute();
   if (error != et::Error::Ok) {
     throw Failure(ExitCode::inference_failed, "method " + signature_.method + " failed: " + because(error));

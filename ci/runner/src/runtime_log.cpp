@@ -1,18 +1,21 @@
 #include "runtime_log.h"
 
 #include <cstdio>
-#include <deque>
 #include <mutex>
+#include <vector>
 
 #include <executorch/runtime/platform/platform.h>
+
+#include "exit_code.h"
 
 namespace runner {
 namespace {
 
-constexpr size_t kKept = 6;
+// The first errors name the cause, later ones what came of it.
+constexpr size_t kKept = 4;
 
 std::mutex guard;
-std::deque<std::string> errors;
+std::vector<std::string> errors;
 
 void emit(
     et_timestamp_t timestamp,
@@ -24,12 +27,11 @@ void emit(
     size_t length) {
   const std::lock_guard<std::mutex> lock(guard);
   const double seconds = static_cast<double>(timestamp) / 1e9;
-  std::fprintf(stderr, "%c %.6f executorch:%s:%zu] %.*s\n", level, seconds, file, line, static_cast<int>(length), message);
-  if (level == kError || level == kFatal) {
-    errors.emplace_back(message, length);
-    if (errors.size() > kKept) {
-      errors.pop_front();
-    }
+  // A damaged model's names come through here.
+  const std::string text = printable({message, length});
+  std::fprintf(stderr, "%c %.6f executorch:%s:%zu] %s\n", level, seconds, file, line, text.c_str());
+  if ((level == kError || level == kFatal) && errors.size() < kKept) {
+    errors.push_back(text);
   }
 }
 

@@ -1,4 +1,4 @@
-// ExecuTorch's log: shown on stderr as it comes, with the last errors kept for our own messages.
+// ExecuTorch's log: shown on stderr as it comes, with the first errors kept for our own messages.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@ namespace runner {
 
 void install_log();
 
-// The errors logged since the last call, one a line, each indented; empty when there are none.
+// The first errors logged since the last call, one a line, each indented; empty when there are none.
 std::string take_logged_errors();
 
 } // namespace runner

@@ -1,0 +1,126 @@
+"""The runner and programs for it, built once for all tests that import these fixtures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from provisioning.settings import ROOT
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder with every program in it and the runner to run them, as a user would type it there."""
+
+    runner: Path
+    folder: Path
+
+    def run(
+        self, *flags: str | Path, environ: Mapping[str, str] | None = None, limit: int | None = None
+    ) -> Ran:
+        """`limit`: the longest file, in bytes, that the runner may write."""
+        command = [str(self.runner), *map(str, flags)]
+        if limit is not None:
+            command = ["prlimit", f"--fsize={limit}", *command]
+        result = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, **(environ or {})},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Ran(result.returncode, result.stdout, result.stderr)
+
+    def program(self, name: str, *flags: str | Path, **more: object) -> Ran:
+        """Run NAME.pte on its own inputs into out/."""
+        named = (
+            "--model_path",
+            f"{name}.pte",
+            "--input_list_path",
+            f"{name}.txt",
+            "--output_folder_path",
+            "out",
+        )
+        return self.run(*named, *flags, **more)  # type: ignore[arg-type]
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def read(self, name: str) -> bytes:
+        return (self.folder / name).read_bytes()
+
+    def files(self) -> set[str]:
+        return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if not path.is_dir()}
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def build(into: Path, *flags: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`build_runner` as it is typed, with everything it writes below `into`."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "ci", "build_runner", "--jobs", "2"),
+            *(
+                "-o",
+                str(into / "dist"),
+                "--build-dir",
+                str(into / "tree"),
+                "--reports",
+                str(into / "reports"),
+            ),
+            *map(str, flags),
+        ],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    into = shared_folder(tmp_path_factory) / "runner"
+    result = build(into)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return into / "dist"
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    into = shared_folder(tmp_path_factory) / "programs"
+    with FileLock(f"{into}.lock"):
+        if not (into / "types.txt").is_file():
+            command = [sys.executable, "-m", "tests.support.runner_programs", str(into)]
+            subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600, check=True)
+    return into
+
+
+@pytest.fixture
+def bench(dist: Path, programs: Path, tmp_path: Path) -> Bench:
+    folder = tmp_path / "work"
+    shutil.copytree(programs, folder)
+    return Bench(dist / "bin" / "qnn_executor_runner", folder)

@@ -1,0 +1,150 @@
+"""Small programs for the runner, exported in a process of their own.
+
+`python -m tests.support.runner_programs DIR` writes each NAME.pte with NAME_in<i>.raw, NAME.txt (the input
+list) and NAME_ref<i>.raw (what eager PyTorch gives).
+"""
+
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.passes import MemoryPlanningPass
+from torch.export import Dim, export
+
+
+class AddAndDouble(torch.nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x + y, x * 2
+
+
+class Subtract(torch.nn.Module):
+    def forward(self, x: Any, y: Any) -> Any:
+        return x - y
+
+
+class Convolve(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(torch.relu(self.convolution(x)).mean((2, 3)))
+
+
+class Count(torch.nn.Module):
+    def forward(self) -> Any:
+        return torch.arange(6).reshape(2, 3) + 1
+
+
+class Types(torch.nn.Module):
+    def forward(self, long: Any, flag: Any, byte: Any, half: Any) -> Any:
+        return long + 1, flag.logical_not(), byte * 2, half.to(torch.float64)
+
+
+class LookUp(torch.nn.Module):
+    """Fails when it runs, for an index beyond the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(4, 2)
+
+    def forward(self, index: Any) -> Any:
+        return self.table(index)
+
+
+class Permute(torch.nn.Module):
+    """Keeps the dim order of its input, so that the raw bytes show it."""
+
+    def forward(self, x: Any) -> Any:
+        return x * x
+
+
+class CountUp(torch.nn.Module):
+    """Has state: each run gives one more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        self.count.add_(1)
+        return x + self.count
+
+
+UNPLANNED = ExecutorchBackendConfig(
+    memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+)
+
+
+def save(
+    into: Path,
+    name: str,
+    models: torch.nn.Module | dict[str, torch.nn.Module],
+    example: tuple[Any, ...],
+    *,
+    xnnpack: bool = False,
+    dynamic: Any = None,
+    config: Any = None,
+) -> None:
+    methods = models if isinstance(models, dict) else {"forward": models}
+    exported = {
+        method: export(model, example, dynamic_shapes=dynamic, strict=False)
+        for method, model in methods.items()
+    }
+    partitioner = [XnnpackPartitioner()] if xnnpack else []
+    program = to_edge_transform_and_lower(exported, partitioner=partitioner).to_executorch(config)
+    (into / f"{name}.pte").write_bytes(program.buffer)
+    results = next(iter(methods.values()))(*example)
+    for kind, tensors in (("in", example), ("ref", results if isinstance(results, tuple) else (results,))):
+        for index, tensor in enumerate(tensors):
+            # In memory order: what the runner reads and writes.
+            flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+            flat.numpy().tofile(into / f"{name}_{kind}{index}.raw")
+    names = [f"{name}_in{index}.raw" for index in range(len(example))]
+    (into / f"{name}.txt").write_text(" ".join(names) + "\n", encoding="utf-8")
+
+
+def main(into: Path) -> None:
+    torch.manual_seed(0)
+    into.mkdir(parents=True, exist_ok=True)
+    pair = (torch.randn(2, 3), torch.randn(2, 3))
+    image = torch.randn(1, 3, 8, 8)
+    size = Dim("size", min=1, max=8)
+    save(into, "add", AddAndDouble(), pair)
+    save(into, "two", {"add": AddAndDouble(), "subtract": Subtract()}, pair)
+    save(into, "unplanned", AddAndDouble(), pair, config=UNPLANNED)
+    save(into, "conv", Convolve().eval(), (image,), xnnpack=True)
+    save(into, "last", Permute(), (image.to(memory_format=torch.channels_last),))
+    save(into, "count", Count(), ())
+    save(into, "state", CountUp(), (torch.ones(1),))
+    save(into, "lookup", LookUp(), (torch.tensor([1, 3]),))
+    save(
+        into,
+        "dynamic",
+        AddAndDouble(),
+        (torch.randn(4, 3), torch.randn(4, 3)),
+        dynamic=({0: size}, {0: size}),
+    )
+    save(
+        into,
+        "types",
+        Types(),
+        (
+            torch.arange(12).reshape(3, 4),
+            torch.tensor([True, False]),
+            torch.tensor([1, 2, 100], dtype=torch.uint8),
+            torch.randn(3).to(torch.float16),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
