@@ -24,6 +24,7 @@ _LIB_AND_PLATFORM = {
 _TOKEN = re.compile(r"\$(?:\{(ORIGIN|LIB|PLATFORM)\}|(ORIGIN|LIB|PLATFORM)(?![A-Za-z0-9_]))")
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _CACHE_HEADER = 48
+_MOST_TEXT = 4096
 _CACHE_ENTRY = struct.Struct("<iIIIQ")
 
 
@@ -71,12 +72,14 @@ def read_cache(path: Path = Path("/etc/ld.so.cache")) -> dict[str, tuple[Path, .
     for index in range(count):
         _, key, value, _, _ = _CACHE_ENTRY.unpack_from(table, _CACHE_HEADER + index * _CACHE_ENTRY.size)
         name, file = _text(table, key), _text(table, value)
-        found[name] = (*found.get(name, ()), Path(file))
+        if name and file:
+            found[name] = (*found.get(name, ()), Path(file))
     return found
 
 
 def _text(table: bytes, start: int) -> str:
-    return os.fsdecode(table[start : table.index(b"\0", start)])
+    text, end, _ = table[start : start + _MOST_TEXT].partition(b"\0")
+    return os.fsdecode(text) if end else ""
 
 
 def expand(entry: str, origin: Path, machine: str) -> list[Path]:

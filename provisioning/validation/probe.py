@@ -50,10 +50,11 @@ def ask(soc: str, variables: Mapping[str, str], interpreter: str = sys.executabl
         )
     except subprocess.TimeoutExpired:
         return Answer("backend", detail=f"no answer within {_SECONDS} s", interpreter=interpreter)
-    return _understand(done.stdout, done.returncode, interpreter)
+    return understand(done.stdout, done.returncode, interpreter)
 
 
-def _understand(output: str, status: int, interpreter: str) -> Answer:
+def understand(output: str, status: int, interpreter: str) -> Answer:
+    """What the asking process printed, its own marked lines among QNN's log, and how it ended."""
     said: dict[str, str] = {"step": "adaptor"}
     log: list[str] = []
     for line in output.splitlines():

@@ -22,6 +22,9 @@ SCHEMA = 1
 
 LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?")
 
+# What content of the wrong shape raises, wherever the shape is wrong first.
+_DAMAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError)
+
 # A file that changed so lately may change again with the same times: file systems tick in milliseconds.
 _SETTLED_NS = 2_000_000_000
 
@@ -63,7 +66,7 @@ class Cache:
         self._entries: dict[str, list[Any]] = {}
         self._changed = False
         if path is not None:
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with contextlib.suppress(OSError, *_DAMAGE):
                 content = json.loads(path.read_bytes())
                 if content.get("schema") == SCHEMA:
                     self._entries = dict(content["files"])
@@ -72,7 +75,7 @@ class Cache:
         entry = self._entries.get(str(path))
         try:
             return _decoded(entry[1]) if entry and entry[0] == list(_key(stamp)) else None
-        except (KeyError, TypeError, IndexError):
+        except _DAMAGE:
             return None
 
     def put(self, path: Path, stamp: Stamp, record: Record) -> None:

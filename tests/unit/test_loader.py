@@ -1,0 +1,198 @@
+"""The search of ld.so, on files small enough to see through."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioning import elf
+from provisioning.elf import Elf
+from provisioning.loader import Missing, SystemLibraries, expand, read_cache, unresolved
+from tests.support.elves import AARCH64, Library
+
+
+def write(base: Path, place: str, **facts: object) -> Path:
+    return Library(**{"soname": Path(place).name, **facts}).write(base / place)  # type: ignore[arg-type]
+
+
+def read_or_none(path: Path) -> Elf | None:
+    try:
+        return elf.read(path)
+    except (elf.NotElf, elf.BrokenElf, OSError):
+        return None
+
+
+def search(
+    *paths: Path, library_path: str = "", system: SystemLibraries | None = None
+) -> list[tuple[str, str]]:
+    """(library, what it lacks) for these libraries."""
+    return [(gap.library.name, gap.needed) for gap in gaps(*paths, library_path=library_path, system=system)]
+
+
+def gaps(*paths: Path, library_path: str = "", system: SystemLibraries | None = None) -> list[Missing]:
+    return unresolved(
+        {path: elf.read(path) for path in paths},
+        library_path=library_path,
+        system=system or SystemLibraries(),
+        read=read_or_none,
+    )
+
+
+@pytest.mark.parametrize("kind", ["rpath", "runpath"])
+def test_a_library_beside_it_is_found_by_origin(kind: str, tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so",), **{kind: "$ORIGIN"})
+    write(tmp_path, "libb.so")
+    assert search(a) == []
+
+
+def test_without_a_path_a_library_beside_it_is_not_found(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so",))
+    b = write(tmp_path, "libb.so")
+    assert search(a, b) == [("liba.so", "libb.so")]
+
+
+def test_every_place_that_was_searched_is_named_in_order(tmp_path: Path) -> None:
+    a = write(tmp_path, "x/liba.so", needed=("libb.so",), rpath="$ORIGIN/../r")
+    (gap,) = gaps(a, library_path="/env", system=SystemLibraries(directories=(tmp_path / "usr",)))
+    assert gap.searched == (
+        f"RPATH {tmp_path}/r",
+        "LD_LIBRARY_PATH /env",
+        "the loader's cache",
+        f"{tmp_path}/usr",
+    )
+
+
+def test_a_runpath_switches_the_rpath_off(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so",), rpath="$ORIGIN/r", runpath="$ORIGIN/s")
+    write(tmp_path, "r/libb.so")
+    assert search(a) == [("liba.so", "libb.so")]
+
+
+def test_an_rpath_serves_what_its_library_loads(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so",), rpath="$ORIGIN:$ORIGIN/deep")
+    b = write(tmp_path, "libb.so", needed=("libc.so",))
+    write(tmp_path, "deep/libc.so")
+    assert search(a, b) == []
+
+
+def test_a_runpath_serves_only_its_own_library(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so",), runpath="$ORIGIN:$ORIGIN/deep")
+    b = write(tmp_path, "libb.so", needed=("libc.so",))
+    write(tmp_path, "deep/libc.so")
+    assert search(a, b) == [("libb.so", "libc.so")]
+
+
+def test_the_library_path_comes_before_the_runpath_and_after_the_rpath(tmp_path: Path) -> None:
+    """The copy that is found first lacks something; which one it was shows in who lacks it."""
+    write(tmp_path, "env/libb.so", needed=("lib-of-env.so",))
+    write(tmp_path, "own/libb.so", needed=("lib-of-own.so",))
+    found = {
+        kind: search(
+            write(tmp_path, f"lib{kind}.so", needed=("libb.so",), **{kind: "$ORIGIN/own"}),
+            library_path=str(tmp_path / "env"),
+        )
+        for kind in ("rpath", "runpath")
+    }
+    assert found == {"rpath": [("libb.so", "lib-of-own.so")], "runpath": [("libb.so", "lib-of-env.so")]}
+
+
+def test_a_file_of_another_machine_is_passed_over_and_named(tmp_path: Path) -> None:
+    foreign = write(tmp_path, "env/libb.so", machine=AARCH64)
+    (gap,) = gaps(write(tmp_path, "liba.so", needed=("libb.so",)), library_path=str(foreign.parent))
+    assert gap.passed_over == (str(foreign),)
+
+
+def test_the_search_goes_on_behind_a_file_of_another_machine(tmp_path: Path) -> None:
+    write(tmp_path, "one/libb.so", machine=AARCH64)
+    write(tmp_path, "two/libb.so")
+    a = write(tmp_path, "liba.so", needed=("libb.so",))
+    assert search(a, library_path=f"{tmp_path}/one:{tmp_path}/two") == []
+
+
+def test_the_cache_and_the_default_directories_are_searched(tmp_path: Path) -> None:
+    system = SystemLibraries({"libb.so": (write(tmp_path, "k/libb.so"),)}, (tmp_path / "usr",))
+    write(tmp_path, "usr/libc.so")
+    assert search(write(tmp_path, "liba.so", needed=("libb.so", "libc.so")), system=system) == []
+
+
+def test_a_name_that_is_loaded_already_is_not_looked_for(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so", "libc.so"), runpath="$ORIGIN")
+    b = write(tmp_path, "libb.so", needed=("libc.so",))
+    c = write(tmp_path, "libc.so")
+    # On its own libb.so would not find libc.so; opened through liba.so it waits in the queue behind it.
+    assert search(a, b, c) == []
+
+
+def test_libraries_that_need_each_other_are_opened_all_the_same(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so", "libx.so"), runpath="$ORIGIN")
+    b = write(tmp_path, "libb.so", needed=("liba.so",), runpath="$ORIGIN")
+    assert search(a, b) == [("liba.so", "libx.so")]
+
+
+def test_a_library_found_by_its_soname_counts(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb-1.so", "libb.so.1"), runpath="$ORIGIN")
+    write(tmp_path, "libb-1.so", soname="libb.so.1")
+    assert search(a) == []
+
+
+def test_a_name_with_a_slash_is_a_path(tmp_path: Path) -> None:
+    b = write(tmp_path, "deep/libb.so")
+    a = write(tmp_path, "liba.so", needed=(str(b), "/nowhere/libc.so"))
+    assert search(a) == [("liba.so", "/nowhere/libc.so")]
+
+
+@pytest.mark.parametrize(
+    ("entry", "directories"),
+    [
+        ("$ORIGIN", ["/o"]),
+        ("${ORIGIN}/../lib", ["/lib"]),
+        ("/x/$PLATFORM", ["/x/x86_64"]),
+        ("/opt/$LIB", ["/opt/lib/x86_64-linux-gnu", "/opt/lib64", "/opt/lib"]),
+        ("$ORIGINAL", ["$ORIGINAL"]),
+        ("", ["."]),
+    ],
+)
+def test_tokens_are_filled_in(entry: str, directories: list[str]) -> None:
+    assert expand(entry, Path("/o"), "EM_X86_64") == [Path(directory) for directory in directories]
+
+
+def cache_of(*entries: tuple[str, str]) -> bytes:
+    strings, table = b"", b""
+    start = 48 + 24 * len(entries)
+    for name, path in entries:
+        key = start + len(strings)
+        strings += name.encode() + b"\0"
+        value = start + len(strings)
+        strings += path.encode() + b"\0"
+        table += struct.pack("<iIIIQ", 0x303, key, value, 0, 0)
+    return b"glibc-ld.so.cache1.1" + struct.pack("<II20x", len(entries), len(strings)) + table + strings
+
+
+def test_the_loaders_cache_gives_every_file_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "ld.so.cache"
+    path.write_bytes(cache_of(("libc.so.6", "/lib64/libc.so.6"), ("libc.so.6", "/lib32/libc.so.6")))
+    assert read_cache(path) == {"libc.so.6": (Path("/lib64/libc.so.6"), Path("/lib32/libc.so.6"))}
+
+
+def test_a_cache_behind_the_old_format_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "ld.so.cache"
+    path.write_bytes(b"ld.so-1.7.0\0\0\0\0\0" + cache_of(("liba.so", "/a/liba.so")))
+    assert read_cache(path) == {"liba.so": (Path("/a/liba.so"),)}
+
+
+def test_no_cache_is_an_empty_one(tmp_path: Path) -> None:
+    assert read_cache(tmp_path / "none") == {}
+
+
+@given(cut=st.integers(0, 120), noise=st.binary(max_size=8))
+def test_a_damaged_cache_is_read_or_taken_for_none(
+    cut: int, noise: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    whole = cache_of(("libc.so.6", "/lib64/libc.so.6"))
+    path.write_bytes(whole[: max(0, len(whole) - cut)] + noise)
+    assert isinstance(read_cache(path), dict)
