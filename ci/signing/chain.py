@@ -123,10 +123,8 @@ def key_type(key: object) -> str:
 def check(
     certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
 ) -> Iterator[Fault]:
-    """Everything wrong with the chain. `root` is the one to end in; without it the last must sign itself."""
-    if not certificates:
-        yield Fault("chain", "there are no certificates")
-        return
+    """Everything wrong with a chain of at least one certificate. It must end in `root`, or in one that
+    signs itself when none is given."""
     full = list(certificates)
     ends_itself = full[-1].subject == full[-1].issuer
     if root is not None and not ends_itself and full[-1] != root:

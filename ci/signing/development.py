@@ -160,10 +160,11 @@ def _new_head(parsed: Elf, blob_size: int) -> tuple[bytes, int, int]:
 
 def _alignment(segments: Sequence[Segment]) -> int:
     """What the original must move by a multiple of, so that every p_offset stays congruent to p_vaddr."""
-    largest = max((s.align for s in segments if s.type == elf.PT_LOAD), default=1)
-    if largest > 1 << 20 or largest & (largest - 1):
-        raise Malformed("program headers", f"a load segment's alignment is {largest:#x}")
-    return max(largest, image.HASH_ALIGN)
+    alignments = [s.align for s in segments if s.type == elf.PT_LOAD]
+    for alignment in alignments:
+        if alignment > 1 << 20 or alignment & (alignment - 1):
+            raise Malformed("program headers", f"a load segment's alignment is {alignment:#x}")
+    return max(image.HASH_ALIGN, *alignments)
 
 
 def _check_section_table(data: Bytes, parsed: Elf) -> None:

@@ -164,9 +164,7 @@ def parse(segment: bytes) -> Container:
         at = end
     problems = []
     if "total_size" in fields and fields["total_size"] != at - start:
-        problems.append(
-            f"the header's total size is {fields['total_size']}, its parts add up to {at - start}"
-        )
+        problems.append(f"the header says {fields['total_size']} bytes in all, its parts are {at - start}")
     if at < len(segment):
         parts.append(Part(TRAILING, at, len(segment)))
         problems.append(f"{len(segment) - at} bytes after the last part belong to nothing")

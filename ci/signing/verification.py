@@ -217,9 +217,11 @@ def _authority(signed: Signed, expected: Expected) -> Iterator[Check]:
     at = expected.at or dt.datetime.now(dt.timezone.utc)
     try:
         certificates = chain.load(chain.split(signed.part(mbn.CERTIFICATES)))
+        if not certificates:
+            raise Malformed("certificates", "there are none")
     except Malformed as error:
         yield Check(CHAIN, Status.FAILED, error.message)
-        yield Check(SIGNATURE, Status.FAILED, "no attestation certificate to check it with")
+        yield Check(SIGNATURE, Status.FAILED, "there is no attestation certificate to check it with")
         return
     yield _signature(signed, certificates)
     if signed.container.part(mbn.QTI_SIGNATURE).size:
@@ -242,8 +244,6 @@ def _authority(signed: Signed, expected: Expected) -> Iterator[Check]:
 
 def _signature(signed: Signed, certificates: list[x509.Certificate]) -> Check:
     signature = signed.part(mbn.SIGNATURE)
-    if not certificates:
-        return Check(SIGNATURE, Status.FAILED, "no attestation certificate to check it with")
     if not signature:
         return Check(SIGNATURE, Status.FAILED, "there is none")
     public = certificates[0].public_key()
@@ -362,12 +362,15 @@ def bindings(signed: Signed) -> Bindings:
 
 
 def is_development(signed: Signed) -> bool:
-    """Whether it says of itself that the development signer made it."""
+    """Whether it claims to be the development signer's: nothing else writes text behind the metadata.
+
+    A claim that somebody tampered with is still one, and then the signature fails rather than being unknown.
+    """
     try:
         metadata = signed.metadata
     except Malformed:
         return False
-    return metadata is not None and metadata.note == scheme.STATEMENT
+    return metadata is not None and bool(metadata.note)
 
 
 def _overlap(one: elf.Segment, other: elf.Segment) -> bool:

@@ -1,0 +1,126 @@
+"""Certificate chains for signing tests: made once, or bent in one way."""
+
+from __future__ import annotations
+
+import datetime as dt
+from functools import cache
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+
+from ci.signing import keys, scheme
+from ci.signing.keys import Identity
+
+NOW = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
+
+
+def identity(algorithm: str = "ec") -> Identity:
+    """The same one at every call."""
+    return _identity(algorithm)
+
+
+@cache
+def _identity(algorithm: str) -> Identity:
+    return keys.ephemeral(algorithm)
+
+
+def name(common: str, *units: str) -> x509.Name:
+    parts = [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit) for unit in units]
+    return x509.Name([*parts, x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def certificate(
+    subject: x509.Name,
+    key: Any,
+    issuer: x509.Name,
+    issuer_key: Any,
+    *,
+    ca: bool,
+    signs: bool | None = None,
+    start: dt.datetime | None = None,
+    days: int = 30,
+    path_length: int | None = None,
+    extension: x509.ExtensionType | None = None,
+    digest: Any = None,
+) -> x509.Certificate:
+    """`signs`: its key usage allows what its place in a chain asks for."""
+    begin = start or NOW - dt.timedelta(days=1)
+    allowed = True if signs is None else signs
+    usage = dict.fromkeys(
+        (
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + dt.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=path_length), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=not ca and allowed,
+                key_cert_sign=ca and allowed,
+                crl_sign=not allowed,
+                **usage,
+            ),
+            critical=True,
+        )
+    )
+    if extension is not None:
+        builder = builder.add_extension(extension, critical=True)
+    return builder.sign(issuer_key, digest or hashes.SHA384())
+
+
+@cache
+def _keys() -> tuple[Any, Any]:
+    return ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+
+
+def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | None = None) -> Identity:
+    """A chain of two; what is given differs from a good one."""
+    root_key, key = _keys()
+    top = certificate(name("root"), root_key, name("root"), root_key, **{"ca": True, **(root or {})})
+    low = certificate(name("att"), key, name("root"), root_key, **{"ca": False, **(attestation or {})})
+
+    def sign(digest: bytes) -> bytes:
+        return scheme.sign_digest(key, digest)
+
+    return Identity((low, top), "a test", True, scheme.scheme_of(key.public_key()), sign)
+
+
+@cache
+def legacy(
+    software_id: int = 4, hardware_id: int = 0x1234
+) -> tuple[rsa.RSAPrivateKey, list[x509.Certificate]]:
+    """An RSA chain whose attestation certificate states its ids as MBN v3 and v5 want them."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    units = (
+        f"01 {software_id:016X} SW_ID",
+        f"02 {hardware_id:016X} HW_ID",
+        "04 0001 OEM_ID",
+        "07 0001 SHA256",
+    )
+    attestation = certificate(name("att", *units), key, name("root"), key, ca=False)
+    root = certificate(name("root"), key, name("root"), key, ca=True)
+    return key, [attestation, root]
+
+
+def bent_issuer(issuer: x509.Name) -> Identity:
+    """As `bent`, its attestation certificate naming an issuer that is not the one above it."""
+    root_key, key = _keys()
+    good = bent()
+    low = certificate(name("att"), key, issuer, root_key, ca=False)
+    return Identity((low, good.root), good.origin, True, good.scheme, good.sign)
