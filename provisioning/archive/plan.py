@@ -8,6 +8,7 @@ import stat
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from provisioning.archive.reader import Member, Zip
 
@@ -156,10 +157,13 @@ class _Tree:
         self._limits = limits
         self._kinds: dict[str, Kind] = {}
         self._spelled: dict[str, str] = {}
-        offsets = sorted(member.offset for member in zip_file.members)
-        self._next = dict(zip(offsets, [*offsets[1:], zip_file.directory_start], strict=True))
+        offsets = [*sorted(member.offset for member in zip_file.members), zip_file.directory_start]
+        self._next = dict(pairwise(offsets))
 
     def add(self, member: Member, to: str) -> None:
+        start = self._zip.data_start(member)
+        if start + member.compressed_size > self._next[member.offset]:
+            raise self._zip.fault(member.name, "data of its own", "an overlap with the next member")
         to = to.rstrip("/") if member.is_dir else to
         if member.is_dir and not to:
             return
@@ -173,9 +177,6 @@ class _Tree:
             raise self._zip.fault(member.name, f"nothing else at {to!r}", there.value)
         self._add_parent(member, to)
         self._note(member, to, kind)
-        start = self._zip.data_start(member)
-        if start + member.compressed_size > self._next[member.offset]:
-            raise self._zip.fault(member.name, "data of its own", "an overlap with the next member")
         if member.is_link:
             self.plan.links.append(PlannedLink(member, to, self._target(member, start)))
         else:

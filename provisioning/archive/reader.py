@@ -27,13 +27,14 @@ LOCAL = struct.Struct("<4s5H3L2H")
 
 FULL16, FULL32 = 0xFFFF, 0xFFFFFFFF
 STORED, DEFLATED = 0, 8
-ENCRYPTED, DESCRIPTOR, PATCH, STRONG, UTF8, MASKED = 1 << 0, 1 << 3, 1 << 5, 1 << 6, 1 << 11, 1 << 13
+ENCRYPTED, DESCRIPTOR, PATCH, STRONG, MASKED = 1 << 0, 1 << 3, 1 << 5, 1 << 6, 1 << 13
 UNIX_SYSTEMS = (3, 19)
 METHODS = {1: "shrunk", 6: "imploded", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstd", 95: "xz"}
 
 INPUT = 128 << 10
 BLOCK = 256 << 10
 LONGEST_COMMENT = 0xFFFF
+LARGEST_DIRECTORY = 64 << 20
 
 # The stubs declare an instance.
 DAMAGE = cast("type[Exception]", igzip_lib.IsalError)
@@ -53,7 +54,10 @@ class Member:
     flags: int
     crc: int
     offset: int
-    raw_name: bytes
+
+    @property
+    def raw_name(self) -> bytes:
+        return self.name.encode()
 
 
 def fault(archive: Path, member: str, expected: str, found: str, remedy: str = "") -> ArchiveError:
@@ -99,15 +103,15 @@ class Zip:
 
     def data_start(self, member: Member) -> int:
         """Where the member's bytes begin, once its local header agrees with the directory."""
-        fixed = LOCAL.size
-        header = self._read(member.offset, fixed + len(member.raw_name), member.name)
+        fixed, raw_name = LOCAL.size, member.raw_name
+        header = self._read(member.offset, fixed + len(raw_name), member.name)
         signature, _, flags, method, _, _, crc, compressed, size, name_length, extra_length = (
             LOCAL.unpack_from(header)
         )
         if signature != b"PK\3\4":
             raise self.fault(member.name, "a local header", f"{signature!r} at offset {member.offset}")
         start: int = member.offset + fixed + name_length + extra_length
-        if name_length != len(member.raw_name) or header[fixed:] != member.raw_name:
+        if name_length != len(raw_name) or header[fixed:] != raw_name:
             found = self._read(member.offset + fixed, name_length, member.name)
             raise self.fault(member.name, "the same name in its local header", repr(found))
         if method != member.method:
@@ -168,6 +172,8 @@ class Zip:
                 raise self.fault(member.name, "deflated data", f"damage ({error})") from error
             if block:
                 yield block
+            elif not data and not inflate.eof:
+                raise self.fault(member.name, "deflated data", "damage (it leads nowhere)")
         rest = end - at + len(inflate.unused_data)
         if rest:
             raise self.fault(
@@ -241,6 +247,8 @@ class Zip:
             raise self.fault("", "a zip in one file", "one part of a split zip")
 
     def _check_directory_place(self, start: int, size: int, end: int) -> None:
+        if size > LARGEST_DIRECTORY:
+            raise self.fault("", f"a directory of at most {LARGEST_DIRECTORY} bytes", f"{size}")
         if start + size != end:
             raise self.fault("", f"a directory that ends at offset {end}", f"one that ends at {start + size}")
 
@@ -282,7 +290,6 @@ class Zip:
                 flags=flags,
                 crc=crc,
                 offset=offset,
-                raw_name=raw_name,
             )
         if at != len(directory):
             raise self.fault("", f"{self._count} members in its directory", "more")

@@ -130,6 +130,7 @@ class _Unpacking:
                 for thread in threads:
                     thread.join(TELL_EVERY / len(threads))
                 self._tell()
+            self._tell()
         except BaseException:
             # Interrupted: let the workers end before anybody removes what they write.
             self._todo.clear()

@@ -1,0 +1,349 @@
+"""What unpacking keeps, what it leaves out, and how it ends when the destination fails it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+import zipfile
+from io import BytesIO, RawIOBase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioning import archive
+from provisioning.archive import Entry, Limits
+from provisioning.errors import EnvironmentLacking
+from provisioning.settings import ROOT
+from tests.support.zips import DEFLATED, FILE, PROGRAM, STORED, Item, folder, link, save, tree
+
+
+def everything(name: str) -> str | None:
+    return name
+
+
+def unpacked(tmp_path: Path, *items: Item, **options: Any) -> dict[str, tuple[str, int, bytes]]:
+    archive.extract(save(tmp_path / "a.zip", *items, **options), tmp_path / "out", everything)
+    return tree(tmp_path / "out")
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None:
+        self.calls.append(("start", (name, total)))
+
+    def advance(self, count: int) -> None:
+        self.calls.append(("advance", count))
+
+    def note(self, text: str) -> None:
+        self.calls.append(("note", text))
+
+    def finish(self) -> None:
+        self.calls.append(("finish", None))
+
+
+class Pipe(RawIOBase):
+    """A stream that cannot seek, which makes writers put sizes behind the data."""
+
+    def __init__(self) -> None:
+        self.buffer = BytesIO()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self.buffer.write(data)
+
+
+class TestWhatIsKept:
+    def test_the_content_of_stored_and_deflated_members(self, tmp_path: Path) -> None:
+        found = unpacked(
+            tmp_path, Item("a/stored", b"x" * 5, method=STORED), Item("a/deflated", b"y" * 700_000)
+        )
+        assert found["a/stored"][2] == b"x" * 5
+        assert found["a/deflated"][2] == b"y" * 700_000
+
+    def test_empty_files_and_empty_directories(self, tmp_path: Path) -> None:
+        found = unpacked(tmp_path, Item("empty", b""), Item("stored", b"", method=STORED), folder("d/e/"))
+        assert found == {
+            "empty": ("file", 0o644, b""),
+            "stored": ("file", 0o644, b""),
+            "d": ("directory", 0o755, b""),
+            "d/e": ("directory", 0o755, b""),
+        }
+
+    @pytest.mark.parametrize(
+        ("mode", "kept"),
+        [
+            (FILE, 0o644),
+            (PROGRAM, 0o755),
+            (0o100400, 0o644),
+            (0o100611, 0o755),
+            (0o106777, 0o755),
+            (0, 0o644),
+        ],
+    )
+    def test_exec_bits_and_no_other_bits_of_the_mode(self, tmp_path: Path, mode: int, kept: int) -> None:
+        assert unpacked(tmp_path, Item("f", mode=mode))["f"][1] == kept
+
+    def test_the_mode_whatever_the_umask(self, tmp_path: Path) -> None:
+        before = os.umask(0o077)
+        try:
+            found = unpacked(tmp_path, folder("d/"), Item("d/f", mode=PROGRAM))
+        finally:
+            os.umask(before)
+        assert [found["d"][1], found["d/f"][1]] == [0o755, 0o755]
+
+    def test_symbolic_links_even_when_what_they_name_is_left_out(self, tmp_path: Path) -> None:
+        found = unpacked(tmp_path, link("lib/libc.so", "libc.so.1"), link("up", "lib/../lib"))
+        assert found["lib/libc.so"] == ("link", 0o777, b"libc.so.1")
+        assert found["up"] == ("link", 0o777, b"lib/../lib")
+
+    def test_links_are_plain_files_where_the_archive_was_not_made_on_unix(self, tmp_path: Path) -> None:
+        assert unpacked(tmp_path, Item("l", b"target", mode=0o120777, made_by=0))["l"][0] == "file"
+
+    def test_names_beyond_ascii_with_and_without_the_flag(self, tmp_path: Path) -> None:
+        found = unpacked(tmp_path, Item("größe/数", flags=0x800), Item("naïve"))
+        assert {"größe/数", "naïve"} <= set(found)
+
+    @pytest.mark.parametrize("layout", ["<4s3L", "<3L", "<4sL2Q", "<L2Q"])
+    def test_members_whose_sizes_follow_their_data(self, tmp_path: Path, layout: str) -> None:
+        assert (
+            unpacked(tmp_path, Item("f", b"streamed" * 99).described(layout), Item("g"))["f"][2]
+            == b"streamed" * 99
+        )
+
+    def test_zip64_members_and_directory(self, tmp_path: Path) -> None:
+        data = b"wide" * 50
+        wide = struct.pack("<2H3Q", 1, 24, len(data), len(data), 0)
+        item = Item(
+            "f",
+            data,
+            method=STORED,
+            size=0xFFFFFFFF,
+            compressed_size=0xFFFFFFFF,
+            offset=0xFFFFFFFF,
+            extra=wide,
+            local={"extra": struct.pack("<2H2Q", 1, 16, len(data), len(data))},
+        )
+        assert unpacked(tmp_path, item, zip64=True)["f"][2] == data
+
+    def test_what_a_zip64_writer_to_a_pipe_makes(self, tmp_path: Path) -> None:
+        pipe = Pipe()
+        with zipfile.ZipFile(pipe, "w", DEFLATED) as made, made.open("f", "w", force_zip64=True) as out:
+            out.write(b"piped" * 1000)
+        path = tmp_path / "a.zip"
+        path.write_bytes(pipe.buffer.getvalue())
+        archive.extract(path, tmp_path / "out", everything)
+        assert (tmp_path / "out/f").read_bytes() == b"piped" * 1000
+
+    def test_an_archive_with_a_comment_and_one_without_members(self, tmp_path: Path) -> None:
+        assert unpacked(tmp_path, comment=b"nothing here") == {}
+
+
+class TestWhatIsReported:
+    def test_an_entry_for_each_file_and_link_in_the_order_of_paths(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", link("z", "b/f"), Item("b/f", b"data", mode=PROGRAM), Item("a", b""))
+        assert archive.extract(path, tmp_path / "out", everything) == [
+            Entry("a", "file", 0, hashlib.sha256(b"").hexdigest(), 0o644),
+            Entry("b/f", "file", 4, hashlib.sha256(b"data").hexdigest(), 0o755),
+            Entry("z", "link", 3, "", 0o777, "b/f"),
+        ]
+
+    def test_hashes_are_of_what_was_written_for_files_of_many_blocks(self, tmp_path: Path) -> None:
+        data = os.urandom(1_300_000)
+        path = save(tmp_path / "a.zip", *(Item(f"{n}", data[n:]) for n in range(5)))
+        for entry in archive.extract(path, tmp_path / "out", everything, workers=3):
+            assert entry.sha256 == hashlib.sha256((tmp_path / "out" / entry.path).read_bytes()).hexdigest()
+
+    def test_members_lists_the_directory_in_its_order(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", Item("z", b"12345", method=STORED), folder("d/"), link("l", "z"))
+        listed = [(m.name, m.size, m.compressed_size, m.is_dir, m.is_link) for m in archive.members(path)]
+        assert listed == [("z", 5, 5, False, False), ("d/", 0, 0, True, False), ("l", 1, 1, False, True)]
+
+    def test_progress_counts_every_byte_once_from_the_calling_thread(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", Item("a", b"1" * 400_000), Item("b", b"2" * 300_000))
+        progress = Recorder()
+        archive.extract(path, tmp_path / "out", everything, progress=progress)
+        assert progress.calls[0] == ("start", ("unpack a.zip", 700_000))
+        assert progress.calls[-1] == ("finish", None)
+        assert sum(count for call, count in progress.calls if call == "advance") == 700_000
+
+
+class TestWhatIsPlaced:
+    def test_only_what_place_names_and_where_it_says(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", Item("in/keep"), Item("in/leave"), folder("in/"))
+        seen: list[str] = []
+
+        def place(name: str) -> str | None:
+            seen.append(name)
+            return "else/where" if name == "in/keep" else None
+
+        archive.extract(path, tmp_path / "out", place)
+        assert set(tree(tmp_path / "out")) == {"else", "else/where"}
+        assert seen == ["in/keep", "in/leave", "in/"]
+
+    def test_the_directory_that_is_stripped_away_is_the_tree_itself(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", folder("root/"), Item("root/f"))
+        archive.extract(path, tmp_path / "out", lambda name: name.removeprefix("root/"))
+        assert set(tree(tmp_path / "out")) == {"f"}
+
+    def test_a_second_archive_into_the_same_staging(self, tmp_path: Path) -> None:
+        archive.extract(save(tmp_path / "a.zip", Item("lib/a")), tmp_path / "out", everything)
+        archive.extract(save(tmp_path / "b.zip", Item("lib/b")), tmp_path / "out", everything)
+        assert {"lib/a", "lib/b"} <= set(tree(tmp_path / "out"))
+
+    def test_a_bad_member_that_is_left_out_still_condemns_its_archive(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", Item("good"), Item("../bad"))
+        with pytest.raises(archive_error(), match=r"'\.\./bad'"):
+            archive.extract(path, tmp_path / "out", lambda name: name if name == "good" else None)
+
+    def test_names_that_differ_by_case_where_the_manifest_means_them(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", Item("xt_MARK.h", b"big"), Item("xt_mark.h", b"small"))
+        archive.extract(path, tmp_path / "out", everything, limits=Limits(case_sensitive=True))
+        assert {name: found[2] for name, found in tree(tmp_path / "out").items()} == {
+            "xt_MARK.h": b"big",
+            "xt_mark.h": b"small",
+        }
+
+    def test_names_that_differ_by_case_need_a_destination_that_tells(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = save(tmp_path / "a.zip", Item("xt_MARK.h"), Item("xt_mark.h"))
+        monkeypatch.setattr(archive, "tells_case_apart", lambda directory: False)
+        with pytest.raises(EnvironmentLacking, match=r"keeps 'xt_MARK\.h' and 'xt_mark\.h' apart"):
+            archive.extract(path, tmp_path / "out", everything, limits=Limits(case_sensitive=True))
+
+    def test_this_file_system_is_asked_whether_it_tells_case_apart(self, tmp_path: Path) -> None:
+        (tmp_path / "a").touch()
+        assert archive.tells_case_apart(tmp_path) is not (tmp_path / "A").exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def archive_error() -> type[Exception]:
+    from provisioning.errors import ArchiveError
+
+    return ArchiveError
+
+
+class TestWhenTheDestinationFails:
+    def test_too_little_space_is_noticed_before_anything_is_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = save(tmp_path / "a.zip", Item("d/f", b"x" * 10_000))
+        real = os.statvfs(tmp_path)
+        small = os.statvfs_result((*real[:1], 4096, real[2], 2, 2, *real[5:]))
+        monkeypatch.setattr(os, "statvfs", lambda _: small)
+        with pytest.raises(EnvironmentLacking, match="expected 12288 free bytes to unpack into, found 8192"):
+            archive.extract(path, tmp_path / "out", everything)
+        assert tree(tmp_path / "out") == {}
+
+    def test_a_disk_that_fills_up_says_what_was_needed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        path = save(tmp_path / "a.zip", Item("f", b"x" * 10))
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(EnvironmentLacking, match="expected 10 free bytes") as raised:
+            archive.extract(path, tmp_path / "out", everything)
+        assert (raised.value.exit_code, "--store" in raised.value.remedy) == (3, True)
+
+    def test_a_write_that_takes_only_part_is_continued(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = os.write
+        path = save(tmp_path / "a.zip", Item("f", bytes(range(250)) * 9))
+        monkeypatch.setattr(os, "write", lambda out, data: write(out, data[:100]))
+        archive.extract(path, tmp_path / "out", everything)
+        assert (tmp_path / "out/f").read_bytes() == bytes(range(250)) * 9
+
+    def test_a_missing_archive_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            EnvironmentLacking, match=re.escape(f"{tmp_path / 'no.zip'}: expected an archive")
+        ):
+            archive.members(tmp_path / "no.zip")
+
+    def test_a_symbolic_link_in_the_staging_is_not_followed(self, tmp_path: Path) -> None:
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/lib").symlink_to(outside)
+        with pytest.raises(archive_error(), match="nothing in its way"):
+            archive.extract(save(tmp_path / "a.zip", Item("lib/f")), tmp_path / "out", everything)
+        assert list(outside.iterdir()) == []
+
+    def test_a_file_that_is_there_already_is_not_replaced(self, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/f").write_text("mine")
+        with pytest.raises(archive_error(), match="'f': expected nothing in its way"):
+            archive.extract(save(tmp_path / "a.zip", Item("f")), tmp_path / "out", everything)
+        assert (tmp_path / "out/f").read_text() == "mine"
+
+    def test_an_interrupt_ends_the_workers_before_it_goes_on(self, tmp_path: Path) -> None:
+        class Interrupts(Recorder):
+            def advance(self, count: int) -> None:
+                raise KeyboardInterrupt
+
+        path = save(tmp_path / "a.zip", *(Item(f"{n}", bytes(range(256)) * 8_000) for n in range(40)))
+        with pytest.raises(KeyboardInterrupt):
+            archive.extract(path, tmp_path / "out", everything, progress=Interrupts())
+        assert [t.name for t in threading.enumerate() if t.name.startswith("unpack-")] == []
+
+    def test_no_descriptor_is_left_open(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "a.zip", *(Item(f"d{n}/e/f") for n in range(90)), link("l", "d1"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        archive.extract(path, tmp_path / "out", everything)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def peak_memory(body: str, *arguments: Path) -> int:
+    """Megabytes that a new interpreter needed to run `body`."""
+    # Not ru_maxrss, which a child inherits from the process that started it.
+    program = f"import sys\n{body}\nprint(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return int(done.stdout) // 1024
+
+
+EXTRACT = """
+from pathlib import Path
+from provisioning import archive
+archive.extract(Path(sys.argv[1]), Path(sys.argv[2]), lambda name: name)
+"""
+
+
+@pytest.mark.parametrize("method", [STORED, DEFLATED])
+def test_memory_stays_flat_for_a_large_member(tmp_path: Path, method: int) -> None:
+    block = os.urandom(1 << 20)
+    with (
+        zipfile.ZipFile(tmp_path / "a.zip", "w", method, compresslevel=1) as made,
+        made.open("f", "w") as out,
+    ):
+        for _ in range(220 if method == STORED else 24):
+            out.write(block + bytes(8 << 20) if method == DEFLATED else block)
+    assert peak_memory(EXTRACT, tmp_path / "a.zip", tmp_path / "out") < 120
+
+
+def test_memory_stays_flat_for_a_quarter_of_the_members_that_are_allowed(tmp_path: Path) -> None:
+    count = Limits().members // 4
+    save(
+        tmp_path / "a.zip",
+        *(Item(f"some/folder/member-{n}", b"", method=STORED) for n in range(count)),
+        zip64=True,
+    )
+    body = "from pathlib import Path\nfrom provisioning import archive\n" + (
+        "archive.extract(Path(sys.argv[1]), Path(sys.argv[2]), lambda name: None)"
+    )
+    assert peak_memory(body, tmp_path / "a.zip", tmp_path / "out") < 80
