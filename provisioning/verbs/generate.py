@@ -23,6 +23,9 @@ GENERATED = {
     "manifests/schema/profile.json": "provisioning.verbs.generate:profile_schema",
     "manifests/schema/socs.json": "provisioning.verbs.generate:socs_schema",
     "manifests/schema/environments.json": "provisioning.verbs.generate:environments_schema",
+    "manifests/schema/libraries.json": "provisioning.verbs.generate:libraries_schema",
+    "manifests/schema/device_libraries.json": "provisioning.verbs.generate:device_libraries_schema",
+    "manifests/schema/validation.json": "provisioning.verbs.generate:validation_schema",
     "manifests/schema/report.json": "provisioning.verbs.generate:report_schema",
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
 }
@@ -90,6 +93,24 @@ def environments_schema() -> str:
     from provisioning.manifest import PythonEnvironments
 
     return _schema(PythonEnvironments, "The Python environments that sessions install", manifest=True)
+
+
+def libraries_schema() -> str:
+    from provisioning.validation.tables import LibraryTable
+
+    return _schema(LibraryTable, "What an SDK must hold, and what its directories are for", manifest=True)
+
+
+def device_libraries_schema() -> str:
+    from provisioning.validation.tables import DeviceLibraries
+
+    return _schema(DeviceLibraries, "Libraries that devices' own systems provide", manifest=True)
+
+
+def validation_schema() -> str:
+    from provisioning.validation.tables import ValidationTable
+
+    return _schema(ValidationTable, "Thresholds and names that checks compare with", manifest=True)
 
 
 def report_schema() -> str:
