@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from ci.report.collect import GATE, did_not_run
 from ci.report.publish import publish
@@ -26,7 +26,7 @@ from provisioning.errors import UsageError
 from provisioning.findings import Finding, Outcome, Report, Severity, StageRun
 from provisioning.rendering import github_annotations
 from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.rendering.text import counted, seconds, verdict, worst
+from provisioning.rendering.text import found, seconds, verdict, worst
 from provisioning.rendering.workflow_commands import command
 from provisioning.settings import Selection, add_selection, selection_of
 
@@ -40,12 +40,13 @@ EXAMPLES = """\
 @dataclass(frozen=True, slots=True)
 class Stage:
     name: str
-    program: Literal["provisioning", "ci"]
+    program: str
+    """The module to run with -m; it takes the name as its verb."""
     needs: tuple[str, ...] = ()
     """Stages that must have passed, or been skipped on purpose, for this one to make sense."""
 
 
-STAGES = (
+STAGES: tuple[Stage, ...] = (
     Stage("provision", "provisioning"),
     Stage("validate", "provisioning", needs=("provision",)),
 )
@@ -185,7 +186,7 @@ def summarised(gate: StageRun, rans: Sequence[Ran]) -> Report:
         said = verdict(report)
         if said != "pass":
             severity = Severity.NOTE if said == "skipped" else Severity.ERROR
-            gate.add("gate.stage", severity, report.stage, f"{said}: {counted(report)}", report.command)
+            gate.add("gate.stage", severity, report.stage, f"{said}: {found(report)}", report.command)
     gate.metrics["stages"] = [
         {"stage": r.report.stage, "verdict": verdict(r.report), "seconds": r.report.seconds, "exit": r.code}
         for r in rans

@@ -26,12 +26,14 @@ def verdict(report: Report) -> Verdict:
 
 
 def worst(reports: Iterable[Report]) -> Outcome:
-    """The outcome of all together but the skipped; nothing at all is no pass."""
-    outcomes = [report.outcome for report in reports if verdict(report) != "skipped"]
-    for outcome in (Outcome.ERROR, Outcome.FAIL):
-        if outcome in outcomes:
-            return outcome
-    return Outcome.PASS if outcomes else Outcome.ERROR
+    """The outcome of all together but the skipped; nothing at all is no pass.
+
+    A stage that did not run is no worse than the failure that kept it from running.
+    """
+    verdicts = {verdict(report) for report in reports}
+    if "error" not in verdicts and "fail" in verdicts:
+        return Outcome.FAIL
+    return Outcome.PASS if verdicts - {"skipped"} == {"pass"} else Outcome.ERROR
 
 
 def headline(reports: Sequence[Report]) -> str:

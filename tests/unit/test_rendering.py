@@ -106,6 +106,14 @@ def test_the_worst_outcome_is_that_a_check_could_not_be_made() -> None:
     assert worst(reports) is Outcome.ERROR
 
 
+def test_what_a_failure_kept_from_running_makes_it_no_worse() -> None:
+    assert worst([_report(outcome=Outcome.FAIL), ABSENT]) is Outcome.FAIL
+
+
+def test_a_stage_that_did_not_run_is_no_pass() -> None:
+    assert worst([_report(outcome=Outcome.PASS), ABSENT]) is Outcome.ERROR
+
+
 def test_what_the_user_skipped_decides_nothing() -> None:
     assert worst([_report(outcome=Outcome.PASS), SKIPPED]) is Outcome.PASS
 
@@ -214,7 +222,7 @@ def test_the_overview_names_every_stage_what_it_made_and_what_it_comes_to() -> N
     assert ["validate", "✗ FAIL", "1 error", "1.25 s"] in rows
     assert ["late", "✗ DID NOT RUN", "there is no report", "–"] in rows
     assert ["so", "a.so", "1.5 kB", "abababababab"] in rows
-    assert rows[-1] == ["✗ ERROR", "2 of 3 stages did not pass, 3.75 s"]
+    assert rows[-1] == ["✗ FAIL", "2 of 3 stages did not pass, 3.75 s"]
 
 
 # JUnit

@@ -1,0 +1,71 @@
+"""Stages for the gate's tests: `python -m tests.support.gate_stage NAME --reports DIR` behaves as NAME says.
+
+`python -m tests.support.gate_stage gate --reports DIR NAME…` is a gate over such stages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from provisioning.cli import guarded
+from provisioning.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.settings import add_selection, selection_of
+
+MODULE = "tests.support.gate_stage"
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    add_selection(parser)
+    parser.add_argument("name")
+    parser.add_argument("stages", nargs="*")
+    args = parser.parse_args(argv)
+    if args.name == "gate":
+        return _gate(args)
+    (args.reports / "ran").open("a").write(f"{args.name}\n")
+    behaviour = args.name.partition("-")[0]
+    run = StageRun(args.name, "wheels", "x86_64-linux", f"nox -s {args.name}")
+    if behaviour == "passes":
+        run.artifacts.append(Artifact("thing", f"{args.name}.so", "ab" * 32, 1500))
+        run.finish().write(args.reports)
+        return 0
+    if behaviour == "fails":
+        run.add("rule", Severity.ERROR, "subject", "is bad", "mend it")
+        run.finish().write(args.reports)
+        return 1
+    if behaviour == "lies":
+        run.finish(Outcome.FAIL).write(args.reports)
+        return 0
+    if behaviour == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour in ("waits", "stubborn"):
+        if behaviour == "stubborn":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (args.reports / "pid").write_text(str(os.getpid()))
+        time.sleep(120)
+    if behaviour == "tells":
+        print(f"QNN_CI_GATE={os.environ.get('QNN_CI_GATE')} argv={argv}")
+        run.finish().write(args.reports)
+        return 0
+    # exits3: with that code, and no report
+    return int(behaviour.removeprefix("exits"))
+
+
+def _gate(args: argparse.Namespace) -> int:
+    from ci import gate
+
+    gate.STAGES = tuple(gate.Stage(name, MODULE) for name in args.stages)
+    gate.PATIENCE = 0.1
+    args.only = args.skip = None
+    assert selection_of(args).reports == Path(args.reports)
+    return guarded(lambda: gate.run(args), debug=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,241 @@
+"""The gate over stages that pass, fail, die, lie and hang, each a real process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ci import gate
+from provisioning.errors import UsageError
+from provisioning.findings import Outcome, Report
+from provisioning.rendering.text import verdict
+from provisioning.settings import ROOT, Selection
+from tests.support.gate_stage import MODULE
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "reports"
+    path.mkdir()
+    return path
+
+
+def stage(name: str, *needs: str) -> gate.Stage:
+    return gate.Stage(name, MODULE, needs)
+
+
+def _run(reports: Path, *stages: gate.Stage, chosen: list[str] | None = None) -> list[gate.Ran]:
+    selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
+    names = [one.name for one in stages] if chosen is None else chosen
+    return gate.run_stages(stages, names, ["--reports", str(reports)], selection)
+
+
+def _whole(reports: Path, monkeypatch: pytest.MonkeyPatch, *stages: gate.Stage, **flags: object) -> int:
+    monkeypatch.setattr(gate, "STAGES", stages)
+    parser = argparse.ArgumentParser()
+    gate.configure(parser)
+    args = parser.parse_args(["--reports", str(reports)])
+    vars(args).update(flags)
+    return gate.run(args)
+
+
+def _ran(reports: Path) -> list[str]:
+    log = reports / "ran"
+    return log.read_text().split() if log.exists() else []
+
+
+def _verdicts(rans: list[gate.Ran]) -> dict[str, str]:
+    return {ran.report.stage: verdict(ran.report) for ran in rans}
+
+
+def test_stages_run_in_order_and_pass_together(reports: Path) -> None:
+    rans = _run(reports, stage("passes-1"), stage("passes-2", "passes-1"))
+    assert _ran(reports) == ["passes-1", "passes-2"]
+    assert gate.exit_code(rans) == 0
+
+
+def test_a_stage_that_needs_a_failed_one_does_not_run_and_says_why(reports: Path) -> None:
+    rans = _run(reports, stage("fails"), stage("passes", "fails"))
+    assert _ran(reports) == ["fails"]
+    assert _verdicts(rans) == {"fails": "fail", "passes": "did not run"}
+    assert rans[1].report.findings[0].message == "needs fails, which did not pass"
+
+
+def test_what_needs_nothing_of_a_failed_stage_still_runs(reports: Path) -> None:
+    rans = _run(reports, stage("fails"), stage("passes"))
+    assert _verdicts(rans) == {"fails": "fail", "passes": "pass"}
+    assert gate.exit_code(rans) == 1
+
+
+def test_not_running_is_handed_on_to_who_needs_it(reports: Path) -> None:
+    rans = _run(reports, stage("fails"), stage("passes-1", "fails"), stage("passes-2", "passes-1"))
+    assert _verdicts(rans)["passes-2"] == "did not run"
+
+
+def test_a_skipped_stage_is_said_to_be_and_holds_up_no_other(reports: Path) -> None:
+    rans = _run(reports, stage("fails"), stage("passes", "fails"), chosen=["passes"])
+    assert _verdicts(rans) == {"fails": "skipped", "passes": "pass"}
+    assert gate.exit_code(rans) == 0
+
+
+def test_every_stage_leaves_a_report_even_if_it_never_ran(reports: Path) -> None:
+    _run(reports, stage("fails"), stage("passes", "fails"))
+    assert verdict(Report.read(reports / "passes.json")) == "did not run"
+
+
+def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
+    _run(reports, stage("passes"))
+    (reports / "exits3.json").write_text((reports / "passes.json").read_text().replace("passes", "exits3"))
+    (ran,) = _run(reports, stage("exits3"))
+    assert verdict(ran.report) == "error"
+    assert ran.report.findings[0].message == "ended with exit code 3, and wrote no report"
+
+
+def test_a_stage_that_a_signal_ended_is_an_error_that_names_it(reports: Path) -> None:
+    (ran,) = _run(reports, stage("dies"))
+    assert ran.report.findings[0].message == "was ended by SIGKILL, and wrote no report"
+    assert gate.exit_code([ran]) == 3
+
+
+def test_exit_code_0_over_a_report_of_failure_is_no_pass(reports: Path) -> None:
+    (ran,) = _run(reports, stage("lies"))
+    assert ran.report.outcome is Outcome.ERROR
+    assert ran.report.findings[0].message == "ended with exit code 0, and its report says fail"
+    assert gate.exit_code([ran]) == 3
+
+
+def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) -> None:
+    (ran,) = _run(reports, stage("exits1"))
+    assert (verdict(ran.report), ran.code) == ("error", 3)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ((0, 0), 0),
+        ((1, 0), 1),
+        ((1, 4), 4),
+        ((4, 3), 3),
+        ((3, 2), 2),
+        ((2, 130), 130),
+        ((None, 1), 1),
+    ],
+)
+def test_the_exit_code_is_the_worst_by_meaning(
+    reports: Path, codes: tuple[int | None, ...], code: int
+) -> None:
+    (ran,) = _run(reports, stage("passes"))
+    assert gate.exit_code(gate.Ran(ran.report, one) for one in codes) == code
+
+
+def test_stages_get_the_selection_and_know_that_they_are_under_the_gate(
+    reports: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _run(reports, stage("tells"))
+    assert f"QNN_CI_GATE=1 argv={['tells', '--reports', str(reports)]}" in capfd.readouterr().out
+
+
+def test_the_selection_is_passed_on_as_it_was_typed() -> None:
+    parser = argparse.ArgumentParser()
+    gate.configure(parser)
+    typed = ["--profile", "qnn-2.37", "--target", "aarch64-android", "--target", "x86_64-linux"]
+    typed += ["--soc", "SM8550", "--store", "/s", "--reports", "/r"]
+    assert gate.selection_flags(parser.parse_args(typed)) == typed
+
+
+def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = _whole(reports, monkeypatch, stage("passes"), stage("fails"), stage("passes-2", "fails"))
+    report = Report.read(reports / "gate.json")
+    assert (code, report.outcome) == (1, Outcome.FAIL)
+    assert [(f.subject, f.message) for f in report.findings] == [
+        ("fails", "fail: 1 error"),
+        ("passes-2", "did not run: needs fails, which did not pass"),
+    ]
+    assert [artifact.path for artifact in report.artifacts] == ["passes.so"]
+
+
+def test_the_gate_ends_in_a_table_and_a_page(
+    reports: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _whole(reports, monkeypatch, stage("passes"), stage("fails"), skip=["passes"])
+    lines = capfd.readouterr().out.splitlines()
+    assert "– SKIPPED" in next(line for line in lines if line.startswith("passes "))
+    assert any(line.startswith("✗ FAIL  1 of 1 stage did not pass, 1 skipped") for line in lines)
+    assert lines[-1] == f"the whole of it: {reports / 'index.html'}"
+    assert (reports / "junit.xml").is_file()
+
+
+def test_leaving_no_stage_is_wrong_use(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="leave no stage to run"):
+        _whole(reports, monkeypatch, stage("passes"), only=["passes"], skip=["passes"])
+
+
+def test_on_github_stages_fold_and_findings_become_annotations(
+    reports: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(reports / "summary.md"))
+    _whole(reports, monkeypatch, stage("fails"))
+    lines = capfd.readouterr().out.splitlines()
+    begin, end = (
+        lines.index(f"::group::fails: nox -s fails -- --reports {reports}"),
+        lines.index("::endgroup::"),
+    )
+    assert begin < end
+    assert "::error title=fails%3A rule::subject: is bad%0A→ mend it" in lines
+    assert (reports / "summary.md").read_text().startswith("## ❌ 1 of 1 stage did not pass")
+
+
+def _interrupted(reports: Path, number: signal.Signals, *stages: str) -> tuple[int, int]:
+    """Signal only the gate, once its first stage hangs; returns its exit code and the stage's pid."""
+    argv = [sys.executable, "-m", MODULE, "--reports", str(reports), "gate", *stages]
+    process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pid_file = reports / "pid"
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    return process.wait(60), int(pid_file.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("waits", signal.SIGINT), ("waits", signal.SIGTERM), ("stubborn", signal.SIGTERM)],
+)
+def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
+    reports: Path, name: str, number: signal.Signals
+) -> None:
+    code, pid = _interrupted(reports, number, name, "passes")
+    assert code == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    report = json.loads((reports / "gate.json").read_text())
+    assert [row["verdict"] for row in report["metrics"]["stages"]] == ["did not run", "did not run"]
+    assert _ran(reports) == [name]
+
+
+def test_the_real_stages_are_verbs_that_exist() -> None:
+    from ci.__main__ import VERBS as CI
+    from provisioning.__main__ import VERBS as PROVISIONING
+
+    verbs = {"ci": CI, "provisioning": PROVISIONING}
+    assert all(one.name in verbs[one.program] for one in gate.STAGES)
+
+
+def test_the_real_stages_need_only_earlier_ones() -> None:
+    names = gate.stage_names()
+    assert all(names.index(need) < names.index(one.name) for one in gate.STAGES for need in one.needs)
