@@ -671,6 +671,7 @@ def _stay_encrypted(response: requests.Response, **_: object) -> None:
     """Refuse a redirect that gives up TLS."""
     target = urljoin(response.url, response.headers.get("Location", ""))
     if response.is_redirect and response.url.startswith("https:") and not target.startswith("https:"):
+        response.close()
         raise UpstreamError(
             f"{redact(response.url)}: redirects to an address without TLS ({redact(target)})",
             remedy=f"name a mirror in {MIRROR_VARIABLE}",

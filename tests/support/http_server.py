@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,7 @@ class FileServer:
         usual: Reply | None = None,
         paths: Mapping[str, Reply] | None = None,
         validator: str = "etag",
+        certificate: Path | None = None,
     ) -> None:
         self.body = body
         self.usual = usual or Reply()
@@ -82,6 +84,15 @@ class FileServer:
             owner = server
 
         self._server = _Server(("127.0.0.1", 0), Handler)
+        self.scheme = "http"
+        if certificate is not None:
+            self.scheme = "https"
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            # The handshake is left to the connection's own thread.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     @property
@@ -89,7 +100,7 @@ class FileServer:
         return int(self._server.server_address[1])
 
     def url(self, path: str = "/file.bin", *, host: str = "127.0.0.1", userinfo: str = "") -> str:
-        return f"http://{userinfo}{host}:{self.port}{path}"
+        return f"{self.scheme}://{userinfo}{host}:{self.port}{path}"
 
     def script(self, *replies: Reply) -> None:
         """Add answers to those not given yet."""
