@@ -1,0 +1,216 @@
+"""Lock files: what goes in, what a stale one is told by, and what of torch's CUDA build stays out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from provisioning import locks
+from provisioning.errors import ManifestError
+from provisioning.manifest import PythonEnvironment
+
+RESOLVED = """\
+fsspec==2026.9.0 ; platform_machine == 'x86_64' and sys_platform == 'linux' \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+    # via torch
+nvidia-cublas==13.1 \\
+    --hash=sha256:cc
+    # via cuda-toolkit, nvidia-cudnn-cu13
+cuda-toolkit==13.0 \\
+    --hash=sha256:dd
+    # via torch
+nvidia-cudnn-cu13==9.20 \\
+    --hash=sha256:ee
+    # via torch
+cuda-only-helper==1.0 \\
+    --hash=sha256:ff
+    # via cuda-toolkit
+torch==2.13.0 \\
+    --hash=sha256:11
+    # via -r inputs.in
+triton==3.7.1 \\
+    --hash=sha256:22
+    # via torch
+tqdm==4.1 ; python_full_version < '3.11' and sys_platform == 'linux' \\
+    --hash=sha256:33
+    # via -r inputs.in, torch
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PythonEnvironment]:
+    """Two environments of our own, and a folder of our own for their lock files."""
+    made = {
+        "tools": PythonEnvironment(requires=("rich>=13", "filelock")),
+        "heavy": PythonEnvironment(include=("tools",), profile="wheels"),
+    }
+    monkeypatch.setattr(locks, "load_environments", lambda: made)
+    monkeypatch.setattr(locks, "LOCKS", tmp_path)
+    return made
+
+
+def write(name: str, entries: str) -> Path:
+    path = locks.lock_path(name)
+    path.write_text(locks.render(locks.inputs_of(name), locks.parse(entries)))
+    return path
+
+
+TOOLS = "rich==15.0 \\\n    --hash=sha256:aa\nfilelock==4.1 \\\n    --hash=sha256:bb\n"
+
+
+def test_inputs_hold_includes_and_the_profiles_packages(table: dict[str, PythonEnvironment]) -> None:
+    assert locks.inputs_of("heavy") == (
+        "executorch==1.5.1",
+        "filelock",
+        "rich>=13",
+        "torch==2.13.0",
+        "torchao==0.18.0",
+    )
+
+
+def test_a_circle_of_includes_is_named(table: dict[str, PythonEnvironment]) -> None:
+    table["tools"] = PythonEnvironment(include=("heavy",))
+    with pytest.raises(ManifestError, match="heavy → tools → heavy"):
+        locks.inputs_of("heavy")
+
+
+def test_an_include_of_nothing_is_named(table: dict[str, PythonEnvironment]) -> None:
+    table["tools"] = PythonEnvironment(include=("nothing",))
+    with pytest.raises(ManifestError, match=r"tools\.include: expected one of heavy, tools, found nothing"):
+        locks.inputs_of("tools")
+
+
+class TestStaleness:
+    def test_a_fresh_lock_has_no_faults(self, table: dict[str, PythonEnvironment]) -> None:
+        write("tools", TOOLS)
+        assert locks.faults("tools") == []
+
+    def test_a_missing_lock_is_named(self, table: dict[str, PythonEnvironment]) -> None:
+        assert locks.faults("tools") == ["tools.txt: there is no lock file for the environment 'tools'"]
+
+    def test_an_added_requirement_is_named(self, table: dict[str, PythonEnvironment]) -> None:
+        write("tools", TOOLS)
+        table["tools"] = PythonEnvironment(requires=("rich>=13", "filelock", "isal>=1.7"))
+        assert locks.faults("tools") == ["tools.txt: isal>=1.7 was added to the environment"]
+
+    def test_a_dropped_requirement_is_named(self, table: dict[str, PythonEnvironment]) -> None:
+        write("tools", TOOLS)
+        table["tools"] = PythonEnvironment(requires=("rich>=13",))
+        assert locks.faults("tools") == ["tools.txt: filelock is no longer asked for"]
+
+    def test_a_pin_changed_by_hand_is_named(self, table: dict[str, PythonEnvironment]) -> None:
+        path = write("tools", TOOLS)
+        path.write_text(path.read_text().replace("rich==15.0", "rich==12.0"))
+        assert locks.faults("tools") == ["tools.txt: rich>=13 is asked for but not pinned"]
+
+    def test_a_lost_hash_is_named(self, table: dict[str, PythonEnvironment]) -> None:
+        path = write("tools", TOOLS)
+        path.write_text(path.read_text().replace(" \\\n    --hash=sha256:bb", ""))
+        assert locks.faults("tools") == ["tools.txt: filelock==4.1 has no hash"]
+
+    def test_an_address_is_named(self, table: dict[str, PythonEnvironment]) -> None:
+        path = write("tools", TOOLS)
+        path.write_text("--index-url https://index.example/simple\n" + path.read_text())
+        assert any("holds an address" in fault for fault in locks.faults("tools"))
+
+    def test_an_edited_digest_is_named(self, table: dict[str, PythonEnvironment]) -> None:
+        path = write("tools", TOOLS)
+        path.write_text(path.read_text().replace("inputs-sha256: ", "inputs-sha256: 0"))
+        assert locks.faults("tools") == ["tools.txt: inputs-sha256 is not that of its inputs"]
+
+
+class TestTorch:
+    def test_torch_and_what_only_cuda_wants_stay_out(self) -> None:
+        kept = [entry.name for entry in locks.without_cuda(locks.parse(RESOLVED))]
+        assert kept == ["fsspec", "tqdm"]
+
+    def test_torch_is_named_in_a_comment(self, table: dict[str, PythonEnvironment]) -> None:
+        text = locks.render(locks.inputs_of("heavy"), locks.without_cuda(locks.parse(RESOLVED)))
+        assert "# torch: torch==2.13.0\n" in text
+
+
+def test_markers_of_the_supported_host_are_dropped_and_others_kept() -> None:
+    lines = {entry.name: entry.line for entry in locks.parse(RESOLVED)}
+    assert (lines["fsspec"], lines["tqdm"]) == (
+        "fsspec==2026.9.0",
+        "tqdm==4.1 ; python_full_version < '3.11'",
+    )
+
+
+class TestTheUsersPipSettings:
+    def test_remote_indexes_become_uvs(self) -> None:
+        found = locks.uv_environment(
+            {
+                "HOME": "/nowhere",
+                "PIP_CONFIG_FILE": "/dev/null",
+                "PIP_INDEX_URL": "https://a.example/simple",
+                "PIP_EXTRA_INDEX_URL": "https://b.example/simple https://c.example/simple",
+            }
+        )
+        assert found["UV_INDEX_URL"] == "https://a.example/simple"
+        assert found["UV_EXTRA_INDEX_URL"] == "https://b.example/simple https://c.example/simple"
+
+    def test_uvs_own_settings_win(self) -> None:
+        found = locks.uv_environment(
+            {
+                "PIP_CONFIG_FILE": "/dev/null",
+                "PIP_INDEX_URL": "https://a.example",
+                "UV_INDEX_URL": "https://u",
+            }
+        )
+        assert found["UV_INDEX_URL"] == "https://u"
+
+    def test_local_folders_are_left_out_as_their_hashes_serve_one_platform(self) -> None:
+        found = locks.uv_environment({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/srv/wheels"})
+        assert "UV_FIND_LINKS" not in found
+
+    def test_local_folders_are_taken_where_there_is_no_index(self) -> None:
+        found = locks.uv_environment(
+            {"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/srv/a /srv/b", "PIP_NO_INDEX": "1"}
+        )
+        assert (found["UV_FIND_LINKS"], found["UV_NO_INDEX"]) == ("/srv/a,/srv/b", "1")
+
+    def test_files_are_read_and_variables_go_before_them(self, tmp_path: Path) -> None:
+        config = tmp_path / "pip.conf"
+        config.write_text("[global]\nindex-url = https://file.example\ncert = /ca.pem\n")
+        found = locks.pip_settings(
+            {
+                "PIP_CONFIG_FILE": str(config),
+                "HOME": str(tmp_path),
+                "PIP_INDEX_URL": "https://variable.example",
+            }
+        )
+        assert (found["index-url"], found["cert"]) == ("https://variable.example", "/ca.pem")
+
+
+class TestCommittedLocks:
+    def test_they_are_fresh(self) -> None:
+        assert [fault for name in locks.lockable() for fault in locks.faults(name)] == []
+
+    @pytest.mark.parametrize("name", locks.lockable())
+    def test_nothing_of_cuda_is_in_them(self, name: str) -> None:
+        names = {entry.name for entry in locks.parse(locks.lock_path(name).read_text())}
+        assert [one for one in names if locks.CUDA_ONLY.fullmatch(one) or one == "torch"] == []
+
+    @pytest.mark.parametrize("name", locks.lockable())
+    @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+    def test_each_package_is_pinned_once_for_each_python(self, name: str, python: str) -> None:
+        environment = {
+            "python_version": python,
+            "python_full_version": f"{python}.5",
+            "implementation_name": "cpython",
+        }
+        pins = [Requirement(entry.line) for entry in locks.parse(locks.lock_path(name).read_text())]
+        taken = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
+        assert len(taken) == len(set(taken))
+
+    def test_what_torch_needs_is_locked_though_torch_is_not(self) -> None:
+        names = {entry.name for entry in locks.parse(locks.lock_path("executorch").read_text())}
+        assert {"sympy", "networkx", "jinja2", "fsspec", "mpmath", "typing-extensions"} <= names
+
+    def test_torchvision_is_not_there(self) -> None:
+        # The index has no CPU build of it, and its CUDA build does not import beside CPU torch.
+        assert "torchvision" not in locks.lock_path("executorch").read_text()

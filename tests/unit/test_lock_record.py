@@ -1,0 +1,69 @@
+"""Recording hashes in a manifest's text: only the new keys change."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+from pathlib import Path
+
+import pytest
+
+from provisioning.errors import ManifestError
+from provisioning.manifest import Archive, Profile, load
+from provisioning.record import with_source_keys
+from provisioning.settings import MANIFESTS
+
+KEYS: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    return Path(shutil.copy(MANIFESTS / "profiles" / "qnn-2.37.toml", tmp_path))
+
+
+def test_only_the_new_keys_are_added(profile: Path) -> None:
+    before = profile.read_text().splitlines()
+    after = with_source_keys(profile, "qnn-sdk", "sdk", KEYS).splitlines()
+    changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
+    assert changes == [f'+ sha256 = "{"ab" * 32}"', "+ size = 123"]
+
+
+def test_the_component_is_locked_afterwards(profile: Path) -> None:
+    profile.write_text(with_source_keys(profile, "qnn-sdk", "sdk", KEYS))
+    sdk = load(profile, Profile).components["qnn-sdk"]
+    source = sdk.parts[0].source
+    assert sdk.locked and isinstance(source, Archive) and source.size == 123
+
+
+def test_recording_the_same_again_changes_nothing(profile: Path) -> None:
+    profile.write_text(with_source_keys(profile, "qnn-sdk", "sdk", KEYS))
+    assert with_source_keys(profile, "qnn-sdk", "sdk", KEYS) == profile.read_text()
+
+
+def test_a_recorded_hash_is_not_replaced(profile: Path) -> None:
+    with pytest.raises(
+        ManifestError, match=r"android-ndk\.parts\.0\.source\.sha256: expected 6d6e6598.* found abab"
+    ):
+        with_source_keys(profile, "android-ndk", "ndk", KEYS)
+
+
+def test_the_right_one_of_two_parts_gets_them(tmp_path: Path) -> None:
+    path = tmp_path / "wheels.toml"
+    text = (MANIFESTS / "profiles" / "wheels.toml").read_text()
+    lines = [line for line in text.splitlines(keepends=True) if "77346612" not in line]
+    path.write_text("".join(lines))
+    path.write_text(with_source_keys(path, "qnn-sdk", "aarch64", {"size": 77346612}))
+    assert path.read_text() == text
+
+
+def test_a_source_written_in_one_line_is_left_to_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(
+        'schema = 1\nname = "small"\nsummary = "s"\npackages = {}\nhost = {}\n'
+        '[components.qnn-sdk]\nversion = "2.37.0"\n'
+        '[[components.qnn-sdk.parts]]\nname = "sdk"\n'
+        'source = { type = "archive", url = "https://example.com/x.zip" }\n'
+    )
+    with pytest.raises(ManifestError) as caught:
+        with_source_keys(path, "qnn-sdk", "sdk", KEYS)
+    assert "add by hand" in caught.value.remedy

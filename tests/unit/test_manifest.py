@@ -1,0 +1,231 @@
+"""Strict loading: every fault is a ManifestError that names file and key."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import get_args
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from provisioning.errors import ManifestError, UsageError
+from provisioning.manifest import (
+    COMPONENT_VARIABLES,
+    Profile,
+    PythonEnvironments,
+    SocTable,
+    Target,
+    load,
+    load_environments,
+    load_profile,
+    load_socs,
+    profile_names,
+    soc_named,
+)
+from provisioning.settings import MANIFESTS, TARGETS
+from provisioning.verbs.generate import GENERATED, stale
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VALID = """\
+schema = 1
+name = "small"
+summary = "One component."
+[packages]
+torch = "2.13.0"
+[host]
+python = { floor = "3.10" }
+[components.qnn-sdk]
+version = "2.37.0"
+[[components.qnn-sdk.parts]]
+name = "sdk"
+place = [{ match = 'lib/(?P<file>.+)', to = "{file}", targets = ["x86_64-linux"] }]
+[components.qnn-sdk.parts.source]
+type = "archive"
+url = "https://example.com/sdk.zip"
+sha256 = "e3fce35419310bf80aa2947442a4b39366d80237c4bd72946b77832f71b75223"
+size = 12
+"""
+
+
+def loading(tmp_path: Path, text: str) -> ManifestError:
+    path = tmp_path / "small.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ManifestError) as caught:
+        load(path, Profile)
+    assert str(path) in caught.value.message
+    return caught.value
+
+
+def test_the_example_of_these_tests_is_valid(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(VALID)
+    assert load(path, Profile).components["qnn-sdk"].locked
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "words"),
+    [
+        ('name = "small"', 'name = "small"\ncolour = "red"', "colour", "no such key"),
+        ("71b75223", "71b7522", "components.qnn-sdk.parts.0.source.archive.sha256", "match pattern"),
+        ("size = 12", 'size = "12"', "components.qnn-sdk.parts.0.source.archive.size", "valid integer"),
+        ("size = 12", "size = 0", "components.qnn-sdk.parts.0.source.archive.size", "greater than 0"),
+        ("schema = 1", "schema = 2", "schema", "input should be 1"),
+        ('version = "2.37.0"\n', "", "components.qnn-sdk.version", "found nothing"),
+        ("(?P<file>.+)'", "(?P<file>.+'", "components.qnn-sdk.parts.0.place.0", "regular expression"),
+        ('to = "{file}"', 'to = "{fiel}"', "components.qnn-sdk.parts.0.place.0", "groups of `match`"),
+        ('["x86_64-linux"]', '["x86-linux"]', "components.qnn-sdk.parts.0.place.0.targets.0", "x86_64-linux"),
+        ("https://", "ftp://", "components.qnn-sdk.parts.0.source.archive.url", "match pattern"),
+        ('"archive"', '"torrent"', "components.qnn-sdk.parts.0.source", "archive"),
+        ("components.qnn-sdk", "components.qnn_sdk", "components.qnn_sdk", "qnn-sdk"),
+        ('name = "small"', 'name = "a"\nname = "b"', "(syntax)", "line 3"),
+        ("schema = 1", "schema = ", "(syntax)", "line 1"),
+    ],
+)
+def test_a_fault_names_its_key_and_what_was_expected(
+    tmp_path: Path, old: str, new: str, key: str, words: str
+) -> None:
+    error = loading(tmp_path, VALID.replace(old, new))
+    assert error.key.startswith(key)
+    assert words in error.message
+
+
+def test_bytes_that_are_no_utf_8_are_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_bytes(VALID.encode() + b"# \xff\n")
+    with pytest.raises(ManifestError, match=r"\(encoding\): expected UTF-8"):
+        load(path, Profile)
+
+
+def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"\(file\): expected a readable file"):
+        load(tmp_path / "none.toml", Profile)
+
+
+def test_a_requirement_that_is_none_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "environments.toml"
+    path.write_text('[tools]\nrequires = ["cmake >=> 3"]\n')
+    with pytest.raises(ManifestError, match="a python requirement"):
+        load(path, PythonEnvironments)
+
+
+@pytest.mark.parametrize("name", ["nothing", "../wheels", "Wheels", ""])
+def test_an_unknown_profile_is_wrong_use_and_the_known_ones_are_listed(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_profile(name)
+    assert "qnn-2.37, qnn-2.48, wheels" in caught.value.remedy
+
+
+def test_an_unknown_soc_gets_a_suggestion() -> None:
+    with pytest.raises(UsageError) as caught:
+        soc_named("sm8560")
+    assert "did you mean SM8" in caught.value.remedy
+
+
+MUTATIONS = st.lists(
+    st.tuples(
+        st.integers(0, len(VALID)),
+        st.integers(0, 12),
+        st.text(st.sampled_from("ab0.\"'[]{}=\n#-_ \x00\\é,"), max_size=8),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(MUTATIONS)
+def test_no_mutation_of_a_manifest_raises_anything_else(
+    tmp_path: Path, mutations: list[tuple[int, int, str]]
+) -> None:
+    text = VALID
+    for at, cut, insert in mutations:
+        text = text[:at] + insert + text[at + cut :]
+    path = tmp_path / "small.toml"
+    path.write_text(text, encoding="utf-8", newline="")
+    try:
+        load(path, Profile)
+    except ManifestError as error:
+        assert error.message.startswith(f"{path}: {error.key}: expected ")
+
+
+class TestCommittedManifests:
+    def test_every_profile_loads(self) -> None:
+        assert [load_profile(name).name for name in profile_names()] == profile_names()
+
+    def test_the_targets_of_the_code_are_those_of_the_manifests(self) -> None:
+        assert get_args(Target) == TARGETS
+
+    def test_all_profiles_agree_on_packages(self) -> None:
+        packages = [load_profile(name).packages for name in profile_names()]
+        assert all(each == packages[0] for each in packages)
+
+    def test_every_component_has_a_variable(self) -> None:
+        named = {name for profile in profile_names() for name in load_profile(profile).components}
+        assert named <= set(COMPONENT_VARIABLES)
+
+    def test_optional_components_exist(self) -> None:
+        for name in profile_names():
+            profile = load_profile(name)
+            assert set(profile.optional) <= set(profile.components)
+
+    def test_socs_have_ids_of_their_own(self) -> None:
+        ids = [soc.id for soc in load_socs().values()]
+        assert len(set(ids)) == len(ids)
+
+    def test_environments_include_only_environments(self) -> None:
+        table = load_environments()
+        assert {name for one in table.values() for name in one.include} <= set(table)
+
+    @pytest.mark.parametrize(
+        ("schema", "files"),
+        [
+            ("profile", sorted((MANIFESTS / "profiles").glob("*.toml"))),
+            ("socs", [MANIFESTS / "socs.toml"]),
+            ("environments", [MANIFESTS / "environments.toml"]),
+        ],
+    )
+    def test_the_committed_schema_takes_them(self, schema: str, files: list[Path]) -> None:
+        rules = json.loads((MANIFESTS / "schema" / f"{schema}.json").read_text())
+        jsonschema.Draft202012Validator.check_schema(rules)
+        for file in files:
+            jsonschema.validate(tomllib.loads(file.read_text(encoding="utf-8")), rules)
+
+    def test_the_committed_schema_refuses_what_loading_refuses(self) -> None:
+        rules = json.loads((MANIFESTS / "schema" / "profile.json").read_text())
+        data = tomllib.loads(VALID) | {"colour": "red"}
+        with pytest.raises(jsonschema.ValidationError, match="colour"):
+            jsonschema.validate(data, rules)
+
+    @pytest.mark.parametrize("file", ["profiles/wheels.toml", "socs.toml", "environments.toml"])
+    def test_editors_are_pointed_to_the_schema(self, file: str) -> None:
+        path = MANIFESTS / file
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        assert (path.parent / first.removeprefix("#:schema ")).is_file()
+
+
+class TestGeneratedFiles:
+    def test_the_committed_ones_are_fresh(self) -> None:
+        assert list(stale()) == []
+
+    def test_a_changed_one_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "manifests/schema").mkdir(parents=True)
+        (tmp_path / "manifests/schema/socs.json").write_text("{}")
+        assert list(stale(["manifests/schema/socs.json"], tmp_path)) == ["manifests/schema/socs.json"]
+
+    def test_a_missing_one_is_named(self, tmp_path: Path) -> None:
+        assert set(stale(None, tmp_path)) == set(GENERATED)
+
+
+def test_the_soc_table_is_as_strict_as_the_profiles(tmp_path: Path) -> None:
+    path = tmp_path / "socs.toml"
+    path.write_text("schema = 1\n[socs]\nSM1 = { id = 1, arch = 64, vtcm_mb = 8 }\n")
+    with pytest.raises(ManifestError, match=r"socs\.SM1\.arch: expected .*65, found 64"):
+        load(path, SocTable)
