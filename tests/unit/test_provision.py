@@ -1,0 +1,332 @@
+"""The verbs `provision` and `store` as a user types them, over a profile of one small SDK."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from provisioning.__main__ import VERBS
+from provisioning.cli import main
+from provisioning.findings import Outcome, Report
+from provisioning.manifest import COMPONENT_VARIABLES, Component, Profile
+from provisioning.settings import MANIFESTS
+from tests.support.http_server import FileServer
+from tests.support.sdk_archives import component, sdk_zip
+
+HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
+
+
+@dataclass
+class User:
+    """Somebody at a shell, with a store, a reports directory and a profile."""
+
+    home: Path
+    server: FileServer
+    archive: Path
+    capture: pytest.CaptureFixture[str]
+    components: dict[str, Component] = field(default_factory=dict)
+    out: str = ""
+    err: str = ""
+
+    def types(self, *argv: str) -> int:
+        code = main("python -m provisioning", "", VERBS, argv)
+        self.out, self.err = self.capture.readouterr()
+        return code
+
+    @property
+    def store(self) -> Path:
+        return self.home / "store"
+
+    @property
+    def report(self) -> Report:
+        return Report.read(self.home / "reports" / "provision.json")
+
+    def root(self) -> Path:
+        self.types("store", "path", "qnn-sdk")
+        return Path(self.out.strip())
+
+
+@pytest.fixture
+def user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[User]:
+    for variable in (*COMPONENT_VARIABLES.values(), "ANDROID_NDK_HOME", "ANDROID_NDK", "CI", "QNN_CI_SOC"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("QNN_CI_ACCEPT_LICENCES", raising=False)
+    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
+    archive = sdk_zip(tmp_path / "v2.37.zip")
+    with FileServer(archive) as server:
+        user = User(tmp_path, server, archive, capsys)
+        user.components["qnn-sdk"] = component(server.url("/v2.37.zip"), archive)
+
+        def load_profile(name: str) -> Profile:
+            return Profile.model_validate(
+                {
+                    "schema": 1,
+                    "name": "wheels",
+                    "summary": "Small.",
+                    "packages": {},
+                    "host": {},
+                    "components": user.components,
+                },
+                strict=False,
+            )
+
+        for verb in ("provision", "store"):
+            monkeypatch.setattr(f"provisioning.verbs.{verb}.load_profile", load_profile)
+        yield user
+
+
+def test_a_table_says_what_is_where_and_what_to_type_next(user: User) -> None:
+    assert user.types("provision") == 0
+    head, row, following = user.out.splitlines()
+    assert head.split() == ["component", "version", "source", "where", "state"]
+    assert row.split()[:3] == ["qnn-sdk", "2.37.0.250724", "archive"] and row.endswith("  new")
+    assert following == "next: nox -s validate"
+
+
+def test_a_second_run_says_that_it_is_there(user: User) -> None:
+    user.types("provision")
+    user.types("provision")
+    assert user.out.splitlines()[1].endswith("already there")
+
+
+def test_the_report_follows_its_schema(user: User) -> None:
+    user.types("provision")
+    schema = json.loads((MANIFESTS / "schema" / "report.json").read_text())
+    jsonschema.validate(json.loads((user.home / "reports/provision.json").read_text()), schema)
+
+
+def test_the_report_names_the_tree_and_what_was_fetched(user: User) -> None:
+    user.types("provision")
+    assert [artifact.path for artifact in user.report.artifacts] == [str(user.root())]
+    assert user.report.metrics["bytes"] == user.archive.stat().st_size
+
+
+def test_a_fault_is_reported_as_one(user: User) -> None:
+    user.server.usual = user.server.usual.__class__(status=404, body=b"gone")
+    assert user.types("provision") == 4
+    assert user.report.outcome is Outcome.ERROR
+    assert user.err.startswith("error: ") and "  try: " in user.err
+
+
+def test_json_holds_the_same_as_the_table(user: User) -> None:
+    user.types("provision", "--json")
+    row = json.loads(user.out)["components"][0]
+    assert (row["component"], row["state"], Path(row["where"]).is_dir()) == ("qnn-sdk", "new", True)
+
+
+def test_the_next_command_keeps_the_selection(user: User) -> None:
+    user.types("provision", "--target", "aarch64-android", "--soc", "SM8650")
+    assert user.out.splitlines()[-1] == "next: nox -s validate -- --target aarch64-android --soc SM8650"
+
+
+def test_a_component_that_the_profile_lacks_is_wrong_use(user: User) -> None:
+    assert user.types("provision", "--component", "hexagon-sdk") == 2
+    assert "use one of: qnn-sdk" in user.err
+
+
+def test_an_unknown_soc_is_wrong_use(user: User) -> None:
+    assert user.types("provision", "--soc", "SM1") == 2
+    assert user.server.requests == []
+
+
+def test_a_component_that_no_chosen_target_needs_is_left_out(user: User) -> None:
+    user.components["android-ndk"] = component(user.server.url("/ndk.zip"), user.archive)
+    user.types("provision", "--target", "x86_64-linux")
+    assert "android-ndk" not in user.out
+
+
+class TestUsersOwnInstallation:
+    @pytest.fixture
+    def own(self, user: User, monkeypatch: pytest.MonkeyPatch) -> Path:
+        root = user.home / "my sdk"
+        (root / "lib/x86_64-linux-clang").mkdir(parents=True)
+        (root / "sdk.yaml").write_text("version: 2.40.0\n")
+        monkeypatch.setenv("QNN_SDK_ROOT", str(root))
+        return root
+
+    def test_is_used_and_named_with_the_reason(self, user: User, own: Path) -> None:
+        assert user.types("provision") == 0
+        assert user.out.splitlines()[1].split(maxsplit=3) == [
+            "qnn-sdk",
+            "2.40.0",
+            "QNN_SDK_ROOT",
+            f"{own}  yours",
+        ]
+
+    def test_keeps_the_component_from_being_fetched(self, user: User, own: Path) -> None:
+        user.types("provision")
+        assert user.server.requests == []
+
+    def test_is_on_the_report(self, user: User, own: Path) -> None:
+        user.types("provision")
+        assert [finding.rule for finding in user.report.findings] == ["own-directory"]
+
+    def test_that_is_no_sdk_is_refused(self, user: User, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("QNN_SDK_ROOT", str(user.home / "nothing"))
+        assert user.types("provision") == 3
+        assert "QNN_SDK_ROOT" in user.err
+
+    def test_a_tree_of_the_store_is_not_taken_for_it(
+        self, user: User, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        user.types("provision")
+        monkeypatch.setenv("QNN_SDK_ROOT", str(user.root()))
+        user.types("provision")
+        assert user.out.splitlines()[1].endswith("already there")
+
+    def test_a_set_but_empty_variable_is_said_and_not_taken(
+        self, user: User, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("QNN_SDK_ROOT", "")
+        assert user.types("provision") == 0
+        assert "QNN_SDK_ROOT is set but empty" in user.err
+
+
+class TestLocked:
+    @pytest.fixture
+    def unlocked(self, user: User) -> User:
+        user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"))
+        return user
+
+    def test_an_unlocked_component_comes_with_a_warning(self, unlocked: User) -> None:
+        assert unlocked.types("provision") == 0
+        assert "warning: qnn-sdk 2.37.0.250724 is not locked" in unlocked.err
+        assert [finding.rule for finding in unlocked.report.findings] == ["unlocked-component"]
+
+    @pytest.mark.parametrize("ci", ["true", "1", "woodpecker"])
+    def test_in_ci_it_is_refused(self, unlocked: User, monkeypatch: pytest.MonkeyPatch, ci: str) -> None:
+        monkeypatch.setenv("CI", ci)
+        assert unlocked.types("provision") == 3
+        assert "nox -s lock -- --component qnn-sdk" in unlocked.err
+
+    @pytest.mark.parametrize("ci", ["", "0", "false"])
+    def test_ci_set_to_a_no_is_not_ci(self, unlocked: User, monkeypatch: pytest.MonkeyPatch, ci: str) -> None:
+        monkeypatch.setenv("CI", ci)
+        assert unlocked.types("provision") == 0
+
+    def test_no_locked_goes_before_ci(self, unlocked: User, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CI", "true")
+        assert unlocked.types("provision", "--no-locked") == 0
+
+    def test_locked_by_flag_is_refused(self, unlocked: User) -> None:
+        assert unlocked.types("provision", "--locked") == 3
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TestLicences:
+    @pytest.fixture
+    def licensed(self, user: User) -> User:
+        licence = {"id": "some-licence", "title": "Some Licence", "url": "https://example.com/l"}
+        user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"), user.archive, licence=licence)
+        return user
+
+    def means(self, user: User) -> str:
+        accepted = json.loads((user.store / "licences.json").read_text())["accepted"]
+        return str(accepted[0]["means"])
+
+    def test_not_accepted_is_refused(self, licensed: User) -> None:
+        assert licensed.types("provision") == 3
+        assert "--accept-licence some-licence" in licensed.err
+
+    def test_accepted_by_flag(self, licensed: User) -> None:
+        assert licensed.types("provision", "--accept-licence", "some-licence") == 0
+        assert self.means(licensed) == "--accept-licence"
+
+    def test_accepted_by_variable(self, licensed: User, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("QNN_CI_ACCEPT_LICENCES", "other,some-licence")
+        assert licensed.types("provision") == 0
+        assert self.means(licensed) == "QNN_CI_ACCEPT_LICENCES"
+
+    @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("yes\n", 0), ("\n", 3), ("n\n", 3), ("", 3)])
+    def test_asked_on_a_terminal(
+        self, licensed: User, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+    ) -> None:
+        monkeypatch.setattr("sys.stdin", Terminal(answer))
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        assert licensed.types("provision") == code
+
+    def test_accepting_one_licence_does_not_accept_another(self, licensed: User) -> None:
+        assert licensed.types("provision", "--accept-licence", "other-licence") == 3
+
+
+class TestStoreVerb:
+    def test_list_says_what_there_is(self, user: User) -> None:
+        user.types("provision", "--target", "x86_64-linux")
+        user.types("store", "list")
+        assert user.out.splitlines()[1].split()[:3] == ["qnn-sdk", "2.37.0.250724", "x86_64-linux"]
+
+    def test_list_as_json(self, user: User) -> None:
+        user.types("provision")
+        user.types("store", "list", "--json")
+        tree = json.loads(user.out)[0]
+        assert (tree["component"], tree["integrity"]) == ("qnn-sdk", "looks whole")
+
+    def test_list_of_nothing(self, user: User) -> None:
+        assert user.types("store", "list") == 0
+        assert user.out == f"no trees in {user.store}\n"
+
+    def test_verify_of_a_whole_store_passes(self, user: User) -> None:
+        user.types("provision")
+        assert user.types("store", "verify") == 0
+
+    def test_verify_names_each_fault_and_the_remedy(self, user: User) -> None:
+        user.types("provision")
+        (user.root() / HTP).unlink()
+        assert user.types("store", "verify") == 1
+        assert f"{HTP}: missing: expected a file, found nothing" in user.out
+        assert "try: nox -s store -- repair" in user.out
+
+    def test_list_shows_damage(self, user: User) -> None:
+        user.types("provision")
+        (user.root() / HTP).unlink()
+        user.types("store", "list")
+        assert "damaged" in user.out
+
+    def test_repair_mends_and_says_so(self, user: User) -> None:
+        user.types("provision")
+        (user.root() / HTP).unlink()
+        assert user.types("store", "repair") == 0
+        assert "1 faults mended" in user.out
+        assert user.types("store", "verify") == 0
+
+    def test_path_of_what_is_not_there_names_the_command(self, user: User) -> None:
+        assert user.types("store", "path", "qnn-sdk") == 3
+        assert "try: nox -s provision -- --component qnn-sdk" in user.err
+
+    def test_a_name_that_fits_no_tree_is_wrong_use(self, user: User) -> None:
+        assert user.types("store", "verify", "nothing") == 2
+
+    def test_gc_removes_what_no_profile_names(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("provisioning.verbs.store.profile_names", list)
+        user.types("provision")
+        assert user.types("store", "gc") == 0
+        assert "no manifest names it" in user.out and user.types("store", "list") == 0
+        assert user.out.startswith("no trees")
+
+    def test_gc_of_a_store_that_is_not_there(self, user: User) -> None:
+        assert user.types("store", "gc") == 0
+        assert not user.store.exists()
+
+    def test_an_age_may_be_days_without_a_unit(self, user: User) -> None:
+        user.types("provision")
+        assert user.types("store", "gc", "--older-than", "30") == 0
+        assert "0 things removed" in user.out
+
+    @pytest.mark.parametrize("age", ["x", "-1d", "1y", ""])
+    def test_an_age_that_is_none_is_wrong_use(self, user: User, age: str) -> None:
+        with pytest.raises(SystemExit) as caught:
+            user.types("store", "gc", f"--older-than={age}")
+        assert caught.value.code == 2
