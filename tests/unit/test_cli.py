@@ -1,0 +1,207 @@
+"""The frame of both command lines: help, faults and exit codes, as users meet them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.__main__ import VERBS as CI
+from provisioning import errors
+from provisioning.__main__ import VERBS as PROVISIONING
+from provisioning.cli import Verb, guarded, main
+from provisioning.settings import ROOT
+
+HEAVY = ("pydantic", "requests", "rich", "torch", "elftools", "executorch", "numpy", "cryptography")
+
+VERB = """
+import provisioning.errors as errors
+EXAMPLES = "  nox -s verb"
+def configure(parser):
+    parser.add_argument("what")
+def run(args):
+    if args.what == "interrupt":
+        raise KeyboardInterrupt
+    if args.what == "bug":
+        raise RuntimeError("not foreseen")
+    if hasattr(errors, args.what):
+        raise getattr(errors, args.what)("it is so", remedy="do that")
+    return int(args.what)
+"""
+
+
+@pytest.fixture
+def verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Verb]:
+    (tmp_path / "verb_of_this_test.py").write_text(VERB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "verb_of_this_test", raising=False)
+    return {"verb": Verb("verb_of_this_test", "a verb"), "other": Verb("no.such.module", "another")}
+
+
+def _main(verbs: dict[str, Verb], *argv: str) -> int:
+    return main("python -m x", "What it is for.", verbs, argv)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("CheckFailed", 1),
+        ("UsageError", 2),
+        ("EnvironmentLacking", 3),
+        ("LicenceNotAccepted", 3),
+        ("Unlocked", 3),
+        ("UpstreamError", 4),
+        ("IntegrityError", 4),
+        ("ArchiveError", 4),
+    ],
+)
+def test_a_foreseeable_fault_is_a_message_a_remedy_and_its_code(
+    verbs: dict[str, Verb], error: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, "verb", error) == code
+    assert capsys.readouterr().err == "error: it is so\n  try: do that\n"
+
+
+def test_every_error_has_a_code_of_the_contract() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert {kind.exit_code for kind in kinds if issubclass(kind, errors.ToolkitError)} == {1, 2, 3, 4}
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code(
+    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, "verb", "UpstreamError", "--debug") == 4
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.endswith("error: it is so\n  try: do that\n")
+
+
+def test_what_nobody_foresaw_is_not_hidden(verbs: dict[str, Verb]) -> None:
+    with pytest.raises(RuntimeError, match="not foreseen"):
+        _main(verbs, "verb", "bug")
+
+
+def test_an_interrupt_ends_with_130_and_no_traceback(
+    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, "verb", "interrupt") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_verbs_own_code_is_passed_on(verbs: dict[str, Verb]) -> None:
+    assert _main(verbs, "verb", "1") == 1
+
+
+def test_a_mistyped_verb_gets_a_suggestion(
+    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, "vreb") == 2
+    assert (
+        capsys.readouterr().err == "error: there is no verb 'vreb'\n  try: did you mean `python -m x verb`?\n"
+    )
+
+
+def test_a_verb_like_no_other_gets_the_list(
+    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, "zzz") == 2
+    assert "`python -m x --help` lists the verbs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("argv", "code"), [([], 2), (["--help"], 0), (["-h"], 0)])
+def test_the_overview_lists_every_verb_and_loads_none(
+    verbs: dict[str, Verb], argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, *argv) == code
+    assert "  verb   a verb\n  other  another\n" in capsys.readouterr().out
+    assert "verb_of_this_test" not in sys.modules
+
+
+def test_a_verbs_help_shows_its_examples(verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _main(verbs, "verb", "--help")
+    assert ended.value.code == 0
+    assert "examples:\n  nox -s verb\n" in capsys.readouterr().out
+
+
+def test_wrong_arguments_end_with_2(verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _main(verbs, "verb", "1", "--what")
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --what" in capsys.readouterr().err
+
+
+def test_a_reader_that_left_is_no_fault() -> None:
+    script = (
+        "import sys; from provisioning.cli import guarded\n"
+        "def work():\n    [print('x' * 1000, flush=True) for _ in range(1000)]; return 5\n"
+        "sys.exit(guarded(work, debug=False))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_guarding_returns_what_the_work_returns() -> None:
+    assert guarded(lambda: 7, debug=False) == 7
+
+
+def _present(verbs: dict[str, Verb]) -> list[str]:
+    """Modules of verbs that are in this tree."""
+    return [
+        verb.module
+        for verb in verbs.values()
+        if (ROOT / verb.module.replace(".", "/")).with_suffix(".py").is_file()
+        or (ROOT / verb.module.replace(".", "/") / "__init__.py").is_file()
+    ]
+
+
+MODULES = sorted({*_present(PROVISIONING), *_present(CI)})
+
+
+def test_help_of_no_verb_loads_a_heavy_package() -> None:
+    """Start-up costs what is imported. Each verb is asked in a fork, so that none hides behind another."""
+    script = (
+        "import argparse, importlib, os, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    if os.fork() == 0:\n"
+        "        importlib.import_module(name).configure(argparse.ArgumentParser())\n"
+        f"        loaded = sorted(set({HEAVY!r}) & set(sys.modules))\n"
+        "        print(name, *loaded) if loaded else None\n"
+        "        sys.exit()\n"
+        "    assert os.wait()[1] == 0"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *MODULES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert ran.stdout == ""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_verb_offers_what_the_frame_needs(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.EXAMPLES.strip()
+    assert all(line.startswith("  ") for line in module.EXAMPLES.splitlines())
+    assert callable(module.configure)
+    assert callable(module.run)
+
+
+@pytest.mark.parametrize("program", ["provisioning", "ci"])
+def test_the_frame_itself_loads_no_verb(program: str) -> None:
+    tree = ast.parse((ROOT / program / "__main__.py").read_text(encoding="utf-8"))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported == {"__future__", "provisioning.cli"}

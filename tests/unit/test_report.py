@@ -1,0 +1,349 @@
+"""All reports together: nothing in reports/ is passed over, and the page shows it as it is."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ci.report import verb
+from ci.report.collect import collect
+from ci.report.html import html
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.findings import Artifact, Finding, Metric, Outcome, Report, Severity
+from provisioning.rendering.text import one_line, verdict, visible
+
+
+def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> Report:
+    return Report(
+        stage=stage,
+        profile="wheels",
+        target="x86_64-linux",
+        outcome=outcome,
+        started="2026-11-20T08:00:00+00:00",
+        seconds=1.25,
+        findings=findings,
+        artifacts=(Artifact("pte", f"build/{stage}.pte", "ab" * 32, 4_234_123),),
+        metrics={"files": 1234},
+        command=f"nox -s {stage}",
+    )
+
+
+BAD = Finding("elf.arch", Severity.ERROR, "lib/a.so", "holds v79", "provision it again")
+FACT = Finding("versions.cmake", Severity.NOTE, "cmake", "4.1.2", "")
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    path = tmp_path / "reports"
+    for one in (_report("provision"), _report("validate", BAD, FACT, outcome=Outcome.FAIL)):
+        one.write(path)
+    return path
+
+
+# Collecting
+
+
+def test_expected_stages_come_first_and_in_their_order(reports: Path) -> None:
+    _report("bench").write(reports)
+    assert [r.stage for r in collect(reports, ["validate", "provision"])] == [
+        "validate",
+        "provision",
+        "bench",
+    ]
+
+
+def test_an_expected_stage_without_a_report_did_not_run(reports: Path) -> None:
+    absent = collect(reports, ["test_lowering", "provision"])[0]
+    assert (absent.stage, verdict(absent)) == ("test_lowering", "did not run")
+    assert absent.findings[0].remedy == "nox -s test_lowering"
+
+
+def test_the_gates_own_report_is_not_shown_beside_the_stages(reports: Path) -> None:
+    _report("gate").write(reports)
+    assert "gate" not in [report.stage for report in collect(reports, [])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.json", b'{"schema": 1, "stage": "cut", '),
+        ("other.json", b'{"version": "2.1.0", "runs": []}'),
+        ("list.json", b"[1, 2]"),
+        ("bytes.json", b"\xff\xfe\x00"),
+        ("deep.json", b"[" * 100_000),
+        ("validate-copy.json", _report("validate").as_json().encode()),
+        ("types.json", _report("types").as_json().replace("1.25", '"soon"').encode()),
+        ("severity.json", _report("severity", BAD).as_json().replace('"error"', '"fatal"').encode()),
+        ("extra.json", _report("extra").as_json().replace('"seconds"', '"hours"').encode()),
+    ],
+)
+def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name: str, content: bytes) -> None:
+    (reports / name).write_bytes(content)
+    about = collect(reports, [])[-1]
+    assert (about.stage, about.outcome) == ("report", Outcome.ERROR)
+    assert [finding.subject for finding in about.findings] == [name]
+
+
+def test_an_unreadable_expected_report_counts_as_not_run_too(reports: Path) -> None:
+    (reports / "validate.json").write_text("{")
+    found = {report.stage: verdict(report) for report in collect(reports, ["provision", "validate"])}
+    assert found == {"provision": "pass", "validate": "did not run", "report": "error"}
+
+
+# The verb
+
+
+def _run(reports: Path, *argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    return verb.run(parser.parse_args(["--reports", str(reports), *argv]))
+
+
+EXPECT = ("--expect", "provision", "--expect", "validate")
+
+
+def test_reporting_ends_with_the_verdict_and_names_the_files(
+    reports: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(reports, *EXPECT) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4].startswith("✗ FAIL  1 of 2 stages did not pass")
+    assert lines[-2:] == [f"wrote {reports / name}" for name in ("index.html", "junit.xml")]
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(Outcome.PASS, 0), (Outcome.FAIL, 1), (Outcome.ERROR, 1)])
+def test_the_exit_code_follows_the_worst_only_when_checked(
+    reports: Path, outcome: Outcome, code: int
+) -> None:
+    _report("validate", outcome=outcome).write(reports)
+    assert (_run(reports, *EXPECT), _run(reports, *EXPECT, "--check")) == (0, code)
+
+
+def test_checking_fails_when_an_expected_stage_did_not_run(reports: Path) -> None:
+    _report("validate").write(reports)
+    assert _run(reports, *EXPECT, "--expect", "test_lowering", "--check") == 1
+
+
+def test_without_expectations_the_gates_stages_are_expected(tmp_path: Path) -> None:
+    _report("provision").write(tmp_path)
+    assert _run(tmp_path, "--check") == 1
+
+
+def test_json_holds_every_report_as_its_file_does(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(reports, *EXPECT, "--format", "json")
+    together = json.loads(capsys.readouterr().out)
+    files = [json.loads((reports / f"{stage}.json").read_text()) for stage in ("provision", "validate")]
+    assert (together["outcome"], together["reports"]) == ("fail", files)
+
+
+def test_junit_has_a_suite_for_each_stage(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(reports, *EXPECT, "--format", "junit")
+    top = ElementTree.fromstring(capsys.readouterr().out.encode())
+    assert [suite.get("name") for suite in top] == ["provision", "validate"]
+
+
+def test_sarif_lists_the_rules_of_the_catalogue(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from provisioning.validation import catalogue
+
+    _run(reports, *EXPECT, "--format", "sarif")
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert set(catalogue()) < {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+
+
+def test_annotations_of_all_stages_are_printed(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(reports, *EXPECT, "--format", "github")
+    assert [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["::error", "::notice"]
+
+
+def test_markdown_goes_where_it_is_sent(reports: Path, tmp_path: Path) -> None:
+    _run(reports, *EXPECT, "--format", "markdown", "-o", str(tmp_path / "new" / "summary.md"))
+    assert (tmp_path / "new" / "summary.md").read_text().startswith("## ❌ 1 of 2 stages did not pass")
+
+
+def test_the_page_lies_beside_the_reports(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(reports, *EXPECT, "--format", "html")
+    assert capsys.readouterr().out == f"wrote {reports / 'index.html'}\n"
+    assert (reports / "index.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_in_a_job_on_github_the_summary_is_added_to_what_is_there(
+    reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    _run(reports, *EXPECT)
+    assert summary.read_text().startswith("before\n## ❌")
+
+
+def test_no_directory_of_reports_names_what_writes_them(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match="no directory of reports") as caught:
+        _run(tmp_path / "none")
+    assert caught.value.remedy.startswith("nox")
+
+
+def test_a_file_that_cannot_be_written_is_wrong_use(reports: Path) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        _run(reports, *EXPECT, "--format", "json", "-o", str(reports / "provision.json" / "x"))
+
+
+# The page
+
+
+class _Page(HTMLParser):
+    """What a browser makes of the page: elements, their attributes and their text."""
+
+    VOID = frozenset({"meta", "input", "wbr"})
+
+    def __init__(self, *reports: Report) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.feed(html(reports))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def text(self) -> str:
+        return "".join(data for tag, data in self.texts if tag not in ("style", "script"))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+TEXT = st.one_of(
+    st.text(st.characters(), max_size=40), st.text(st.sampled_from("<>&\"'/-! script\n\x1b"), max_size=30)
+)
+
+
+@settings(deadline=None)
+@given(TEXT, TEXT, TEXT, TEXT)
+def test_any_text_is_shown_on_the_page_and_is_never_markup(
+    rule: str, subject: str, message: str, remedy: str
+) -> None:
+    plain = _Page(_report("validate", replace(BAD, rule="r", subject="s"), outcome=Outcome.FAIL))
+    finding = Finding(rule, Severity.ERROR, subject, message, remedy)
+    page = _Page(_report("validate", finding, outcome=Outcome.FAIL))
+    for shown in (one_line(rule), one_line(subject), visible(message), visible(remedy)):
+        assert shown in page.text()
+    structure = [tag for tag, _ in page.elements if tag not in ("wbr", "span")]
+    assert structure == [tag for tag, _ in plain.elements if tag not in ("wbr", "span")]
+
+
+def test_hostile_names_of_stages_and_files_stay_text() -> None:
+    hostile = "\"><script src=//x></script><img onerror=1 style='x'>"
+    report = replace(
+        _report(hostile, BAD), profile=hostile, target=hostile, command=hostile, metrics={hostile: hostile}
+    )
+    page = _Page(report)
+    assert len(page.all("script")) == 1
+    assert page.all("img") == []
+
+
+def test_the_page_asks_for_nothing_from_elsewhere() -> None:
+    page = _Page(_report("validate", BAD))
+    asked = [attributes for _, attributes in page.elements if {"src", "href", "srcset"} & set(attributes)]
+    assert asked == []
+    assert "url(" not in html([_report("validate")])
+
+
+def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
+    page = _Page(_report("validate", BAD))
+    texts = {tag: data for tag, data in page.texts if tag in ("style", "script")}
+    digests = {
+        tag: base64.b64encode(hashlib.sha256(data.encode()).digest()).decode() for tag, data in texts.items()
+    }
+    (policy,) = (meta["content"] for meta in page.all("meta") if "http-equiv" in meta)
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
+    )
+    assert not any("style" in attributes or "onclick" in attributes for _, attributes in page.elements)
+
+
+def test_the_page_can_be_read_aloud() -> None:
+    page = _Page(_report("provision"), _report("validate", BAD, FACT))
+    assert page.all("html") == [{"lang": "en"}]
+    assert len(page.all("h1")) == 1
+    assert len(page.all("caption")) == len(page.all("table")) == 3
+    assert all(head.get("scope") in ("col", "row") for head in page.all("th"))
+    assert all("aria-label" in control for tag in ("select",) for control in page.all(tag))
+
+
+def test_the_verdict_comes_first_with_the_command_that_repeats_it() -> None:
+    text = _Page(_report("provision"), _report("validate", BAD, outcome=Outcome.FAIL)).text()
+    head = text[: text.index("What ran, in order")]
+    assert "✗ 1 of 2 stages did not pass" in head
+    assert "nox -s validate" in head
+    assert "nox -s provision" not in head
+
+
+def test_findings_are_shown_worst_first() -> None:
+    page = _Page(_report("provision", FACT), _report("validate", BAD))
+    rows = [row["data-severity"] for row in page.all("tr") if "data-severity" in row]
+    assert rows == ["error", "note"]
+
+
+def test_a_page_without_findings_has_nothing_to_filter() -> None:
+    assert _Page(_report("provision")).all("form") == []
+
+
+def test_no_report_at_all_still_makes_a_page_that_is_no_pass() -> None:
+    assert "✗ No stage has reported" in _Page().text()
+
+
+def test_figures_are_shown_as_people_read_them() -> None:
+    metrics: dict[str, Metric] = {"tree_bytes": 2_261_832_373, "warm_seconds": 0.8, "ok": True, "deep": {}}
+    text = _Page(replace(_report("validate"), metrics=metrics)).text()
+    assert [bool(re.search(pattern, text)) for pattern in (r"2\.26 GB", r"0\.80 s", "okyes", "deep")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_every_colour_of_text_stands_out_from_what_is_behind_it(theme: int) -> None:
+    style = (Path(verb.__file__).parent / "page.css").read_text()
+    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[theme]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+    pairs = [(word, f"{word}-band") for word in ("good", "bad", "warn", "note")]
+    pairs += [
+        ("ink", "paper"),
+        ("soft", "paper"),
+        ("ink", "band"),
+        *(("soft", f"{w}-band") for w in ("bad", "good")),
+    ]
+    for front, back in pairs:
+        light, dark = sorted((_luminance(colours[front]), _luminance(colours[back])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, (front, back)
