@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from provisioning.elf import version_key
 from provisioning.findings import Severity
-from provisioning.manifest import Archive, Soc
+from provisioning.manifest import Archive, Profile, Soc, load_profile, profile_names
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Need, Tree
 from provisioning.validation.tables import TargetLibraries
@@ -52,10 +52,12 @@ def required_libraries(context: Context) -> Iterator[Problem]:
         directory = _directory(context, wanted)
         remedy = f"nox -s provision -- --profile {context.profile_name} --target {target}"
         if directory is None:
+            if not _official(context.profile):
+                # What is made of wheels has no more than the wheels have.
+                choices = " or ".join(n for n in profile_names() if _official(load_profile(n)))
+                remedy = f"use an official SDK, which has all targets: --profile {choices}"
             yield Problem(
-                tree.named,
-                f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs",
-                f"{remedy}, or a profile whose SDK carries {target}",
+                tree.named, f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs", remedy
             )
             continue
         held = context.in_directory(directory)
@@ -83,9 +85,10 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
         raise NotApplicable("only device targets need stubs and skels")
     places = {library.place for library in context.libraries}
     for target, wanted in devices.items():
-        directory = _directory(context, wanted) or wanted.directories[0]
+        directory = _directory(context, wanted)
         for name, soc in context.socs.items():
-            needed = [f"lib/{directory}/{library}" for library in wanted.soc_libraries]
+            # A directory that is not there at all is a finding of required-libraries.
+            needed = [f"lib/{directory}/{library}" for library in wanted.soc_libraries if directory]
             needed += [f"lib/{skel}" for skel in wanted.skels]
             for template in needed:
                 place = template.format(arch=soc.arch)
@@ -140,8 +143,11 @@ def _carries_lpai(context: Context, soc: Soc) -> bool:
     if any(library.directory.startswith("lpai-v") for library in context.libraries):
         return True
     pin = context.profile.components["qnn-sdk"]
-    official = all(isinstance(part.source, Archive) for part in pin.parts)
-    return official and version_key(pin.version) >= version_key(lpai.since)
+    return _official(context.profile) and version_key(pin.version) >= version_key(lpai.since)
+
+
+def _official(profile: Profile) -> bool:
+    return all(isinstance(part.source, Archive) for part in profile.components["qnn-sdk"].parts)
 
 
 @rule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -784,6 +785,19 @@ def test_a_rule_that_cannot_look_warns_and_does_not_pass(
     assert [(f.severity, reason in f.message, bool(f.remedy)) for f in result.findings] == [
         (Severity.WARNING, True, True)
     ]
+
+
+def test_a_profile_of_wheels_names_those_that_carry_the_target(tmp_path: Path) -> None:
+    shutil.rmtree(write_sdk(tmp_path / "sdk") / "lib" / ANDROID)
+    context = context_of(tmp_path, profile=load_profile("wheels"), profile_name="wheels")
+    (finding,) = result_of("required-libraries", context).findings
+    assert finding.remedy == "use an official SDK, which has all targets: --profile qnn-2.37 or qnn-2.48"
+
+
+def test_a_missing_directory_is_told_once(tmp_path: Path) -> None:
+    shutil.rmtree(write_sdk(tmp_path / "sdk") / "lib" / ANDROID)
+    results = check(context_of(tmp_path), [catalogue()["required-libraries"], catalogue()["soc-libraries"]])
+    assert [len(result.findings) for result in results] == [1, 0]
 
 
 def test_the_searched_paths_are_in_the_finding(tmp_path: Path) -> None:
