@@ -1,4 +1,4 @@
-"""Validation against real things: the provisioned SDK, its compiler, the host's gcc and ld.so, and readelf."""
+"""Validation against real things: the provisioned SDK, its compiler, the host's gcc, ld.so and readelf."""
 
 from __future__ import annotations
 
