@@ -1,0 +1,143 @@
+"""`shell` with real processes and a real terminal, over a directory that stands for the user's own SDK."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from provisioning.settings import ROOT
+
+SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    root = tmp_path / "it's an SDK"
+    (root / "lib/x86_64-linux-clang").mkdir(parents=True)
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "QNN_SDK_ROOT": str(root),
+        "QNN_CI_STORE": str(tmp_path / "store"),
+        "TERM": "dumb",
+    }
+
+
+def _shell(environ: dict[str, str], *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "provisioning", "shell", *argv],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_command_runs_in_the_environment(environ: dict[str, str]) -> None:
+    ran = _shell(environ, "--soc", "SM8750", "--", "sh", "-c", 'echo "$QNN_CI_SOC $LD_LIBRARY_PATH"')
+    assert ran.stdout == f"SM8750 {environ['QNN_SDK_ROOT']}/lib/x86_64-linux-clang\n"
+
+
+def test_a_command_keeps_its_own_flags(environ: dict[str, str]) -> None:
+    assert _shell(environ, "echo", "--debug", "--soc", "-n").stdout == "--debug --soc -n\n"
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def test_the_exit_code_is_the_commands_own(environ: dict[str, str], code: int) -> None:
+    assert _shell(environ, "--", "sh", "-c", f"exit {code}").returncode == code
+
+
+def test_a_signal_that_ends_the_command_is_seen_as_such(environ: dict[str, str]) -> None:
+    assert _shell(environ, "--", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
+
+
+def test_a_command_that_is_not_there_ends_with_127_and_its_name(environ: dict[str, str]) -> None:
+    ran = _shell(environ, "--", "no-such-command")
+    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
+        127,
+        "error: there is no command 'no-such-command' on PATH",
+    )
+
+
+def test_a_script_whose_interpreter_is_missing_says_so(environ: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    ran = _shell(environ, "--", str(script))
+    assert ran.returncode == 127
+    assert "the interpreter that it names is not there" in ran.stderr
+
+
+def test_a_file_that_may_not_be_run_ends_with_126(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("")
+    ran = _shell(environ, "--", str(tmp_path / "data"))
+    assert (ran.returncode, "Permission denied" in ran.stderr) == (126, True)
+
+
+def test_a_shell_within_a_shell_is_noticed(environ: dict[str, str]) -> None:
+    inner = [sys.executable, "-m", "provisioning", "shell", "--", "true"]
+    ran = _shell(environ, "--", *inner)
+    assert "inside another shell of this toolkit (wheels/x86_64-linux)" in ran.stderr
+
+
+def test_an_environment_that_lacks_something_ends_with_3_before_anything_runs(
+    environ: dict[str, str],
+) -> None:
+    del environ["QNN_SDK_ROOT"]
+    ran = _shell(environ, "--", "echo", "ran")
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert ran.stderr.endswith("  try: nox -s provision\n")
+
+
+IN_TERMINAL = """
+import fcntl, runpy, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.argv = ["provisioning", "shell"]
+runpy.run_module("provisioning", run_name="__main__")
+"""
+
+
+def _typed(environ: dict[str, str], lines: bytes, until: bytes) -> bytes:
+    """What a terminal shows when these lines are typed into an interactive shell."""
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL],
+        cwd=ROOT,
+        env=environ,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+    os.write(terminal, lines)
+    shown = b""
+    deadline = time.monotonic() + 60
+    while until not in shown and process.poll() is None and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1)[0]:
+            shown += os.read(terminal, 4096)
+    process.kill()
+    process.wait()
+    os.close(terminal)
+    return shown
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_without_a_command_the_users_shell_opens_and_its_prompt_says_where_one_is(
+    environ: dict[str, str], tmp_path: Path, shell: str
+) -> None:
+    (tmp_path / ".bashrc").write_text("PS1='mine> '\n")
+    environ |= {"SHELL": str(shutil.which(shell)), "PS1": "mine> "}
+    shown = _typed(environ, b"echo in=$QNN_CI_SHELL\n", until=b"in=wheels/x86_64-linux\r\n")
+    assert b"in=wheels/x86_64-linux\r\n" in shown
+    assert b"(wheels/x86_64-linux) mine> " in shown
