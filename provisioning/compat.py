@@ -1,0 +1,92 @@
+"""What was measured about pairs of executorch and QNN: manifests/compat.json, written by `nox -s compat`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from packaging.version import Version
+from pydantic import Field, ValidationError
+
+from provisioning.errors import ManifestError
+from provisioning.manifest import Model
+from provisioning.settings import MANIFESTS
+
+STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
+"""In the order in which they are tried."""
+
+Result = Literal["passed", "failed", "not_reached"]
+
+
+class Step(Model):
+    result: Result
+    error: str = ""
+    """The first line of the log that says what went wrong."""
+
+
+class Pair(Model):
+    executorch: str
+    torch: str
+    torchao: str
+    qnn: str
+    build_id: str
+    package: str
+    """Where these libraries came from: `onnxruntime-qnn 2.5.0`."""
+    soc: str
+    works: bool
+    steps: dict[str, Step]
+
+    @property
+    def error(self) -> str:
+        """The first error, with the step that gave it; empty for a pair that works."""
+        failed = ((name, self.steps[name]) for name in STEPS if name in self.steps)
+        return next((f"{name}: {step.error}" for name, step in failed if step.result == "failed"), "")
+
+
+class Measured(Model):
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    pairs: tuple[Pair, ...] = ()
+
+    def of(self, executorch: str, build_id: str) -> tuple[Pair, ...]:
+        """Every measurement of this pair, whatever the chip."""
+        return tuple(p for p in self.pairs if (p.executorch, p.build_id) == (executorch, build_id))
+
+    def working(self, executorch: str) -> tuple[Pair, ...]:
+        return tuple(p for p in self.pairs if p.executorch == executorch and p.works)
+
+    def with_pair(self, pair: Pair) -> Measured:
+        """In the order of versions, this pair's earlier measurement replaced."""
+
+        def identity(each: Pair) -> tuple[str, str, str]:
+            return each.executorch, each.build_id, each.soc
+
+        pairs = [each for each in self.pairs if identity(each) != identity(pair)] + [pair]
+        pairs.sort(key=lambda each: (Version(each.executorch), Version(each.qnn), identity(each)))
+        return Measured(schema=1, pairs=tuple(pairs))
+
+    def as_json(self) -> str:
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
+
+
+def path() -> Path:
+    return MANIFESTS / "compat.json"
+
+
+def load_measured(file: Path | None = None) -> Measured:
+    """Empty where nothing was measured yet."""
+    file = file or path()
+    if not file.is_file():
+        return Measured(schema=1)
+    try:
+        return Measured.model_validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(top)"
+        raise ManifestError(
+            file,
+            key,
+            expected=first["msg"],
+            found=repr(first["input"])[:200],
+            remedy="nox -s compat measures it anew",
+        ) from error
