@@ -1,5 +1,6 @@
 #include "files.h"
 
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
@@ -154,14 +155,14 @@ void write_whole(const std::string& path, const void* data, size_t size, const s
   if (part.size() >= sizeof being_written) {
     throw unwritable(what, path, reason(ENAMETOOLONG));
   }
+  // Before the file is there, and the first byte last: a signal may come between any two steps.
+  std::memcpy(being_written + 1, part.c_str() + 1, part.size());
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  being_written[0] = part[0];
   Descriptor descriptor(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (descriptor.get() < 0) {
-    throw unwritable(what, path, reason(errno));
-  }
-  std::memcpy(being_written, part.c_str(), part.size() + 1);
-  int error = 0;
+  int error = descriptor.get() < 0 ? errno : 0;
   const auto* bytes = static_cast<const char*>(data);
-  while (size > 0 && error == 0) {
+  while (error == 0 && size > 0) {
     const ssize_t written = ::write(descriptor.get(), bytes, size);
     if (written > 0) {
       bytes += written;
@@ -171,7 +172,7 @@ void write_whole(const std::string& path, const void* data, size_t size, const s
     }
   }
   // Some file systems tell of a full disk only now.
-  if (::close(descriptor.release()) != 0 && error == 0) {
+  if (descriptor.get() >= 0 && ::close(descriptor.release()) != 0 && error == 0) {
     error = errno;
   }
   if (error == 0 && ::rename(part.c_str(), path.c_str()) != 0) {

@@ -1,0 +1,377 @@
+"""What the runner computes, writes and measures."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.runner import Bench, bench, dist, programs
+
+__all__ = ["bench", "dist", "programs"]
+pytestmark = pytest.mark.heavy
+
+EXACT = ("add", "two", "unplanned", "last", "count", "state", "lookup", "types")
+"""Programs whose outputs are eager PyTorch's to the bit."""
+
+
+def outputs(bench: Bench, folder: str = "out") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((bench.folder / folder).iterdir())}
+
+
+def references(bench: Bench, name: str, inferences: int = 1) -> dict[str, bytes]:
+    count = len(list(bench.folder.glob(f"{name}_ref*.raw")))
+    return {
+        f"output_{n}_{i}.raw": bench.read(f"{name}_ref{i}.raw")
+        for n in range(inferences)
+        for i in range(count)
+    }
+
+
+def floats(data: bytes) -> list[float]:
+    values = array.array("f")
+    values.frombytes(data)
+    return values.tolist()
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_gives_what_eager_gives(bench: Bench, name: str) -> None:
+    ran = bench.program(name)
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == references(bench, name)
+
+
+def test_gives_what_eager_gives_through_a_delegate(bench: Bench) -> None:
+    ran = bench.program("conv")
+
+    assert ran.code == 0, ran.err
+    assert floats(outputs(bench)["output_0_0.raw"]) == pytest.approx(
+        floats(bench.read("conv_ref0.raw")), abs=1e-5
+    )
+
+
+def test_runs_the_method_of_the_index(bench: Bench) -> None:
+    ran = bench.program("two", "--method_index", "1")
+
+    assert ran.code == 0, ran.err
+    one, other = (floats(bench.read(f"two_in{i}.raw")) for i in range(2))
+    assert floats(outputs(bench)["output_0_0.raw"]) == pytest.approx(
+        [a - b for a, b in zip(one, other, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("name", ["add", "unplanned", "conv", "types"])
+def test_repeated_runs_begin_from_the_same_inputs(bench: Bench, name: str) -> None:
+    bench.program(name)
+    once = outputs(bench)
+
+    ran = bench.program(name, "--warm_up", "2", "--iteration", "3")
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == once
+
+
+def test_state_lives_through_all_runs_of_a_process(bench: Bench) -> None:
+    ran = bench.program("state", "--warm_up", "2", "--iteration", "3")
+
+    assert ran.code == 0, ran.err
+    assert floats(outputs(bench)["output_0_0.raw"]) == [6.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "IN\nIN\n",
+        "IN\r\nIN\r\n",
+        "\ufeffIN\nIN",
+        "# two of them\n\n  IN  \n\nIN\n",
+        '"add_in0.raw" add_in1.raw\nadd_in0.raw\t"add_in1.raw"\n',
+    ],
+    ids=["plain", "CRLF", "byte order mark", "comments and blanks", "quotes and tabs"],
+)
+def test_reads_lists_as_people_write_them(bench: Bench, text: str) -> None:
+    bench.write("add.txt", text.replace("IN", "add_in0.raw add_in1.raw"))
+
+    ran = bench.program("add")
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == references(bench, "add", inferences=2)
+
+
+def test_takes_names_with_spaces_and_quotes(bench: Bench) -> None:
+    name = 'in put "0" \\ ü.raw'
+    shutil.copy(bench.folder / "add_in0.raw", bench.folder / name)
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    bench.write("add.txt", f'"{escaped}" add_in1.raw\n')
+
+    ran = bench.program("add")
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == references(bench, "add")
+
+
+def test_a_method_without_inputs_needs_no_list(bench: Bench) -> None:
+    ran = bench.run("--model_path", "count.pte", "--output_folder_path", "out")
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == references(bench, "count")
+
+
+def test_a_method_without_inputs_runs_once_a_line(bench: Bench) -> None:
+    bench.write("count.txt", "\n\n\n")
+
+    ran = bench.program("count")
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == references(bench, "count", inferences=3)
+
+
+@pytest.mark.parametrize("text", ["4, 3\n4, 3\n", "(4, 3)\r\n[4,3,]\r\n", "4, 3\n4, 3\n\n"])
+def test_takes_the_shape_of_a_dynamic_input(bench: Bench, text: str) -> None:
+    bench.write("shapes.txt", text)
+
+    ran = bench.program("dynamic", "--input_shape_path", "shapes.txt")
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == references(bench, "dynamic")
+
+
+def test_takes_a_shape_for_each_inference(bench: Bench) -> None:
+    whole = bench.read("dynamic_in0.raw"), bench.read("dynamic_in1.raw")
+    bench.write("short0.raw", whole[0][:24])
+    bench.write("short1.raw", whole[1][:24])
+    bench.write("dynamic.txt", "dynamic_in0.raw dynamic_in1.raw\nshort0.raw short1.raw\n")
+    bench.write("shapes.txt", "4, 3\n4, 3\n2, 3\n2, 3\n")
+
+    ran = bench.program("dynamic", "--input_shape_path", "shapes.txt")
+
+    assert ran.code == 0, ran.err
+    expected = references(bench, "dynamic")
+    shorter = {f"output_1_{i}.raw": expected[f"output_0_{i}.raw"][:24] for i in range(2)}
+    assert outputs(bench) == expected | shorter
+
+
+def test_writes_the_part_of_an_output_that_is_asked_for(bench: Bench) -> None:
+    bench.write("shapes.txt", "1, 3\n2, 3\n")
+
+    ran = bench.program("add", "--output_shape_path", "shapes.txt")
+
+    assert ran.code == 0, ran.err
+    expected = references(bench, "add")
+    assert outputs(bench) == expected | {"output_0_0.raw": expected["output_0_0.raw"][:12]}
+
+
+def test_a_failure_leaves_the_outputs_of_earlier_inferences_whole(bench: Bench) -> None:
+    bench.write("bad.raw", b"\x09" + b"\0" * 15)
+    bench.write("lookup.txt", "lookup_in0.raw\nbad.raw\nlookup_in0.raw\n")
+
+    ran = bench.program("lookup")
+
+    assert ran.code == 42
+    assert outputs(bench) == references(bench, "lookup")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--model_path=add.pte", "--input_list_path=add.txt", "--output_folder_path=out"),
+        ("-model_path", "add.pte", "-input_list_path=add.txt", "-output_folder_path", "out"),
+        (
+            "--model-path",
+            "none.pte",
+            "--model_path",
+            "add.pte",
+            "--input-list-path",
+            "add.txt",
+            "--output-folder-path",
+            "out",
+        ),
+        (
+            *("--model_path", "add.pte", "--input_list_path", "add.txt", "--output_folder_path", "out"),
+            *("--noshared_buffer", "--dump_intermediate_outputs=no", "--debug_buffer_size=0x100"),
+        ),
+    ],
+    ids=["equals", "one dash", "hyphens, and the last wins", "switches"],
+)
+def test_takes_flags_in_every_spelling(bench: Bench, flags: tuple[str, ...]) -> None:
+    ran = bench.run(*flags)
+
+    assert ran.code == 0, ran.err
+    assert outputs(bench) == references(bench, "add")
+
+
+def test_help_names_every_exit_code_and_shows_examples(bench: Bench) -> None:
+    ran = bench.run("--help")
+
+    assert ran.code == 0
+    documented = re.findall(r"^ +(\d+)  ", ran.out.split("exit codes:")[1], re.MULTILINE)
+    source = (Path(__file__).parents[2] / "ci/runner/src/exit_code.h").read_text(encoding="utf-8")
+    assert documented == re.findall(r"^  \w+ = (\d+),", source, re.MULTILINE)
+    assert "qnn_executor_runner --model_path model.pte" in ran.out
+
+
+def test_version_names_executorch_and_backends(bench: Bench) -> None:
+    ran = bench.run("--version")
+
+    assert ran.code == 0
+    assert re.search(r"ExecuTorch \d+\.\d+", ran.out)
+    assert re.search(r"^backends: .*\bXnnpackBackend\b", ran.out, re.MULTILINE)
+
+
+def test_metrics_tell_times_memory_and_outputs(bench: Bench) -> None:
+    bench.write("add.txt", "add_in0.raw add_in1.raw\n" * 2)
+
+    ran = bench.program("add", "--metrics_path", "m.json", "--warm_up", "2", "--iteration", "3")
+
+    assert ran.code == 0, ran.err
+    metrics = json.loads(bench.read("m.json"))
+    assert metrics["model_bytes"] == len(bench.read("add.pte"))
+    assert metrics["method"] == "forward"
+    assert [(len(run["warm_up_ms"]), len(run["ms"])) for run in metrics["inferences"]] == [(2, 3), (2, 3)]
+    assert metrics["inferences"][1]["outputs"][0] == {
+        "file": "output_1_0.raw",
+        "type": "Float",
+        "shape": [2, 3],
+        "bytes": 24,
+    }
+    assert 0 < metrics["load_ms"] < metrics["first_output_ms"]
+    assert 1000 < metrics["peak_rss_kb"] < 1_000_000
+
+
+def test_metrics_are_json_whatever_the_model_is_called(bench: Bench) -> None:
+    name = 'a"b\\c\nü.pte'
+    shutil.copy(bench.folder / "add.pte", bench.folder / name)
+
+    ran = bench.program("add", "--model_path", name, "--metrics_path", "m.json")
+
+    assert ran.code == 0, ran.err
+    assert json.loads(bench.read("m.json"))["model"] == name
+
+
+def test_writes_the_mean_time_where_asked(bench: Bench) -> None:
+    ran = bench.program("add", "--performance_output_path", "speed.txt")
+
+    assert ran.code == 0, ran.err
+    assert 0 < float(bench.read("speed.txt")) < 10_000
+
+
+def test_writes_a_profile_by_custom_and_none_when_told(bench: Bench) -> None:
+    bench.program("add")
+    assert b"Execute" in bench.read("etdump.etdp")
+    (bench.folder / "etdump.etdp").unlink()
+
+    ran = bench.program("add", "--etdump_path=", "--performance_output_path=")
+
+    assert ran.code == 0, ran.err
+    assert not (bench.folder / "etdump.etdp").exists()
+
+
+def test_a_customary_file_that_cannot_be_written_is_a_warning(bench: Bench) -> None:
+    (bench.folder / "etdump.etdp").mkdir()
+
+    ran = bench.program("add")
+
+    assert ran.code == 0
+    assert "warning: --etdump_path 'etdump.etdp'" in ran.err
+
+
+INSPECT = """
+import json, sys
+from executorch.devtools import Inspector
+
+inspector = Inspector(etdump_path=sys.argv[1], debug_buffer_path=sys.argv[2])
+events = [event for block in inspector.event_blocks for event in block.events]
+data = {event.name: event.debug_data[0] for event in events if event.debug_data}
+print(json.dumps({name: tensor.flatten().tolist() for name, tensor in data.items()}))
+"""
+
+
+def test_records_intermediate_outputs_as_executorchs_inspector_reads_them(bench: Bench) -> None:
+    ran = bench.program(
+        "add", "--dump_intermediate_outputs", "--debug_output_path", "d.bin", "--etdump_path", "e.etdp"
+    )
+
+    assert ran.code == 0, ran.err
+    command = [sys.executable, "-c", INSPECT, "e.etdp", "d.bin"]
+    shown = subprocess.run(command, cwd=bench.folder, capture_output=True, text=True, check=True).stdout
+    recorded = json.loads(shown.splitlines()[-1])
+    assert recorded["native_call_add.out"] == pytest.approx(floats(bench.read("add_ref0.raw")))
+    assert recorded["native_call_mul.out"] == pytest.approx(floats(bench.read("add_ref1.raw")))
+
+
+def test_says_how_large_the_debug_buffer_must_be(bench: Bench) -> None:
+    small = bench.program("add", "--dump_intermediate_outputs", "--debug_buffer_size", "8")
+    enough = re.search(r"try: pass (--debug_buffer_size) (\d+)", small.err)
+    assert enough
+
+    ran = bench.program("add", "--dump_intermediate_outputs", *enough.groups())
+
+    assert ran.code == 0, ran.err
+
+
+def test_shared_memory_that_is_not_there_is_a_warning(bench: Bench) -> None:
+    ran = bench.program("add", "--shared_buffer")
+
+    assert ran.code == 0, ran.err
+    assert "--shared_buffer: there is no shared memory here" in ran.err
+    assert outputs(bench) == references(bench, "add")
+
+
+@pytest.mark.parametrize("name", ["add", "conv", "dynamic"])
+def test_memory_stays_flat_over_a_thousand_inferences(bench: Bench, name: str) -> None:
+    line = bench.read(f"{name}.txt").decode()
+    flags = []
+    if name == "dynamic":
+        bench.write("shapes.txt", "4, 3\n4, 3\n")
+        flags = ["--input_shape_path", "shapes.txt"]
+    peaks = []
+    # The customary profile stops growing after 100 runs.
+    for inferences in (150, 1150):
+        bench.write(f"{name}.txt", line * inferences)
+        ran = bench.program(name, "--metrics_path", "m.json", *flags)
+        assert ran.code == 0, ran.err
+        peaks.append(json.loads(bench.read("m.json"))["peak_rss_kb"])
+
+    assert peaks[1] - peaks[0] < 1024
+
+
+def test_a_moved_bundle_runs_with_its_own_libraries(bench: Bench, tmp_path: Path) -> None:
+    moved = tmp_path / "else where"
+    shutil.copytree(bench.runner.parent.parent, moved)
+    runner = Bench(moved / "bin" / bench.runner.name, bench.folder)
+    bare = {"LD_LIBRARY_PATH": ""}
+
+    ran = runner.program("conv", environ=bare)
+    loaded = subprocess.run(
+        [str(runner.runner)],
+        env={**os.environ, **bare, "LD_TRACE_LOADED_OBJECTS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert ran.code == 0, ran.err
+    ours = re.findall(r"libexecutorch\S* => (.+) \(", loaded)
+    assert ours
+    assert all(Path(path).resolve().is_relative_to(moved) for path in ours)
+
+
+def test_an_interrupted_runner_leaves_no_part_of_a_file(bench: Bench) -> None:
+    bench.write("conv.txt", bench.read("conv.txt").decode() * 20_000)
+    flags = ("--model_path", "conv.pte", "--input_list_path", "conv.txt", "--output_folder_path", "out")
+    process = subprocess.Popen([str(bench.runner), *flags], cwd=bench.folder, stderr=subprocess.DEVNULL)
+    while not (bench.folder / "out" / "output_9_0.raw").exists():
+        assert process.poll() is None
+
+    process.terminate()
+
+    assert process.wait(timeout=60) == -15
+    assert {len(data) for data in outputs(bench).values()} == {len(bench.read("conv_ref0.raw"))}
