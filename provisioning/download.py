@@ -13,15 +13,18 @@ import hashlib
 import json
 import logging
 import os
+import queue
 import random
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from provisioning.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError, UsageError
@@ -311,6 +314,8 @@ class _Transfer:
             if self.size in (None, size):
                 found = _hash_file(self.into).hexdigest()
                 if self.sha256 in (None, found):
+                    if mend:
+                        self._discard()  # what a kill between the rename and its tidying left
                     return Fetched(self.into, found, size)
             if mend:
                 self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
@@ -418,18 +423,15 @@ class _Transfer:
         except FileNotFoundError:
             return None
         with _disk_faults(self.into.parent, None):
-            # With a known hash any wrong byte is found at the end; without one, only synced bytes count.
-            done = length if self.sha256 else min(length, partial.done if partial else 0)
-            same = partial is not None and partial.url == redact(url) and bool(partial.validator)
-            if partial is None or not (same or self.sha256) or done == 0:
+            if partial is not None and self.sha256 is None:
+                # Without a known hash nothing would find a wrong byte, so only synced bytes count.
+                same = partial.url == redact(url) and partial.validator
+                length = min(length, partial.done) if same else 0
+            if partial is None or length == 0 or (self.size is not None and length > self.size):
                 self._discard()
                 return None
-            if self.size is not None and done > self.size:
-                self._discard()
-                return None
-            if done < length:
-                os.truncate(self.part, done)
-        return _Partial(partial.url, partial.validator, partial.total, done)
+            os.truncate(self.part, length)
+        return replace(partial, done=length)
 
     @contextlib.contextmanager
     def _open(
@@ -540,19 +542,19 @@ class _Transfer:
         total: int | None,
     ) -> int:
         """Write and hash what arrives; returns the size of the whole. The part stays when this fails."""
-        received = partial.done
-        synced = received
+        received = synced = partial.done
+        folder = self.into.parent
         self.progress.start(self.name, total, received)
-        try:
-            with contextlib.ExitStack() as stack:
-                with _disk_faults(self.into.parent, None if total is None else total - received):
-                    out: BinaryIO = stack.enter_context(
-                        self.part.open("r+b" if received else "wb", buffering=0)
-                    )
+        with _disk_faults(folder, None if total is None else total - received):
+            # Unbuffered, so that a kill loses nothing that was counted.
+            out = self.part.open("r+b" if received else "wb", buffering=0)
+        with out, _hashing(digest) as hashed:
+            try:
+                with _disk_faults(folder, None):
                     out.seek(received)
                     partial.write(self.record)
                 for block in _blocks(response):
-                    if not partial.done and not received:
+                    if received == 0:
                         _check_start(block, response, url, self.name)
                     if total is not None and received + len(block) > total:
                         raise IntegrityError(
@@ -560,23 +562,23 @@ class _Transfer:
                             remedy="this address has another file than the one named: try a mirror "
                             f"({MIRROR_VARIABLE})",
                         )
-                    with _disk_faults(self.into.parent, None if total is None else total - received):
+                    with _disk_faults(folder, None if total is None else total - received):
                         _write_all(out, block)
                         received += len(block)
-                        if not self.sha256 and received - synced >= CHECKPOINT:
-                            synced = self._checkpoint(out, partial, received)
-                    digest.update(block)
+                        if received - synced >= CHECKPOINT:
+                            self._checkpoint(out, partial, received)
+                            synced = received
+                    hashed(block)
                     self.progress.advance(len(block))
-                with _disk_faults(self.into.parent, None):
+                with _disk_faults(folder, None):
                     os.fsync(out.fileno())
-        except IntegrityError:
-            self._discard()
-            raise
-        except BaseException:
-            if not self.sha256:
+            except IntegrityError:
+                self._discard()
+                raise
+            except BaseException:
                 with contextlib.suppress(OSError):
-                    _Partial(partial.url, partial.validator, partial.total, received).write(self.record)
-            raise
+                    self._checkpoint(out, partial, received)
+                raise
         if received == 0:
             self._discard()
             raise IntegrityError(
@@ -586,10 +588,11 @@ class _Transfer:
             raise _Fault(f"the transfer ended after {received} of {total} bytes")
         return received
 
-    def _checkpoint(self, out: BinaryIO, partial: _Partial, received: int) -> int:
-        os.fsync(out.fileno())
-        _Partial(partial.url, partial.validator, partial.total, received).write(self.record)
-        return received
+    def _checkpoint(self, out: FileIO, partial: _Partial, received: int) -> None:
+        """Make what was received count even without a known hash."""
+        if self.sha256 is None:
+            os.fsync(out.fileno())
+            replace(partial, done=received).write(self.record)
 
     def _land(self, url: str, found: str, size: int, *, resumed: bool) -> Fetched:
         if self.sha256 not in (None, found):
@@ -794,7 +797,25 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         waiting += [current.__cause__, current.__context__]
 
 
-def _write_all(out: BinaryIO, block: bytes) -> None:
+@contextlib.contextmanager
+def _hashing(digest: hashlib._Hash) -> Iterator[Callable[[bytes], None]]:
+    """Feed the digest from a thread of its own, so that the network does not wait for it."""
+    blocks: queue.Queue[bytes | None] = queue.Queue(8)
+
+    def work() -> None:
+        while (block := blocks.get()) is not None:
+            digest.update(block)
+
+    worker = threading.Thread(target=work, name="sha256", daemon=True)
+    worker.start()
+    try:
+        yield blocks.put
+    finally:
+        blocks.put(None)
+        worker.join()
+
+
+def _write_all(out: FileIO, block: bytes) -> None:
     """Unbuffered files may take less than they are given."""
     view = memoryview(block)
     while view:
