@@ -243,7 +243,7 @@ def _artifacts(reports: Sequence[Report]) -> Element | None:
         )
         for report, artifact in every
     ]
-    caption = f"{plural(len(rows), 'file')}, {size(sum(artifact.size for _, artifact in every))}"
+    caption = f"{plural(len(rows), 'artifact')}, {size(sum(artifact.size for _, artifact in every))}"
     return _element("section", _element("h2", "Artifacts"), _table("artifacts", caption, columns, rows))
 
 
