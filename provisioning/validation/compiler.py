@@ -1,4 +1,4 @@
-"""The rule that asks instead of comparing: does this executorch drive this QNN?"""
+"""Does this executorch drive this QNN? One rule reads what was measured before, one asks now."""
 
 from __future__ import annotations
 
@@ -11,6 +11,48 @@ from provisioning.validation.probe import Answer
 from provisioning.validation.versions import tree_of
 
 _NO_DEVICE = 14001
+
+
+@rule(
+    "qnn-compat",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    Need.HOST,
+    summary="This pair of executorch and QNN was measured, and works",
+    why="""
+        `nox -s compat` tries each QNN build with each executorch: device creation, lowering and an emulator
+        run, in fp16 and 8a8w. manifests/compat.json has the results. It also speaks where the compiler
+        cannot be asked: on a machine without executorch, and for device libraries.
+    """,
+    example="v2.51.0.260929181845: measured with executorch 1.5.1 and broken: device: Failed to set scatter"
+    " gather parameters: unknown custom config socModel 0",
+    mend="use a QNN build that works with this executorch: docs/compat.md has the measured pairs",
+)
+def qnn_compat(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, "qnn-sdk")
+    held = sorted({build_id for library in context.libraries for build_id in library.build_ids})
+    if not held and tree.origin == "tree":
+        raise NotApplicable("no library holds a QNN build id")
+    if not held:
+        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+    installed = context.host.packages.get("executorch") if context.host else None
+    executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
+    working = context.measured.working(executorch) if context.measured else ()
+    remedy = "use QNN " + " or ".join(sorted({pair.qnn for pair in working})) if working else ""
+    for build_id in held:
+        pairs = context.measured.of(executorch, build_id) if context.measured else ()
+        if not pairs:
+            yield Problem(
+                build_id,
+                f"nobody has measured it with executorch {executorch}",
+                remedy or "measure it: nox -s compat",
+                Severity.WARNING,
+            )
+        for pair in pairs:
+            if not pair.works:
+                yield Problem(
+                    build_id, f"measured with executorch {executorch} and broken: {pair.error}", remedy
+                )
 
 
 @rule(

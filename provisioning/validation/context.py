@@ -16,6 +16,7 @@ from provisioning.loader import SystemLibraries
 from provisioning.validation import tables
 
 if TYPE_CHECKING:
+    from provisioning.compat import Measured
     from provisioning.manifest import Profile, Soc
     from provisioning.validation.probe import Answer
 
@@ -118,6 +119,8 @@ class Context:
     system_libraries: SystemLibraries = field(default_factory=SystemLibraries)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """What the compiler said, by SoC."""
+    measured: Measured | None = None
+    """Which pairs of executorch and QNN were measured, and with what result."""
     soc_named: bool = True
     """Whether the user chose the SoCs; otherwise it is the default one."""
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from provisioning import loader
+from provisioning.compat import load_measured
 from provisioning.environment import resolve
 from provisioning.manifest import load_profile, soc_named
 from provisioning.settings import Selection
@@ -68,6 +69,7 @@ def gather(
             host=host.result() if host is not None else None,
             system_libraries=system,
             answers={soc: answer.result() for soc, answer in answers.items()},
+            measured=load_measured(),
             soc_named=bool(selection.socs),
         )
 

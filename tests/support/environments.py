@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from provisioning.compat import Measured, Pair, Step
 from provisioning.loader import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.settings import TARGETS
@@ -102,6 +103,23 @@ def with_tool(name: str, version: str | None) -> Host:
     return host(tools=tools if version is None else {**tools, name: Tool(f"/usr/bin/{name}", version)})
 
 
+def measured(build_id: str, error: str = "") -> Measured:
+    """One pair: the profile's executorch with the QNN of this build id."""
+    step = Step(result="failed" if error else "passed", error=error)
+    pair = Pair(
+        executorch=load_profile(PROFILE).packages["executorch"],
+        torch="2.13.0",
+        torchao="0.18.0",
+        qnn="2.48.0",
+        build_id=build_id,
+        package="onnxruntime-qnn 2.4.0",
+        soc="SM8650",
+        works=not error,
+        steps={"device": step},
+    )
+    return Measured(schema=1, pairs=(pair,))
+
+
 def context_of(base: Path, **changes: Any) -> Context:
     """Everything as it should be, for what `base` holds: sdk, ndk, Hexagon_SDK/<version>, system."""
     sdk = base / "sdk" if (base / "sdk").is_dir() else write_sdk(base / "sdk")
@@ -140,5 +158,6 @@ def context_of(base: Path, **changes: Any) -> Context:
             },
         ),
         answers={name: Answer("device", made_device=True, build_id=BUILD) for name in SOCS},
+        measured=measured(BUILD),
     )
     return replace(context, **changes)

@@ -24,16 +24,20 @@ from tests.support.environments import (
     LINUX,
     OTHER_BUILD,
     PIN,
+    PROFILE,
     SOCS,
     X86,
     context_of,
     host,
     library,
+    measured,
     users_tree,
     with_tool,
     write_ndk,
     write_sdk,
 )
+
+EXECUTORCH = load_profile(PROFILE).packages["executorch"]
 
 Arrange = Callable[[Path], Context]
 
@@ -602,6 +606,29 @@ FAULTS = [
         "SM8650",
         f"the compiler loaded QNN {OTHER_BUILD}, which is not in",
     ),
+    Fault(
+        "qnn-compat",
+        "a pair measured as broken",
+        changed(measured=measured(BUILD, "unknown custom config socModel 0")),
+        BUILD,
+        "and broken: device: unknown custom config socModel 0",
+    ),
+    Fault(
+        "qnn-compat",
+        "a pair nobody measured",
+        changed(measured=measured(OTHER_BUILD)),
+        BUILD,
+        "nobody has measured it with executorch",
+        Severity.WARNING,
+    ),
+    Fault(
+        "qnn-compat",
+        "measured with another executorch",
+        changed(host=host(packages={"executorch": "1.4.0"})),
+        BUILD,
+        "nobody has measured it with executorch 1.4.0",
+        Severity.WARNING,
+    ),
 ]
 
 SILENT: dict[str, list[tuple[str, Arrange]]] = {
@@ -692,6 +719,11 @@ SILENT: dict[str, list[tuple[str, Arrange]]] = {
         ),
     ],
     "compiler-answers": [("a device of the SDK's build", context_of)],
+    "qnn-compat": [
+        ("a pair that works", context_of),
+        ("a local version of it", changed(host=host(packages={"executorch": EXECUTORCH + "+cpu"}))),
+        ("no executorch installed: the profile's", changed(host=host(packages={}))),
+    ],
 }
 
 
