@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -22,8 +22,6 @@ PADDING = b"\xff"
 ALIGN = 16
 MOST_CERTIFICATES = 16
 
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, Warning)
-"""What cryptography raises for certificates that it cannot take, at parsing or at first use."""
 _OU = re.compile(r"(?P<index>[0-9A-Fa-f]{2}) (?P<value>[0-9A-Fa-f]+) (?P<name>[A-Z0-9_]+)")
 _KNOWN_EXTENSIONS = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
 
@@ -153,7 +151,8 @@ def _reading(what: str) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except _UNREADABLE as error:
+    except Exception as error:
+        # cryptography meets damaged certificates with a dozen kinds of exception, half of them no ValueError.
         raise Malformed(what, f"not a certificate that can be read: {error}"[:200]) from error
 
 
@@ -204,7 +203,8 @@ def _extension(certificate: x509.Certificate, kind: type[T]) -> T | None:
 def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
-    except _UNREADABLE:
+    except Exception:
+        # As in _reading: whatever keeps us from checking it, it is not known to be issued.
         return False
     return True
 

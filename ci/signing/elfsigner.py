@@ -38,7 +38,7 @@ _QUIET_SECONDS = 3.0
 """A script that shows terms and then waits this long waits for an answer, however it worded the question."""
 _TICK = 0.2
 _MOST_OUTPUT = 4 << 20
-_SHOWN = 2000
+_SHOWN = 400
 _PROBE = "import sys; print(*sys.version_info[:2])"
 _OLDEST = (3, 6)
 
@@ -238,9 +238,7 @@ class _Conversation:
         if self.cancelled.is_set():
             raise SignerFailed("elfsigner was stopped", remedy="run it again")
         if len(self.said) > _MOST_OUTPUT:
-            raise SignerFailed(
-                f"elfsigner's output has no end: {tail(self._text(0))}", remedy="run it by hand"
-            )
+            raise SignerFailed(f"elfsigner talks without end: {tail(self._text(0))}", remedy="run it by hand")
         if time.monotonic() > self.deadline:
             raise SignerFailed(
                 f"elfsigner did not end within {self.limit:g} s: {tail(self._text(0))}",

@@ -59,15 +59,16 @@ def sign_with(command: Sequence[str], digest: bytes, seconds: float) -> bytes:
         raise EnvironmentLacking(
             f"{command[0]}: cannot be run: {error.strerror}", remedy="give --sign-command a program on PATH"
         ) from error
-    try:
-        answer, _ = child.communicate(digest, timeout=seconds)
-    except subprocess.TimeoutExpired as error:
-        raise CheckFailed(
-            f"{command[0]} did not sign within {seconds:g} s",
-            remedy="run it by hand, see what it waits for",
-        ) from error
-    finally:
-        stop(child)
+    with child:
+        try:
+            answer, _ = child.communicate(digest, timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            raise CheckFailed(
+                f"{command[0]} did not sign within {seconds:g} s",
+                remedy="run it by hand, see what it waits for",
+            ) from error
+        finally:
+            stop(child)
     if child.returncode != 0:
         raise CheckFailed(
             f"{command[0]} ended with status {child.returncode}",
