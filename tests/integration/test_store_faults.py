@@ -1,0 +1,224 @@
+"""What a store goes through in real life: kills, crowds, read-only and full disks. It stays whole."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioning.errors import EnvironmentLacking
+from provisioning.manifest import Component
+from provisioning.store import Store, Want
+from tests.support.http_server import FileServer, Reply
+from tests.support.sdk_archives import component, sdk_files, sdk_zip, write_zip
+
+ROOT = Path(__file__).parents[2]
+ANDROID = "provision:x86_64-linux,aarch64-android"
+KILLS = 50
+
+
+@dataclass
+class Site:
+    path: Path
+    server: FileServer
+    sdk: Component
+
+    @property
+    def store(self) -> Store:
+        return Store(self.path / "store")
+
+    def start(self, operation: str, **options: Any) -> subprocess.Popen[str]:
+        definition = self.path / "component.json"
+        definition.write_text(self.sdk.model_dump_json())
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.support.store_driver"),
+                *(str(self.store.path), str(definition), operation),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def run(self, operation: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        with self.start(operation, **options) as process:
+            out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(operation, process.returncode, out, err)
+
+    def faults(self) -> list[str]:
+        """What `store verify` would say."""
+        store = self.store
+        found = [str(fault) for tree in store.trees() for fault in store.verify(tree)]
+        return found + [str(fault) for fault in store.broken()]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SDK of some hundred files that compress little, so that each step takes its time."""
+    noise = random.Random(3)
+    files = sdk_files()
+    for number in range(300):
+        files[f"lib/x86_64-linux-clang/more/{number}.bin"] = noise.randbytes(50_000)
+        files[f"lib/hexagon-v73/unsigned/{number}.bin"] = noise.randbytes(5_000)
+    return write_zip(tmp_path_factory.mktemp("large") / "sdk.zip", files)
+
+
+@pytest.fixture
+def site(tmp_path: Path, large: Path) -> Iterator[Site]:
+    # About a third of a second for the whole body.
+    with FileServer(large, usual=Reply(pause=0.001)) as server:
+        yield Site(tmp_path, server, component(server.url("/sdk.zip"), large))
+
+
+@pytest.mark.timeout(600)
+def test_a_kill_at_any_moment_leaves_a_store_that_is_whole_and_works(site: Site) -> None:
+    began = time.monotonic()
+    assert site.run(f"{ANDROID}:75").returncode == 0
+    longest = time.monotonic() - began
+    moments = random.Random(20261120)
+    killed = 0
+    while killed < KILLS:
+        operation = moments.choice([f"{ANDROID}:75", "provision", "provision", "gc"])
+        process = site.start(operation)
+        time.sleep(moments.uniform(0.1, 1.1) * longest)
+        process.kill()
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        assert site.faults() == [], f"after kill {killed}, of {operation}"
+        if moments.random() < 0.3:
+            assert site.run("provision").returncode == 0
+            assert site.faults() == []
+            # From nothing again, so that downloads are hit too.
+            site.store.gc(lambda tree: False, all_downloads=True)
+    assert site.run("provision").returncode == 0
+    assert site.faults() == []
+    assert list((site.store.path / "staging").iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_kill_during_repair_leaves_what_another_repair_mends(site: Site) -> None:
+    assert site.run("provision").returncode == 0
+    root = site.store.trees()[0].root
+    moments = random.Random(5)
+    for _ in range(8):
+        for path in sorted(root.glob("lib/x86_64-linux-clang/more/*"))[::3]:
+            path.unlink()
+        process = site.start("repair")
+        time.sleep(moments.uniform(0.1, 0.6))
+        process.kill()
+        process.communicate()
+        assert site.run("repair").returncode == 0
+        assert site.faults() == []
+
+
+@pytest.mark.timeout(300)
+def test_of_eight_at_once_one_downloads_and_the_others_wait_and_say_so(site: Site) -> None:
+    processes = [site.start("provision") for _ in range(8)]
+    results = [(*process.communicate(timeout=200), process.returncode) for process in processes]
+    assert [code for _, _, code in results] == [0] * 8
+    assert len({out for out, _, _ in results}) == 1
+    assert len(site.server.requests) == 1
+    unpacked = [err for _, err, _ in results if "unpack sdk.zip" in err]
+    waited = [err for _, err, _ in results if "waiting for another process that provisions qnn-sdk" in err]
+    assert (len(unpacked), site.faults()) == (1, [])
+    assert len(waited) >= 1
+
+
+@pytest.mark.timeout(300)
+def test_different_wants_at_once_download_once(site: Site) -> None:
+    wants = ["provision", "provision:x86_64-linux", f"{ANDROID}:73", f"{ANDROID}:75"]
+    processes = [site.start(want) for want in wants]
+    assert [process.wait(200) for process in processes] == [0] * 4
+    for process in processes:
+        process.communicate()
+    assert (len(site.server.requests), site.faults()) == (1, [])
+
+
+def without_override() -> None:
+    """Let file modes count for root too: the capabilities that go past them are dropped for good."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    drop_from_bounding_set = 24
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        libc.prctl(drop_from_bounding_set, capability, 0, 0, 0)
+
+
+class TestReadOnlyStore:
+    @pytest.fixture
+    def sealed(self, site: Site) -> Iterator[Site]:
+        assert site.run("provision:x86_64-linux").returncode == 0
+        folders = [site.store.path, *(p for p in site.store.path.rglob("*") if p.is_dir())]
+        for folder in folders:
+            folder.chmod(0o555)
+        for lock in site.store.path.glob("locks/*"):
+            lock.chmod(0o444)
+        yield site
+        for folder in folders:
+            folder.chmod(0o755)
+
+    def test_serves_what_it_has(self, sealed: Site) -> None:
+        done = sealed.run("provision:x86_64-linux", preexec_fn=without_override)
+        assert (done.returncode, Path(done.stdout.strip()).is_dir()) == (0, True)
+
+    def test_is_a_clear_error_where_more_is_wanted(self, sealed: Site) -> None:
+        done = sealed.run("provision", preexec_fn=without_override)
+        assert done.returncode == 3
+        assert "expected a store to write to" in done.stderr
+        assert "try: choose another store with --store or QNN_CI_STORE" in done.stderr
+
+
+class TestFullDisk:
+    """The disk fills up at one step after the other; each is a clear error, and later all is well."""
+
+    @pytest.fixture
+    def small(self, tmp_path: Path) -> Iterator[tuple[Store, Component]]:
+        archive = sdk_zip(tmp_path / "sdk.zip")
+        with FileServer(archive) as server:
+            yield Store(tmp_path / "store"), component(server.url("/sdk.zip"), archive)
+
+    @pytest.mark.parametrize(
+        "step",
+        ["pathlib.Path.write_text", "pathlib.Path.mkdir", "os.link", "os.write", "pathlib.Path.rename"],
+    )
+    def test_at(self, small: tuple[Store, Component], monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+        store, sdk = small
+        store.provision("qnn-sdk", sdk, Want(frozenset({"x86_64-linux"})))
+
+        def full(*arguments: object, **options: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(step, full)
+            with pytest.raises(EnvironmentLacking) as caught:
+                store.provision("qnn-sdk", sdk)
+        assert caught.value.remedy.startswith("free some space")
+        assert [store.verify(tree) for tree in store.trees()] == [[]]
+        assert store.verify(store.provision("qnn-sdk", sdk)) == []
+
+
+def test_an_interrupt_ends_at_once_with_130(site: Site) -> None:
+    site.server.usual = Reply(pause=0.05)
+    with site.start("provision") as process:
+        assert process.stderr is not None
+        part = site.store.path / "downloads"
+        deadline = time.monotonic() + 60
+        while not list(part.glob("*.part")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert time.monotonic() - began < 5
+    assert site.faults() == []

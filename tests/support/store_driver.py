@@ -1,0 +1,43 @@
+"""One operation on a store, in a process of its own: arguments STORE COMPONENT OP.
+
+COMPONENT is a file of its definition as JSON. OP is `provision[:target,…[:arch,…]]`, `repair` or `gc`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from provisioning.cli import guarded
+from provisioning.manifest import Component
+from provisioning.progress import Lines
+from provisioning.store import Store, Want
+
+
+def operate(store: Store, component: Component, operation: str) -> int:
+    name, _, selection = operation.partition(":")
+    progress = Lines(sys.stderr)
+    if name == "repair":
+        for tree in store.trees():
+            store.repair(tree, progress=progress)
+    elif name == "gc":
+        store.gc(lambda tree: False, all_downloads=True, progress=progress)
+    else:
+        targets, _, arches = selection.partition(":")
+        want = Want(
+            frozenset(filter(None, targets.split(","))),
+            frozenset(int(arch) for arch in arches.split(",") if arch),
+        )
+        tree = store.provision("qnn-sdk", component, want, progress=progress)
+        sys.stdout.write(f"{tree.root}\n")
+    return 0
+
+
+def main(argv: list[str]) -> int:
+    store, definition, operation = argv
+    component = Component.model_validate_json(Path(definition).read_text(encoding="utf-8"))
+    return guarded(lambda: operate(Store(Path(store)), component, operation), debug=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
