@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import array
 import hashlib
 import importlib.util
 import json
@@ -12,15 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.build.probe import INPUTS, PROGRAM
+from ci.build.emulated import compare, probe_in, sysroot_of
+from ci.build.staged import LIBRARIES, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
-from provisioning import elf
 from provisioning.cli import command_line
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.findings import Artifact, Metric, Outcome, Severity, StageRun
@@ -34,21 +32,12 @@ EXAMPLES = """\
 """
 
 SOURCE = ROOT / "ci" / "runner"
-RUNNER = Path("bin/qnn_executor_runner")
 CONFIG = Path("share/cmake/executorch-config.cmake")
-STAGED = ("bin", "lib")
+STAGED = (str(RUNNER.parent), str(LIBRARIES))
 STAMP = "staged.json"
 BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
 FORMAT = 1
 """Part of every build key: a new value rebuilds everything."""
-
-SYSTEM_LIBRARIES = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")
-INTERPRETERS = {
-    "x86_64-linux": "/lib64/ld-linux-x86-64.so.2",
-    "aarch64-linux": "/lib/ld-linux-aarch64.so.1",
-}
-TOLERANCE = 1e-5
-MACHINES = {"x86_64-linux": elf.X86_64, "aarch64-linux": elf.AARCH64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +134,14 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             sys.stdout.write(_described(plan))
             return 0
+        native = plan.target == DEFAULT_TARGET
+        qemu = None if native else find_program("qemu-aarch64")
         _make(plan, stage, jobs=args.jobs or os.cpu_count() or 1, clean=args.clean)
-        _check(plan, selection.profile, stage)
-        if plan.target != DEFAULT_TARGET:
-            _compare(plan, _plan_here(args, selection), stage)
+        _inspect(plan, selection, stage)
+        if qemu is None:
+            stage.metrics["backends"] = _backends(plan.dist / RUNNER)
+        else:
+            _emulate(plan, _plan_here(args, selection), qemu, stage)
     except ToolkitError as error:
         stage.add("runner-build", Severity.ERROR, selection.target, error.message, error.remedy)
         outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
@@ -164,9 +157,9 @@ def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
     from provisioning.manifest import load_profile
 
     target = selection.target
-    if target not in INTERPRETERS:
+    if target not in PLATFORMS:
         raise UsageError(
-            f"--target: expected {' or '.join(INTERPRETERS)}, found {target}",
+            f"--target: expected {' or '.join(PLATFORMS)}, found {target}",
             remedy="nox -s build_android builds the runner for Android from ExecuTorch's source",
         )
     for pair in args.remap:
@@ -334,66 +327,29 @@ def _replace(part: Path, dist: Path) -> None:
                 path.unlink()
 
 
-def _check(plan: Plan, profile: str, stage: StageRun) -> None:
-    """What the loader of the target's machine will say of the staged files."""
+def _inspect(plan: Plan, selection: Selection, stage: StageRun) -> None:
     from provisioning.manifest import load_profile
 
-    runner = plan.dist / RUNNER
-    read = elf.read(runner)
+    floor = load_profile(selection.profile).host["glibc"].floor
+    inspected = inspect(plan.dist, plan.target, floor, (ROOT, plan.tree, plan.executorch.root, Path.home()))
+    stage.findings += inspected.findings
     stage.metrics |= {
-        "machine": read.machine_name,
-        "interpreter": read.interpreter,
-        "needed": list(read.needed),
+        "machine": inspected.runner.machine_name,
+        "interpreter": inspected.runner.interpreter,
+        "needed": list(inspected.runner.needed),
+        "glibc": inspected.glibc,
     }
 
-    def wrong(rule: str, message: str, remedy: str = "") -> None:
-        stage.add(rule, Severity.ERROR, str(runner), message, remedy or f"read {plan.log}")
 
-    if read.machine != MACHINES[plan.target]:
-        wrong("runner-machine", f"expected a program for {plan.target}, found one for {read.machine_name}")
-    if read.interpreter != INTERPRETERS[plan.target]:
-        wrong(
-            "runner-interpreter", f"expected {INTERPRETERS[plan.target]}, found {read.interpreter or 'none'}"
-        )
-    if read.rpath or read.runpath != ("$ORIGIN/../lib",):
-        wrong(
-            "runner-runpath",
-            f"expected $ORIGIN/../lib alone, found {':'.join(read.rpath + read.runpath) or 'none'}",
-        )
-    for name in read.needed:
-        if not SYSTEM_LIBRARIES.fullmatch(name) and not (plan.dist / "lib" / name).is_file():
-            wrong("runner-needed", f"it needs {name}, which is neither beside it nor a system library")
-    floor = load_profile(profile).host["glibc"].floor
-    highest = max(
-        (elf.read(path).highest("GLIBC") or "0" for path in (runner, *(plan.dist / "lib").glob("*.so"))),
-        key=elf.version_key,
-    )
-    stage.metrics["glibc"] = highest
-    if elf.version_key(highest) > elf.version_key(floor):
-        wrong(
-            "runner-glibc",
-            f"expected to need glibc {floor} at most, found {highest}",
-            "build on a machine with an older glibc, as the image of `nox -s image` has",
-        )
-    content = runner.read_bytes()
-    for path in (ROOT, plan.tree, plan.executorch.root, Path.home()):
-        if len(path.parts) > 1 and os.fsencode(path) in content:
-            wrong("runner-paths", f"expected no path of this machine inside, found {path}")
-    stage.metrics["backends"] = _backends(plan)
-
-
-def _backends(plan: Plan) -> list[Metric]:
-    """What the runner itself says it has; empty for another machine's."""
-    if plan.target != DEFAULT_TARGET:
-        return []
+def _backends(runner: Path) -> list[Metric]:
+    """What the runner itself says it has."""
     result = subprocess.run(
-        [str(plan.dist / RUNNER), "--version"], capture_output=True, text=True, timeout=120, check=False
+        [str(runner), "--version"], capture_output=True, text=True, timeout=120, check=False
     )
     found = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
     if result.returncode != 0 or found is None:
         raise CheckFailed(
-            f"{plan.dist / RUNNER} --version failed with exit code {result.returncode}:\n"
-            f"  {result.stderr.strip()[-400:]}"
+            f"{runner} --version failed with exit code {result.returncode}:\n  {result.stderr.strip()[-400:]}"
         )
     return [*found.group(1).split()]
 
@@ -406,84 +362,19 @@ def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
     return _plan(here, replace(selection, target=DEFAULT_TARGET))
 
 
-def _compare(plan: Plan, here: Plan, stage: StageRun) -> None:
-    """Run the probe under qemu and on this machine: the outputs must agree."""
-    qemu = find_program("qemu-aarch64")
-    sysroot = _sysroot(plan.compiler)
-    probe = _probe(here)
-    _make(
-        here, StageRun("build_runner", stage.profile, here.target, ""), jobs=os.cpu_count() or 1, clean=False
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        ours = _outputs([str(here.dist / RUNNER)], probe, Path(scratch) / "here")
-        theirs = _outputs(
-            [str(qemu.path), "-L", str(sysroot), str(plan.dist / RUNNER)], probe, Path(scratch) / "there"
-        )
-    largest = max((abs(one - other) for one, other in zip(ours, theirs, strict=False)), default=0.0)
-    stage.metrics |= {"qemu": qemu.version, "compared_values": len(theirs), "largest_difference": largest}
-    if not theirs or len(ours) != len(theirs) or not largest <= TOLERANCE:
-        stage.add(
-            "runner-outputs",
-            Severity.ERROR,
-            str(plan.dist / RUNNER),
-            f"expected {len(ours)} values within {TOLERANCE} of {here.target}'s, found {len(theirs)}, "
-            f"up to {largest:.3g} away",
-        )
-
-
-def _sysroot(compiler: Program) -> Path:
-    """The folder whose lib/ holds the target's loader and C library."""
-    name = "libc.so.6"
-    result = subprocess.run(
-        [str(compiler.path), f"-print-file-name={name}"], capture_output=True, text=True, check=False
-    )
-    library = Path(result.stdout.strip() or name)
-    if library.is_absolute() and library.is_file():
-        return library.resolve().parent.parent
-    raise EnvironmentLacking(
-        f"{compiler.path} has no {name}", remedy="apt-get install libc6-dev-arm64-cross g++-aarch64-linux-gnu"
-    )
-
-
-def _probe(here: Plan) -> Path:
-    folder = here.tree.parent / f"probe-{here.executorch.version}"
-    if not (folder / PROGRAM).is_file():
-        result = subprocess.run(
-            [sys.executable, "-m", "ci.build.probe", str(folder)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
-        if result.returncode != 0:
-            raise EnvironmentLacking(
-                f"{sys.executable} cannot export the probe:\n  {result.stderr.strip()[-400:]}",
-                remedy="nox -s build_runner uses an environment with torch and executorch",
-            )
-    return folder
-
-
-def _outputs(command: list[str], probe: Path, into: Path) -> list[float]:
-    result = subprocess.run(
-        [
-            *command,
-            *("--model_path", str(probe / PROGRAM), "--input_list_path", str(probe / INPUTS)),
-            *("--output_folder_path", str(into), "--etdump_path=", "--performance_output_path="),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    if result.returncode != 0:
-        raise CheckFailed(
-            f"{' '.join(command)} failed on the probe with exit code {result.returncode}:\n"
-            f"  {result.stderr.strip()[-400:]}"
-        )
-    values = array.array("f")
-    for path in sorted(into.iterdir()):
-        values.frombytes(path.read_bytes())
-    return values.tolist()
+def _emulate(plan: Plan, here: Plan, qemu: Program, stage: StageRun) -> None:
+    """Build the same runner for this machine, and hold the other's outputs to its."""
+    sysroot = sysroot_of(plan.compiler)
+    probe = probe_in(here.tree.parent / f"probe-{here.executorch.version}")
+    aside = StageRun("build_runner", stage.profile, here.target, "")
+    _make(here, aside, jobs=os.cpu_count() or 1, clean=False)
+    compared = compare(plan.dist, here.dist, probe, qemu, sysroot)
+    stage.findings += compared.findings
+    stage.metrics |= {
+        "qemu": qemu.version,
+        "compared_values": compared.values,
+        "largest_difference": compared.largest_difference,
+    }
 
 
 def _package_files(root: Path) -> Iterator[Path]:
