@@ -26,6 +26,9 @@ class Need(enum.Enum):
 
     LIBRARIES = "libraries"
     HOST = "host"
+    """The system, this Python and its packages."""
+    TOOLS = "tools"
+    """Programs on PATH, and their versions."""
     COMPILER = "compiler"
 
 
@@ -121,8 +124,6 @@ class Context:
     """What the compiler said, by SoC."""
     measured: Measured | None = None
     """Which pairs of executorch and QNN were measured, and with what result."""
-    soc_named: bool = True
-    """Whether the user chose the SoCs; otherwise it is the default one."""
 
     @cached_property
     def readable(self) -> tuple[tuple[Library, Elf], ...]:

@@ -19,14 +19,16 @@ from provisioning.environment import resolve
 from provisioning.manifest import load_profile, soc_named
 from provisioning.settings import Selection
 from provisioning.validation.context import Context, Host, Library, Need, Tool, Tree
-from provisioning.validation.probe import ask
-from provisioning.validation.scan import Cache, libraries, record_of
+from provisioning.validation.probe import Answer, ask
+from provisioning.validation.scan import Cache, answer_key, libraries, record_of
 
 _TOOLS = {
     "cmake": ["--version"],
     "gcc": ["-dumpfullversion", "-dumpversion"],
     "clang": ["--version"],
 }
+_PACKAGED = frozenset({"cmake"})
+"""Programs that Python packages of the same name install."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
 _SYMBOL_PROVIDERS = ("libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6")
 
@@ -47,17 +49,19 @@ def gather(
     with ThreadPoolExecutor(8) as pool:
         # The compiler and the tools are other processes: they run while this one reads libraries.
         answers = {
-            soc: pool.submit(ask, soc, variables) for soc in socs if Need.COMPILER in needs and tree is None
+            soc: pool.submit(_answer, soc, variables, cache)
+            for soc in socs
+            if Need.COMPILER in needs and tree is None
         }
-        host = pool.submit(_host, variables, profile.packages) if Need.HOST in needs else None
+        tools = _TOOLS if Need.TOOLS in needs else ()
+        host = pool.submit(_host, variables, profile.packages, tools) if Need.HOST in needs else None
         found: list[Library] = []
         system = loader.SystemLibraries()
         if Need.LIBRARIES in needs:
             if "qnn-sdk" in trees:
                 found = libraries(trees["qnn-sdk"].path, cache)
             system = _system_libraries(cache)
-            cache.save()
-        return Context(
+        context = Context(
             profile=profile,
             profile_name=selection.profile,
             targets=targets,
@@ -70,8 +74,21 @@ def gather(
             system_libraries=system,
             answers={soc: answer.result() for soc, answer in answers.items()},
             measured=load_measured(),
-            soc_named=bool(selection.socs),
         )
+    cache.save()
+    return context
+
+
+def _answer(soc: str, variables: Mapping[str, str], cache: Cache) -> Answer:
+    """Ask the compiler, unless it made a device before and nothing that it is made of has changed since."""
+    key = answer_key(soc, variables)
+    remembered = cache.answer(key) if key else None
+    if remembered is not None:
+        return remembered
+    answer = ask(soc, variables)
+    if key and answer.made_device:
+        cache.put_answer(key, answer)
+    return answer
 
 
 def _trees(
@@ -134,9 +151,9 @@ def _system_libraries(cache: Cache) -> loader.SystemLibraries:
     return loader.SystemLibraries(known, directories, provides)
 
 
-def _host(variables: Mapping[str, str], packages: Collection[str]) -> Host:
+def _host(variables: Mapping[str, str], packages: Collection[str], names: Collection[str]) -> Host:
     with ThreadPoolExecutor(len(_TOOLS)) as pool:
-        tools = {name: pool.submit(_tool, name, variables) for name in _TOOLS}
+        tools = {name: pool.submit(_tool, name, variables) for name in names}
         release = _os_release()
         libc, glibc = platform.libc_ver()
         if hasattr(os, "confstr") and "CS_GNU_LIBC_VERSION" in os.confstr_names:
@@ -175,6 +192,13 @@ def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
     path = shutil.which(name, path=search)
     if path is None:
         return None
+    if (
+        name in _PACKAGED
+        and Path(path).parent == Path(sys.executable).parent
+        and (known := _packages([name]))
+    ):
+        # Its metadata says what its wrapper script would start another Python to say.
+        return Tool(path, known[name])
     try:
         done = subprocess.run(
             [path, *_TOOLS[name]],

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.util
 import json
 import os
 import re
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from provisioning import elf as elves
 from provisioning.build_id import build_ids
 from provisioning.elf import LINKER_SCRIPT, BrokenElf, Elf, NotElf
+from provisioning.validation import probe
 from provisioning.validation.context import Library
+from provisioning.validation.probe import Answer
 
-SCHEMA = 1
+SCHEMA = 2
 """Raise it when a record's content changes."""
+
+# Variables that steer loaders, Python, QNN or executorch.
+_WATCHED = re.compile(r"LD_|PYTHON|QNN|QAIRT|ADSP|EXECUTORCH|ET_|GLIBC|LIBNATIVE")
 
 LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?")
 
 # What content of the wrong shape raises, wherever the shape is wrong first.
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, AttributeError)
+
+_MOST_ANSWERS = 64
 
 # A file that changed so lately may change again with the same times: file systems tick in milliseconds.
 _SETTLED_NS = 2_000_000_000
@@ -64,12 +74,14 @@ class Cache:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._entries: dict[str, list[Any]] = {}
+        self._answers: dict[str, dict[str, Any]] = {}
         self._changed = False
         if path is not None:
             with contextlib.suppress(OSError, *_DAMAGE):
                 content = json.loads(path.read_bytes())
                 if content.get("schema") == SCHEMA:
                     self._entries = dict(content["files"])
+                    self._answers = dict(content["answers"])
 
     def get(self, path: Path, stamp: Stamp) -> Record | None:
         entry = self._entries.get(str(path))
@@ -83,6 +95,16 @@ class Cache:
             self._entries[str(path)] = [list(_key(stamp)), _encoded(record)]
             self._changed = True
 
+    def answer(self, key: str) -> Answer | None:
+        try:
+            return replace(Answer(**self._answers[key]), remembered=True)
+        except _DAMAGE:
+            return None
+
+    def put_answer(self, key: str, answer: Answer) -> None:
+        self._answers[key] = asdict(answer)
+        self._changed = True
+
     def save(self) -> None:
         """Replace the file in one step. Whoever cannot write keeps no cache, and is told by being slower."""
         if self._path is None or not self._changed:
@@ -91,7 +113,9 @@ class Cache:
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"schema": SCHEMA, "files": kept}), encoding="utf-8")
+            answers = dict(list(self._answers.items())[-_MOST_ANSWERS:])
+            content = {"schema": SCHEMA, "files": kept, "answers": answers}
+            part.write_text(json.dumps(content), encoding="utf-8")
             part.replace(self._path)
 
 
@@ -157,6 +181,40 @@ def record_of(path: Path, cache: Cache) -> Record:
         record = read(path)
         cache.put(path, stamp, record)
     return record
+
+
+def answer_key(soc: str, variables: Mapping[str, str]) -> str | None:
+    """What the compiler's answer depends on: its own files, the SDK's, the loader's cache, the variables.
+
+    None when that cannot be told, or when a file is too young to be told from its next version.
+    """
+    package = importlib.util.find_spec("executorch")
+    if package is None or not package.submodule_search_locations:
+        return None
+    home = Path(next(iter(package.submodule_search_locations)))
+    files = [Path(probe.__file__), Path("/etc/ld.so.cache"), home / "data" / "bin" / "flatc"]
+    for directory in (
+        home / "backends/qualcomm/python",
+        home / "backends/qualcomm/serialization",
+        home / "lib",
+    ):
+        files += sorted(path for path in directory.glob("*") if path.is_file())
+    for entry in re.split("[:;]", variables.get("LD_LIBRARY_PATH", "")):
+        files += sorted(path for path in Path(entry).glob("*") if path.is_file())
+    try:
+        stamps = [(str(path), Stamp.of(path)) for path in files if path.exists()]
+    except OSError:
+        return None
+    if not all(stamp.settled for _, stamp in stamps):
+        return None
+    watched = {name: value for name, value in variables.items() if _WATCHED.match(name)}
+    material = [
+        soc,
+        sys.executable,
+        [[path, *_key(stamp)] for path, stamp in stamps],
+        sorted(watched.items()),
+    ]
+    return hashlib.sha256(json.dumps(material).encode()).hexdigest()
 
 
 def read(path: Path) -> Record:

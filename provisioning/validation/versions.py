@@ -225,6 +225,7 @@ def _numeric(version: str) -> str:
     "cmake-version",
     Severity.ERROR,
     Need.HOST,
+    Need.TOOLS,
     summary="CMake is new enough for executorch's package",
     why="""
         An older CMake leaves out executorch's targets without a word, and the build fails much later with
@@ -241,6 +242,7 @@ def cmake_version(context: Context) -> Iterator[Problem]:
     "compiler-version",
     Severity.ERROR,
     Need.HOST,
+    Need.TOOLS,
     summary="A C++ compiler is there and new enough",
     why="""
         The runner and the host's libraries are built with gcc or clang; one of the two that meets the floor

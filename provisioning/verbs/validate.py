@@ -110,7 +110,13 @@ def _metrics(context: Context, results: Sequence[Result], ignored: int) -> dict[
             result.rule.id: {"state": result.state.value, "reason": result.reason} for result in results
         },
         "compiler": {
-            soc: {"step": answer.step, "build_id": answer.build_id, "api": answer.api, "code": answer.code}
+            soc: {
+                "step": answer.step,
+                "build_id": answer.build_id,
+                "api": answer.api,
+                "code": answer.code,
+                "remembered": answer.remembered,
+            }
             for soc, answer in context.answers.items()
         },
     }

@@ -11,8 +11,10 @@ import pytest
 
 from provisioning.settings import Selection
 from provisioning.validation import gather as gathering
+from provisioning.validation import scan
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather, stated_versions
+from provisioning.validation.probe import Answer
 from provisioning.validation.scan import Cache
 from tests.support.environments import NDK, PIN, PROFILE, write_ndk, write_sdk
 
@@ -70,9 +72,85 @@ def test_a_tools_version_is_asked_of_the_one_on_path(
     tool.write_text("#!/bin/sh\necho 'Debian clang version 17.0.6 (target x86_64)'\n")
     tool.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
-    host = gathered(selection, tmp_path, Need.HOST, PATH=f"{tool.parent}:/bin").host
+    host = gathered(selection, tmp_path, Need.HOST, Need.TOOLS, PATH=f"{tool.parent}:/bin").host
     assert host is not None
     assert (host.tools["clang"].version, host.tools["clang"].path) == ("17.0.6", str(tool))
+
+
+@pytest.fixture
+def executorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enough of an installed executorch for its files to be watched; every file counts as settled."""
+    package = tmp_path / "site" / "executorch"
+    adaptor = package / "backends/qualcomm/python/PyQnnManagerAdaptor.so"
+    adaptor.parent.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    adaptor.write_text("1")
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delitem(sys.modules, "executorch", raising=False)
+    monkeypatch.setattr(scan, "_SETTLED_NS", -(10**18))
+    return adaptor
+
+
+def asked(
+    selection: Selection, base: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer, **environ: str
+) -> bool:
+    """Whether the compiler itself was asked, with the cache kept between calls."""
+    calls: list[str] = []
+
+    def ask(soc: str, variables: object) -> Answer:
+        calls.append(soc)
+        return answer
+
+    monkeypatch.setattr(gathering, "ask", ask)
+    sdk = base / "sdk" if (base / "sdk").is_dir() else write_sdk(base / "sdk")
+    cache = Cache(base / "cache.json")
+    context = gather(selection, {"QNN_SDK_ROOT": str(sdk), **environ}, {Need.COMPILER}, cache=cache)
+    remembered = replace(answer, remembered=not calls)
+    assert context.answers == {selection.soc: remembered}
+    return bool(calls)
+
+
+DEVICE = Answer("device", made_device=True, build_id="v2.48.0.260626121212")
+
+
+def test_a_device_is_remembered(
+    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = asked(selection, tmp_path, monkeypatch, DEVICE)
+    assert (first, asked(selection, tmp_path, monkeypatch, DEVICE)) == (True, False)
+
+
+def test_a_refusal_is_never_remembered(
+    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Answer("backend", code=14001)
+    asked(selection, tmp_path, monkeypatch, refusal)
+    assert asked(selection, tmp_path, monkeypatch, refusal)
+
+
+@pytest.mark.parametrize("changed", ["adaptor", "library", "variable", "chip"])
+def test_whatever_the_answer_depends_on_makes_it_asked_again(
+    changed: str, executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(selection, tmp_path, monkeypatch, DEVICE)
+    environ = {}
+    if changed == "adaptor":
+        executorch.write_text("2")
+    elif changed == "library":
+        (tmp_path / "sdk/lib/x86_64-linux-clang/libQnnHtp.so").write_text("another")
+    elif changed == "variable":
+        environ = {"LD_PRELOAD": "libasan.so"}
+    else:
+        selection = replace(selection, soc="SM8750")
+    assert asked(selection, tmp_path, monkeypatch, DEVICE, **environ)
+
+
+def test_an_answer_about_files_of_this_moment_is_not_remembered(
+    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "_SETTLED_NS", 10**18)
+    asked(selection, tmp_path, monkeypatch, DEVICE)
+    assert asked(selection, tmp_path, monkeypatch, DEVICE)
 
 
 @pytest.mark.parametrize(

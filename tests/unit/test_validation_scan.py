@@ -103,9 +103,9 @@ def test_what_is_no_elf_is_remembered_with_its_fault(
         b"{",
         b"[]",
         b'{"schema": 0, "files": {}}',
-        b'{"schema": 1}',
+        f'{{"schema": {scan.SCHEMA}}}'.encode(),
         b"\xff\xfe",
-        b'{"schema": 1, "files": 3}',
+        f'{{"schema": {scan.SCHEMA}, "files": 3}}'.encode(),
     ],
 )
 def test_a_damaged_or_older_cache_is_started_anew(content: bytes, tree: Path, tmp_path: Path) -> None:
