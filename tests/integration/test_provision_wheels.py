@@ -1,0 +1,123 @@
+"""The real `wheels` profile, from an empty store, as the README's user has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provisioning.build_id import build_ids
+from provisioning.manifest import COMPONENT_VARIABLES, load_profile
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+
+@dataclass
+class User:
+    home: Path
+
+    def types(self, *argv: str, code: int = 0) -> str:
+        environ = {
+            k: v for k, v in os.environ.items() if k not in (*COMPONENT_VARIABLES.values(), "QNN_CI_SOC")
+        }
+        environ |= {"QNN_CI_STORE": str(self.home / "store"), "QNN_CI_REPORTS": str(self.home / "reports")}
+        done = subprocess.run(
+            [sys.executable, "-m", "provisioning", *argv],
+            cwd=ROOT,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    def root(self) -> Path:
+        """Of the tree of everything."""
+        return Path(json.loads(self.types("provision", "--json"))["components"][0]["where"])
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = json.loads((self.home / "reports/provision.json").read_text())["metrics"]
+        return found
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+    """With the host's part for one SoC, then widened to a second SoC's device part, then to everything."""
+    user = User(tmp_path_factory.mktemp("user"))
+    user.types("provision", "--target", "x86_64-linux", "--soc", "SM8650")
+    return user
+
+
+def test_each_widening_fetches_only_what_was_never_fetched(user: User) -> None:
+    parts = {part.name: part.source for part in load_profile("wheels").components["qnn-sdk"].parts}
+    fetched = [user.metrics()["bytes"]]
+    for selection in (
+        ("--target", "x86_64-linux", "--target", "aarch64-android", "--soc", "SM8650"),
+        ("--target", "x86_64-linux", "--target", "aarch64-android", "--soc", "SM8650", "--soc", "SM8750"),
+        (),
+    ):
+        user.types("provision", *selection)
+        fetched.append(user.metrics()["bytes"])
+    sizes = [getattr(parts[name], "size", 0) for name in ("x86-64", "aarch64")]
+    assert fetched == [*sizes, 0, 0]
+
+
+def test_the_whole_tree_verifies(user: User) -> None:
+    user.types("provision")
+    assert ": whole (" in user.types("store", "verify")
+
+
+def test_every_qnn_library_has_the_build_id_of_the_manifest(user: User) -> None:
+    expected = load_profile("wheels").components["qnn-sdk"].build_id
+    found = {build_id for path in user.root().rglob("libQnn*.so") for build_id in build_ids(path)}
+    assert found == {expected}
+
+
+def test_sdk_yaml_names_every_file(user: User) -> None:
+    root = user.root()
+    said = yaml.safe_load((root / "sdk.yaml").read_text())
+    there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert set(said["files"]) == there - {"sdk.yaml"}
+
+
+def test_damage_is_named_and_repaired_from_the_kept_wheel(user: User) -> None:
+    root = user.root()
+    skel = root / "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
+    system = root / "lib/x86_64-linux-clang/libQnnSystem.so"
+    skel.unlink()
+    system.chmod(0o644)
+    with system.open("r+b") as stream:
+        stream.seek(4096)
+        stream.write(b"damage")
+    said = user.types("store", "verify", code=1)
+    assert "libQnnHtpV75Skel.so: missing" in said and "libQnnSystem.so: changed" in said
+    user.types("store", "repair", "--offline")
+    user.types("store", "verify")
+
+
+def test_a_second_run_costs_less_than_a_third_of_a_second(user: User) -> None:
+    user.types("provision")
+
+    def cost() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert "already there" in user.types("provision")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cost() for _ in range(5)) < 0.3
+
+
+def test_rm_removes_the_store_like_any_cache(user: User, tmp_path: Path) -> None:
+    user.types("provision")
+    subprocess.run(["cp", "-a", user.home / "store", tmp_path / "copy"], check=True)
+    subprocess.run(["rm", "-r", tmp_path / "copy"], check=True, stdin=subprocess.DEVNULL)
+    assert not (tmp_path / "copy").exists()
