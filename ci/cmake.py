@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -106,24 +107,24 @@ class Build:
     log: Path
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
-    def configure(self, definitions: Mapping[str, str]) -> None:
+    def configure(self, definitions: Mapping[str, str], *, inputs: str = "") -> None:
+        """Configure, in an emptied tree if anything but the sources is other than the last time.
+
+        CMake keeps what it found in its cache: a moved tree fails, another compiler is half taken. `inputs`
+        stands for whatever else the objects in the tree were made from.
+        """
+        defined = [f"-D{name}={value}" for name, value in sorted(definitions.items())]
+        where = ["-S", str(self.source), "-B", str(self.tree), "-G", "Ninja"]
+        command = [*where, f"-DCMAKE_MAKE_PROGRAM={self.ninja.path}", *defined]
+        made_from = json.dumps([*command, self.cmake.identity, inputs])
+        stamp = self.tree / "configured.json"
+        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != made_from:
+            shutil.rmtree(self.tree, ignore_errors=True)
         self.tree.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("", encoding="utf-8")
-        defined = [f"-D{name}={value}" for name, value in sorted(definitions.items())]
-        self._run(
-            "configuring",
-            [
-                "-S",
-                str(self.source),
-                "-B",
-                str(self.tree),
-                "-G",
-                "Ninja",
-                f"-DCMAKE_MAKE_PROGRAM={self.ninja.path}",
-                *defined,
-            ],
-        )
+        self._run("configuring", command)
+        stamp.write_text(made_from, encoding="utf-8")
 
     def build(self, jobs: int, *targets: str) -> None:
         wanted = [argument for target in targets for argument in ("--target", target)]

@@ -76,22 +76,23 @@ class Plan:
             return {**defined, "CMAKE_CXX_COMPILER": str(self.compiler.path)}
         return {**defined, "CMAKE_TOOLCHAIN_FILE": str(SOURCE / "cmake" / f"{self.target}.cmake")}
 
-    def key(self) -> str:
-        inputs = {
+    def inputs(self) -> str:
+        """Everything but the sources that decides the bytes."""
+        package = self.executorch
+        values = {
             "format": FORMAT,
-            "sources": _digest(path for path in SOURCE.rglob("*") if "fuzz" not in path.parts),
-            "executorch": [
-                self.executorch.version,
-                str(self.executorch.root),
-                _digest(_package_files(self.executorch.root)),
-            ],
+            "executorch": [package.version, str(package.root), _digest(_package_files(package.root))],
             "compiler": [self.compiler.identity, str(self.compiler.path)],
             "cmake": self.cmake.identity,
             "target": self.target,
             "build_type": self.build_type,
             "remap": self.remap,
         }
-        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+        return _hashed(values)
+
+    def key(self) -> str:
+        sources = (path for path in SOURCE.rglob("*") if "fuzz" not in path.parts)
+        return _hashed([self.inputs(), _digest(sources)])
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -250,7 +251,7 @@ def _make(plan: Plan, stage: StageRun, *, jobs: int, clean: bool) -> None:
         begun = time.monotonic()
         if files is None:
             if clean:
-                shutil.rmtree(plan.tree)
+                shutil.rmtree(plan.tree, ignore_errors=True)
             files = _compile(plan, jobs)
         stage.metrics["build_seconds"] = round(time.monotonic() - begun, 2)
     stage.artifacts += [
@@ -275,7 +276,7 @@ def _compile(plan: Plan, jobs: int) -> dict[str, str]:
     work = Build(plan.cmake, plan.ninja, SOURCE, plan.tree, plan.log)
     stamp = plan.tree / STAMP
     stamp.unlink(missing_ok=True)
-    work.configure(plan.definitions())
+    work.configure(plan.definitions(), inputs=plan.inputs())
     work.build(jobs)
     part = plan.dist.with_name(f".{plan.dist.name}.{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)
@@ -380,6 +381,10 @@ def _emulate(plan: Plan, here: Plan, qemu: Program, stage: StageRun) -> None:
 def _package_files(root: Path) -> Iterator[Path]:
     for folder in ("include", "lib", "share/cmake"):
         yield from (root / folder).rglob("*")
+
+
+def _hashed(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(paths: Iterable[Path]) -> str:

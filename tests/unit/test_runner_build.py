@@ -1,0 +1,225 @@
+"""Planning the runner's build, and judging what was staged, without building anything."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ci.build import runner
+from ci.build.emulated import judge
+from ci.build.runner import Executorch, Plan, find_executorch
+from ci.build.staged import RUNNER, inspect
+from ci.cmake import Program
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.settings import Selection
+from tests.support.elves import AARCH64, Library
+
+GOOD = Library(
+    needed=("libexecutorch.so", "libstdc++.so.6", "libc.so.6"),
+    runpath="$ORIGIN/../lib",
+    interpreter="/lib64/ld-linux-x86-64.so.2",
+    versions={"libc.so.6": ("GLIBC_2.34",)},
+)
+
+
+def staged(into: Path, library: Library = GOOD) -> Path:
+    (into / "lib").mkdir(parents=True)
+    (into / "bin").mkdir()
+    library.write(into / RUNNER)
+    Library(versions={"libc.so.6": ("GLIBC_2.28",)}).write(into / "lib" / "libexecutorch.so")
+    return into
+
+
+def rules(dist: Path, target: str = "x86_64-linux", private: tuple[Path, ...] = ()) -> list[str]:
+    return [finding.rule for finding in inspect(dist, target, "2.34", private).findings]
+
+
+def test_a_good_runner_has_no_finding(tmp_path: Path) -> None:
+    inspected = inspect(staged(tmp_path), "x86_64-linux", "2.34", ())
+
+    assert (inspected.findings, inspected.glibc) == ((), "2.34")
+
+
+@pytest.mark.parametrize(
+    ("library", "rule"),
+    [
+        (replace(GOOD, machine=AARCH64), "runner-machine"),
+        (replace(GOOD, interpreter="/lib/ld-musl-x86_64.so.1"), "runner-interpreter"),
+        (replace(GOOD, runpath="$ORIGIN/../lib:/opt/lib"), "runner-runpath"),
+        (replace(GOOD, runpath="", rpath="$ORIGIN/../lib"), "runner-runpath"),
+        (replace(GOOD, needed=("libgflags.so.2",)), "runner-needed"),
+        (replace(GOOD, versions={"libc.so.6": ("GLIBC_2.4", "GLIBC_2.38")}), "runner-glibc"),
+        (replace(GOOD, content=b"\0/home/me/src/main.cpp\0"), "runner-paths"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_runner_is_told_by_rule(tmp_path: Path, library: Library, rule: str) -> None:
+    assert rules(staged(tmp_path, library), private=(Path("/home/me"), Path("/"))) == [rule]
+
+
+def test_a_library_that_needs_a_newer_glibc_is_told(tmp_path: Path) -> None:
+    dist = staged(tmp_path)
+    Library(versions={"libc.so.6": ("GLIBC_2.39",)}).write(dist / "lib" / "libnew.so")
+
+    assert rules(dist) == ["runner-glibc"]
+
+
+def test_equal_outputs_are_fine() -> None:
+    assert judge([1.0, 2.0], [1.0, 2.000001], Path("r")).findings == ()
+
+
+@pytest.mark.parametrize(
+    "theirs", [[1.0], [1.0, 2.1], [1.0, float("nan")], []], ids=["fewer", "another", "NaN", "none"]
+)
+def test_other_outputs_are_told(theirs: list[float]) -> None:
+    assert [finding.rule for finding in judge([1.0, 2.0], theirs, Path("r")).findings] == ["runner-outputs"]
+
+
+def test_no_outputs_at_all_are_told() -> None:
+    assert judge([], [], Path("r")).findings
+
+
+def arguments(*flags: str) -> tuple[argparse.Namespace, Selection]:
+    from provisioning.settings import selection_of
+
+    parser = argparse.ArgumentParser()
+    runner.configure(parser)
+    args = parser.parse_args(flags)
+    return args, selection_of(args, {})
+
+
+def package(root: Path, version: str = "1.5.1+cpu") -> Path:
+    config = root / "share" / "cmake"
+    config.mkdir(parents=True)
+    (config / "executorch-config.cmake").touch()
+    (config / "executorch-config-version.cmake").write_text(
+        f'set(EXECUTORCH_BUILD_VERSION "{version}")\n', encoding="utf-8"
+    )
+    return root
+
+
+def test_takes_an_unpacked_wheel_by_its_root_or_by_the_package_in_it(tmp_path: Path) -> None:
+    root = package(tmp_path / "executorch")
+    _, selection = arguments()
+
+    assert find_executorch(root, selection) == find_executorch(tmp_path, selection)
+    assert find_executorch(root, selection) == Executorch(root, "1.5.1+cpu")
+
+
+def test_a_folder_that_is_no_executorch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match=r"executorch-config\.cmake in it, found none"):
+        find_executorch(tmp_path, arguments()[1])
+
+
+def test_another_machines_wheel_that_is_not_there_names_the_command_that_brings_it(tmp_path: Path) -> None:
+    _, selection = arguments("--target", "aarch64-linux", "--store", str(tmp_path))
+
+    with pytest.raises(EnvironmentLacking) as caught:
+        find_executorch(None, selection)
+
+    assert caught.value.remedy == "nox -s provision -- --target aarch64-linux --component executorch-runtime"
+
+
+def test_android_is_another_stages_work() -> None:
+    with pytest.raises(UsageError) as caught:
+        runner._plan(*arguments("--target", "aarch64-android"))
+
+    assert "build_android" in caught.value.remedy
+
+
+@pytest.mark.parametrize("pair", ["from", "a;b=c"])
+def test_a_remap_that_is_no_pair_is_refused(pair: str) -> None:
+    with pytest.raises(UsageError, match="expected FROM=TO"):
+        runner._plan(*arguments("--remap", pair))
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    tool = Program(tmp_path / "tool", "tool 1.0")
+    root = package(tmp_path / "executorch")
+    (root / "lib").mkdir()
+    return Plan(
+        target="x86_64-linux",
+        build_type="Release",
+        executorch=Executorch(root, "1.5.1"),
+        compiler=tool,
+        cmake=tool,
+        ninja=tool,
+        remap=(),
+        tree=tmp_path / "tree",
+        dist=staged(tmp_path / "dist"),
+    )
+
+
+CHANGES: dict[str, Callable[[Plan], Plan]] = {
+    "build type": lambda plan: replace(plan, build_type="Debug"),
+    "compiler": lambda plan: replace(plan, compiler=Program(plan.compiler.path, "tool 1.1")),
+    "cmake": lambda plan: replace(plan, cmake=Program(plan.cmake.path, "tool 1.1")),
+    "remap": lambda plan: replace(plan, remap=("a=b",)),
+    "target": lambda plan: replace(plan, target="aarch64-linux"),
+    "executorch version": lambda plan: replace(plan, executorch=replace(plan.executorch, version="1.5.2")),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_decides_the_build_is_in_its_key(plan: Plan, change: Callable[[Plan], Plan]) -> None:
+    assert change(plan).key() != plan.key()
+
+
+def test_the_bytes_of_executorch_are_in_the_key(plan: Plan) -> None:
+    before = plan.key()
+    (plan.executorch.root / "lib" / "libexecutorch.so").write_bytes(b"patched")
+
+    assert plan.key() != before
+
+
+def test_where_it_is_built_is_not_in_the_key(plan: Plan) -> None:
+    assert replace(plan, tree=Path("elsewhere"), dist=Path("there")).key() == plan.key()
+
+
+def stamp(plan: Plan) -> None:
+    plan.tree.mkdir()
+    kept = {"key": plan.key(), "dist": str(plan.dist), "files": runner._staged(plan.dist)}
+    (plan.tree / runner.STAMP).write_text(json.dumps(kept), encoding="utf-8")
+
+
+def test_untouched_files_are_kept(plan: Plan) -> None:
+    stamp(plan)
+
+    assert runner._kept(plan) == runner._staged(plan.dist)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda plan: (plan.dist / "lib" / "libexecutorch.so").write_bytes(b"other"),
+        lambda plan: (plan.dist / RUNNER).unlink(),
+        lambda plan: (plan.dist / "lib" / "libmore.so").write_bytes(b"more"),
+        lambda plan: (plan.tree / runner.STAMP).unlink(),
+        lambda plan: (plan.tree / runner.STAMP).write_text("{", encoding="utf-8"),
+        lambda plan: (plan.tree / runner.STAMP).write_text("{}", encoding="utf-8"),
+    ],
+    ids=["changed", "removed", "added", "no stamp", "damaged stamp", "empty stamp"],
+)
+def test_anything_else_is_built_again(plan: Plan, spoil: Callable[[Plan], object]) -> None:
+    stamp(plan)
+    spoil(plan)
+
+    assert runner._kept(plan) is None
+
+
+def test_staging_replaces_ours_and_leaves_the_users(plan: Plan, tmp_path: Path) -> None:
+    (plan.dist / "notes.txt").write_text("mine", encoding="utf-8")
+    (plan.dist / "lib" / "libold.so").write_bytes(b"old")
+    part = staged(tmp_path / "part", replace(GOOD, content=b"new"))
+    wanted = runner._staged(part)
+
+    runner._replace(part, plan.dist)
+
+    assert runner._staged(plan.dist) == wanted
+    assert (plan.dist / "notes.txt").read_text(encoding="utf-8") == "mine"
