@@ -8,9 +8,12 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioning.errors import EnvironmentLacking, LicenceNotAccepted
-from provisioning.manifest import Component, Licence
+
+if TYPE_CHECKING:
+    from provisioning.manifest import Component, Licence
 
 VARIABLE = "QNN_CI_ACCEPT_LICENCES"
 FLAG = "--accept-licence"

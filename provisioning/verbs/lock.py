@@ -6,16 +6,18 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from provisioning import licences, locks
+from provisioning import licences
 from provisioning.errors import CheckFailed, UsageError
-from provisioning.inventory import Origin
-from provisioning.manifest import Component, load_profile, load_socs, profile_names
 from provisioning.progress import for_stream
-from provisioning.record import with_source_keys
 from provisioning.settings import MANIFESTS, store_path
-from provisioning.store import Store, Tree
 from provisioning.verbs.generate import stale
+
+if TYPE_CHECKING:
+    from provisioning.inventory import Origin
+    from provisioning.manifest import Component
+    from provisioning.store import Store, Tree
 
 EXAMPLES = """\
   nox -s lock
@@ -64,6 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from provisioning import locks
+    from provisioning.manifest import profile_names
+
     environments = _environments(args.environment)
     profiles = args.profile or profile_names()
     if args.check:
@@ -81,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _environments(named: list[str]) -> list[str]:
+    from provisioning import locks
+
     known = locks.lockable()
     for name in named:
         if name not in known:
@@ -91,6 +98,9 @@ def _environments(named: list[str]) -> list[str]:
 
 
 def _check(environments: list[str], profiles: list[str]) -> int:
+    from provisioning import locks
+    from provisioning.manifest import load_profile, load_socs
+
     load_socs()
     notes = []
     for name in profiles:
@@ -116,6 +126,9 @@ def _check(environments: list[str], profiles: list[str]) -> int:
 
 def _record(args: argparse.Namespace, profiles: list[str]) -> None:
     """Provision the named components; of all others take what the store has from an earlier time."""
+    from provisioning.manifest import load_profile
+    from provisioning.store import Store
+
     store = Store(store_path(args.store))
     known = {name for profile in profiles for name in load_profile(profile).components}
     for name in args.component:
@@ -153,6 +166,8 @@ def _tree(
 
 
 def _record_origin(profile: str, component: str, origin: Origin) -> None:
+    from provisioning.record import with_source_keys
+
     path = MANIFESTS / "profiles" / f"{profile}.toml"
     before = path.read_text(encoding="utf-8")
     after = with_source_keys(path, component, origin.part, {"sha256": origin.sha256, "size": origin.size})

@@ -18,13 +18,13 @@ from provisioning.environment import NDK_ALIASES, NEEDED
 from provisioning.errors import ToolkitError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.inventory import hash_file
-from provisioning.manifest import COMPONENT_VARIABLES, Component, Profile, load_profile, soc_named
 from provisioning.progress import for_stream
 from provisioning.settings import DEFAULT_PROFILE, Selection, add_selection, selection_of
-from provisioning.store import Store, Tree, Want, require_lock
 
 if TYPE_CHECKING:
     from provisioning.download import Progress
+    from provisioning.manifest import Component, Profile
+    from provisioning.store import Store, Tree
 
 EXAMPLES = """\
   nox -s provision
@@ -68,6 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from provisioning.manifest import load_profile
+
     selection = selection_of(args)
     profile = load_profile(selection.profile)
     stage = StageRun("provision", profile.name, ",".join(selection.targets) or "all", _command(args))
@@ -95,6 +97,9 @@ def provision(
     stage: StageRun,
     environ: Mapping[str, str],
 ) -> list[Row]:
+    from provisioning.manifest import soc_named
+    from provisioning.store import Store, Want, require_lock
+
     store = Store(selection.store)
     want = Want(frozenset(selection.targets), frozenset(soc_named(soc).arch for soc in selection.socs))
     locked = in_ci(environ) if args.locked is None else bool(args.locked)
@@ -182,6 +187,7 @@ def _serves(name: str, targets: tuple[str, ...]) -> bool:
 
 
 def _users_own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
+    from provisioning.manifest import COMPONENT_VARIABLES
     from provisioning.sources.directory import adopt
 
     variables = [COMPONENT_VARIABLES[name], *(NDK_ALIASES if name == "android-ndk" else ())]

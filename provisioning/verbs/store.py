@@ -12,15 +12,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from provisioning.compose import definition_of
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.inventory import Fault, fault_of
-from provisioning.manifest import Component, load_profile, profile_names, soc_named
 from provisioning.progress import for_stream, human_size
 from provisioning.settings import add_selection, selection_of, store_path
-from provisioning.store import Store, Tree, Want
 from provisioning.verbs.provision import table
+
+if TYPE_CHECKING:
+    from provisioning.manifest import Component
+    from provisioning.store import Store, Tree
 
 EXAMPLES = """\
   python -m provisioning store list
@@ -70,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from provisioning.store import Store
+
     store = Store(store_path(args.store))
     rows = [_described(store, tree) for tree in store.trees()]
     if args.json:
@@ -82,6 +86,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    from provisioning.store import Store
+
     store = Store(store_path(args.store))
     bad = 0
     for tree in _named(store, args.names):
@@ -99,6 +105,8 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _repair(args: argparse.Namespace) -> int:
+    from provisioning.store import Store
+
     store = Store(store_path(args.store))
     mended = 0
     for tree in _named(store, args.names):
@@ -115,6 +123,10 @@ def _repair(args: argparse.Namespace) -> int:
 
 
 def _gc(args: argparse.Namespace) -> int:
+    from provisioning.compose import definition_of
+    from provisioning.manifest import load_profile, profile_names
+    from provisioning.store import Store
+
     known = {
         definition_of(str(name), component)
         for profile in profile_names()
@@ -136,6 +148,8 @@ def _gc(args: argparse.Namespace) -> int:
 
 def _path(args: argparse.Namespace) -> int:
     from provisioning.environment import provision_flags
+    from provisioning.manifest import load_profile, soc_named
+    from provisioning.store import Store, Want
 
     selection = selection_of(args)
     profile = load_profile(selection.profile)

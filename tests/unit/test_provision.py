@@ -79,8 +79,7 @@ def user(
                 strict=False,
             )
 
-        for verb in ("provision", "store"):
-            monkeypatch.setattr(f"provisioning.verbs.{verb}.load_profile", load_profile)
+        monkeypatch.setattr("provisioning.manifest.load_profile", load_profile)
         yield user
 
 
@@ -310,7 +309,7 @@ class TestStoreVerb:
         assert user.types("store", "verify", "nothing") == 2
 
     def test_gc_removes_what_no_profile_names(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("provisioning.verbs.store.profile_names", list)
+        monkeypatch.setattr("provisioning.manifest.profile_names", list)
         user.types("provision")
         assert user.types("store", "gc") == 0
         assert "no manifest names it" in user.out and user.types("store", "list") == 0
