@@ -121,6 +121,8 @@ def load_ledger(profile: str, path: Path | None = None) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
+    """What a test takes of a core: its CPU time, which other work on the machine does not stretch."""
+
     seconds: float
     megabytes: int
 
@@ -160,7 +162,7 @@ def durations_text(costs: Mapping[str, Cost]) -> str:
 
 def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
     """With what these runs took; a verdict from the cache measured nothing."""
-    new = {v.test: Cost(v.seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.broke}
+    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.broke}
     return {**costs, **new}
 
 

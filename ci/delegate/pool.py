@@ -12,13 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ci.scheduler import Job
-from provisioning.errors import EnvironmentLacking
+from provisioning.errors import EnvironmentLacking, ToolkitError
 from provisioning.settings import ROOT
 
 START_SECONDS = 300.0
@@ -38,6 +39,8 @@ class Verdict:
     problems: tuple[tuple[str, str], ...] = ()
     subtests: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of the worker and of what it started: what the test takes, however busy the machine is."""
     peak: int = 0
     cached: bool = False
     broke: bool = False
@@ -123,6 +126,7 @@ class Worker:
             problems,
             int(reply["subtests"]),
             float(reply["seconds"]),
+            float(reply["cpu_seconds"]),
             int(reply["peak"]),
         )
         if verdict.outcome != "failed" and not self.setup.keep:
@@ -177,11 +181,45 @@ class Worker:
         return reply
 
 
+class Workers:
+    """Where slots get their workers: importing takes seconds, so several begin at once and none is wasted."""
+
+    def __init__(self, setup: Setup, count: int) -> None:
+        self.setup = setup
+        self._threads = ThreadPoolExecutor(count)
+        self._count = count
+        self._begun: list[Future[Worker]] = []
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for future in self._begun:
+            if not future.cancel():
+                with contextlib.suppress(ToolkitError):
+                    future.result().end()
+        self._threads.shutdown()
+
+    def tests(self) -> dict[str, str]:
+        """Ask one worker which tests there are, while the others import."""
+        self._begun += [self._threads.submit(Worker, self.setup) for _ in range(self._count)]
+        return self._begun[0].result().tests()
+
+    def take(self) -> Worker:
+        with self._lock:
+            begun = self._begun.pop(0) if self._begun else None
+        return begun.result() if begun else Worker(self.setup)
+
+    def slot(self) -> WorkerSlot:
+        return WorkerSlot(self.take)
+
+
 class WorkerSlot:
     """A slot of the scheduler: one worker, kept from test to test."""
 
-    def __init__(self, setup: Setup) -> None:
-        self._setup = setup
+    def __init__(self, take: Callable[[], Worker]) -> None:
+        self._take = take
         self._worker: Worker | None = None
         self._busy = False
 
@@ -189,7 +227,7 @@ class WorkerSlot:
         self._busy = True
         try:
             if self._worker is None:
-                self._worker = Worker(self._setup)
+                self._worker = self._take()
             verdict, resident = self._worker.run(job.name)
             if verdict.broke or resident > RECYCLE_AT:
                 self._worker.end()

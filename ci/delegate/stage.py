@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ci.cache import VerdictCache
@@ -21,9 +21,9 @@ from ci.delegate.ledger import (
     load_ledger,
     measured,
 )
-from ci.delegate.pool import Setup, Verdict, WorkerSlot, tail
+from ci.delegate.pool import Setup, Verdict, Workers, tail
 from ci.delegate.progress import Lines, progress
-from ci.delegate.suite import Basis, Suite, basis_of, installed_suite, list_tests
+from ci.delegate.suite import Basis, basis_of, installed_suite, list_tests
 from ci.diagnose import Explanation, explain
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs, shard
 from provisioning.environment import Environment, resolve
@@ -61,13 +61,14 @@ class Options:
 class Plan:
     """What is to be run, on what, and what is expected of it."""
 
-    chosen: tuple[str, ...]
-    sources: Mapping[str, str]
+    setup: Setup
     basis: Basis
-    environment: Mapping[str, str]
     ledger: Ledger
     costs: Mapping[str, Cost]
     slots: int
+    chosen: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Every test of the suite with the digest of its source."""
 
     def job(self, test: str) -> Job:
         cost = self.costs.get(test, UNKNOWN)
@@ -95,16 +96,18 @@ def run_stage(options: Options, environ: Mapping[str, str]) -> int:
 
 def _run(options: Options, environ: Mapping[str, str], stage: StageRun) -> int:
     cache = VerdictCache(options.selection.store, "delegate", enabled=options.cache)
-    # Which tests there are is no verdict: it is kept whatever --no-cache says.
-    plan = make_plan(options, environ, VerdictCache(options.selection.store, "delegate"))
-    if options.only_list:
-        print_list(plan)
-        return 0
-    setup = Setup(plan.environment, options.logs, options.timeout, options.keep)
-    known = known_verdicts(plan, cache)
-    jobs = [plan.job(test) for test in plan.chosen if test not in known]
-    _announce(plan, known, jobs)
-    verdicts = {**known, **_run_jobs(plan, jobs, setup, cache, fail_fast=options.fail_fast)}
+    plan = make_plan(options, environ)
+    with Workers(plan.setup, plan.slots) as workers:
+        # Which tests there are is no verdict: it is kept whatever --no-cache says.
+        listing = VerdictCache(options.selection.store, "delegate")
+        plan = choose(plan, options, list_tests(plan.basis.suite, listing, workers.tests))
+        if options.only_list:
+            print_list(plan)
+            return 0
+        known = known_verdicts(plan, cache)
+        jobs = [plan.job(test) for test in plan.chosen if test not in known]
+        _announce(plan, known, jobs)
+        verdicts = {**known, **_run_jobs(plan, jobs, workers, cache, fail_fast=options.fail_fast)}
     ledger = plan.ledger
     if options.update_ledger:
         ledger = _update(plan, verdicts.values(), options.logs)
@@ -133,30 +136,33 @@ def _run(options: Options, environ: Mapping[str, str], stage: StageRun) -> int:
     return 0 if report.outcome is Outcome.PASS else 1
 
 
-def make_plan(options: Options, environ: Mapping[str, str], listing: VerdictCache) -> Plan:
+def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
+    """All but which tests there are, which may take a worker to know."""
     suite = installed_suite()
     found = resolve(options.selection, environ)
     runner = find_runner(environ)
     slots = options.jobs or default_slots()
     environment = worker_environment(found, environ, runner, slots)
-    basis = basis_of(suite, found.root("qnn-sdk").path, runner, options.selection.soc, environment)
-    sources = list_tests(suite, listing, Setup(environment, options.logs, options.timeout))
-    ledger = load_ledger(options.selection.profile)
-    stale = {each.test for each in ledger.expected} | set(ledger.sample)
-    if gone := sorted(stale - sources.keys()):
+    return Plan(
+        setup=Setup(environment, options.logs, options.timeout, options.keep),
+        basis=basis_of(suite, found.root("qnn-sdk").path, runner, options.selection.soc, environment),
+        ledger=load_ledger(options.selection.profile),
+        costs=load_durations(),
+        slots=slots,
+    )
+
+
+def choose(plan: Plan, options: Options, tests: Mapping[str, str]) -> Plan:
+    """The plan with the tests asked for, in the order of their names."""
+    version = plan.basis.suite.versions["executorch"]
+    named = {each.test for each in plan.ledger.expected} | set(plan.ledger.sample)
+    if gone := sorted(named - tests.keys()):
         raise UsageError(
-            f"{ledger_path(ledger.profile).name} names {gone[0]}, which the suite of executorch"
-            f" {suite.versions['executorch']} does not have",
+            f"the ledger {plan.ledger.profile} names {gone[0]}, and executorch {version} has no such test",
             remedy="take it out of the ledger",
         )
-    plan = Plan((), sources, basis, environment, ledger, load_durations(), slots)
-    return replace(plan, chosen=choose(plan, options, suite))
-
-
-def choose(plan: Plan, options: Options, suite: Suite) -> tuple[str, ...]:
-    """The tests asked for, in the order of their names."""
     matches = compile_expression(options.expression) if options.expression else None
-    pool = plan.ledger.sample if options.sample else tuple(plan.sources)
+    pool = plan.ledger.sample if options.sample else tuple(tests)
     jobs = [plan.job(test) for test in pool if matches is None or matches(test)]
     chosen = tuple(sorted(job.name for job in shard(jobs, *options.shard)))
     if not chosen:
@@ -164,10 +170,10 @@ def choose(plan: Plan, options: Options, suite: Suite) -> tuple[str, ...]:
         asked += ["--sample"] if options.sample else []
         asked += [f"--shard {options.shard[0]}/{options.shard[1]}"] if options.shard != (1, 1) else []
         raise UsageError(
-            f"no test of executorch {suite.versions['executorch']} is left by {' '.join(asked)}",
+            f"no test of executorch {version} is left by {' '.join(asked)}",
             remedy="nox -s test_delegate -- --list",
         )
-    return chosen
+    return replace(plan, chosen=chosen, sources=tests)
 
 
 def find_runner(environ: Mapping[str, str]) -> Path:
@@ -245,7 +251,7 @@ def keep(plan: Plan, cache: VerdictCache, verdict: Verdict) -> None:
 
 
 def _run_jobs(
-    plan: Plan, jobs: Sequence[Job], setup: Setup, cache: VerdictCache, *, fail_fast: bool
+    plan: Plan, jobs: Sequence[Job], workers: Workers, cache: VerdictCache, *, fail_fast: bool
 ) -> dict[str, Verdict]:
     if not jobs:
         return {}
@@ -253,7 +259,7 @@ def _run_jobs(
     with progress(list(jobs), plan.slots, expected) as shown:
         return run_jobs(
             jobs,
-            lambda: WorkerSlot(setup),
+            workers.slot,
             slots=plan.slots,
             memory=memory_budget(),
             observer=_Keeping(plan, cache, shown),

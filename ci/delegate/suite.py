@@ -6,13 +6,12 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ci import shims
 from ci.cache import VerdictCache, digest_of_files, key_of
-from ci.delegate.pool import Setup, Worker
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.errors import EnvironmentLacking
@@ -129,8 +128,8 @@ def basis_of(suite: Suite, sdk_root: Path, runner: Path, soc: str, environment: 
     )
 
 
-def list_tests(suite: Suite, cache: VerdictCache, setup: Setup) -> dict[str, str]:
-    """Every test with the digest of its source; asked of a worker when the suite is not known yet."""
+def list_tests(suite: Suite, cache: VerdictCache, ask: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Every test with the digest of its source; asked for when the suite is not known yet."""
     key = key_of(
         {
             "rules": RULES,
@@ -141,14 +140,8 @@ def list_tests(suite: Suite, cache: VerdictCache, setup: Setup) -> dict[str, str
         }
     )
 
-    def ask() -> dict[str, Metric]:
-        worker = Worker(setup)
-        try:
-            return dict(worker.tests())
-        finally:
-            worker.end()
-
-    return {name: str(digest) for name, digest in cache.through(key, ask).items()}
+    known = cache.through(key, lambda: dict(ask()))
+    return {name: str(digest) for name, digest in known.items()}
 
 
 def _runner_digest(runner: Path) -> str:

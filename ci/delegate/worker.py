@@ -19,6 +19,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
@@ -30,8 +31,6 @@ from typing import Any, TextIO
 from ci import shims
 
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate_x86"
-
-PR_SET_PDEATHSIG = 1
 
 
 class Result(unittest.TestResult):
@@ -174,8 +173,7 @@ def serve(module: types.ModuleType, replies: TextIO) -> None:
 
 
 def main(descriptor: int) -> None:
-    # Ends with the thread that started it, also when that one is killed and cannot say so.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
     faulthandler.enable()
     replies = os.fdopen(descriptor, "w", encoding="utf-8")
     tempfile.TemporaryDirectory = _Kept  # type: ignore[misc,assignment]
@@ -188,6 +186,13 @@ def main(descriptor: int) -> None:
     _reply(replies, {"absent": absent, "seconds": round(time.monotonic() - began, 3)})
     with contextlib.suppress(KeyboardInterrupt):
         serve(module, replies)
+
+
+def _end_with(parent: int) -> None:
+    """The stage may be killed and unable to say so; neither a worker nor its runner outlives it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _reply(replies: TextIO, message: dict[str, object]) -> None:

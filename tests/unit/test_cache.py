@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.cache import VerdictCache, digest_of_files, key_of
@@ -60,6 +60,7 @@ def test_through_makes_a_verdict_once(tmp_path: Path) -> None:
     assert len(made) == 1
 
 
+@settings(deadline=None)
 @given(NAMES, NAMES)
 def test_keys_are_equal_exactly_when_inputs_are(one: dict[str, Json], other: dict[str, Json]) -> None:
     same = {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}

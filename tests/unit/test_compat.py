@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS
@@ -61,6 +61,7 @@ def written(pairs: list[Pair]) -> str:
     return measured.as_json()
 
 
+@settings(deadline=None)
 @given(PAIRS, st.randoms())
 def test_the_order_of_measuring_does_not_show(pairs: list[Pair], source: object) -> None:
     last = {(each.executorch, each.build_id, each.soc): each for each in pairs}
@@ -69,6 +70,7 @@ def test_the_order_of_measuring_does_not_show(pairs: list[Pair], source: object)
     assert written(pairs) == written(shuffled)
 
 
+@settings(deadline=None)
 @given(PAIRS)
 def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -> None:
     path = tmp_path_factory.mktemp("compat") / "compat.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.delegate.pool import RECYCLE_AT, Setup, Verdict, Worker, WorkerSlot, tail
+from ci.delegate.pool import RECYCLE_AT, Setup, Verdict, Worker, Workers, WorkerSlot, tail
 from ci.scheduler import Job, run_jobs
 from provisioning.errors import EnvironmentLacking
 
@@ -40,7 +40,7 @@ for line in sys.stdin:
     problems = [{"where": "(i=0)", "what": "AssertionError: no"}] if outcome == "failed" else []
     resident = 9 << 30 if "greedy" in test else 1 << 20
     reply({"outcome": outcome, "reason": f"pid {os.getpid()} served {served}", "problems": problems,
-           "subtests": 2, "seconds": 0.5, "peak": 1 << 20, "resident": resident})
+           "subtests": 2, "seconds": 0.5, "cpu_seconds": 0.4, "peak": 1 << 20, "resident": resident})
 """
 
 
@@ -53,7 +53,7 @@ def setup(tmp_path: Path) -> Setup:
 
 @pytest.fixture
 def slot(setup: Setup) -> Iterator[WorkerSlot]:
-    slot = WorkerSlot(setup)
+    slot = WorkerSlot(lambda: Worker(setup))
     yield slot
     slot.close()
 
@@ -77,14 +77,14 @@ def test_a_crash_fails_the_test_at_hand(slot: WorkerSlot, test: str, reason: str
 
 def test_a_crash_costs_no_other_test(setup: Setup) -> None:
     jobs = [Job("T.segfault", 9), *(Job(f"T.{n}") for n in range(6))]
-    results = run_jobs(jobs, lambda: WorkerSlot(setup), slots=2)
+    results = run_jobs(jobs, lambda: WorkerSlot(lambda: Worker(setup)), slots=2)
     assert [name for name, verdict in results.items() if verdict.outcome != "passed"] == ["T.segfault"]
     assert len(results) == 7
 
 
 def test_a_test_that_hangs_fails_after_its_time(tmp_path: Path, setup: Setup) -> None:
     slow = Setup({}, setup.logs, timeout=0.5, python=sys.executable, command=setup.command)
-    slot = WorkerSlot(slow)
+    slot = WorkerSlot(lambda: Worker(slow))
     verdict = slot.run(Job("T.hang"))
     slot.close()
     assert (verdict.outcome, verdict.reason) == ("failed", "timeout: no result after 0.5 s")
@@ -108,9 +108,8 @@ def test_files_of_a_failed_test_are_kept(slot: WorkerSlot, setup: Setup) -> None
 
 
 def test_files_of_a_passed_test_are_kept_on_request(setup: Setup) -> None:
-    slot = WorkerSlot(
-        Setup({}, setup.logs, timeout=30, keep=True, python=sys.executable, command=setup.command)
-    )
+    keeping = Setup({}, setup.logs, timeout=30, keep=True, python=sys.executable, command=setup.command)
+    slot = WorkerSlot(lambda: Worker(keeping))
     slot.run(Job("T.one"))
     slot.close()
     assert (setup.logs / "T.one" / "model.pte").is_file()
@@ -130,6 +129,22 @@ def test_tests_are_listed_with_their_digests(setup: Setup) -> None:
     worker.end()
 
 
+def test_the_worker_that_lists_the_tests_also_runs_them(setup: Setup) -> None:
+    with Workers(setup, 1) as workers:
+        tests = workers.tests()
+        slot = workers.slot()
+        assert slot.run(Job(next(iter(tests)))).outcome == "passed"
+        slot.close()
+        assert workers._begun == []
+
+
+def test_workers_that_nobody_took_are_ended(setup: Setup) -> None:
+    with Workers(setup, 2) as workers:
+        workers.tests()
+        processes = [future.result()._process for future in workers._begun]
+    assert all(process.returncode is not None for process in processes)
+
+
 def test_a_suite_that_cannot_be_imported_is_said_with_its_error(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("raise SystemExit('No module named torch')", encoding="utf-8")
@@ -139,7 +154,7 @@ def test_a_suite_that_cannot_be_imported_is_said_with_its_error(tmp_path: Path) 
 
 
 def test_closing_ends_the_process(setup: Setup) -> None:
-    slot = WorkerSlot(setup)
+    slot = WorkerSlot(lambda: Worker(setup))
     pid = int(slot.run(Job("T.one")).reason.split()[1])
     slot.close()
     assert not Path(f"/proc/{pid}").exists()
