@@ -416,7 +416,7 @@ class _Transfer:
         return self._land(url, digest.hexdigest(), received, resumed=offset > 0)
 
     def _resumable(self, url: str) -> _Partial | None:
-        """The part that may be continued, cut back to the bytes that can be accounted for."""
+        """The part that may be continued, and from where: the bytes that can be accounted for."""
         partial = _Partial.read(self.record)
         try:
             length = self.part.stat().st_size
@@ -430,7 +430,6 @@ class _Transfer:
             if partial is None or length == 0 or (self.size is not None and length > self.size):
                 self._discard()
                 return None
-            os.truncate(self.part, length)
         return replace(partial, done=length)
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -76,6 +77,23 @@ def test_without_a_pin_the_tags_commit_is_told(upstream: Path, tmp_path: Path) -
 def test_an_annotated_tag_stands_for_its_commit(upstream: Path, tmp_path: Path) -> None:
     run(upstream, "tag", "-a", "-m", "annotated", "v2")
     assert git.checkout(pinned(upstream, None, "v2"), tmp_path / "tree") == run(upstream, "rev-parse", "HEAD")
+
+
+def test_a_server_that_gives_only_named_commits_serves_by_the_tag(
+    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(upstream, "tag", "-a", "-m", "annotated", "v2", "v1")
+    run(upstream, "tag", "-d", "v1")
+    pin = run(upstream, "rev-parse", "v2^{commit}")
+    index = os.environ["GIT_CONFIG_COUNT"]
+    monkeypatch.setenv("GIT_CONFIG_COUNT", str(int(index) + 1))
+    monkeypatch.setenv(f"GIT_CONFIG_KEY_{index}", "protocol.version")
+    monkeypatch.setenv(f"GIT_CONFIG_VALUE_{index}", "0")
+    run(tmp_path, "init", "-q", "empty")
+    asking = ["git", "fetch", "-q", "--depth=1", upstream.as_uri(), pin]
+    refused = subprocess.run(asking, cwd=tmp_path / "empty", capture_output=True, check=False)
+    assert refused.returncode != 0
+    assert git.checkout(pinned(upstream, pin, "v2"), tmp_path / "tree") == pin
 
 
 def test_a_finished_checkout_is_used_again(upstream: Path, tmp_path: Path) -> None:
