@@ -1,0 +1,106 @@
+"""Performance claims as ratios: the contenders run side by side, in turns, in one session on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import tempfile
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol, cast
+
+from ci.bench.frame import Benchmark, Measured, measure, metrics_of, rendered
+from provisioning.cli import Verb, command_line
+from provisioning.errors import UsageError
+from provisioning.findings import Outcome, Severity, StageRun
+from provisioning.settings import add_selection, selection_of
+
+BENCHMARKS = {
+    "provision": Verb(
+        "ci.bench.provision", "a generated SDK against ExecuTorch's downloader and curl + unzip"
+    ),
+    "runner": Verb("ci.bench.runner", "start to first output against a bare Module-based program"),
+}
+
+EXAMPLES = """\
+  nox -s bench -- --list
+  nox -s bench -- provision
+  nox -s bench -- provision --quick --rounds 1
+  nox -s bench -- provision --check
+"""
+
+
+class BenchmarkModule(Protocol):
+    """What a benchmark's module offers: contenders that are ready to run for as long as the context lasts."""
+
+    def prepared(self, work: Path, *, quick: bool) -> AbstractContextManager[Benchmark]: ...
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="the benchmark to run; --list tells which there are"
+    )
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each contender runs [5]")
+    parser.add_argument("--quick", action="store_true", help="a small case, to see that everything works")
+    parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
+    parser.add_argument("--work", type=Path, help="where to work; needs some GB [a new temporary directory]")
+    add_selection(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.list:
+        for name, verb in BENCHMARKS.items():
+            sys.stdout.write(f"{name}  {verb.summary}\n")
+        return 0
+    if args.name not in BENCHMARKS:
+        found = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
+        raise UsageError(found, remedy=f"name one of: {', '.join(BENCHMARKS)}")
+    if args.rounds < 1:
+        raise UsageError(f"--rounds: expected at least 1, found {args.rounds}", remedy="--rounds 5")
+    selection = selection_of(args)
+    options = [flag for flag in ("--quick", "--check") if getattr(args, flag[2:])]
+    stage = StageRun(
+        f"bench-{args.name}",
+        selection.profile,
+        selection.target,
+        command_line("nox -s bench --", [args.name, "--rounds", str(args.rounds), *options]),
+    )
+    module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
+    try:
+        if args.work is not None:
+            args.work.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=args.work) as work,
+            module.prepared(Path(work), quick=args.quick) as benchmark,
+        ):
+            measured = measure(benchmark, args.rounds, Path(work) / "rounds", tell=_tell)
+        _judge(stage, benchmark, measured, check=args.check)
+    except BaseException:
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
+    report = stage.finish()
+    path = report.write(selection.reports)
+    sys.stdout.write(f"{rendered(benchmark, measured)}\nreport: {path}\n")
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def _judge(stage: StageRun, benchmark: Benchmark, measured: Measured, *, check: bool) -> None:
+    stage.metrics.update(metrics_of(benchmark, measured))
+    stage.metrics["cores"] = len(os.sched_getaffinity(0))
+    for aim in benchmark.aims:
+        ratio = measured.ratio(aim)
+        if ratio.median < aim.at_least:
+            stage.add(
+                "bench-aim",
+                Severity.ERROR if check else Severity.NOTE,
+                aim.name,
+                f"expected at least {aim.at_least:g} times as fast, found {ratio}",
+                "run it again on an idle machine; if it stays so, profile what became slower",
+            )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
