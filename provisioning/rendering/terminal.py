@@ -151,9 +151,6 @@ def _console(colour: bool, width: int) -> Console:
         color_system="standard" if colour else None,
         force_terminal=colour,
         no_color=not colour,
-        markup=False,
-        emoji=False,
-        highlight=False,
         legacy_windows=False,
         _environ={},
     )

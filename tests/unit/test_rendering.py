@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from provisioning.findings import Artifact, Finding, Outcome, Report, Severity
@@ -365,6 +365,7 @@ def _parsed(line: str) -> tuple[str, dict[str, str], str]:
 
 
 @given(TEXT, TEXT.filter(bool))
+@example("100 %0A", "%3A%2C%25")
 def test_any_text_survives_a_workflow_command(message: str, title: str) -> None:
     assert _parsed(command("error", message, title=title)) == ("error", {"title": title}, message)
 
