@@ -1,0 +1,46 @@
+"""The real QNN SDK of the wheels profile, for tests marked heavy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VARIABLE = "QNN_CI_TEST_SDK"
+TARGETS = ("x86_64-linux", "aarch64-linux")
+
+
+@cache
+def sdk_root() -> Path:
+    """The one that QNN_CI_TEST_SDK names, else the store's, provisioned first if need be."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named)
+    command = [sys.executable, "-m", "provisioning"]
+    targets = [word for target in TARGETS for word in ("--target", target)]
+    socs = ["--soc", ",".join(_one_soc_an_arch())]
+    subprocess.run([*command, "provision", *targets, *socs], cwd=REPOSITORY, check=True, timeout=1800)
+    found = subprocess.run(
+        [*command, "env", "QNN_SDK_ROOT", "--target", TARGETS[-1], *socs],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return Path(found.stdout.strip())
+
+
+def skels() -> list[Path]:
+    """Every Hexagon skel of the SDK, by arch."""
+    found = sdk_root().glob("lib/hexagon-v*/unsigned/libQnnHtpV*Skel.so")
+    return sorted(found, key=lambda path: int(re.sub(r"\D", "", path.name)))
+
+
+def _one_soc_an_arch() -> list[str]:
+    from provisioning.manifest import load_socs
+
+    return list({soc.arch: name for name, soc in load_socs().items()}.values())
