@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from provisioning.errors import UsageError
+
 SCHEMA = 1
 
 T = TypeVar("T")
@@ -81,11 +83,17 @@ class Report:
 
     def write(self, directory: Path) -> Path:
         """Replace `<directory>/<stage>.json` in one step."""
-        directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{self.stage}.json"
         part = directory / f".{self.stage}.json.{os.getpid()}"
-        part.write_text(self.as_json(), encoding="utf-8")
-        part.replace(path)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            part.write_text(self.as_json(), encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the report {path}: {error.strerror}",
+                remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
+            ) from error
         return path
 
     @classmethod
