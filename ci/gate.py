@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -106,7 +106,8 @@ def run_stages(
 ) -> list[Ran]:
     """Run what was chosen, in order; afterwards reports/ holds one report of each stage, and no older one."""
     for name in (GATE, *(stage.name for stage in stages)):
-        (selection.reports / f"{name}.json").unlink(missing_ok=True)
+        with suppress(NotADirectoryError):  # which writing a report will say better
+            (selection.reports / f"{name}.json").unlink(missing_ok=True)
     rans: dict[str, Ran] = {}
     for stage in stages:
         failed = [need for need in stage.needs if need in rans and not rans[need].lets_on]

@@ -232,7 +232,9 @@ def _variables(
     if "android-ndk" in roots:
         variables |= {name: str(roots["android-ndk"].path) for name in NDK_ALIASES if name in environ}
     sdk = roots["qnn-sdk"].path
-    variables["LD_LIBRARY_PATH"] = _library_path(sdk, environ.get("LD_LIBRARY_PATH", ""), notes)
+    had_libraries = environ.get("LD_LIBRARY_PATH", "")
+    if (libraries := _library_path(sdk, had_libraries, notes)) or had_libraries:
+        variables["LD_LIBRARY_PATH"] = libraries
     entries = [str(directory) for directory in (sdk / "bin" / HOST_LIBRARIES,) if directory.is_dir()]
     if entries:
         had = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
@@ -250,7 +252,9 @@ def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:
             f"LD_LIBRARY_PATH cannot carry {ours!r}: {special.group()!r} means something else to the loader",
             remedy="move it to a path without that, with --store or QNN_CI_STORE for the store",
         )
-    kept = [ours]
+    kept = [ours] if Path(ours).is_dir() else []
+    if not kept:
+        notes.append(f"{ours} is not there, so nothing of this SDK runs on the host")
     for entry in re.split("[:;]", existing) if existing else []:
         if not entry:
             notes.append("an empty entry of LD_LIBRARY_PATH, which means the current directory, is left out")

@@ -221,10 +221,16 @@ def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:
 @given(st.lists(st.sampled_from(["/a", "/b/", "/b", "", "/q/lib/hexagon-v75/unsigned", "/c d"]), max_size=8))
 def test_no_library_directory_comes_twice(entries: list[str]) -> None:
     sdk = Path("/nowhere/store/trees/qnn-sdk")
-    environment = _resolved(sdk, {"LD_LIBRARY_PATH": ":".join(entries)})
-    kept = [entry.rstrip("/") for entry in environment.variables["LD_LIBRARY_PATH"].split(":")]
-    assert len(kept) == len(set(kept))
-    assert kept[0] == str(sdk / HOST)
+    path = _resolved(sdk, {"LD_LIBRARY_PATH": ":".join(entries)}).variables.get("LD_LIBRARY_PATH", "")
+    kept = [entry.rstrip("/") for entry in path.split(":") if path]
+    assert kept == list(dict.fromkeys(e.rstrip("/") for e in entries if e and "hexagon" not in e))
+
+
+def test_an_sdk_without_host_libraries_adds_none_and_says_so(tmp_path: Path) -> None:
+    sdk = _directory(tmp_path / "store/trees/device-only")
+    environment = _resolved(sdk, {}, target="aarch64-android")
+    assert "LD_LIBRARY_PATH" not in environment.variables
+    assert environment.notes == (f"{sdk / HOST} is not there, so nothing of this SDK runs on the host",)
 
 
 @pytest.mark.parametrize("name", ["a:b", "a;b", "$ORIGIN", "${LIB}"])

@@ -183,6 +183,12 @@ def test_leaving_no_stage_is_wrong_use(reports: Path, monkeypatch: pytest.Monkey
         _whole(reports, monkeypatch, stage("passes"), only=["passes"], skip=["passes"])
 
 
+def test_reports_that_cannot_be_written_are_wrong_use(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (reports / "file").touch()
+    with pytest.raises(UsageError, match="cannot write the report"):
+        _whole(reports / "file", monkeypatch, stage("exits0"))
+
+
 def test_on_github_stages_fold_and_findings_become_annotations(
     reports: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
