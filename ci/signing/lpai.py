@@ -245,7 +245,7 @@ def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, l
         verification.findings_of(place, result, allowed=(verification.SIGNATURE, verification.ROOT))
     )
     wrong = [finding.message for finding in findings if finding.severity is Severity.ERROR]
-    if job.source:
+    if job.source and not wrong:
         with image.mapped(job.source) as before, image.mapped(made) as after:
             wrong += image.differences(before, after)
     if wrong:

@@ -18,13 +18,9 @@ from provisioning.environment import Environment, Root
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.manifest import Model, Soc, Version, load, load_profile, load_socs, profile_names, soc_named
 from provisioning.settings import MANIFESTS
+from provisioning.validation import tables
 
 ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
-
-
-class LpaiVersion(Model):
-    qnn: Version
-    """The first QNN that has it."""
 
 
 class NeededLibrary(Model):
@@ -42,7 +38,6 @@ class LpaiTable(Model):
     schema_: Literal[1] = Field(alias="schema")
     time_limit_seconds: Annotated[int, Field(gt=0)]
     python_below: Version
-    versions: dict[str, LpaiVersion]
     hexagon_sdk: dict[str, Version]
     libraries: Annotated[tuple[NeededLibrary, ...], Field(min_length=1)]
 
@@ -117,22 +112,22 @@ def libraries(
 def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     """The QNN version, refused when it is too old for the chip's LPAI; empty when nothing says it."""
     version = _qnn_version(root, files)
-    limit = load_table().versions.get(str(chip.lpai))
-    if limit is None:
+    known = tables.libraries().lpai.get(str(chip.lpai))
+    if known is None:
         raise UsageError(
             f"LPAI v{chip.lpai} is not in manifests/lpai.toml",
             remedy="add what it needs to manifests/lpai.toml",
         )
-    if version and _older(version, limit.qnn):
+    if version and _older(version, known.since):
         where = f" in {root.path}" if root else ""
         raise EnvironmentLacking(
-            f"LPAI v{chip.lpai} needs QNN {limit.qnn} or later, found {version}{where}",
-            remedy=f"use a profile with a later QNN: {_profiles_with('qnn-sdk', limit.qnn)}",
+            f"LPAI v{chip.lpai} needs QNN {known.since} or later, found {version}{where}",
+            remedy=f"use a profile with a later QNN: {_profiles_with('qnn-sdk', known.since)}",
         )
     if not version and root is not None:
         raise EnvironmentLacking(
             f"{root.path} does not say its QNN version (no sdk.yaml, no version in its name)",
-            remedy=f"set {root.variable} to an SDK of QNN {limit.qnn} or later",
+            remedy=f"set {root.variable} to an SDK of QNN {known.since} or later",
         )
     return version
 

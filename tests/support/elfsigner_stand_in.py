@@ -86,7 +86,7 @@ def sign(args: argparse.Namespace, behaviour: str) -> None:
     for path in [args.infile] if args.infile else sorted(args.directory.glob("*.so")):
         library = path.read_bytes()
         if behaviour == "other-program":
-            library = library.replace(b"skel", b"SKEL")
+            library = library.replace(b"Qnn", b"QNN")
         content = development.sign(library, identity, development.Binding())
         if behaviour == "unsigned":
             content = library

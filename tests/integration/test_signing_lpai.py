@@ -1,0 +1,219 @@
+"""`sign_lpai` as people type it, with the elfsigner stand-in inside a made-up Hexagon SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.signing import image, require_signed, verification
+from provisioning import licences
+from provisioning.findings import Severity
+from tests.support import hexagon_sdk
+from tests.support.elfsigner_stand_in import DISCLAIMER
+from tests.support.skels import Skel
+
+
+@dataclass
+class World:
+    """A QNN SDK, a Hexagon SDK, a store and a place to run in."""
+
+    root: Path
+    qnn: Path
+    hexagon: Path
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def sign_lpai(self, *argv: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("QNN_CI_")},
+            "QNN_SDK_ROOT": str(self.qnn),
+            "HEXAGON_SDK_ROOT": str(self.hexagon),
+            "QNN_CI_STORE": str(self.root / "store"),
+            "PYTHONPATH": str(hexagon_sdk.REPOSITORY),
+            **self.variables,
+        }
+        return subprocess.run(
+            [sys.executable, "-m", "ci", "sign_lpai", "--soc", "SM8850", *map(str, argv)],
+            cwd=self.root,
+            env=environ,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    @property
+    def overlay(self) -> Path:
+        return self.root / "dist" / "overlay" / "lib" / "lpai-v6" / "signed"
+
+    def report(self) -> dict[str, Any]:
+        text = (self.root / "reports" / "sign_lpai.json").read_text(encoding="utf-8")
+        loaded: dict[str, Any] = json.loads(text)
+        return loaded
+
+    def rules(self) -> list[str]:
+        return [f["rule"] for f in self.report()["findings"] if f["severity"] == "error"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, hexagon_sdk.qnn_sdk(tmp_path), hexagon_sdk.hexagon_sdk(tmp_path))
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """The stand-in needs no module imp: ours may pass for an older one."""
+    wrapper = tmp_path / "python-for-elfsigner"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$1" in -c) echo 3 11;; *) exec {sys.executable} "$@";; esac\n',
+        encoding="utf-8",
+    )
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def test_the_skel_is_signed_into_the_overlay_and_the_sdk_is_left_alone(world: World, python: str) -> None:
+    before = snapshot(world.qnn) | snapshot(world.hexagon / "tools")
+    done = world.sign_lpai("--accept-disclaimer", "--python", python)
+    assert (done.returncode, done.stderr.count(DISCLAIMER.strip())) == (0, 1)
+    signed = world.overlay / "libQnnLpaiSkel.so"
+    original = world.qnn / "lib" / "lpai-v6" / "unsigned" / "libQnnLpaiSkel.so"
+    assert not verification.verify_file(signed).failed
+    assert image.differences(original.read_bytes(), signed.read_bytes()) == []
+    assert snapshot(world.qnn) | snapshot(world.hexagon / "tools") == before
+
+
+def snapshot(directory: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in directory.rglob("*")}
+
+
+def test_a_read_only_sdk_is_no_hindrance(world: World, python: str) -> None:
+    tools = world.hexagon / "tools"
+    (world.hexagon / "runs").mkdir()
+    for path in (*world.qnn.rglob("*"), *tools.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        done = world.sign_lpai("--accept-disclaimer", "--python", python)
+    finally:
+        for path in (*world.qnn.rglob("*"), *tools.rglob("*")):
+            if path.is_dir():
+                path.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_disclaimer_is_accepted_once_and_for_all_libraries(world: World, python: str) -> None:
+    more = [Skel(arch=81, content=f"more {n} ".encode()).write(world.root / f"lib{n}.so") for n in range(3)]
+    first = world.sign_lpai("--accept-disclaimer", "--python", python, "--library", *more)
+    second = world.sign_lpai("--python", python)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert DISCLAIMER.strip() in first.stderr and DISCLAIMER.strip() not in second.stderr
+    assert len(licences.recorded(world.root / "store")) == 1
+
+
+def test_without_acceptance_nothing_is_signed(world: World, python: str) -> None:
+    done = world.sign_lpai("--python", python)
+    assert done.returncode == 3
+    assert DISCLAIMER.strip() in done.stderr and "--accept-disclaimer" in done.stderr
+    assert [path for path in world.overlay.rglob("*") if path.is_file()] == []
+
+
+def test_acceptance_by_variable_counts(world: World, python: str) -> None:
+    world.variables["QNN_CI_ACCEPT_LICENCES"] = "hexagon-elfsigner"
+    assert world.sign_lpai("--python", python).returncode == 0
+
+
+def test_a_device_bound_test_signature_is_made(world: World, python: str) -> None:
+    done = world.sign_lpai("--accept-disclaimer", "--python", python, "--serial", "0x1A2B3C4D")
+    assert done.returncode == 0
+    made = world.overlay / "testsig-0x1a2b3c4d.so"
+    assert not verification.verify_file(made, verification.Expected(serial=0x1A2B3C4D)).failed
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "words"),
+    [
+        ("status", 1, "certificate expired"),
+        ("no-output", 1, "wrote no file"),
+        ("empty", 1, "wrote an empty file"),
+        ("partial", 1, "is not libQnnLpaiSkel.so signed"),
+        ("unsigned", 1, "unsigned"),
+        ("other-program", 1, "the content of segment"),
+        ("hang", 1, "did not end within"),
+        ("network", 4, "could not reach its server"),
+        ("network-silent", 4, "urlopen error"),
+        ("no-imp", 3, "module imp"),
+    ],
+)
+def test_what_elfsigner_fails_at_never_reaches_the_overlay(
+    world: World, python: str, behaviour: str, code: int, words: str
+) -> None:
+    hexagon_sdk.behave(world.hexagon, behaviour=behaviour)
+    limit = ("--time-limit", "2") if behaviour == "hang" else ()
+    done = world.sign_lpai("--accept-disclaimer", "--python", python, *limit)
+    assert (done.returncode, words in done.stdout + done.stderr) == (code, True)
+    overlay = world.root / "dist" / "overlay"
+    assert [path.name for path in overlay.rglob("*") if path.name != "lib"] == ["lpai-v6", "signed"]
+    assert world.rules() and "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: str) -> None:
+    hexagon_sdk.behave(world.hexagon, behaviour="writes-into-sdk")
+    assert world.sign_lpai("--accept-disclaimer", "--python", python).returncode == 1
+    assert world.rules() == ["signing.sdk-changed"]
+
+
+def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: str) -> None:
+    import signal
+    import time
+
+    hexagon_sdk.behave(world.hexagon, behaviour="hang")
+    environ = {
+        **os.environ,
+        "QNN_SDK_ROOT": str(world.qnn),
+        "HEXAGON_SDK_ROOT": str(world.hexagon),
+        "QNN_CI_STORE": str(world.root / "store"),
+        "PYTHONPATH": str(hexagon_sdk.REPOSITORY),
+    }
+    command = [sys.executable, "-m", "ci", "sign_lpai", "--soc", "SM8850"]
+    child = subprocess.Popen(
+        [*command, "--accept-disclaimer", "--python", python],
+        cwd=world.root,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    with child:
+        until = time.monotonic() + 60
+        while not list((world.hexagon / "runs").glob("*.json")) and time.monotonic() < until:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=60) == 130
+    (run,) = (world.hexagon / "runs").glob("*.json")
+    assert not Path(f"/proc/{run.stem}").exists()
+    assert list((world.root / "dist").rglob(".signing-*")) == []
+
+
+def test_a_bundle_takes_what_was_signed_and_refuses_what_was_not(world: World, python: str) -> None:
+    world.sign_lpai("--accept-disclaimer", "--python", python)
+    unsigned = world.qnn / "lib" / "lpai-v6" / "unsigned" / "libQnnLpaiSkel.so"
+    found = require_signed([world.overlay / "libQnnLpaiSkel.so", unsigned])
+    assert [(f.rule, f.subject) for f in found if f.severity is Severity.ERROR] == [
+        ("signing.unsigned", str(unsigned))
+    ]
+
+
+def test_an_old_hexagon_sdk_is_refused_before_anything_runs(
+    world: World, tmp_path: Path, python: str
+) -> None:
+    world.hexagon = hexagon_sdk.hexagon_sdk(tmp_path, "6.3.0.0")
+    done = world.sign_lpai("--accept-disclaimer", "--python", python)
+    assert (done.returncode, "needs Hexagon SDK 6.4.0" in done.stderr) == (3, True)
+    assert not (world.hexagon / "runs").exists()
