@@ -10,6 +10,7 @@ from pathlib import Path
 
 PROGRAM = "probe.pte"
 INPUTS = "probe.txt"
+SHAPE = (1, 3, 8, 8)
 
 
 def make(into: Path) -> None:
@@ -21,7 +22,7 @@ def make(into: Path) -> None:
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(512, 10)
     ).eval()
-    example = (torch.randn(1, 3, 8, 8),)
+    example = (torch.randn(SHAPE),)
     lowered = to_edge_transform_and_lower(
         torch.export.export(model, example, strict=True), partitioner=[XnnpackPartitioner()]
     ).to_executorch()
