@@ -47,12 +47,13 @@ def test_a_recorded_hash_is_not_replaced(profile: Path) -> None:
         with_source_keys(profile, "android-ndk", "ndk", KEYS)
 
 
-def test_the_right_one_of_two_parts_gets_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "size"), [("x86-64", 90007642), ("aarch64", 77346612)])
+def test_the_right_one_of_two_parts_gets_them(tmp_path: Path, part: str, size: int) -> None:
     path = tmp_path / "wheels.toml"
     text = (MANIFESTS / "profiles" / "wheels.toml").read_text()
-    lines = [line for line in text.splitlines(keepends=True) if "77346612" not in line]
+    lines = [line for line in text.splitlines(keepends=True) if str(size) not in line]
     path.write_text("".join(lines))
-    path.write_text(with_source_keys(path, "qnn-sdk", "aarch64", {"size": 77346612}))
+    path.write_text(with_source_keys(path, "qnn-sdk", part, {"size": size}))
     assert path.read_text() == text
 
 
