@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from provisioning.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError, UsageError
+from provisioning.progress import Silent
 
 if TYPE_CHECKING:
     import requests
@@ -108,7 +109,7 @@ def fetch(
     returned for the caller to record. Raises UpstreamError or IntegrityError for the network's faults and
     EnvironmentLacking for the disk's.
     """
-    transfer = _Transfer(into, sha256, size, progress or _Silent(), name or file_name(url), patience)
+    transfer = _Transfer(into, sha256, size, progress or Silent(), name or file_name(url), patience)
     with alone(into, transfer.progress):
         return transfer.reuse() or transfer.first_of((url, *mirrors))
 
@@ -126,7 +127,7 @@ def supplied(
 
     `supply` runs only when the file is needed, and while its lock is held.
     """
-    transfer = _Transfer(into, sha256, size, progress or _Silent(), name, PATIENCE)
+    transfer = _Transfer(into, sha256, size, progress or Silent(), name, PATIENCE)
     with alone(into, transfer.progress):
         found = transfer.reuse()
         if found is None:
@@ -137,7 +138,7 @@ def supplied(
 
 def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> Fetched | None:
     """The file at `into` if an earlier call left it there and it is still whole."""
-    return _Transfer(into, sha256, size, _Silent(), name, PATIENCE).reuse(mend=False)
+    return _Transfer(into, sha256, size, Silent(), name, PATIENCE).reuse(mend=False)
 
 
 @contextlib.contextmanager
@@ -272,16 +273,6 @@ class _Fault(Exception):
 
 class _StartOver(Exception):
     """What is in the part file does not go with what the server has now."""
-
-
-class _Silent:
-    def start(self, name: str, total: int | None, done: int = 0) -> None: ...
-
-    def advance(self, count: int) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 class _Transfer:

@@ -82,9 +82,8 @@ def _build(source: Git, building: Path) -> str:
         raise _moved(source, commit)
     _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
     if source.submodules and (building / ".gitmodules").is_file():
-        _git(["remote", "remove", "origin"], building, source, may_fail=True)
         # Relative submodule addresses are resolved against the origin.
-        _git(["remote", "add", "origin", source.url], building, source)
+        _git(["config", "remote.origin.url", source.url], building, source)
         _git(
             ["submodule", "--quiet", "update", "--init", "--recursive", "--depth=1", "--force", "--jobs=4"],
             building,
@@ -124,7 +123,7 @@ def _moved(source: Git, found: str) -> IntegrityError:
     )
 
 
-def _git(arguments: Sequence[str], folder: Path, source: Git, *, may_fail: bool = False) -> str:
+def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
     environ = {
         **{k: v for k, v in os.environ.items() if k not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")},
         "GIT_TERMINAL_PROMPT": "0",
@@ -142,7 +141,7 @@ def _git(arguments: Sequence[str], folder: Path, source: Git, *, may_fail: bool 
         errors="replace",
         check=False,
     )
-    if done.returncode and not may_fail:
+    if done.returncode:
         raise _explain(source, arguments[0], done.stderr, folder)
     return done.stdout.strip()
 

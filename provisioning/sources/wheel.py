@@ -112,7 +112,8 @@ def _file_from_pip(
         folder = into.with_name(f".{into.name}.pip")
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            _run([*pip, "download", *_pip_options(source, tags), "--dest", str(folder)], source)
+            command = [*pip, "download", *_pip_options(source, tags), "--dest", str(folder)]
+            _run(command, source, environ=_pip_environ())
             got = folder / source.filename
             if not got.is_file():
                 raise _not_the_wheel(source, [path.name for path in folder.iterdir()])
@@ -143,11 +144,13 @@ def _supplied(
 
 def _address_from_pip(source: Wheel, tags: Tags, into: Path, progress: Progress | None) -> Fetched:
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--dry-run", "--ignore-installed", "--target", folder, "--report", "-"]
+        report = Path(folder) / "report.json"
+        options = ["--dry-run", "--ignore-installed", "--target", folder, "--report", str(report)]
         command = [sys.executable, "-m", "pip", "install", *_pip_options(source, tags), *options]
-        output = _run([*command, "--use-feature=fast-deps"], source)
+        _run([*command, "--use-feature=fast-deps"], source, environ=_pip_environ())
+        told = report.read_text(encoding="utf-8")
     try:
-        urls = [item["download_info"]["url"] for item in json.loads(output)["install"]]
+        urls = [item["download_info"]["url"] for item in json.loads(told)["install"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UpstreamError(
             f"{source.filename}: pip's report cannot be read ({type(error).__name__})",
@@ -219,6 +222,12 @@ def _pip_options(source: Wheel, tags: Tags) -> list[str]:
         *platforms,
         f"{source.package}=={source.version}",
     ]
+
+
+def _pip_environ() -> dict[str, str]:
+    """The user's settings, less those about where and how to install: nothing is installed here."""
+    installing = {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_REQUIRE_HASHES": "0", "PIP_USER": "0"}
+    return {**os.environ, **installing}
 
 
 def _python_version(tags: Tags) -> str:

@@ -57,6 +57,17 @@ def test_a_wheel_of_another_platform_comes_from_the_users_index(
     assert sorted(p.name for p in tmp_path.iterdir()) == [SHA, f"{SHA}.lock"]
 
 
+@pytest.mark.parametrize("setting", ["REQUIRE_HASHES", "USER"])
+def test_settings_about_installing_do_not_stop_it(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"PIP_{setting}", "1")
+    use(monkeypatch, wheel._address_from_pip)
+    with FileServer(b"", paths=index_paths("tiny-sdk", [(FILENAME, WHEEL)])) as server:
+        monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
+        assert fetch_wheel(source(), tmp_path).sha256 == SHA
+
+
 @pytest.mark.parametrize("way", [OWN_PIP, wheel._address_from_uv])
 def test_a_wheel_comes_from_the_users_links(
     way: wheel.Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from provisioning.sources import fetch_part, maven
 from provisioning.sources.directory import adopt
 from tests.support.http_server import FileServer, Reply
 
+ROOT = Path(__file__).resolve().parents[2]
 AAR = b"PK\x03\x04" + bytes(range(256)) * 40
 SHA = hashlib.sha256(AAR).hexdigest()
 AAR_PATH = "/m2/com/vendor/qti/qnn-runtime/2.37.0/qnn-runtime-2.37.0.aar"
@@ -229,6 +231,32 @@ def test_another_component_is_not_taken_for_this_one(tmp_path: Path) -> None:
 def test_an_empty_folder_is_called_so(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking, match="found nothing"):
         adopt("android-ndk", str(tmp_path), "ANDROID_NDK_ROOT")
+
+
+def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    root = make_qnn(tmp_path / "sdk")
+    root.chmod(0)
+    # Nothing is forbidden to root, so root asks as nobody.
+    script = f"""
+import os
+from provisioning.errors import EnvironmentLacking
+from provisioning.sources.directory import adopt
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    adopt("qnn-sdk", {str(root)!r}, "QNN_SDK_ROOT")
+except EnvironmentLacking as error:
+    print(error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    root.chmod(0o755)
+    assert f"QNN_SDK_ROOT={root}: cannot be read" in done.stdout, done.stderr
+
+
+def test_a_folder_that_is_nowhere_is_named() -> None:
+    with pytest.raises(EnvironmentLacking, match="there is no such folder") as caught:
+        adopt("qnn-sdk", "/nowhere/at-all", "QNN_SDK_ROOT")
+    assert "nox -s provision" in caught.value.remedy
 
 
 def test_remedies_are_quoted_for_the_shell(tmp_path: Path) -> None:
