@@ -42,8 +42,8 @@ REMEDY = "nox -s bench -- provision"
 
 @contextmanager
 def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
-    theirs = _executorch_downloader()
-    tools = {name: _tool(name) for name in ("curl", "sha256sum", "unzip")}
+    theirs = executorch_downloader()
+    tools = shell_tools()
     component = load_profile(PROFILE).components[COMPONENT]
     served = work / "served"
     served.mkdir()
@@ -51,13 +51,13 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     name = f"v{component.version}.zip"
     made = generate(served / name, root, seed=SEED, scale=QUICK_SCALE if quick else 1.0)
     with serving(served) as base:
-        sdk = _Sdk(made, f"{base}/{name}", Artifact.of("archive", made.path).sha256, root, component)
+        sdk = Sdk(made, f"{base}/{name}", Artifact.of("archive", made.path).sha256, root, component)
         yield Benchmark(
             contenders=(
                 Contender(FULL, sdk.provision_all, sdk.check_all),
                 Contender(SELECTIVE, sdk.provision_some, sdk.check_some),
-                Contender(EXECUTORCH, lambda into: _run_theirs(theirs, sdk, into), sdk.check_all),
-                Contender(SHELL, lambda into: _run_shell(tools, sdk, into), sdk.check_all),
+                Contender(EXECUTORCH, lambda into: run_theirs(theirs, sdk, into), sdk.check_all),
+                Contender(SHELL, lambda into: run_shell(tools, sdk, into), sdk.check_all),
             ),
             aims=AIMS,
             facts={
@@ -69,7 +69,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sdk:
+class Sdk:
     made: Generated
     url: str
     sha256: str
@@ -152,7 +152,7 @@ class Downloader(Protocol):
     def _download_qnn_sdk(self, dst_folder: Path) -> Path | None: ...
 
 
-def _executorch_downloader() -> Downloader:
+def executorch_downloader() -> Downloader:
     """ExecuTorch's own module from the installed wheel, loaded alone as it needs nothing of its package."""
     package = importlib.util.find_spec("executorch")
     for place in (package.submodule_search_locations or ()) if package else ():
@@ -168,7 +168,7 @@ def _executorch_downloader() -> Downloader:
     )
 
 
-def _run_theirs(module: Downloader, sdk: _Sdk, into: Path) -> None:
+def run_theirs(module: Downloader, sdk: Sdk, into: Path) -> None:
     """Their functions as they are, given our address and kept on the disk that the others use."""
     module.logger.disabled = True
     module.QNN_ZIP_URL = sdk.url
@@ -187,7 +187,7 @@ def _run_theirs(module: Downloader, sdk: _Sdk, into: Path) -> None:
         )
 
 
-def _run_shell(tools: dict[str, str], sdk: _Sdk, into: Path) -> None:
+def run_shell(tools: dict[str, str], sdk: Sdk, into: Path) -> None:
     archive = into / sdk.made.path.name
     subprocess.run([tools["curl"], "-sSf", "-o", archive, sdk.url], check=True)
     listing = f"{sdk.sha256}  {archive}\n".encode()
@@ -195,8 +195,11 @@ def _run_shell(tools: dict[str, str], sdk: _Sdk, into: Path) -> None:
     subprocess.run([tools["unzip"], "-q", archive, "-d", into / "sdk"], check=True)
 
 
-def _tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise EnvironmentLacking(f"expected {name} on PATH, found none", remedy=f"apt-get install {name}")
-    return found
+def shell_tools() -> dict[str, str]:
+    found = {name: shutil.which(name) for name in ("curl", "sha256sum", "unzip")}
+    if missing := [name for name, path in found.items() if path is None]:
+        raise EnvironmentLacking(
+            f"expected {', '.join(found)} on PATH, found no {' and no '.join(missing)}",
+            remedy="apt-get install curl coreutils unzip",
+        )
+    return {name: path for name, path in found.items() if path is not None}
