@@ -77,6 +77,12 @@ class Identity:
     """From a SHA-384 digest to the signature as it stands in the hash segment."""
 
     @property
+    def description(self) -> str:
+        """For logs: where the key is, and whether signing again gives the same bytes."""
+        again = "the same bytes" if self.deterministic else "other bytes, unless the command sees to it"
+        return f"{self.origin}; {self.scheme.name}; signing again gives {again}"
+
+    @property
     def root(self) -> x509.Certificate:
         return self.chain[-1]
 

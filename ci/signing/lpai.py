@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ci.signing.keys import Identity
     from ci.signing.plan import Chip
     from provisioning.environment import Environment
-    from provisioning.findings import Finding, StageRun
+    from provisioning.findings import Finding, Metric, StageRun
 
 EXAMPLES = """\
   nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850
@@ -133,7 +133,28 @@ class Job:
         return self.source.name if self.source else f"testsig-0x{self.serial:08x}.so"
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that is to be done for one chip, decided."""
+
+    chip: Chip
+    qnn: str
+    jobs: tuple[Job, ...]
+    signer: Signer
+
+    def as_metric(self, overlay: Path) -> dict[str, Metric]:
+        return {
+            "soc": self.chip.name,
+            "arch": self.chip.arch,
+            "qnn": self.qnn,
+            "signer": self.signer.name,
+            "libraries": [job.name for job in self.jobs],
+            "overlay": str(overlay),
+        }
+
+
 def _sign_all(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    """Everything that can be refused is refused before anything is signed."""
     from ci.signing import plan
     from ci.signing.files import put
     from ci.signing.keys import root_pem
@@ -143,46 +164,60 @@ def _sign_all(args: argparse.Namespace, selection: Selection, stage: StageRun) -
     chips = plan.chips(selection.socs or (selection.soc,), args.arch)
     serial = _serial(args)
     environment = _environment(args, selection)
-    cancelled = threading.Event()
+    overlay = _overlay(args.output, environment, selection)
     identity = identity_of(args) if args.signer == "dev" else None
-    for chip in chips:
-        files = [] if serial else plan.libraries(chip, environment, args.library, direct=args.direct)
-        root = environment.roots.get("qnn-sdk") if environment else None
-        qnn = plan.check_qnn(chip, root, files)
-        overlay = _overlay(args.output, environment, selection)
-        if identity is not None:
-            signer = _development(args, identity, chip)
-        else:
-            assert environment is not None
-            signer = _elfsigner(args, environment, selection, chip, files, cancelled)
-        jobs = [Job(None, serial)] if serial else [Job(path) for path in files]
-        stage.metrics[f"lpai-v{chip.lpai}"] = {
-            "soc": chip.name,
-            "arch": chip.arch,
-            "qnn": qnn,
-            "signer": signer.name,
-            "libraries": [job.name for job in jobs],
-            "overlay": str(overlay),
-        }
-        sys.stdout.write(
-            f"{chip.name}: LPAI v{chip.lpai}, Hexagon v{chip.arch}, QNN {qnn or 'unknown'}: "
-            f"{len(jobs)} to sign with {signer.name}\n"
-        )
-        if environment:
-            for component, used in environment.roots.items():
-                if used.origin == "directory":
-                    sys.stdout.write(f"  {component}: {used.path} ({used.variable})\n")
-        watched = _watched(environment, chip)
+    cancelled = threading.Event()
+    todo = [_plan(args, chip, serial, environment, selection, identity, cancelled) for chip in chips]
+    _explain(todo, identity, environment)
+    for work in todo:
+        stage.metrics[f"lpai-v{work.chip.lpai}"] = work.as_metric(overlay)
+        watched = _watched(environment, work.chip)
         before = _inventory(watched)
         try:
-            _sign_jobs(jobs, signer, overlay, overlay / chip.directory, stage, cancelled)
+            _sign_jobs(work.jobs, work.signer, overlay, overlay / work.chip.directory, stage, cancelled)
         finally:
             for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
-                message = f"changed while {signer.name} ran, and nothing may write to an SDK"
+                message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
                 remedy = "provision it again, or repair it: python -m provisioning store repair"
                 stage.add("signing.sdk-changed", Severity.ERROR, changed, message, remedy)
-        if identity is not None:
-            put(overlay / ROOT_NAME, root_pem(identity))
+    if identity is not None:
+        put(overlay / ROOT_NAME, root_pem(identity))
+
+
+def _plan(
+    args: argparse.Namespace,
+    chip: Chip,
+    serial: int,
+    environment: Environment | None,
+    selection: Selection,
+    identity: Identity | None,
+    cancelled: threading.Event,
+) -> Work:
+    from ci.signing import plan
+
+    files = [] if serial else plan.libraries(chip, environment, args.library, direct=args.direct)
+    qnn = plan.check_qnn(chip, environment.roots.get("qnn-sdk") if environment else None, files)
+    if identity is not None:
+        signer = _development(args, identity, chip)
+    else:
+        assert environment is not None
+        signer = _elfsigner(args, environment, selection, chip, files, cancelled)
+    jobs = (Job(None, serial),) if serial else tuple(Job(path) for path in files)
+    return Work(chip, qnn, jobs, signer)
+
+
+def _explain(todo: Sequence[Work], identity: Identity | None, environment: Environment | None) -> None:
+    from ci.signing.scheme import STATEMENT
+
+    lines = [STATEMENT, f"  key: {identity.description}"] if identity else []
+    for work in todo:
+        chip = work.chip
+        what = f"LPAI v{chip.lpai}, Hexagon v{chip.arch}, QNN {work.qnn or 'unknown'}"
+        lines.append(f"{chip.name}: {what}: {len(work.jobs)} to sign with {work.signer.name}")
+    for component, root in (environment.roots if environment else {}).items():
+        if root.origin == "directory":
+            lines.append(f"  {component}: {root.path} ({root.variable})")
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _sign_jobs(
@@ -264,22 +299,20 @@ def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, l
 def _development(args: argparse.Namespace, identity: Identity, chip: Chip) -> Signer:
     from ci.signing import development, image
     from ci.signing.options import binding_of
-    from ci.signing.scheme import STATEMENT
 
-    sys.stdout.write(f"{STATEMENT}\n  key: {identity.origin}; {identity.scheme.name}\n")
+    binding = binding_of(args)
 
     def library(source: Path, into: Path) -> Path:
         with image.mapped(source) as data:
             try:
-                signed = development.sign(data, identity, binding_of(args), replace_old=args.replace)
+                signed = development.sign(data, identity, binding, replace_old=args.replace)
             except development.AlreadySigned as error:
                 raise UsageError(f"{source}: {error.message}", remedy=error.remedy) from error
         return _made(into / source.name, signed)
 
     def test_signature(serial: int, into: Path) -> Path:
-        signed = development.sign(
-            development.test_library(chip.arch, (serial,)), identity, binding_of(args, (serial,))
-        )
+        carrier = development.test_library(chip.arch, (serial,))
+        signed = development.sign(carrier, identity, replace(binding, serials=(serial,)))
         return _made(into / Job(None, serial).name, signed)
 
     return Signer("the development signer", library, test_signature, identity.root)
@@ -310,7 +343,9 @@ def _elfsigner(
         ask=_ask if sys.stdin is not None and sys.stdin.isatty() else None,
         show=functools.partial(print, file=sys.stderr),
     )
-    seconds = args.time_limit or table.time_limit_seconds
+    seconds = table.time_limit_seconds if args.time_limit is None else args.time_limit
+    if seconds <= 0:
+        raise UsageError(f"--time-limit {seconds:g}: expected more than 0", remedy="leave it out")
     driver = Elfsigner(script, python, seconds, consent, cancelled)
     return Signer("elfsigner", driver.sign, driver.test_signature)
 

@@ -115,8 +115,8 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     known = tables.libraries().lpai.get(str(chip.lpai))
     if known is None:
         raise UsageError(
-            f"LPAI v{chip.lpai} is not in manifests/lpai.toml",
-            remedy="add what it needs to manifests/lpai.toml",
+            f"LPAI v{chip.lpai} is not in manifests/libraries.toml",
+            remedy="add its [lpai] entry there",
         )
     if version and _older(version, known.since):
         where = f" in {root.path}" if root else ""

@@ -105,7 +105,7 @@ def sign(args: argparse.Namespace) -> int:
     def one(path: Path) -> Artifact:
         return _sign_one(path, args.output / path.name, identity, binding, replace_old=args.replace)
 
-    sys.stdout.write(f"{scheme.STATEMENT}\n  key: {identity.origin}; {identity.scheme.name}\n")
+    sys.stdout.write(f"{scheme.STATEMENT}\n  key: {identity.description}\n")
     stage.add("signing.development-only", Severity.WARNING, str(args.output), scheme.STATEMENT)
     stage.metrics |= {"scheme": identity.scheme.name, "deterministic": identity.deterministic}
     try:

@@ -331,3 +331,10 @@ def test_without_adb_the_flag_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(EnvironmentLacking, match="no adb") as caught:
         device.read_serial()
     assert "--serial" in caught.value.remedy
+
+
+def test_a_binding_that_is_none_is_refused_before_anything_is_signed(tmp_path: Path) -> None:
+    library = Skel(arch=81).write(tmp_path / "lib.so")
+    flags = ("--soc", "SM8850", "--signer", "dev", "--library", library, "--sw-id", "cpu")
+    assert sign_lpai(*flags, "-o", tmp_path / "overlay") == 2
+    assert not (tmp_path / "overlay").exists()
