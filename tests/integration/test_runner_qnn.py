@@ -1,0 +1,82 @@
+"""The runner drives QNN programs on the HTP emulator of the provisioned SDK."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioning.environment import resolve
+from provisioning.settings import DEFAULT_SOC, ROOT, Selection, store_path
+from tests.support.runner import Bench, dist
+
+__all__ = ["dist"]
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def environ() -> dict[str, str]:
+    selection = Selection("wheels", "x86_64-linux", DEFAULT_SOC, store_path(), Path("reports"))
+    return resolve(selection, os.environ).merged(os.environ)
+
+
+@pytest.fixture(scope="module")
+def bench(dist: Path, environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("htp")
+    command = [sys.executable, "-m", "tests.support.runner_qnn_program", str(folder), DEFAULT_SOC]
+    subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=600, check=True)
+    return Bench(dist / "bin" / "qnn_executor_runner", folder)
+
+
+def floats(data: bytes) -> list[float]:
+    values = array.array("f")
+    values.frombytes(data)
+    return values.tolist()
+
+
+def test_gives_what_eager_gives(bench: Bench, environ: dict[str, str]) -> None:
+    ran = bench.program("htp", "--metrics_path", "m.json", environ=environ)
+
+    assert ran.code == 0, ran.err
+    assert floats(bench.read("out/output_0_0.raw")) == pytest.approx(
+        floats(bench.read("htp_ref0.raw")), abs=0.01
+    )
+    assert json.loads(bench.read("m.json"))["backends"] == ["QnnBackend"]
+
+
+def test_memory_stays_flat_over_a_thousand_inferences(bench: Bench, environ: dict[str, str]) -> None:
+    peaks = []
+    for inferences in (150, 1150):
+        bench.write("many.txt", "htp_in0.raw\n" * inferences)
+        ran = bench.program(
+            "htp", "--input_list_path", "many.txt", "--metrics_path", "m.json", environ=environ
+        )
+        assert ran.code == 0, ran.err
+        peaks.append(json.loads(bench.read("m.json"))["peak_rss_kb"])
+
+    assert peaks[1] - peaks[0] < 1024
+
+
+def test_runtime_options_reach_the_backend(bench: Bench, environ: dict[str, str]) -> None:
+    quiet = bench.program("htp", "--log_level", "1", environ=environ)
+    verbose = bench.program("htp", "--log_level", "4", environ=environ)
+
+    assert (quiet.code, verbose.code) == (0, 0)
+    assert "<V>" in verbose.out + verbose.err
+    assert "<V>" not in quiet.out + quiet.err
+
+
+def test_without_the_sdk_it_says_which_variable_to_set(bench: Bench) -> None:
+    before = bench.files()
+
+    ran = bench.program("htp", "--output_folder_path", "none", environ={"LD_LIBRARY_PATH": ""})
+
+    assert ran.code == 40
+    assert "method forward of model 'htp.pte' could not be loaded" in ran.err
+    assert "set LD_LIBRARY_PATH to the QNN SDK's library folder" in ran.err
+    assert bench.files() == before
