@@ -114,7 +114,7 @@ def provision(
             rows[name] = own
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
         elif (tree := store.find(name, component, want)) is not None:
-            rows[name] = _row(name, component, tree, "already there")
+            rows[name] = _row(name, component, tree, _mended(store, tree, stage, progress, args.offline))
             stage.artifacts.append(_artifact(tree))
         else:
             missing[name] = component
@@ -200,6 +200,16 @@ def _users_own(name: str, selection: Selection, environ: Mapping[str, str], prog
             own = adopt(name, value, variable)
             return Row(name, own.version or "unknown", variable, str(own.path), "yours")
     return None
+
+
+def _mended(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:
+    """Mend what somebody deleted or cut from a tree that is there; says which it was."""
+    if not (faults := store.glance(tree)):
+        return "already there"
+    progress.note(f"{tree.root.name} is damaged ({faults[0]}); mending it")
+    for fault in store.repair(tree, progress=progress, offline=offline):
+        stage.add("store-damage", Severity.WARNING, f"{tree.root.name}/{fault.path}", f"{fault}; mended")
+    return "mended"
 
 
 def _accepted(

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.inventory import Fault, fault_of
 from provisioning.progress import for_stream, human_size
 from provisioning.settings import add_selection, selection_of, store_path
 from provisioning.verbs.provision import table
 
 if TYPE_CHECKING:
+    from provisioning.inventory import Fault
     from provisioning.manifest import Component
     from provisioning.store import Store, Tree
 
@@ -185,7 +185,7 @@ class _Described:
     size: int
     last_used: str
     integrity: str
-    """By presence, kind, size and mode only; `verify` reads the content."""
+    """At a glance; `verify` reads the content."""
     path: str
     key: str
 
@@ -204,7 +204,6 @@ class _Described:
 
 def _described(store: Store, tree: Tree) -> _Described:
     inventory = tree.inventory
-    damaged = any(fault_of(tree.root, item, content=False) for item in inventory.items)
     when = dt.datetime.fromtimestamp(store.last_used(tree), dt.timezone.utc)
     return _Described(
         component=tree.component,
@@ -214,7 +213,7 @@ def _described(store: Store, tree: Tree) -> _Described:
         arches=inventory.arches,
         size=inventory.size,
         last_used=when.strftime("%Y-%m-%dT%H:%MZ"),
-        integrity="damaged" if damaged else "looks whole",
+        integrity="damaged" if store.glance(tree) else "looks whole",
         path=str(tree.root),
         key=tree.key,
     )

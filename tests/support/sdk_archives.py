@@ -15,7 +15,7 @@ VERSION = "2.37.0.250724"
 BUILD_ID = "v2.37.0.250724175447_124859"
 STRIP = f"qairt/{VERSION}/"
 
-PLACE = [
+PLACE: list[dict[str, Any]] = [
     {"match": r"lib/x86_64-linux-clang/.+", "targets": ["x86_64-linux"]},
     {"match": r"bin/x86_64-linux-clang/.+", "targets": ["x86_64-linux"]},
     {"match": r"lib/aarch64-android/.+", "targets": ["aarch64-android"]},

@@ -97,6 +97,15 @@ def test_a_second_run_says_that_it_is_there(user: User) -> None:
     assert user.out.splitlines()[1].endswith("already there")
 
 
+def test_a_tree_that_lost_a_file_is_mended_and_that_is_on_the_report(user: User) -> None:
+    user.types("provision")
+    (user.root() / HTP).unlink()
+    assert user.types("provision") == 0
+    assert user.out.splitlines()[1].endswith("  mended")
+    assert [finding.rule for finding in user.report.findings] == ["store-damage"]
+    assert user.types("store", "verify") == 0
+
+
 def test_the_report_follows_its_schema(user: User) -> None:
     user.types("provision")
     schema = json.loads((MANIFESTS / "schema" / "report.json").read_text())

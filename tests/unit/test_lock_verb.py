@@ -1,0 +1,143 @@
+"""The verb `lock` over manifests of our own and a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from provisioning import manifest
+from provisioning.__main__ import VERBS
+from provisioning.cli import main
+from tests.support.http_server import FileServer
+from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
+
+
+@dataclass
+class User:
+    manifests: Path
+    capture: pytest.CaptureFixture[str]
+    out: str = ""
+    err: str = ""
+
+    def types(self, *argv: str) -> int:
+        manifest.load_profile.cache_clear()
+        code = main("python -m provisioning", "", VERBS, argv)
+        self.out, self.err = self.capture.readouterr()
+        return code
+
+    @property
+    def profile(self) -> Path:
+        return self.manifests / "profiles" / "small.toml"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FileServer]:
+    with FileServer(sdk_zip(tmp_path / "sdk.zip")) as server:
+        yield server
+
+
+@pytest.fixture
+def user(
+    tmp_path: Path,
+    server: FileServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[User]:
+    manifests = tmp_path / "manifests"
+    (manifests / "profiles").mkdir(parents=True)
+    rules = "\n".join(f"  {{ match = '{rule['match']}' }}," for rule in PLACE)
+    (manifests / "profiles/small.toml").write_text(
+        'schema = 1\nname = "small"\nsummary = "One SDK."\n[packages]\n[host]\n'
+        '[components.qnn-sdk]\nversion = "2.37.0.250724"\n'
+        '[components.qnn-sdk.licence]\nid = "l"\ntitle = "L"\nurl = "https://example.com/l"\n'
+        f'[[components.qnn-sdk.parts]]\nname = "sdk"\nplace = [\n{rules}\n]\n'
+        f'[components.qnn-sdk.parts.source]\ntype = "archive"\nurl = "{server.url("/sdk.zip")}"\n'
+        f'strip = "{STRIP}"\n# The hash is not public.\n'
+    )
+    monkeypatch.setattr("provisioning.manifest.MANIFESTS", manifests)
+    monkeypatch.setattr("provisioning.verbs.lock.MANIFESTS", manifests)
+    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("QNN_CI_REPORTS", str(tmp_path / "reports"))
+    for variable in ("QNN_SDK_ROOT", "CI", "QNN_CI_SOC", "QNN_CI_ACCEPT_LICENCES", "QNN_CI_MIRROR"):
+        monkeypatch.delenv(variable, raising=False)
+    # The lock files are not what is looked at here.
+    monkeypatch.setattr("provisioning.locks.lockable", list)
+    monkeypatch.setattr("provisioning.locks.LOCKS", tmp_path / "locks")
+    yield User(manifests, capsys)
+    manifest.load_profile.cache_clear()
+
+
+def locks(user: User) -> int:
+    return user.types("lock", "--component", "qnn-sdk", "--accept-licence", "l")
+
+
+def test_the_hash_received_is_recorded_and_said(user: User) -> None:
+    assert locks(user) == 0
+    assert "small.toml: qnn-sdk: sdk: recorded sha256 " in user.out
+    assert (
+        "\nsha256 = " in user.profile.read_text() and "# The hash is not public." in user.profile.read_text()
+    )
+
+
+def test_afterwards_it_is_provisioned_locked_without_another_download(user: User, server: FileServer) -> None:
+    locks(user)
+    asked = len(server.requests)
+    assert user.types("provision", "--profile", "small", "--locked") == 0
+    assert len(server.requests) == asked
+
+
+def test_without_the_licence_nothing_is_fetched_or_recorded(user: User, server: FileServer) -> None:
+    before = user.profile.read_text()
+    assert user.types("lock", "--component", "qnn-sdk") == 3
+    assert (user.profile.read_text(), server.requests) == (before, [])
+
+
+def test_what_fails_its_identity_check_is_not_recorded(user: User) -> None:
+    text = user.profile.read_text().replace('version = "2.37.0.250724"', 'version = "2.38.0"')
+    user.profile.write_text(text)
+    assert locks(user) == 4
+    assert user.profile.read_text() == text
+
+
+def test_without_a_component_nothing_is_fetched(user: User, server: FileServer) -> None:
+    assert user.types("lock") == 0
+    assert "not recorded, as it was never fetched here" in user.out and server.requests == []
+
+
+def test_without_a_component_what_the_store_has_is_recorded(user: User) -> None:
+    user.types("provision", "--profile", "small", "--accept-licence", "l")
+    assert user.types("lock") == 0
+    assert "recorded sha256" in user.out
+
+
+def test_check_lists_an_unlocked_component_and_passes(user: User) -> None:
+    assert user.types("lock", "--check") == 0
+    assert "note: small: qnn-sdk 2.37.0.250724 is not locked" in user.out
+
+
+def test_check_writes_nothing(user: User) -> None:
+    user.types("provision", "--profile", "small", "--accept-licence", "l")
+    before = user.profile.read_text()
+    user.types("lock", "--check")
+    assert user.profile.read_text() == before
+
+
+def test_check_names_a_lock_file_of_no_environment(user: User, tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks/old.txt").touch()
+    assert user.types("lock", "--check") == 1
+    assert "old.txt: no environment of that name" in user.err
+
+
+def test_check_of_a_broken_manifest_is_wrong_use(user: User) -> None:
+    user.profile.write_text(user.profile.read_text() + 'colour = "red"\n')
+    assert user.types("lock", "--check") == 2
+    assert "colour: expected no such key" in user.err
+
+
+@pytest.mark.parametrize("flags", [("--component", "nothing"), ("--environment", "nothing")])
+def test_an_unknown_name_is_wrong_use(user: User, flags: tuple[str, str]) -> None:
+    assert user.types("lock", *flags) == 2
