@@ -27,6 +27,7 @@ from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, add_selection
 EXAMPLES = """\
   python -m ci build_runner
   python -m ci build_runner --target aarch64-linux
+  python -m ci build_runner --target aarch64-linux --glibc 2.35
   python -m ci build_runner --build-type RelWithDebInfo -o dist/debug
   python -m ci build_runner --executorch DIR --dry-run
 """
@@ -121,10 +122,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FROM=TO",
         help="write this path prefix as another in the binary; may be repeated",
     )
+    parser.add_argument(
+        "--glibc", metavar="VERSION", help="the newest glibc that it may need [the profile's floor]"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be done and do nothing")
 
 
 def run(args: argparse.Namespace) -> int:
+    from provisioning.manifest import load_profile
     from provisioning.rendering.terminal import show
 
     selection = selection_of(args)
@@ -138,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         native = plan.target == DEFAULT_TARGET
         qemu = None if native else find_program("qemu-aarch64")
         _make(plan, stage, jobs=args.jobs or os.cpu_count() or 1, clean=args.clean)
-        _inspect(plan, selection, stage)
+        _inspect(plan, args.glibc or load_profile(selection.profile).host["glibc"].floor, stage)
         if qemu is None:
             stage.metrics["backends"] = _backends(plan.dist / RUNNER)
         else:
@@ -163,6 +168,8 @@ def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
             f"--target: expected {' or '.join(PLATFORMS)}, found {target}",
             remedy="nox -s build_android builds the runner for Android from ExecuTorch's source",
         )
+    if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
+        raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
     for pair in args.remap:
         if "=" not in pair or ";" in pair:
             raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
@@ -328,11 +335,9 @@ def _replace(part: Path, dist: Path) -> None:
                 path.unlink()
 
 
-def _inspect(plan: Plan, selection: Selection, stage: StageRun) -> None:
-    from provisioning.manifest import load_profile
-
-    floor = load_profile(selection.profile).host["glibc"].floor
-    inspected = inspect(plan.dist, plan.target, floor, (ROOT, plan.tree, plan.executorch.root, Path.home()))
+def _inspect(plan: Plan, glibc: str, stage: StageRun) -> None:
+    private = (ROOT, plan.tree, plan.executorch.root, Path.home())
+    inspected = inspect(plan.dist, plan.target, glibc, private)
     stage.findings += inspected.findings
     stage.metrics |= {
         "machine": inspected.runner.machine_name,

@@ -211,6 +211,16 @@ INPUTS = [
         listed("add_in0.raw none.raw"),
     ),
     Case(
+        "an input that is beside its list only",
+        22,
+        ("'only.raw'", "No such file", "working folder", "beside the list"),
+        ("--input_list_path", "sub/list.txt"),
+        lambda b: (
+            b.write("sub/only.raw", b"x" * 24),
+            b.write("sub/list.txt", "add_in0.raw only.raw\n"),
+        ),
+    ),
+    Case(
         "an input that is a folder",
         22,
         ("input 0 of inference 0", "'.'", "found a folder"),

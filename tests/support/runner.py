@@ -62,6 +62,7 @@ class Bench:
 
     def write(self, name: str, content: str | bytes) -> Path:
         path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 

@@ -138,6 +138,11 @@ def test_a_remap_that_is_no_pair_is_refused(pair: str) -> None:
         runner._plan(*arguments("--remap", pair))
 
 
+def test_a_glibc_that_is_no_version_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"expected a version like 2\.34, found 'new'"):
+        runner._plan(*arguments("--glibc", "new"))
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     tool = Program(tmp_path / "tool", "tool 1.0")

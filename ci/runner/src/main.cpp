@@ -164,6 +164,20 @@ std::vector<Shape> read_shapes(
   return shapes;
 }
 
+// As `size_of_file`; a name that would be right beside the list gets a hint.
+size_t size_of_input(const std::string& file, const std::string& what, const std::string& list) {
+  try {
+    return size_of_file(file, what, ExitCode::input_missing);
+  } catch (const Failure& failure) {
+    const std::string beside = list.substr(0, list.find_last_of('/') + 1) + file;
+    if (file.front() == '/' || beside == file || ::access(beside.c_str(), R_OK) != 0) {
+      throw;
+    }
+    throw Failure(
+        failure.code(), failure.what(), "names are taken from the working folder, and this one is beside the list");
+  }
+}
+
 // Reads the list and the shapes and looks at every input file: all that can be known before the model runs.
 std::vector<Inference> plan(const Flags& flags, const Signature& signature) {
   const size_t inputs = signature.inputs.size();
@@ -204,7 +218,7 @@ std::vector<Inference> plan(const Flags& flags, const Signature& signature) {
       const Value& value = signature.inputs[i];
       inference.shapes.push_back(shapes.empty() ? value.shape : shapes[n * inputs + i]);
       const std::string what = "input " + std::to_string(i) + " of inference " + std::to_string(n);
-      const size_t found = size_of_file(inference.files[i], what, ExitCode::input_missing);
+      const size_t found = size_of_input(inference.files[i], what, list);
       const size_t expected = value.is_tensor() ? bytes_of(value.type, inference.shapes[i]) : value.bytes;
       if (found != expected) {
         const std::string type = value.is_tensor() ? value.type_name() + shown(inference.shapes[i]) : value.described();
