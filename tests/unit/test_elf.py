@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,11 @@ def test_the_hexagon_arch_is_the_flags_in_hexadecimal_digits(arch: int) -> None:
     assert elf_of(skel(arch)).arch == arch
 
 
+@pytest.mark.parametrize(("flags", "arch"), [(0x8075, 75), (0x175, 175), (0x7A, None), (0, None)])
+def test_the_hexagon_arch_is_in_the_low_ten_bits(flags: int, arch: int | None) -> None:
+    assert elf_of(Library(machine=HEXAGON, flags=flags)).arch == arch
+
+
 def test_only_hexagon_files_have_a_hexagon_arch() -> None:
     assert elf_of(Library(flags=0x75)).arch is None
 
@@ -98,6 +104,14 @@ def test_a_truncated_file_says_where_it_should_have_ended(tmp_path: Path) -> Non
     path.write_bytes(whole[:-1])
     with pytest.raises(BrokenElf, match=f"a segment ends at byte {len(whole)} of {len(whole) - 1}"):
         read(path)
+
+
+def test_section_headers_beyond_the_end_are_a_truncation() -> None:
+    content = bytearray(RICH.encode())
+    struct.pack_into("<Q", content, 0x28, len(content))
+    struct.pack_into("<HH", content, 0x3A, 64, 3)
+    with pytest.raises(BrokenElf, match=f"the section headers end at byte {len(content) + 192} of"):
+        read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
 
 
 def test_a_name_beyond_the_string_table_is_damage() -> None:

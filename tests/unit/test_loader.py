@@ -86,6 +86,20 @@ def test_a_runpath_serves_only_its_own_library(tmp_path: Path) -> None:
     assert search(a, b) == [("libb.so", "libc.so")]
 
 
+def test_the_loading_librarys_rpath_does_not_serve_one_with_a_runpath(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so",), rpath="$ORIGIN:$ORIGIN/deep")
+    b = write(tmp_path, "libb.so", needed=("libc.so",), runpath="$ORIGIN/elsewhere")
+    write(tmp_path, "deep/libc.so")
+    assert search(a, b) == [("libb.so", "libc.so")]
+
+
+def test_an_rpath_that_a_runpath_switched_off_serves_nobody(tmp_path: Path) -> None:
+    a = write(tmp_path, "liba.so", needed=("libb.so",), rpath="$ORIGIN/deep", runpath="$ORIGIN")
+    b = write(tmp_path, "libb.so", needed=("libc.so",))
+    write(tmp_path, "deep/libc.so")
+    assert search(a, b) == [("libb.so", "libc.so")]
+
+
 def test_the_library_path_comes_before_the_runpath_and_after_the_rpath(tmp_path: Path) -> None:
     """The copy that is found first lacks something; which one it was shows in who lacks it."""
     write(tmp_path, "env/libb.so", needed=("lib-of-env.so",))
