@@ -22,6 +22,7 @@ BENCHMARKS = {
         "ci.bench.provision", "a generated SDK against ExecuTorch's downloader and curl + unzip"
     ),
     "runner": Verb("ci.bench.runner", "start to first output against a bare Module-based program"),
+    "validate": Verb("ci.bench.validate", "the whole wheels tree in a second, beside readelf over its files"),
 }
 
 EXAMPLES = """\
