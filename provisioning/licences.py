@@ -35,7 +35,7 @@ def recorded(store: Path) -> dict[str, Acceptance]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return {entry["id"]: Acceptance(**entry) for entry in data["accepted"]}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise EnvironmentLacking(

@@ -124,7 +124,7 @@ class Store:
             for tree in self.trees(f"{component_name}-{component.version}-")
             if tree.inventory.definition == definition and covers(tree.inventory.selection, selection)
         ]
-        if not serving:
+        if not serving or not any(selection.values()):
             return None
         exact = key_of(definition, selection)
         tree = min(serving, key=lambda tree: (tree.key != exact, len(tree.inventory.items), tree.key))
@@ -181,6 +181,12 @@ class Store:
                     assembly = _Assembly(self, staging, component_name, component, want, progress, offline)
                     inventory = assembly.run(definition, key)
                     return self._commit(name, staging, inventory)
+
+    def accept(self, components: Mapping[str, Component], given: Mapping[str, str]) -> None:
+        """Put acceptances of these components' licences on record; refuse when one is missing."""
+        with _disk_faults(self.path):
+            for name, component in components.items():
+                licences.require(self.path, name, component, given)
 
     def kept(self, part: Part) -> Path | None:
         """The part's file if it was fetched before and not pruned."""

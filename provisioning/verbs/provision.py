@@ -24,7 +24,7 @@ from provisioning.settings import DEFAULT_PROFILE, Selection, add_selection, sel
 if TYPE_CHECKING:
     from provisioning.download import Progress
     from provisioning.manifest import Component, Profile
-    from provisioning.store import Store, Tree
+    from provisioning.store import Store, Tree, Want
 
 EXAMPLES = """\
   nox -s provision
@@ -106,7 +106,7 @@ def provision(
     progress = for_stream()
     rows: dict[str, Row] = {}
     missing: dict[str, Component] = {}
-    chosen = _chosen(profile, args.component, selection.targets)
+    chosen = _chosen(profile, args.component, want)
     for name, component in chosen.items():
         if locked:
             require_lock(name, component)
@@ -163,7 +163,9 @@ def table(rows: list[dict[str, str]]) -> str:
     )
 
 
-def _chosen(profile: Profile, named: list[str], targets: tuple[str, ...]) -> dict[str, Component]:
+def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Component]:
+    from provisioning.compose import selection_of as parts_of
+
     every: dict[str, Component] = {str(name): component for name, component in profile.components.items()}
     for name in named:
         if name not in every:
@@ -176,14 +178,16 @@ def _chosen(profile: Profile, named: list[str], targets: tuple[str, ...]) -> dic
     return {
         name: component
         for name, component in every.items()
-        if name not in profile.optional and _serves(name, targets)
+        if name not in profile.optional
+        and _serves(name, want.targets)
+        and any(parts_of(component, want).values())
     }
 
 
-def _serves(name: str, targets: tuple[str, ...]) -> bool:
+def _serves(name: str, targets: frozenset[str]) -> bool:
     """Whether one of the targets needs it; what no target needs by name serves them all."""
     needing = {target for target, needed in NEEDED.items() if name in needed}
-    return not targets or not needing or bool(needing & set(targets))
+    return not targets or not needing or bool(needing & targets)
 
 
 def _users_own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
@@ -224,8 +228,7 @@ def _accepted(
             if sys.stdin.readline().strip().lower() in ("y", "yes"):
                 given[licence.id] = "asked on the terminal"
     # All of them before anything is fetched.
-    for name, component in components.items():
-        licences.require(store.path, name, component, given)
+    store.accept(components, given)
     return given
 
 

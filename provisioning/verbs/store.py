@@ -90,7 +90,10 @@ def _verify(args: argparse.Namespace) -> int:
 
     store = Store(store_path(args.store))
     bad = 0
-    for tree in _named(store, args.names):
+    trees = _named(store, args.names)
+    if not trees:
+        sys.stdout.write(f"no trees in {store.path}\n")
+    for tree in trees:
         faults = store.verify(tree)
         bad += _say(tree.root.name, faults)
         if not faults:

@@ -152,6 +152,23 @@ def test_a_component_that_no_chosen_target_needs_is_left_out(user: User) -> None
     assert "android-ndk" not in user.out
 
 
+def test_a_component_with_nothing_for_the_targets_is_left_out_unless_named(user: User) -> None:
+    data = user.components["qnn-sdk"].model_dump()
+    data["parts"][0]["place"] = [{"match": ".+", "targets": ["aarch64-android"]}]
+    user.components["hexagon-sdk"] = Component.model_validate(data, strict=False)
+    user.types("provision", "--target", "x86_64-linux")
+    assert "hexagon-sdk" not in user.out
+    assert user.types("provision", "--target", "x86_64-linux", "--component", "hexagon-sdk") == 2
+
+
+def test_accepting_a_licence_in_a_store_that_cannot_be_is_a_clear_error(user: User) -> None:
+    licence = {"id": "some-licence", "title": "Some Licence", "url": "https://example.com/l"}
+    user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"), user.archive, licence=licence)
+    user.store.touch()
+    assert user.types("provision", "--accept-licence", "some-licence") == 3
+    assert "expected a store to write to" in user.err
+
+
 class TestUsersOwnInstallation:
     @pytest.fixture
     def own(self, user: User, monkeypatch: pytest.MonkeyPatch) -> Path:
