@@ -79,8 +79,8 @@ class Identity:
     @property
     def description(self) -> str:
         """For logs: where the key is, and whether signing again gives the same bytes."""
-        again = "the same bytes" if self.deterministic else "other bytes, unless the command sees to it"
-        return f"{self.origin}; {self.scheme.name}; signing again gives {again}"
+        again = "gives the same bytes" if self.deterministic else "may give others"
+        return f"{self.origin}; {self.scheme.name}; the same key {again} again"
 
     @property
     def root(self) -> x509.Certificate:

@@ -337,7 +337,7 @@ def _elfsigner(
     by_variable = Consent.LICENCE in licences.named((), os.environ)
     consent = Consent(
         store=selection.store,
-        version=environment.roots["hexagon-sdk"].version,
+        version=plan.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
         accept=args.accept_disclaimer or by_variable,
         means="--accept-disclaimer" if args.accept_disclaimer else licences.VARIABLE,
         ask=_ask if sys.stdin is not None and sys.stdin.isatty() else None,

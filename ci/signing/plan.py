@@ -147,7 +147,7 @@ def elfsigner(environment: Environment, files: Iterable[Path], chip: Chip) -> Pa
         raise EnvironmentLacking(
             f"{root.path} has no {ELFSIGNER}", remedy=f"set {root.variable} to a whole Hexagon SDK"
         )
-    version = root.version or _directory_version(root, "hexagon-sdk")
+    version = version_of("hexagon-sdk", root)
     if not version:
         raise EnvironmentLacking(
             f"{root.path} does not say which Hexagon SDK it is",
@@ -194,16 +194,17 @@ def _distinct(paths: Iterable[Path]) -> list[Path]:
 
 
 def _qnn_version(root: Root | None, files: Sequence[Path]) -> str:
-    if root is not None and (version := root.version or _directory_version(root, "qnn-sdk")):
+    if root is not None and (version := version_of("qnn-sdk", root)):
         return version
     found = sorted({build.lstrip("v") for path in files for build in build_ids(path)}, key=_numbers)
     return found[0] if found else ""
 
 
-def _directory_version(root: Root, component: str) -> str:
+def version_of(component: str, root: Root) -> str:
+    """The store's word, or what the user's own directory says; empty when it says nothing."""
     from provisioning.sources.directory import adopt
 
-    return adopt(component, str(root.path), root.variable).version
+    return root.version or adopt(component, str(root.path), root.variable).version
 
 
 def _arch(path: Path) -> int | None:
