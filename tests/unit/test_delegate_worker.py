@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from ci import shims
 from ci.delegate import worker
+from provisioning.settings import ROOT
 
 
 class Sample(unittest.TestCase):
@@ -129,6 +131,22 @@ def test_a_log_holds_what_python_c_and_children_print(tmp_path: Path) -> None:
         ctypes.CDLL(None).printf(b"from C\n")
         subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
     assert set(log.read_text(encoding="utf-8").splitlines()) >= {"from C", "from a child"}
+
+
+def test_a_worker_does_not_outlive_whoever_started_it() -> None:
+    starter = """
+import os, subprocess, sys
+code = f"from ci.delegate import worker; worker._end_with({os.getpid()})"
+print(subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    )
+    status = Path(f"/proc/{done.stdout.strip()}/status")
+    deadline = time.monotonic() + 30
+    while status.exists() and "\nState:\tZ" not in status.read_text(encoding="ascii"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_every_test_of_a_module_is_found_once() -> None:

@@ -1,0 +1,106 @@
+"""The delegate suite's fixed sample: ours against the suite's plain run in one process, on the same tests.
+
+`five seconds` is a clock: the claim is that a run with nothing changed takes no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.bench.frame import Aim, Benchmark, Contender
+from ci.delegate.ledger import load_ledger
+from ci.delegate.stage import find_runner, worker_environment
+from provisioning.environment import resolve
+from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.findings import Report
+from provisioning.settings import DEFAULT_PROFILE, DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, store_path
+
+COLD, CACHED, PLAIN, CLOCK = "ours, cold", "ours, nothing changed", "plain unittest", "five seconds"
+AIMS = (Aim(COLD, PLAIN, 1.9), Aim(CACHED, CLOCK, 1.0))
+
+QUICK = 6
+
+PLAIN_RUN = """\
+import sys, unittest
+from ci import shims
+shims.install()
+unittest.main(module="executorch.backends.qualcomm.tests.test_qnn_delegate_x86", argv=sys.argv)
+"""
+"""As upstream runs it; absent optional modules are stood in for, or it would not import."""
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """`quick` takes the first few tests of the sample."""
+    sample = load_ledger(DEFAULT_PROFILE).sample[: QUICK if quick else None]
+    if not sample:
+        raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in manifests/delegate")
+    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
+    found = resolve(selection, os.environ)
+    sdk = str(found.root("qnn-sdk").path)
+    ours = {**os.environ, "QNN_SDK_ROOT": sdk}
+    plain = worker_environment(found, os.environ, find_runner(os.environ), 1)
+    for name in ("OMP_NUM_THREADS", "PYTHONWARNINGS"):
+        plain.pop(name)
+    kept = work / "kept"
+    _ours(sample, ours, kept, work / "first")
+    yield Benchmark(
+        contenders=(
+            Contender(COLD, lambda into: _ours(sample, ours, into / "store", into), _check(len(sample), 0)),
+            Contender(PLAIN, lambda into: _plain(sample, plain, into)),
+            Contender(CACHED, lambda into: _ours(sample, ours, kept, into), _check(len(sample), len(sample))),
+            Contender(CLOCK, lambda into: time.sleep(5)),
+        ),
+        aims=AIMS,
+        facts={"tests": len(sample), "sdk": found.root("qnn-sdk").version or sdk},
+    )
+
+
+def _ours(sample: Sequence[str], environment: Mapping[str, str], store: Path, into: Path) -> None:
+    names = " or ".join(f"*{test}" for test in sample)
+    command = [sys.executable, "-m", "ci", "test_delegate", "--sample", "-k", names]
+    command += ["--store", str(store), "--reports", str(into)]
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        env=dict(environment),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def _check(tests: int, cached: int) -> Callable[[Path], None]:
+    def check(into: Path) -> None:
+        metrics = Report.read(into / "test_delegate.json").metrics
+        found = metrics.get("passed"), metrics.get("cached")
+        if found != (tests, cached):
+            raise CheckFailed(
+                f"expected {tests} passed tests of which {cached} cached, found {found}",
+                remedy="nox -s test_delegate -- --sample",
+            )
+
+    return check
+
+
+def _plain(sample: Sequence[str], environment: Mapping[str, str], into: Path) -> None:
+    command = [sys.executable, "-c", PLAIN_RUN, *sample]
+    log = into / "plain.log"
+    with log.open("wb") as stream:
+        ended = subprocess.run(
+            command,
+            cwd=into,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if ended.returncode != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise CheckFailed(f"the plain run of the suite ended with {ended.returncode}:\n{tail}")
