@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from provisioning.findings import Metric as Json
 
 FORMAT = 1
 """Part of every key: a new value forgets everything that was kept."""
+
+UNUSED_FOR = 60 * 86400.0
 
 
 class VerdictCache:
@@ -59,6 +63,16 @@ class VerdictCache:
             kept = make()
             self.put(key, kept)
         return kept
+
+    def prune(self, unused_for: float = UNUSED_FOR) -> int:
+        """Remove what nobody asked for in so many seconds; returns how many that were."""
+        removed = 0
+        for path in self.directory.glob("??/*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > unused_for:
+                    path.unlink()
+                    removed += 1
+        return removed
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / f"{key}.json"

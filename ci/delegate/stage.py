@@ -108,6 +108,7 @@ def _run(options: Options, environ: Mapping[str, str], stage: StageRun) -> int:
         jobs = [plan.job(test) for test in plan.chosen if test not in known]
         _announce(plan, known, jobs)
         verdicts = {**known, **_run_jobs(plan, jobs, workers, cache, fail_fast=options.fail_fast)}
+    cache.prune()
     ledger = plan.ledger
     if options.update_ledger:
         ledger = _update(plan, verdicts.values(), options.logs)

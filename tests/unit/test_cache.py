@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def test_a_damaged_entry_counts_as_absent_and_is_removed(tmp_path: Path, damage:
     entry.write_text(damage, encoding="utf-8")
     assert cache.get(key_of({"a": 1})) is None
     assert not entry.exists()
+
+
+def test_only_what_was_of_no_use_for_long_is_pruned(tmp_path: Path) -> None:
+    cache = VerdictCache(tmp_path, "test")
+    for key in ("used", "unused"):
+        cache.put(key, VERDICT)
+    for entry in tmp_path.rglob("*.json"):
+        os.utime(entry, (0, 0))
+    assert cache.get("used") == VERDICT
+    assert cache.prune() == 1
+    assert (cache.get("used"), cache.get("unused")) == (VERDICT, None)
 
 
 def test_through_makes_a_verdict_once(tmp_path: Path) -> None:
