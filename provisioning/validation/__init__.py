@@ -133,7 +133,7 @@ def _apply(rule_: Rule, context: Context) -> Result:
         finding = Finding(
             rule_.id,
             Severity.WARNING,
-            rule_.id,
+            "environment",
             f"could not run: {obstacle}",
             obstacle.remedy or rule_.mend,
         )

@@ -114,7 +114,7 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
             soc,
             f"executorch cannot drive this QNN ({answer.build_id}): creating an HTP device failed with"
             f" {_NO_DEVICE}, invalid device configuration. The two are of releases that do not work together;"
-            f" QNN said: {answer.detail}",
+            f" QNN said: {answer.detail.partition('; ')[0]}",
         )
     code = f" with {answer.code}" if answer.code is not None else ""
     return Problem(soc, f"creating an HTP device failed{code}: {answer.detail}")

@@ -82,7 +82,7 @@ def library_path_order(context: Context) -> Iterator[Problem]:
             first = entry
     if first is not None:
         yield Problem(
-            "LD_LIBRARY_PATH", f"{first} holds a libQnnHtp.so, and {ours} of the chosen SDK is not there"
+            "LD_LIBRARY_PATH", f"{first} holds a libQnnHtp.so, and the chosen SDK's {ours} is not among them"
         )
 
 

@@ -502,7 +502,7 @@ FAULTS = [
         "LD_LIBRARY_PATH",
         "and both hold libQnnHtp",
     ),
-    Fault("library-path-order", "another SDK alone", other_sdk_alone, "LD_LIBRARY_PATH", "is not there"),
+    Fault("library-path-order", "another SDK alone", other_sdk_alone, "LD_LIBRARY_PATH", "is not among them"),
     Fault(
         "library-path-missing",
         "a directory that is not there",
