@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import json
 import os
@@ -28,6 +29,17 @@ class Acceptance:
     version: str
     when: str
     means: str
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        FLAG,
+        action="append",
+        default=[],
+        dest="accept",
+        metavar="ID",
+        help=f"accept a vendor's licence; may be repeated [{VARIABLE}=ID,ID]",
+    )
 
 
 def recorded(store: Path) -> dict[str, Acceptance]:

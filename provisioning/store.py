@@ -21,6 +21,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +43,17 @@ from provisioning.compose import (
     selection_of,
 )
 from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, Unlocked, UsageError
-from provisioning.inventory import Fault, Inventory, Item, Origin, fault_of, faults_of, hash_file
-from provisioning.manifest import Archive, Component, Maven, Part, Wheel
+from provisioning.inventory import (
+    Fault,
+    Inventory,
+    Item,
+    Origin,
+    fault_of,
+    faults_of,
+    files_below,
+    hash_file,
+)
+from provisioning.manifest import Archive, Component, Git, Maven, Part, Wheel
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -304,11 +314,11 @@ class Store:
             path.rename(into)
 
     def _serves(self, download: Path, used: set[str]) -> bool:
-        name = download.name.partition(".")[0]
-        if len(name) == 64:
+        name = download.name.partition(".")[0].removeprefix("git-")
+        if len(name) == 64 or download.is_dir():
             return name in used
         # Fetched without a known hash: named by its address.
-        return download.is_file() and download.suffix != ".part" and hash_file(download) in used
+        return download.suffix != ".part" and hash_file(download) in used
 
     def _make(self) -> None:
         for folder in (self.downloads, self._trees, self._staging, self._locks):
@@ -524,7 +534,7 @@ class _Assembly:
             mine = {path for path, item in damaged.items() if item.part == part.name}
             if mine:
                 origin = next(one for one in inventory.origins if one.part == part.name)
-                laid = self._unpack(part, self._fetch(part, origin), mine.__contains__)
+                laid = self._bring(part, origin, mine.__contains__)
                 fresh.update(laid.where)
         generated = self._staging / "generated"
         for path, item in damaged.items():
@@ -555,7 +565,7 @@ class _Assembly:
         if twin is not None:
             return twin
         relative = next((tree for tree in self._relatives if _origin(tree, part.name)), None)
-        fetched = self._fetch(part, _origin(relative, part.name) if relative else None)
+        before = _origin(relative, part.name) if relative else None
         shared = {
             item.path: (tree.root, item)
             for tree in self._relatives
@@ -571,7 +581,7 @@ class _Assembly:
             linked[path] = item
             return False
 
-        laid = self._unpack(part, fetched, fresh)
+        laid = self._bring(part, before, fresh)
         return _Laid(
             laid.origin,
             (*laid.items, *linked.values()),
@@ -592,25 +602,62 @@ class _Assembly:
                 return _Laid(origin, items, where, frozenset(where))
         return None
 
+    def _bring(self, part: Part, before: Origin | None, fresh: Callable[[str], bool]) -> _Laid:
+        """The part's files for which `fresh` holds, in staging."""
+        if isinstance(part.source, Git):
+            return self._check_out(part, part.source, before, fresh)
+        return self._unpack(part, self._fetch(part, before), fresh)
+
     def _fetch(self, part: Part, before: Origin | None) -> Fetched:
         from provisioning.sources import fetch_part
 
         if self._store.kept(part) is None:
-            if self._offline:
-                raise EnvironmentLacking(
-                    f"{self._name}: {part.name} was not fetched before, and --offline forbids to fetch it",
-                    remedy="run the same command without --offline",
-                )
+            self._may_fetch(part)
             if before is not None:
                 self._note(f"downloading {before.name} again because it was pruned from the store")
         fetched = fetch_part(part, self._store.downloads, progress=self._progress)
-        if before is not None and fetched.sha256 != before.sha256:
-            raise IntegrityError(
-                f"{before.name}: expected sha256 {before.sha256}, as when {self._name} was first "
-                f"provisioned, found {fetched.sha256}",
-                remedy=f"the file on the server changed: nox -s lock -- --component {self._name}",
-            )
+        self._same_as_before(before, fetched.sha256)
         return fetched
+
+    def _check_out(
+        self, part: Part, source: Git, before: Origin | None, fresh: Callable[[str], bool]
+    ) -> _Laid:
+        from provisioning.sources import git
+
+        checkout = self._store.downloads / f"git-{source.commit or source.tag.replace('/', '-')}"
+        if not checkout.is_dir():
+            self._may_fetch(part)
+        commit = git.checkout(source, checkout, self._progress)
+        self._same_as_before(before, commit)
+        placing = Placing(part, self._want)
+        folder = self._staging / f"part-{part.name}"
+        items = []
+        for path in files_below(checkout):
+            place = None if ".git" in path.split("/") else placing(path)
+            if place is None or not fresh(place):
+                continue
+            target = folder / place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(checkout / path, target, follow_symlinks=False)
+            items.append(_landed(folder, place, part.name))
+        placing.check(source.tag)
+        origin = Origin(part.name, source.tag, commit, 0, source.commit is not None)
+        return _Laid(origin, tuple(items), {i.path: folder / i.path for i in items}, frozenset())
+
+    def _may_fetch(self, part: Part) -> None:
+        if self._offline:
+            raise EnvironmentLacking(
+                f"{self._name}: {part.name} was not fetched before, and --offline forbids to fetch it",
+                remedy="run the same command without --offline",
+            )
+
+    def _same_as_before(self, before: Origin | None, found: str) -> None:
+        if before is not None and found != before.sha256:
+            raise IntegrityError(
+                f"{before.name}: expected {before.sha256}, as when {self._name} was first "
+                f"provisioned, found {found}",
+                remedy=f"what the server has changed: nox -s lock -- --component {self._name}",
+            )
 
     def _unpack(self, part: Part, fetched: Fetched, fresh: Callable[[str], bool]) -> _Laid:
         from provisioning.archive import Limits, extract
@@ -693,10 +740,9 @@ class _Assembly:
             )
 
     def _write(self, path: str, text: str) -> Item:
-        target = self._staging / "tree" / path
-        target.write_text(text, encoding="utf-8")
-        target.chmod(READ_ONLY)
-        return Item(path, "file", target.stat().st_size, hash_file(target), READ_ONLY, "", GENERATED)
+        tree = self._staging / "tree"
+        (tree / path).write_text(text, encoding="utf-8")
+        return _landed(tree, path, GENERATED)
 
     def _note(self, text: str) -> None:
         if self._progress is not None:
@@ -743,6 +789,18 @@ def _holds(wide: Tree, narrow: Tree) -> bool:
 
 def _origin(tree: Tree, part: str) -> Origin | None:
     return next((one for one in tree.inventory.origins if one.part == part), None)
+
+
+def _landed(folder: Path, path: str, part: str) -> Item:
+    """What a copied file is, made read-only."""
+    target = folder / path
+    status = target.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        link = os.readlink(target)  # noqa: PTH115  a Path would normalise the text
+        return Item(path, "link", status.st_size, "", LINK_MODE, link, part)
+    mode = READ_ONLY_EXECUTABLE if status.st_mode & 0o111 else READ_ONLY
+    target.chmod(mode)
+    return Item(path, "file", status.st_size, hash_file(target), mode, "", part)
 
 
 def _share(source: Path, target: Path) -> None:

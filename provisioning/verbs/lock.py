@@ -54,14 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE",
         help="take newer versions: of this package (may be repeated), or of all",
     )
-    parser.add_argument(
-        licences.FLAG,
-        action="append",
-        default=[],
-        dest="accept",
-        metavar="ID",
-        help=f"accept a vendor's licence; may be repeated [{licences.VARIABLE}=ID,ID]",
-    )
+    licences.add_flag(parser)
     parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
 
 
@@ -154,7 +147,7 @@ def _record(args: argparse.Namespace, profiles: list[str]) -> None:
                 )
                 continue
             for origin in tree.inventory.origins:
-                _record_origin(profile, str(name), origin)
+                _record_origin(profile, str(name), component, origin)
 
 
 def _tree(
@@ -165,17 +158,20 @@ def _tree(
     return store.find_any(name, component)
 
 
-def _record_origin(profile: str, component: str, origin: Origin) -> None:
+def _record_origin(profile: str, name: str, component: Component, origin: Origin) -> None:
     from provisioning.record import with_source_keys
 
     path = MANIFESTS / "profiles" / f"{profile}.toml"
     before = path.read_text(encoding="utf-8")
-    after = with_source_keys(path, component, origin.part, {"sha256": origin.sha256, "size": origin.size})
+    source = next(part.source for part in component.parts if part.name == origin.part)
+    keys: dict[str, str | int] = {"sha256": origin.sha256, "size": origin.size}
+    if source.type == "git":
+        keys = {"commit": origin.sha256}
+    after = with_source_keys(path, name, origin.part, keys)
     if after != before:
         path.write_text(after, encoding="utf-8")
-        sys.stdout.write(
-            f"{path.name}: {component}: {origin.part}: recorded sha256 {origin.sha256}, {origin.size} bytes\n"
-        )
+        found = ", ".join(f"{key} {value}" for key, value in keys.items())
+        sys.stdout.write(f"{path.name}: {name}: {origin.part}: recorded {found}\n")
 
 
 def _complete(component: Component) -> bool:

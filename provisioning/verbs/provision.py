@@ -55,14 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="refuse components whose hash the manifest does not name [when CI is set]",
     )
-    parser.add_argument(
-        licences.FLAG,
-        action="append",
-        default=[],
-        dest="accept",
-        metavar="ID",
-        help=f"accept a vendor's licence; may be repeated [{licences.VARIABLE}=ID,ID]",
-    )
+    licences.add_flag(parser)
     parser.add_argument("--offline", action="store_true", help="use only what was fetched before")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

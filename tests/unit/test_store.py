@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from provisioning.errors import (
+    ArchiveError,
     EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
@@ -23,7 +24,7 @@ from provisioning.errors import (
     UsageError,
 )
 from provisioning.licences import recorded
-from provisioning.manifest import Component
+from provisioning.manifest import Component, Git
 from provisioning.store import Store, Want
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import Told, component, sdk_files, sdk_zip, write_zip
@@ -560,3 +561,67 @@ def test_where_the_bytes_come_from_does_not_make_another_tree(house: House) -> N
     data["parts"][0]["source"]["url"] = "https://mirror.example/v2.37.zip"
     moved = Component.model_validate(data, strict=False)
     assert house.store.provision("qnn-sdk", moved).root == tree.root
+
+
+@pytest.mark.parametrize("on_purpose", [True, False])
+def test_names_that_differ_by_case_are_taken_only_where_the_manifest_says_so(
+    tmp_path: Path, on_purpose: bool
+) -> None:
+    headers = {"xt_mark.h": b"one", "xt_MARK.h": b"other", "source.properties": b"Pkg.Revision = 26.2\n"}
+    archive = write_zip(tmp_path / "ndk.zip", headers, prefix="")
+    store = Store(tmp_path / "store")
+    with FileServer(archive) as server:
+        source = {"type": "archive", "url": server.url("/ndk.zip"), "case_sensitive": on_purpose}
+        ndk = component("", version="26.2", build_id=None, parts=[{"name": "ndk", "source": source}])
+        if on_purpose:
+            assert paths(store.provision("android-ndk", ndk).root) == set(headers)
+        else:
+            with pytest.raises(ArchiveError, match="xt_"):
+                store.provision("android-ndk", ndk)
+
+
+class TestGitSource:
+    COMMIT = "c" * 40
+
+    @pytest.fixture
+    def sources(self, monkeypatch: pytest.MonkeyPatch) -> Component:
+        """A component of one commit, with a checkout that stands in for git's."""
+
+        def checkout(source: Git, into: Path, progress: object = None) -> str:
+            (into / ".git").mkdir(parents=True, exist_ok=True)
+            (into / ".git/HEAD").write_text("ref")
+            (into / "script.sh").write_text("#!/bin/sh\n")
+            (into / "script.sh").chmod(0o755)
+            (into / "latest").unlink(missing_ok=True)
+            (into / "latest").symlink_to("script.sh")
+            return self.COMMIT
+
+        monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
+        source = {"type": "git", "url": "https://example.com/x.git", "tag": "v1.5.1", "commit": self.COMMIT}
+        return component("", version="1.5.1", build_id=None, parts=[{"name": "tree", "source": source}])
+
+    def test_the_commits_files_become_a_tree_without_its_history(
+        self, tmp_path: Path, sources: Component
+    ) -> None:
+        store = Store(tmp_path / "store")
+        tree = store.provision("executorch-source", sources, locked=True)
+        assert paths(tree.root) == {"script.sh", "latest"}
+        assert store.verify(tree) == []
+
+    def test_it_is_mended_from_the_checkout(self, tmp_path: Path, sources: Component) -> None:
+        store = Store(tmp_path / "store")
+        tree = store.provision("executorch-source", sources)
+        for path in paths(tree.root):
+            (tree.root / path).unlink()
+        store.repair(tree, offline=True)
+        assert store.verify(tree) == []
+
+    def test_its_checkout_stays_as_long_as_the_tree(self, tmp_path: Path, sources: Component) -> None:
+        store = Store(tmp_path / "store")
+        store.provision("executorch-source", sources)
+        assert store.gc(lambda tree: True) == []
+        assert len(store.gc(lambda tree: False)) == 2
+
+    def test_offline_without_a_checkout_is_refused(self, tmp_path: Path, sources: Component) -> None:
+        with pytest.raises(EnvironmentLacking, match="--offline forbids"):
+            Store(tmp_path / "store").provision("executorch-source", sources, offline=True)
