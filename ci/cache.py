@@ -36,14 +36,13 @@ class VerdictCache:
         except ValueError:
             path.unlink(missing_ok=True)
             return None
-        if (
-            not isinstance(entry, dict)
-            or entry.get("key") != key
-            or not isinstance(entry.get("verdict"), dict)
-        ):
+        verdict = entry.get("verdict") if isinstance(entry, dict) and entry.get("key") == key else None
+        if not isinstance(verdict, dict):
             path.unlink(missing_ok=True)
             return None
-        verdict: dict[str, Json] = entry["verdict"]
+        # When it was last of use, for `prune`.
+        with contextlib.suppress(OSError):
+            path.touch()
         return verdict
 
     def put(self, key: str, verdict: Mapping[str, Json]) -> None:
