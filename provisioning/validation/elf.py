@@ -77,9 +77,9 @@ def elf_machine(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="The arch of a Hexagon library is that of its directory and of its name",
     why="""
-        A DSP refuses libraries of a newer arch and runs older ones slowly or wrongly. Copies of published
+        A DSP refuses libraries of a newer arch, and QNN's skels serve one arch each. Copies of published
         commands push `hexagon-v75/unsigned/libQnnHtpV79Skel.so`: the name, the directory and the arch in the
-        ELF header must be one.
+        ELF header must be one. A library without an arch in its name may be built for an older one.
     """,
     example="lib/hexagon-v75/unsigned/libQnnHtpV79Skel.so: is in hexagon-v75, its name says V79,"
     " its header says v79",
@@ -91,9 +91,10 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
         raise NotApplicable("there is no Hexagon library")
     for library, elf in hexagon:
         described = tables.libraries().directory(library.directory)
-        by_name = re.search(r"V(\d{2})", library.name)
+        by_name = re.search(r"V(\d{2})(?!\d)", library.name)
+        by_directory = described[1] if described else None
         says = {
-            f"is in {library.directory}": described[1] if described else None,
+            f"is in {library.directory}": by_directory,
             f"its name says {by_name[0] if by_name else ''}": int(by_name[1]) if by_name else None,
             f"its header says v{elf.arch}": elf.arch,
         }
@@ -101,7 +102,10 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
         if elf.arch is None:
             yield Problem(library.place, f"names no Hexagon arch in its header (e_flags {elf.flags:#x})")
         elif len(set(known.values())) > 1:
-            yield Problem(library.place, ", ".join(known))
+            # A library that is for no arch by name may be built for an older one: DSPs take those.
+            older = by_name is None and by_directory is not None and elf.arch < by_directory
+            severity = Severity.NOTE if older else None
+            yield Problem(library.place, ", ".join(known), severity=severity)
 
 
 @rule(
@@ -113,7 +117,7 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
         On the host, the search of ld.so is followed: RPATH, LD_LIBRARY_PATH, RUNPATH, the loader's cache, the
         default directories, passing over files of another machine. On a device, a library is found beside the
         one that needs it, or belongs to the device's own system as listed in
-        manifests/device_libraries.toml.
+        manifests/device_libraries.toml. It is a warning for libraries of an SDK that no target requires.
     """,
     example="lib/x86_64-linux-clang/libQnnHtp.so: needs libc++.so.1, which is nowhere in LD_LIBRARY_PATH"
     " /opt/qairt/lib/x86_64-linux-clang, the loader's cache, /usr/lib",
@@ -135,9 +139,17 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
             places.get(gap.library, str(gap.library)),
             f"needs {gap.needed}, which is nowhere in {', '.join(gap.searched)}"
             + (other if gap.passed_over else ""),
+            severity=_severity(context, gap.library.name),
         )
     for system in ("aarch64-android", "aarch64-linux", "hexagon"):
         yield from _on_device(context, system)
+
+
+def _severity(context: Context, name: str) -> Severity:
+    """An SDK holds much that nothing here loads: what ails a library that no target requires is a warning."""
+    table = tables.libraries()
+    is_sdk = any(table.directory(library.directory) for library in context.libraries)
+    return Severity.WARNING if is_sdk and not table.requires(name) else Severity.ERROR
 
 
 def _read_elsewhere(path: Path) -> Elf | None:
@@ -160,6 +172,7 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
                     f"needs {name}, which is neither beside it nor among what {system} itself provides",
                     "put the library beside it, or name it in manifests/device_libraries.toml if the device"
                     " has it",
+                    _severity(context, library.name),
                 )
 
 
@@ -170,7 +183,8 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
     summary="The host's C and C++ libraries have every symbol version that the SDK needs",
     why="""
         Symbol versions tell the oldest system a library runs on. They are read from the libraries themselves,
-        and compared with those that the host's libc.so.6 and libstdc++.so.6 really define.
+        and compared with those that the host's libc.so.6 and libstdc++.so.6 really define. It is a warning
+        for libraries of an SDK that no target requires.
     """,
     example="lib/x86_64-linux-clang/libQnnHtp.so: needs GLIBC_2.34, the host's libc.so.6 ends at GLIBC_2.31",
     mend="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later serve",
@@ -188,6 +202,7 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
                 yield Problem(
                     library.place,
                     f"needs {family}_{needed}, the host's {name} ends at {family}_{newest}",
+                    severity=_severity(context, library.name),
                 )
 
 

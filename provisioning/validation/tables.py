@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator
@@ -54,6 +54,19 @@ class LibraryTable(Model):
     targets: dict[Target, TargetLibraries]
     lpai: dict[str, LpaiLibraries]
     directories: tuple[Directory, ...]
+
+    def requires(self, name: str) -> bool:
+        """Whether any target, or LPAI, needs a library of this name, for whatever arch."""
+        return self._required.fullmatch(name) is not None
+
+    @cached_property
+    def _required(self) -> re.Pattern[str]:
+        names = [name for lpai in self.lpai.values() for name in (*lpai.libraries, *lpai.skels)]
+        for target in self.targets.values():
+            names += [name for group in target.libraries for name in group]
+            names += [*target.soc_libraries, *target.skels]
+        patterns = {re.escape(name.rpartition("/")[2]).replace(r"\{arch\}", r"\d+") for name in names}
+        return re.compile("|".join(sorted(patterns)))
 
     def directory(self, name: str) -> tuple[Directory, int | None] | None:
         """What a directory under lib/ is for, and its Hexagon arch; None for one that nobody described."""

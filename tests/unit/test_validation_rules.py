@@ -17,6 +17,7 @@ from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import Result, State, catalogue, check
 from provisioning.validation.context import Context, Tree
 from provisioning.validation.probe import Answer
+from provisioning.validation.scan import Cache, libraries
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 from tests.support.environments import (
     ANDROID,
@@ -177,7 +178,8 @@ def stale_sdk_variable(base: Path) -> Context:
 def foreign_only(base: Path) -> Context:
     """The only libfoo.so on the library path is of another machine."""
     Library(machine=AARCH64, soname="libfoo.so").write(base / "sdk2" / "libfoo.so")
-    context = placed(f"lib/{X86}/libX.so", Library(soname="libX.so", needed=("libfoo.so",)))(base)
+    needing = Library(soname="libQnnSystem.so", needed=("libfoo.so",))
+    context = placed(f"lib/{X86}/libQnnSystem.so", needing)(base)
     variables = {**context.variables, "LD_LIBRARY_PATH": str(base / "sdk2")}
     return replace(context, variables=variables)
 
@@ -411,16 +413,17 @@ FAULTS = [
         "needed-resolved",
         "a library that nobody has",
         placed(
-            f"lib/{X86}/libX.so", Library(soname="libX.so", needed=("libc++.so.1",), runpath="$ORIGIN/../b")
+            f"lib/{X86}/libQnnSystem.so",
+            Library(soname="libQnnSystem.so", needed=("libc++.so.1",), runpath="$ORIGIN/../b"),
         ),
-        f"lib/{X86}/libX.so",
+        f"lib/{X86}/libQnnSystem.so",
         "needs libc++.so.1, which is nowhere in LD_LIBRARY_PATH",
     ),
     Fault(
         "needed-resolved",
         "only one of another machine",
         foreign_only,
-        f"lib/{X86}/libX.so",
+        f"lib/{X86}/libQnnSystem.so",
         "passed over for another class or machine: ",
     ),
     Fault(
@@ -440,9 +443,43 @@ FAULTS = [
     Fault(
         "symbol-versions",
         "a newer libstdc++ is needed",
-        placed(f"lib/{X86}/libX.so", library("libX.so", versions={"libstdc++.so.6": ["GLIBCXX_3.4.31"]})),
-        f"lib/{X86}/libX.so",
+        placed(
+            f"lib/{X86}/libQnnSystem.so",
+            library("libQnnSystem.so", versions={"libstdc++.so.6": ["GLIBCXX_3.4.31"]}),
+        ),
+        f"lib/{X86}/libQnnSystem.so",
         "needs GLIBCXX_3.4.31, the host's libstdc++.so.6 ends at GLIBCXX_3.4.30",
+    ),
+    Fault(
+        "needed-resolved",
+        "a library that no target requires lacks one",
+        placed(f"lib/{X86}/libX.so", Library(soname="libX.so", needed=("libc++.so.1",))),
+        f"lib/{X86}/libX.so",
+        "needs libc++.so.1",
+        Severity.WARNING,
+    ),
+    Fault(
+        "symbol-versions",
+        "a library that no target requires is too new",
+        placed(f"lib/{X86}/libX.so", library("libX.so", versions={"libc.so.6": ["GLIBC_2.99"]})),
+        f"lib/{X86}/libX.so",
+        "needs GLIBC_2.99",
+        Severity.WARNING,
+    ),
+    Fault(
+        "hexagon-arch",
+        "a newer library without an arch in its name",
+        placed("lib/hexagon-v75/unsigned/libX.so", Library(machine=HEXAGON, flags=0x79)),
+        "lib/hexagon-v75/unsigned/libX.so",
+        "is in hexagon-v75, its header says v79",
+    ),
+    Fault(
+        "hexagon-arch",
+        "an older library without an arch in its name",
+        placed("lib/hexagon-v75/unsigned/libX.so", Library(machine=HEXAGON, flags=0x68)),
+        "lib/hexagon-v75/unsigned/libX.so",
+        "is in hexagon-v75, its header says v68",
+        Severity.NOTE,
     ),
     Fault(
         "android-page-size",
@@ -830,6 +867,13 @@ def test_a_missing_directory_is_told_once(tmp_path: Path) -> None:
     shutil.rmtree(write_sdk(tmp_path / "sdk") / "lib" / ANDROID)
     results = check(context_of(tmp_path), [catalogue()["required-libraries"], catalogue()["soc-libraries"]])
     assert [len(result.findings) for result in results] == [1, 0]
+
+
+def test_outside_an_sdk_every_library_counts(tmp_path: Path) -> None:
+    Library(soname="libX.so", needed=("libfoo.so",)).write(tmp_path / "package" / "libX.so")
+    found = tuple(libraries(tmp_path / "package", Cache(None)))
+    (finding,) = result_of("needed-resolved", context_of(tmp_path, libraries=found)).findings
+    assert finding.severity is Severity.ERROR
 
 
 def test_the_searched_paths_are_in_the_finding(tmp_path: Path) -> None:
