@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from provisioning import manifest
 from provisioning.__main__ import VERBS
 from provisioning.cli import main
+from provisioning.settings import MANIFESTS
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
 
@@ -48,6 +50,7 @@ def user(
 ) -> Iterator[User]:
     manifests = tmp_path / "manifests"
     (manifests / "profiles").mkdir(parents=True)
+    shutil.copy(MANIFESTS / "socs.toml", manifests)
     rules = "\n".join(f"  {{ match = '{rule['match']}' }}," for rule in PLACE)
     (manifests / "profiles/small.toml").write_text(
         'schema = 1\nname = "small"\nsummary = "One SDK."\n[packages]\n[host]\n'
