@@ -109,7 +109,6 @@ class Host:
 @dataclass(frozen=True)
 class Context:
     profile: Profile
-    profile_name: str
     targets: tuple[str, ...]
     socs: Mapping[str, Soc]
     trees: Mapping[str, Tree]

@@ -63,7 +63,6 @@ def gather(
             system = _system_libraries(cache)
         context = Context(
             profile=profile,
-            profile_name=selection.profile,
             targets=targets,
             socs=socs,
             trees=trees,

@@ -50,7 +50,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
     tree = _sdk(context)
     for target, wanted in _target_tables(context).items():
         directory = _directory(context, wanted)
-        remedy = f"nox -s provision -- --profile {context.profile_name} --target {target}"
+        remedy = f"nox -s provision -- --profile {context.profile.name} --target {target}"
         if directory is None:
             if not _official(context.profile):
                 # What is made of wheels has no more than the wheels have.
@@ -96,7 +96,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
                     yield Problem(
                         place,
                         f"is not there, {name} (v{soc.arch}) needs it on {target}",
-                        f"nox -s provision -- --profile {context.profile_name} --target {target}"
+                        f"nox -s provision -- --profile {context.profile.name} --target {target}"
                         f" --soc {name}",
                     )
 
@@ -120,7 +120,7 @@ def lpai_libraries(context: Context) -> Iterator[Problem]:
     if not devices or not socs:
         raise NotApplicable("no chosen chip has an LPAI, or no device target is chosen")
     if not any(_carries_lpai(context, soc) for soc in socs.values()):
-        raise NotApplicable(f"the QNN of profile {context.profile_name} carries no LPAI")
+        raise NotApplicable(f"the QNN of profile {context.profile.name} carries no LPAI")
     places = {library.place for library in context.libraries}
     for target, wanted in devices.items():
         directory = _directory(context, wanted) or wanted.directories[0]

@@ -175,10 +175,10 @@ def variables_contradict(context: Context) -> Iterator[Problem]:
             if value and other and not same_path(value, other):
                 yield Problem(alias, f"is {other}, {variable} is {value}")
     profile = context.environ.get("QNN_CI_PROFILE")
-    if profile and profile != context.profile_name:
+    if profile and profile != context.profile.name:
         yield Problem(
             "QNN_CI_PROFILE",
-            f"is {profile}, and --profile {context.profile_name} was chosen",
+            f"is {profile}, and --profile {context.profile.name} was chosen",
             "unset QNN_CI_PROFILE, or leave --profile out",
             Severity.WARNING,
         )
@@ -188,7 +188,7 @@ def variables_contradict(context: Context) -> Iterator[Problem]:
         if value and tree.origin == "store" and not same_path(value, tree.path):
             yield Problem(
                 variable,
-                f"is {value}, and profile {context.profile_name} uses {tree.path}",
+                f"is {value}, and profile {context.profile.name} uses {tree.path}",
                 f"unset {variable}, or renew the environment: {_ENV}",
                 Severity.WARNING,
             )

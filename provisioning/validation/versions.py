@@ -54,7 +54,7 @@ def qnn_version(context: Context) -> Iterator[Problem]:
         if not _same_release(version, pinned):
             yield Problem(
                 tree.named,
-                f"{_says(source)} {version}, profile {context.profile_name} pins {pinned}",
+                f"{_says(source)} {version}, profile {context.profile.name} pins {pinned}",
             )
 
 
@@ -89,7 +89,7 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     if not holders:
         raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
     pin = context.profile.components["qnn-sdk"]
-    expected = {f"profile {context.profile_name}": pin.build_id or f"v{pin.version}"}
+    expected = {f"profile {context.profile.name}": pin.build_id or f"v{pin.version}"}
     if stated := tree.stated.get("sdk.yaml build_id"):
         expected["sdk.yaml"] = stated
     for source, build_id in expected.items():
@@ -131,10 +131,10 @@ def ndk_revision(context: Context) -> Iterator[Problem]:
         return
     pin = context.profile.components.get("android-ndk")
     if pin is None:
-        raise NotApplicable(f"profile {context.profile_name} pins no NDK; this one is {_ndk(revision)}")
+        raise NotApplicable(f"profile {context.profile.name} pins no NDK; this one is {_ndk(revision)}")
     if revision != pin.version:
         yield Problem(
-            tree.named, f"is {_ndk(revision)}, profile {context.profile_name} pins {_ndk(pin.version)}"
+            tree.named, f"is {_ndk(revision)}, profile {context.profile.name} pins {_ndk(pin.version)}"
         )
 
 
@@ -160,7 +160,7 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, "hexagon-sdk")
     pin = context.profile.components.get("hexagon-sdk")
     if pin is None:
-        raise NotApplicable(f"profile {context.profile_name} pins no Hexagon SDK")
+        raise NotApplicable(f"profile {context.profile.name} pins no Hexagon SDK")
     if tree.origin == "store":
         # A tree of the store has the version that it was provisioned as, and is verified by its inventory.
         return
@@ -173,7 +173,7 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
     if version != pin.version:
         yield Problem(
             tree.named,
-            f"the directory's name says {version}, profile {context.profile_name} pins {pin.version}",
+            f"the directory's name says {version}, profile {context.profile.name} pins {pin.version}",
         )
 
 
@@ -199,9 +199,9 @@ def python_packages(context: Context) -> Iterator[Problem]:
     for name, pinned in pins.items():
         found = host.packages.get(name)
         if found is None:
-            yield Problem(name, f"is not installed, profile {context.profile_name} pins {pinned}")
+            yield Problem(name, f"is not installed, profile {context.profile.name} pins {pinned}")
         elif found.partition("+")[0] != pinned:
-            yield Problem(name, f"is {found} in this Python, profile {context.profile_name} pins {pinned}")
+            yield Problem(name, f"is {found} in this Python, profile {context.profile.name} pins {pinned}")
 
 
 def _compared(name: str, found: str, wanted: Requirement) -> Iterator[Problem]:
@@ -255,7 +255,7 @@ def compiler_version(context: Context) -> Iterator[Problem]:
     host = host_of(context)
     wanted = {name: context.profile.host[name] for name in ("gcc", "clang") if name in context.profile.host}
     if not wanted:
-        raise NotApplicable(f"profile {context.profile_name} names no compiler")
+        raise NotApplicable(f"profile {context.profile.name} names no compiler")
     problems: dict[str, list[Problem]] = {}
     for name, requirement in wanted.items():
         tool = host.tools.get(name)
@@ -283,7 +283,7 @@ def compiler_version(context: Context) -> Iterator[Problem]:
 )
 def python_version(context: Context) -> Iterator[Problem]:
     if "python" not in context.profile.host:
-        raise NotApplicable(f"profile {context.profile_name} names no Python")
+        raise NotApplicable(f"profile {context.profile.name} names no Python")
     yield from _compared("python", host_of(context).python, context.profile.host["python"])
 
 
@@ -302,7 +302,7 @@ def python_version(context: Context) -> Iterator[Problem]:
 def glibc_version(context: Context) -> Iterator[Problem]:
     host = host_of(context)
     if "glibc" not in context.profile.host:
-        raise NotApplicable(f"profile {context.profile_name} names no glibc")
+        raise NotApplicable(f"profile {context.profile.name} names no glibc")
     if not host.glibc:
         yield Problem(
             "glibc", f"this system has none, {context.profile.host['glibc'].floor} or later is required"
@@ -346,7 +346,7 @@ def _tool(context: Context, name: str) -> Iterator[Problem]:
     host = host_of(context)
     wanted = context.profile.host.get(name)
     if wanted is None:
-        raise NotApplicable(f"profile {context.profile_name} names no {name}")
+        raise NotApplicable(f"profile {context.profile.name} names no {name}")
     tool = host.tools.get(name)
     if tool is None:
         yield Problem(name, f"is not on PATH, at least {wanted.floor} is required")

@@ -138,7 +138,6 @@ def context_of(base: Path, **changes: Any) -> Context:
     }
     context = Context(
         profile=load_profile(PROFILE),
-        profile_name=PROFILE,
         targets=TARGETS,
         socs={name: soc_named(name) for name in SOCS},
         trees={

@@ -858,7 +858,7 @@ def test_a_rule_that_cannot_look_warns_and_does_not_pass(
 
 def test_a_profile_of_wheels_names_those_that_carry_the_target(tmp_path: Path) -> None:
     shutil.rmtree(write_sdk(tmp_path / "sdk") / "lib" / ANDROID)
-    context = context_of(tmp_path, profile=load_profile("wheels"), profile_name="wheels")
+    context = context_of(tmp_path, profile=load_profile("wheels"))
     (finding,) = result_of("required-libraries", context).findings
     assert finding.remedy == "use an official SDK, which has all targets: --profile qnn-2.37 or qnn-2.48"
 
