@@ -83,7 +83,7 @@ def _signed(file: str, signed: image.Signed) -> Inspection:
         kind=_kind(signed, bindings),
         bits=signed.elf.format.bits,
         arch=signed.elf.arch,
-        segments=len(signed.elf.segments) - sum(index is not None for index in (signed.head_index, 0)),
+        segments=len(signed.elf.segments) - (1 if signed.head_index is None else image.SIGNING_HEADERS),
         mbn_version=signed.container.version,
         hash_algorithm=digest,
         hashes=signed.container.part(mbn.HASHES).size // size if size else None,
@@ -140,7 +140,6 @@ def _rows(one: Inspection) -> Iterator[tuple[str, str]]:
     for role, certificates in (("", one.certificates), ("QTI ", one.qti_certificates)):
         for index, certificate in enumerate(certificates):
             yield f"{role}certificate {index}", certificate.subject
-            yield "", ""
             yield "  valid", f"{certificate.not_before} to {certificate.not_after}"
             yield "  key", f"{certificate.key}, signed with {certificate.signature_hash.upper()}"
             for unit in certificate.organisational_units:

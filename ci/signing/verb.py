@@ -64,64 +64,11 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    import json
-
-    from ci.signing import verification
-
-    stage = _stage("signing_verify", args)
-    allowed = tuple(part.replace("-", " ") for part in args.allow_unchecked)
-    expected = _expected(args)
-    results: list[tuple[Path, Verification]] = []
-    for path in args.files:
-        result = verification.verify_file(path, expected)
-        results.append((path, result))
-        stage.findings += verification.findings_of(path, result, allowed=allowed)
-        stage.metrics[str(path)] = result.verdict(allowed)
-    if args.json:
-        files = [_verification_json(path, result, allowed) for path, result in results]
-        sys.stdout.write(json.dumps({"schema": 1, "files": files}, indent=2) + "\n")
-    else:
-        sys.stdout.write("\n".join(_verification_text(path, result, allowed) for path, result in results))
-    stage.finish().write(reports_path(args.reports))
-    return 0 if all(result.verdict(allowed) == "verified" for _, result in results) else 1
+    return _staged("signing_verify", args, _verify)
 
 
 def sign(args: argparse.Namespace) -> int:
-    from ci.signing import files, scheme
-    from ci.signing.device import parse_serial
-    from ci.signing.keys import root_pem
-    from ci.signing.options import binding_of, identity_of
-    from provisioning.findings import Outcome, Severity
-
-    stage = _stage("signing_sign", args)
-    names = [path.name for path in args.files]
-    if len(set(names)) < len(names):
-        raise UsageError("two of the files have the same name", remedy="sign them into different directories")
-    identity = identity_of(args)
-    binding = binding_of(args, tuple(parse_serial(text) for text in args.serial))
-    if len(binding.serials) > 8:
-        raise UsageError("a signature holds at most 8 serials", remedy="sign once for each group of devices")
-
-    def one(path: Path) -> Artifact:
-        return _sign_one(path, args.output / path.name, identity, binding, replace_old=args.replace)
-
-    sys.stdout.write(f"{scheme.STATEMENT}\n  key: {identity.description}\n")
-    stage.add("signing.development-only", Severity.WARNING, str(args.output), scheme.STATEMENT)
-    stage.metrics |= {"scheme": identity.scheme.name, "deterministic": identity.deterministic}
-    try:
-        with ThreadPoolExecutor(WORKERS) as pool:
-            stage.artifacts += pool.map(one, args.files)
-        root = args.output / ROOT_NAME
-        files.put(root, root_pem(identity))
-    except ToolkitError as error:
-        stage.add("signing.failed", Severity.ERROR, str(args.output), error.message, error.remedy)
-        stage.finish(Outcome.ERROR).write(reports_path(args.reports))
-        raise
-    for artifact in stage.artifacts:
-        sys.stdout.write(f"  signed {artifact.path}\n")
-    sys.stdout.write(f"  root   {root}\n")
-    stage.finish().write(reports_path(args.reports))
-    return 0
+    return _staged("signing_sign", args, _sign)
 
 
 def keygen(args: argparse.Namespace) -> int:
@@ -135,6 +82,75 @@ def keygen(args: argparse.Namespace) -> int:
         raise UsageError("the passphrase is shorter than 8 characters", remedy="use a longer one")
     for path in keys.write_chain(args.directory, args.algorithm, days=args.days, passphrase=passphrase):
         sys.stdout.write(f"  {path}\n")
+    return 0
+
+
+def _staged(name: str, args: argparse.Namespace, work: Callable[[argparse.Namespace, StageRun], int]) -> int:
+    """Run as a stage does: its report is written however it ends."""
+    from ci.signing.lpai import command_of
+    from provisioning.findings import Outcome, Severity, StageRun
+
+    stage = StageRun(name, "", "", command_of("python -m ci signing", sys.argv[2:]))
+    reports = reports_path(args.reports)
+    try:
+        code = work(args, stage)
+    except ToolkitError as error:
+        stage.add("signing.stopped", Severity.ERROR, name, error.message, error.remedy)
+        stage.finish(Outcome.ERROR).write(reports)
+        raise
+    stage.finish().write(reports)
+    return code
+
+
+def _verify(args: argparse.Namespace, stage: StageRun) -> int:
+    import json
+
+    from ci.signing import verification
+
+    allowed = tuple(args.allow_unchecked)
+    expected = _expected(args)
+    results: list[tuple[Path, Verification]] = []
+    for path in args.files:
+        result = verification.verify_file(path, expected)
+        results.append((path, result))
+        stage.findings += verification.findings_of(path, result, allowed=allowed)
+        stage.metrics[str(path)] = result.verdict(allowed)
+    if args.json:
+        files = [_verification_json(path, result, allowed) for path, result in results]
+        sys.stdout.write(json.dumps({"schema": 1, "files": files}, indent=2) + "\n")
+    else:
+        sys.stdout.write("\n".join(_verification_text(path, result, allowed) for path, result in results))
+    return 0 if all(result.verdict(allowed) == "verified" for _, result in results) else 1
+
+
+def _sign(args: argparse.Namespace, stage: StageRun) -> int:
+    from ci.signing import files, scheme
+    from ci.signing.device import parse_serial
+    from ci.signing.keys import root_pem
+    from ci.signing.options import binding_of, identity_of
+    from provisioning.findings import Severity
+
+    names = [path.name for path in args.files]
+    if len(set(names)) < len(names):
+        raise UsageError("two of the files have the same name", remedy="sign them into different directories")
+    binding = binding_of(args, tuple(parse_serial(text) for text in args.serial))
+    if len(binding.serials) > 8:
+        raise UsageError("a signature holds at most 8 serials", remedy="sign once for each group of devices")
+    identity = identity_of(args)
+
+    def one(path: Path) -> Artifact:
+        return _sign_one(path, args.output / path.name, identity, binding, replace_old=args.replace)
+
+    sys.stdout.write(f"{scheme.STATEMENT}\n  key: {identity.description}\n")
+    stage.add("signing.development-only", Severity.WARNING, str(args.output), scheme.STATEMENT)
+    stage.metrics |= {"scheme": identity.scheme.name, "deterministic": identity.deterministic}
+    with ThreadPoolExecutor(WORKERS) as pool:
+        stage.artifacts += pool.map(one, args.files)
+    root = args.output / ROOT_NAME
+    files.put(root, root_pem(identity))
+    for artifact in stage.artifacts:
+        sys.stdout.write(f"  signed {artifact.path}\n")
+    sys.stdout.write(f"  root   {root}\n")
     return 0
 
 
@@ -195,13 +211,6 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
 def _add_debug(parser: argparse.ArgumentParser) -> None:
     # Also behind the action's name, where people type it.
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-
-
-def _stage(name: str, args: argparse.Namespace) -> StageRun:
-    from ci.signing.lpai import command_of
-    from provisioning.findings import StageRun
-
-    return StageRun(name, "", "", command_of("python -m ci signing", sys.argv[2:]))
 
 
 def _expected(args: argparse.Namespace) -> Expected:

@@ -252,3 +252,10 @@ def test_an_identity_does_not_show_its_key() -> None:
     identity = chains.identity()
     assert "sign" not in repr(identity).split("origin")[1].split("scheme")[0]
     assert "PRIVATE" not in repr(identity)
+
+
+def test_tools_that_sign_with_nothing_of_ours_see_only_what_a_program_needs() -> None:
+    environ = {"PATH": "/bin", "LC_ALL": "C", "https_proxy": "p", "GITHUB_TOKEN": "t", "AWS_KEY": "k"}
+    environ[keys.PASSPHRASE_VARIABLE] = "s"
+    assert process.plain_environment(environ) == {"PATH": "/bin", "LC_ALL": "C", "https_proxy": "p"}
+    assert keys.PASSPHRASE_VARIABLE not in process.signer_environment(environ)

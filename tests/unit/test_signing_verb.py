@@ -108,6 +108,12 @@ def test_what_is_not_there_is_wrong_use(action: str, capsys: pytest.CaptureFixtu
     assert "gone.so" in capsys.readouterr().err
 
 
+def test_what_stopped_a_run_is_in_its_report(reports: Path) -> None:
+    signing("verify", "gone.so")
+    report = json.loads((reports / "signing_verify.json").read_text(encoding="utf-8"))
+    assert (report["outcome"], report["findings"][0]["rule"]) == ("error", "signing.stopped")
+
+
 def test_a_named_pipe_does_not_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.so")
     assert signing("verify", tmp_path / "pipe.so") == 2
