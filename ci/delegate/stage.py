@@ -109,11 +109,22 @@ def _run(options: Options, environ: Mapping[str, str], stage: StageRun) -> int:
         _announce(plan, known, jobs)
         verdicts = {**known, **_run_jobs(plan, jobs, workers, cache, fail_fast=options.fail_fast)}
     cache.prune()
-    ledger = plan.ledger
     if options.update_ledger:
-        ledger = _update(plan, verdicts.values(), options.logs)
-    judge(stage, verdicts.values(), ledger, plan, options.logs)
-    if missing := len(plan.chosen) - len(verdicts):
+        plan = replace(plan, ledger=_update(plan, verdicts.values(), options.logs))
+    judge(stage, verdicts.values(), plan.ledger, plan.basis.soc, options.logs)
+    _measure(stage, plan, verdicts)
+    stage.artifacts.append(Artifact.of("junit", _write_junit(plan, verdicts.values(), options.logs)))
+    report = stage.finish()
+    report.write(options.selection.reports)
+    from provisioning.rendering import show
+
+    show(replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)}))
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def _measure(stage: StageRun, plan: Plan, verdicts: Mapping[str, Verdict]) -> None:
+    missing = len(plan.chosen) - len(verdicts)
+    if missing:
         stage.add(
             "delegate-stopped",
             Severity.NOTE,
@@ -121,20 +132,24 @@ def _run(options: Options, environ: Mapping[str, str], stage: StageRun) -> int:
             f"{missing} tests were not reached, because --fail-fast stopped at a surprise",
             "run without --fail-fast",
         )
-    stage.metrics |= {**counts(verdicts.values(), ledger, plan.basis.soc), "not_reached": missing}
-    stage.metrics |= {"selected": len(plan.chosen), "workers": plan.slots, "soc": plan.basis.soc}
-    stage.metrics["test_seconds"] = round(sum(v.seconds for v in verdicts.values() if not v.cached), 1)
-    stage.metrics |= plan.basis.as_metrics()
-    path = options.logs / "junit.xml"
-    options.logs.mkdir(parents=True, exist_ok=True)
-    path.write_text(junit_text(verdicts.values(), ledger, plan.basis.soc, options.logs), encoding="utf-8")
-    stage.artifacts.append(Artifact.of("junit", path))
-    report = stage.finish()
-    report.write(options.selection.reports)
-    from provisioning.rendering import show
+    ran = [verdict for verdict in verdicts.values() if not verdict.cached]
+    stage.metrics |= counts(verdicts.values(), plan.ledger, plan.basis.soc)
+    stage.metrics |= {
+        "not_reached": missing,
+        "selected": len(plan.chosen),
+        "workers": plan.slots,
+        "test_seconds": round(sum(verdict.seconds for verdict in ran), 1),
+        "test_cpu_seconds": round(sum(verdict.cpu_seconds for verdict in ran), 1),
+        "soc": plan.basis.soc,
+        **plan.basis.as_metrics(),
+    }
 
-    show(replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)}))
-    return 0 if report.outcome is Outcome.PASS else 1
+
+def _write_junit(plan: Plan, verdicts: Iterable[Verdict], logs: Path) -> Path:
+    path = logs / "junit.xml"
+    logs.mkdir(parents=True, exist_ok=True)
+    path.write_text(junit_text(verdicts, plan.ledger, plan.basis.soc, logs), encoding="utf-8")
+    return path
 
 
 def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
@@ -268,10 +283,10 @@ def _run_jobs(
         )
 
 
-def judge(stage: StageRun, verdicts: Iterable[Verdict], ledger: Ledger, plan: Plan, logs: Path) -> None:
+def judge(stage: StageRun, verdicts: Iterable[Verdict], ledger: Ledger, soc: str, logs: Path) -> None:
     """A finding for every test that does not simply pass; an error where the ledger says otherwise."""
     for verdict in sorted(verdicts, key=lambda each: each.test):
-        entry = ledger.entry(verdict.test, plan.basis.soc)
+        entry = ledger.entry(verdict.test, soc)
         expected = entry.outcome if entry else "passed"
         again = f"nox -s test_delegate -- -k {verdict.test.partition('.')[2]}"
         if verdict.outcome != expected:

@@ -529,8 +529,7 @@ def test_the_users_own_runner_is_taken(tmp_path: Path) -> None:
 def test_judging_names_the_log_of_a_surprise(tmp_path: Path) -> None:
     (tmp_path / "T.bad.log").write_text("nothing known\n", encoding="utf-8")
     stage = StageRun("test_delegate", "wheels", "x86_64-linux", "")
-    plan = Plan(Setup({}, tmp_path, 1), BASIS, ledger(), {}, 1)
-    stages.judge(stage, [Verdict("T.bad", "failed", "AssertionError: odd")], ledger(), plan, tmp_path)
+    stages.judge(stage, [Verdict("T.bad", "failed", "AssertionError: odd")], ledger(), "SM8650", tmp_path)
     assert "nothing known matches its log" in stage.findings[0].message
     assert [artifact.path for artifact in stage.artifacts] == [str(tmp_path / "T.bad.log")]
 
