@@ -83,6 +83,13 @@ class Cache:
                     self._entries = dict(content["files"])
                     self._answers = dict(content["answers"])
 
+    def known(self, path: Path) -> Record | None:
+        """The record of the file as it is now, if it is remembered."""
+        try:
+            return self.get(path, Stamp.of(path))
+        except OSError:
+            return None
+
     def get(self, path: Path, stamp: Stamp) -> Record | None:
         entry = self._entries.get(str(path))
         try:
@@ -142,27 +149,15 @@ def _decoded(data: dict[str, Any]) -> Record:
 def libraries(root: Path, cache: Cache) -> list[Library]:
     """Every shared library below `root`, without linker scripts and without links to others of the tree."""
     found: list[Library] = []
-    waiting: list[tuple[Path, str, Stamp]] = []
+    waiting: list[tuple[Path, str]] = []
     for path, place in _candidates(root):
-        try:
-            stamp = Stamp.of(path)
-        except OSError as error:
-            target = f" to {path.readlink()}" if path.is_symlink() else ""
-            found.append(Library(path, place, None, f"a link{target} that leads nowhere: {error.strerror}"))
-            continue
-        record = cache.get(path, stamp)
+        record = cache.known(path)
         if record is None:
-            waiting.append((path, place, stamp))
+            waiting.append((path, place))
+            _fetch_ahead(path)
         else:
             found.append(_library(path, place, record))
-    for path, _, _ in waiting:
-        _fetch_ahead(path)
-    for path, place, stamp in waiting:
-        record = read(path)
-        with contextlib.suppress(OSError):
-            if Stamp.of(path) == stamp:
-                cache.put(path, stamp, record)
-        found.append(_library(path, place, record))
+    found += [_library(path, place, record_of(path, cache)) for path, place in waiting]
     return sorted((library for library in found if library.fault != LINKER_SCRIPT), key=lambda f: f.place)
 
 
@@ -171,16 +166,20 @@ def _library(path: Path, place: str, record: Record) -> Library:
 
 
 def record_of(path: Path, cache: Cache) -> Record:
-    """One file, by the same cache."""
+    """One file, by the cache. What cannot be opened is no fact about the file, and is not remembered."""
+    known = cache.known(path)
+    if known is not None:
+        return known
     try:
-        stamp = Stamp.of(path)
-    except OSError as error:
-        return Record(None, str(error.strerror), ())
-    record = cache.get(path, stamp)
-    if record is None:
+        before = Stamp.of(path)
         record = read(path)
-        cache.put(path, stamp, record)
-    return record
+        if Stamp.of(path) == before:
+            cache.put(path, before, record)
+        return record
+    except OSError as error:
+        if path.is_symlink() and not path.exists():
+            return Record(None, f"a link to {path.readlink()}, which is not there", ())
+        return Record(None, f"cannot be read: {error.strerror or error}", ())
 
 
 def answer_key(soc: str, variables: Mapping[str, str]) -> str | None:
@@ -218,12 +217,11 @@ def answer_key(soc: str, variables: Mapping[str, str]) -> str | None:
 
 
 def read(path: Path) -> Record:
+    """Raises OSError for what cannot be opened."""
     try:
         elf = elves.read(path)
     except (NotElf, BrokenElf) as error:
         return Record(None, error.reason, ())
-    except OSError as error:
-        return Record(None, f"cannot be read: {error.strerror}", ())
     return Record(elf, "", build_ids(path))
 
 
@@ -239,7 +237,14 @@ def _fetch_ahead(path: Path) -> None:
 
 def _candidates(root: Path) -> Iterator[tuple[Path, str]]:
     inside = os.path.realpath(root)
-    for directory, directories, names in os.walk(root):
+    walked: set[str] = set()
+    for directory, directories, names in os.walk(root, followlinks=True):
+        # Links between directories may repeat a part of the tree, or lead round in circles.
+        real = os.path.realpath(directory)
+        if real in walked:
+            directories.clear()
+            continue
+        walked.add(real)
         directories.sort()
         for name in sorted(names):
             if not LIBRARY.fullmatch(name):

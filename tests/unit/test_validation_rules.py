@@ -373,7 +373,7 @@ FAULTS = [
         f"lib/{X86}/libQnnHtp.so",
         "it is a web page",
     ),
-    Fault("elf-readable", "a link to nothing", dangling_link, f"lib/{X86}/libGone.so", "that leads nowhere"),
+    Fault("elf-readable", "a link to nothing", dangling_link, f"lib/{X86}/libGone.so", "which is not there"),
     Fault(
         "elf-machine",
         "a host library among a device's",

@@ -149,6 +149,45 @@ def test_a_link_out_of_the_tree_is_followed(tree: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_a_linked_directory_is_followed_and_a_circle_ends(tree: Path, tmp_path: Path) -> None:
+    (tree / "lib").rename(tmp_path / "elsewhere")
+    (tree / "lib").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "round").symlink_to(tree)
+    assert [f.place for f in libraries(tree, Cache(None))] == [
+        "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so",
+        "lib/x86_64-linux-clang/libQnnHtp.so",
+    ]
+
+
+def test_what_cannot_be_opened_is_told_and_not_remembered(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, "read", refuse)
+        assert {f.fault for f in scanned(tree, tmp_path / "cache.json")} == {
+            "cannot be read: Permission denied"
+        }
+    assert {f.fault for f in scanned(tree, tmp_path / "cache.json")} == {""}
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = scan.read
+
+    def read_and_change(path: Path) -> scan.Record:
+        record = read(path)
+        path.write_bytes(b"changed")
+        return record
+
+    monkeypatch.setattr(scan, "read", read_and_change)
+    scanned(tree, tmp_path / "cache.json")
+    assert not (tmp_path / "cache.json").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
