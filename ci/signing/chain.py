@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ci.signing.elf import Malformed
+from ci.signing.elf import Malformed, printable
 
 PADDING = b"\xff"
 ALIGN = 16
@@ -98,9 +98,9 @@ def describe(certificate: x509.Certificate) -> Certificate:
     except UnsupportedAlgorithm:
         signature_hash = "unknown"
     return Certificate(
-        subject=certificate.subject.rfc4514_string(),
-        issuer=certificate.issuer.rfc4514_string(),
-        organisational_units=units,
+        subject=printable(certificate.subject.rfc4514_string()),
+        issuer=printable(certificate.issuer.rfc4514_string()),
+        organisational_units=tuple(map(printable, units)),
         identities={match["name"]: int(match["value"], 16) for match in matches},
         not_before=certificate.not_valid_before_utc.isoformat(),
         not_after=certificate.not_valid_after_utc.isoformat(),
@@ -229,7 +229,7 @@ def _name(index: int, count: int, certificate: x509.Certificate) -> str:
 
 
 def _subject(certificate: x509.Certificate) -> str:
-    return f"<{certificate.subject.rfc4514_string()}>"
+    return f"<{printable(certificate.subject.rfc4514_string())}>"
 
 
 def _print(certificate: x509.Certificate) -> str:

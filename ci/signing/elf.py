@@ -23,7 +23,8 @@ MOST_SEGMENTS = 512
 """Linkers write about ten; the cap bounds the work that a hostile file can ask for."""
 MOST_COVERAGE = 8
 """Segments may overlap (dynamic, relro and notes lie in a load segment), but not eight times over."""
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 28
+"""Twenty times the largest skel."""
 
 
 class Malformed(CheckFailed):
@@ -169,6 +170,11 @@ def section_table(data: Bytes, elf: Elf) -> tuple[int, int]:
     """The byte range of the section header table; (0, 0) where there is none."""
     positions = _section_positions(data, elf.format, elf.header)
     return (positions.start, positions.stop) if len(positions) else (0, 0)
+
+
+def printable(text: str) -> str:
+    """For a terminal: what a hostile file says cannot steer it."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def align_up(value: int, alignment: int) -> int:

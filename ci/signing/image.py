@@ -23,6 +23,8 @@ HEAD_FLAGS = 0x7000000
 HASH_FLAGS = 0x2200000
 HASH_ALIGN = 0x1000
 SIGNING_HEADERS = 2
+MOST_BLOB = 1 << 24
+_ZEROS = bytes(1 << 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def parse(data: Bytes) -> tuple[Elf, Signed | None]:
     if len(hashes) > 1 or len(heads) > 1:
         raise Malformed("program headers", f"{len(hashes)} hash segments, {len(heads)} placeholders")
     segment = parsed.segments[hashes[0]]
-    if segment.filesz > elf.MOST_BYTES >> 4:
+    if segment.filesz > MOST_BLOB:
         raise Malformed("hash segment", f"{segment.filesz} bytes is more than one has")
     blob = bytes(data[segment.offset : segment.end])
     return parsed, Signed(parsed, heads[0] if heads else None, hashes[0], blob, mbn.parse(blob))
@@ -167,8 +169,13 @@ def _described(view: memoryview, start: int, end: int, table: tuple[int, int]) -
     for low, high in itertools.pairwise(cuts):
         if table[0] <= low and high <= table[1]:
             what = "section headers"
-        elif not any(view[low:high]):
+        elif _is_zero(view[low:high]):
             what = "zero padding"
         else:
             what = "outside every segment (section data that is never loaded)"
         yield Range(low, high, what)
+
+
+def _is_zero(view: memoryview) -> bool:
+    blocks = (view[at : at + len(_ZEROS)] for at in range(0, len(view), len(_ZEROS)))
+    return all(block == _ZEROS[: len(block)] for block in blocks)

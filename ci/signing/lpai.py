@@ -70,8 +70,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="elfsigner's, which is shown once [QNN_CI_ACCEPT_LICENCES=hexagon-elfsigner]",
     )
-    how.add_argument("--time-limit", type=float, metavar="SECONDS", help="for each run of elfsigner [900]")
-    how.add_argument("--python", metavar="PATH", help="for elfsigner, which needs one before 3.12")
+    how.add_argument(
+        "--time-limit", type=float, metavar="SECONDS", help="for each run of elfsigner [manifests/lpai.toml]"
+    )
+    how.add_argument("--python", metavar="PATH", help="to run elfsigner with; an older one than most have")
     how.add_argument("--strict", action="store_true", help="warnings fail too")
     add_identity(parser)
 

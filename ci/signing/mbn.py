@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ci.signing.elf import Malformed
+from ci.signing.elf import Malformed, printable
 
 ABSENT = 0xFFFFFFFF
 METADATA_SIZE = 120
@@ -195,7 +195,7 @@ def parse_metadata(data: bytes) -> Metadata:
         serials=tuple(n for n in numbers[20:28] if n),
         root_index=numbers[28],
         anti_rollback=numbers[29],
-        note=data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace"),
+        note=printable(data[METADATA_SIZE:].rstrip(b"\0").decode("ascii", "backslashreplace")),
     )
 
 

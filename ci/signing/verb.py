@@ -36,10 +36,14 @@ WORKERS = 2
 
 def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    _inspect_flags(verbs.add_parser("inspect", help="say what a library's signature is"))
-    _verify_flags(verbs.add_parser("verify", help="say whether it holds, part by part"))
-    _sign_flags(verbs.add_parser("sign", help="sign with a development chain"))
-    _keygen_flags(verbs.add_parser("keygen", help="make a development chain: root, CA, attestation"))
+    for name, summary, flags in (
+        ("inspect", "say what a library's signature is", _inspect_flags),
+        ("verify", "say whether it holds, part by part", _verify_flags),
+        ("sign", "sign with a development chain", _sign_flags),
+        ("keygen", "make a development chain: root, CA, attestation", _keygen_flags),
+    ):
+        # No abbreviations: what must stay out of reports is known by its flag.
+        flags(verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -93,7 +93,8 @@ def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | No
     """A chain of two; what is given differs from a good one."""
     root_key, key = _keys()
     top = certificate(name("root"), root_key, name("root"), root_key, **{"ca": True, **(root or {})})
-    low = certificate(name("att"), key, name("root"), root_key, **{"ca": False, **(attestation or {})})
+    below = {"subject": name("att"), "ca": False, **(attestation or {})}
+    low = certificate(key=key, issuer=name("root"), issuer_key=root_key, **below)
 
     def sign(digest: bytes) -> bytes:
         return scheme.sign_digest(key, digest)

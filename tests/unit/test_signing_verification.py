@@ -360,3 +360,24 @@ def test_inspection_calls_a_bound_library_a_test_signature(tmp_path: Path) -> No
     (path := tmp_path / "lib.so").write_bytes(SIGNED)
     text = inspection.as_text(inspection.inspect(path))
     assert "test signature" in text and "0x00000abc" in text and scheme.STATEMENT in text
+
+
+def test_what_a_file_says_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    name = chains.name("att\x1b[2J", "unit\x07")
+    identity = chains.bent(attestation={"subject": name})
+    data = bytearray(development.sign(LIBRARY, identity, Binding()))
+    at = data.index(b"DEVELOPMENT SIGNATURE")
+    data[at : at + 2] = b"\x1b]"
+    (path := tmp_path / "lib.so").write_bytes(data)
+    text = inspection.as_text(inspection.inspect(path))
+    later = verification.verify(data, Expected(at=chains.NOW + dt.timedelta(days=99)))
+    text += "".join(check.message for check in later.checks)
+    assert "\\x1b[2J" in text and not any(c in text for c in "\x1b\x07")
+
+
+def test_a_huge_file_is_refused_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "huge.so"
+    with path.open("wb") as stream:
+        stream.write(SIGNED)
+        stream.truncate(1 << 33)
+    assert {check.part for check in verification.verify_file(path).failed} == {"structure"}
