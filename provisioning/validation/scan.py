@@ -25,8 +25,8 @@ from provisioning.validation.probe import Answer
 SCHEMA = 2
 """Raise it when a record's content changes."""
 
-# Variables that steer loaders, Python, QNN or executorch.
-_WATCHED = re.compile(r"LD_|PYTHON|QNN|QAIRT|ADSP|EXECUTORCH|ET_|GLIBC|LIBNATIVE")
+# Variables that steer loaders, Python, QNN or executorch; our own only say where reports and the like go.
+_WATCHED = re.compile(r"LD_|PYTHON|QNN(?!_CI_)|QAIRT|ADSP|EXECUTORCH|ET_|GLIBC|LIBNATIVE")
 
 LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?")
 
@@ -154,7 +154,6 @@ def libraries(root: Path, cache: Cache) -> list[Library]:
         record = cache.known(path)
         if record is None:
             waiting.append((path, place))
-            _fetch_ahead(path)
         else:
             found.append(_library(path, place, record))
     found += [_library(path, place, record_of(path, cache)) for path, place in waiting]
@@ -223,16 +222,6 @@ def read(path: Path) -> Record:
     except (NotElf, BrokenElf) as error:
         return Record(None, error.reason, ())
     return Record(elf, "", build_ids(path))
-
-
-def _fetch_ahead(path: Path) -> None:
-    """Let the kernel read all files at once while we parse: on a cold disk that is where the time goes."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(handle)
 
 
 def _candidates(root: Path) -> Iterator[tuple[Path, str]]:

@@ -120,6 +120,13 @@ def test_a_device_is_remembered(
     assert (first, asked(selection, tmp_path, monkeypatch, DEVICE)) == (True, False)
 
 
+def test_a_device_is_remembered_wherever_reports_go(
+    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(selection, tmp_path, monkeypatch, DEVICE, QNN_CI_REPORTS="one")
+    assert not asked(selection, tmp_path, monkeypatch, DEVICE, QNN_CI_REPORTS="two")
+
+
 def test_a_refusal_is_never_remembered(
     executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
