@@ -109,11 +109,12 @@ class Elfsigner:
 
     def sign(self, library: Path, into: Path) -> Path:
         """Sign one library into a fresh directory; returns the file that elfsigner wrote there."""
-        said = self._run(["-i", str(library), "-o", str(into)], into)
+        # It runs in another directory, where a relative path means something else.
+        said = self._run(["-i", str(library.absolute()), "-o", str(into.absolute())], into)
         return self._written(into, library.name, said)
 
     def test_signature(self, serial: int, into: Path) -> Path:
-        said = self._run(["-t", f"0x{serial:08x}", "-o", str(into)], into)
+        said = self._run(["-t", f"0x{serial:08x}", "-o", str(into.absolute())], into)
         return self._written(into, f"testsig-0x{serial:08x}.so", said)
 
     def _run(self, arguments: Sequence[str], directory: Path) -> str:
@@ -292,14 +293,14 @@ def interpreter(named: str | None, below: tuple[int, ...]) -> Path:
                 f"and before {_dotted(below)}",
                 remedy="uv python install 3.11",
             )
-        return Path(path)
+        return Path(path).absolute()
     seen: list[str] = []
     for candidate in _candidates(below):
         version = _version(candidate)
         if version is None:
             continue
         if _OLDEST <= version < below:
-            return Path(candidate)
+            return Path(candidate).absolute()
         seen.append(f"{candidate} ({_dotted(version)})")
     raise EnvironmentLacking(
         f"elfsigner needs a Python before {_dotted(below)}, found {', '.join(seen) or 'none'}",

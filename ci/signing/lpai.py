@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
         STAGE, selection.profile, selection.target, command_of("nox -s sign_lpai --", sys.argv[2:])
     )
     try:
-        _sign_all(args, selection, stage)
+        with _termination_as_interrupt():
+            _sign_all(args, selection, stage)
     except ToolkitError as error:
         stage.add("signing.stopped", Severity.ERROR, STAGE, error.message, error.remedy)
         stage.finish(Outcome.ERROR).write(selection.reports)
@@ -397,6 +400,23 @@ def _inventory(directories: Sequence[Path]) -> Mapping[str, tuple[int, int]]:
             status = path.lstat()
             found[str(path)] = (status.st_size, status.st_mtime_ns)
     return found
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """A cancelled job must not leave elfsigner running, nor our work directory behind."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _made(path: Path, content: bytes) -> Path:

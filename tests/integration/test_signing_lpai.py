@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,10 +173,19 @@ def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: st
     assert world.rules() == ["signing.sdk-changed"]
 
 
-def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: str) -> None:
-    import signal
-    import time
+def test_relative_paths_are_those_of_the_place_it_is_run_in(world: World, python: str) -> None:
+    Skel(arch=81).write(world.root / "here" / "libmine.so")
+    done = world.sign_lpai(
+        "--accept-disclaimer", "--python", python, "--library", "here/libmine.so", "-o", "out"
+    )
+    assert done.returncode == 0, done.stderr
+    assert (world.root / "out" / "lib" / "lpai-v6" / "signed" / "libmine.so").is_file()
 
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_signer_and_leaves_nothing(
+    world: World, python: str, how: signal.Signals
+) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour="hang")
     environ = {
         **os.environ,
@@ -195,7 +206,7 @@ def test_an_interrupt_ends_the_signer_and_leaves_nothing(world: World, python: s
         until = time.monotonic() + 60
         while not list((world.hexagon / "runs").glob("*.json")) and time.monotonic() < until:
             time.sleep(0.05)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(how)
         assert child.wait(timeout=60) == 130
     (run,) = (world.hexagon / "runs").glob("*.json")
     assert not Path(f"/proc/{run.stem}").exists()
