@@ -31,6 +31,9 @@ ESSENTIAL = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE, CHAIN, ROOT)
 """A library is verified only when each of these passed."""
 
 
+_REMEDIES = {ROOT: "--root CERT", SIGNATURE: "--allow-unchecked signature"}
+
+
 class Status(str, enum.Enum):
     PASSED = "passed"
     FAILED = "failed"
@@ -42,6 +45,12 @@ class Check:
     part: str
     status: Status
     message: str
+    asked: bool = False
+    """The caller asked for it, so that without it nothing is proven."""
+
+    @property
+    def essential(self) -> bool:
+        return self.asked or self.part in ESSENTIAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +78,7 @@ class Verification:
     def unproven(self, allowed: Iterable[str] = ()) -> list[Check]:
         """The essential checks that could not be made and that the caller does not do without."""
         skip = set(allowed)
-        return [
-            c
-            for c in self.checks
-            if c.status is Status.UNCHECKED and c.part in ESSENTIAL and c.part not in skip
-        ]
+        return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]
 
     def verdict(self, allowed: Iterable[str] = ()) -> str:
         if self.failed:
@@ -130,10 +135,8 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
             remedy = "nox -s sign_lpai" if check.part == UNSIGNED else "sign the unsigned original again"
             rule = f"signing.{check.part.replace(' ', '-')}"
             yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", remedy)
-        elif check.part in ESSENTIAL and check.part not in allowed:
-            remedy = (
-                "--root CERT" if check.part == ROOT else f"--allow-unchecked {check.part.replace(' ', '-')}"
-            )
+        elif check.essential and check.part not in allowed:
+            remedy = _REMEDIES.get(check.part, "ask whoever signed it; the public format does not tell")
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing.not-proven", Severity.ERROR, subject, message, remedy)
         else:
@@ -296,18 +299,16 @@ def _bindings(signed: Signed, expected: Expected) -> Iterator[Check]:
         if wanted is None:
             continue
         if found is None:
-            yield Check(part, Status.UNCHECKED, f"MBN v{signed.container.version} does not show its {part}")
+            message = f"MBN v{signed.container.version} does not show its {part}"
+            yield Check(part, Status.UNCHECKED, message, asked=True)
         else:
             same = found == wanted
             message = f"{found:#x}" if same else f"expected {wanted:#x}, found {found:#x}"
             yield Check(part, Status.PASSED if same else Status.FAILED, message)
     if facts.serials is None:
         if expected.serial is not None:
-            yield Check(
-                "serial",
-                Status.UNCHECKED,
-                f"MBN v{signed.container.version} does not publicly say",
-            )
+            message = f"where MBN v{signed.container.version} keeps serials is not public"
+            yield Check("serial", Status.UNCHECKED, message, asked=True)
     elif expected.serial is not None:
         bound = ", ".join(f"0x{s:08x}" for s in facts.serials) or "no device"
         good = expected.serial in facts.serials
