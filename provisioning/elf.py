@@ -5,6 +5,7 @@ Sections are never walked: a library of 100 MB costs a few kilobytes of reading.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _MOST_ENTRIES = 4096
 _MOST_NOTES = 64 << 10
 _MOST_STRING = 4096
 _DF_TEXTREL = 0x4
+# A comment may be longer than what is looked at; a library never begins with one.
+_SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)")
 _PF_X = 0x1
 
 
@@ -143,7 +146,7 @@ class _Damage(Exception):
 def _looks_like(head: bytes) -> str:
     if not head:
         return "it is empty"
-    if head.lstrip().startswith((b"INPUT", b"GROUP", b"OUTPUT_FORMAT", b"/* GNU ld script")):
+    if _SCRIPT.match(head):
         return LINKER_SCRIPT
     if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         return "it is a web page"

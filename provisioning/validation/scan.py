@@ -22,7 +22,7 @@ from provisioning.validation import probe
 from provisioning.validation.context import Library
 from provisioning.validation.probe import Answer
 
-SCHEMA = 2
+SCHEMA = 3
 """Raise it when a record's content changes."""
 
 # Variables that steer loaders, Python, QNN or executorch; our own only say where reports and the like go.

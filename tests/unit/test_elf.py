@@ -88,6 +88,7 @@ def test_text_relocations_and_executable_stacks_are_seen(fault: str) -> None:
         (b"<!DOCTYPE html><html>", "it is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"),
         (b"INPUT(libc++_static.a)", "it is a linker script"),
+        (b"/* We use a linker script */\nINPUT(-lncurses)", "it is a linker script"),
         (b"MZ\x90\0", "it is a Windows library"),
         (b"\0" * 64, "it begins with zeros"),
         (b"hello, world", "it begins with b'hello, world'"),
