@@ -50,14 +50,11 @@ def test_gives_what_eager_gives(bench: Bench, environ: dict[str, str]) -> None:
 
 
 def test_memory_stays_flat_over_a_thousand_inferences(bench: Bench, environ: dict[str, str]) -> None:
+    flags = ("--model_path", "htp.pte", "--input_list_path", "many.txt")
     peaks = []
     for inferences in (150, 1150):
         bench.write("many.txt", "htp_in0.raw\n" * inferences)
-        ran = bench.program(
-            "htp", "--input_list_path", "many.txt", "--metrics_path", "m.json", environ=environ
-        )
-        assert ran.code == 0, ran.err
-        peaks.append(json.loads(bench.read("m.json"))["peak_rss_kb"])
+        peaks.append(bench.peak_rss_kb(*flags, environ=environ))
 
     assert peaks[1] - peaks[0] < 1024
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -59,6 +60,12 @@ class Bench:
             "out",
         )
         return self.run(*named, *flags, **more)  # type: ignore[arg-type]
+
+    def peak_rss_kb(self, *flags: str | Path, environ: Mapping[str, str] | None = None) -> int:
+        """The highest resident memory of a run that must succeed."""
+        ran = self.run(*flags, "--metrics_path", "memory.json", environ=environ)
+        assert ran.code == 0, ran.err
+        return int(json.loads(self.read("memory.json"))["peak_rss_kb"])
 
     def write(self, name: str, content: str | bytes) -> Path:
         path = self.folder / name

@@ -1,9 +1,8 @@
 #include "metrics.h"
 
 #include <cstdio>
+#include <fstream>
 #include <numeric>
-
-#include <sys/resource.h>
 
 #include "exit_code.h"
 
@@ -70,9 +69,17 @@ double Metrics::mean_ms() const {
 }
 
 long Metrics::peak_rss_kb() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss;
+  // getrusage would give the peak of whoever started us, if that was higher: it outlives exec.
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  while (status >> word) {
+    if (word == "VmHWM:") {
+      long kilobytes = 0;
+      status >> kilobytes;
+      return kilobytes;
+    }
+  }
+  return 0;
 }
 
 std::string Metrics::as_json() const {
@@ -82,14 +89,13 @@ std::string Metrics::as_json() const {
         ", \"bytes\": " + std::to_string(out.bytes) + "}";
   };
   const auto inference = [&](const InferenceMetrics& run) {
-    return "\n    {\"warm_up_ms\": " + array(run.warm_up_ms, number) + ", \"ms\": " + array(run.ms, number) +
-        ", \"outputs\": " + array(run.outputs, output) + "}";
+    return "\n    {\"warm_up_ms\": " + array(run.warm_up_ms, number) + ", \"ms\": " + array(run.ms, number) + "}";
   };
   return "{\n  \"schema\": 1,\n  \"executorch\": " + quoted(executorch) + ",\n  \"model\": " + quoted(model) +
       ",\n  \"model_bytes\": " + std::to_string(model_bytes) + ",\n  \"method\": " + quoted(method) +
       ",\n  \"backends\": " + array(backends, quoted) + ",\n  \"load_ms\": " + number(load_ms) +
       ",\n  \"first_output_ms\": " + number(first_output_ms) + ",\n  \"mean_ms\": " + number(mean_ms()) +
-      ",\n  \"peak_rss_kb\": " + std::to_string(peak_rss_kb()) + ",\n  \"inferences\": " +
+      ",\n  \"peak_rss_kb\": " + std::to_string(peak_rss_kb()) + ",\n  \"outputs\": " + array(outputs, output) + ",\n  \"inferences\": " +
       array(inferences, inference) + "\n}\n";
 }
 

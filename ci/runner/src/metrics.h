@@ -18,7 +18,6 @@ struct OutputMetrics {
 struct InferenceMetrics {
   std::vector<double> warm_up_ms;
   std::vector<double> ms;
-  std::vector<OutputMetrics> outputs;
 };
 
 struct Metrics {
@@ -31,11 +30,13 @@ struct Metrics {
   // From the start of main to the moment when the first inference's outputs were all written.
   double first_output_ms = 0;
   std::vector<InferenceMetrics> inferences;
+  // Of the last inference.
+  std::vector<OutputMetrics> outputs;
 
   double total_ms() const;
   double mean_ms() const;
   size_t runs() const;
-  // Highest resident memory of this process so far.
+  // Highest resident memory of this program so far.
   static long peak_rss_kb();
   std::string as_json() const;
 };
