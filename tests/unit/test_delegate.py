@@ -174,6 +174,17 @@ def test_the_committed_ledger_names_only_tests_with_a_known_length() -> None:
     assert {each.test for each in book.expected} | set(book.sample) <= costs.keys()
 
 
+def test_the_sample_is_short_and_different() -> None:
+    book, costs = load_ledger("wheels"), load_durations()
+    jobs = [Job(test, costs[test].seconds) for test in book.sample]
+    assert len(jobs) >= 20
+    assert sum(job.seconds for job in jobs) <= 150
+    assert {test.partition(".")[0] for test in book.sample} == {
+        "TestQNNFloatingPointOperator",
+        "TestQNNQuantizedOperator",
+    }
+
+
 # The cache's key
 
 
