@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
@@ -125,3 +126,25 @@ def bent_issuer(issuer: x509.Name) -> Identity:
     good = bent()
     low = certificate(name("att"), key, issuer, root_key, ca=False)
     return Identity((low, good.root), good.origin, True, good.scheme, good.sign)
+
+
+def everything_written(*directories: Path) -> bytes:
+    files = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
+    return b"\n".join(path.read_bytes() for path in files)
+
+
+def secrets_of(made: list[Any]) -> list[bytes]:
+    """Every form in which a private key could show up."""
+    found = []
+    for key in made:
+        der = key.private_bytes(
+            serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        numbers = key.private_numbers()
+        value = getattr(numbers, "private_value", None) or numbers.d
+        raw = value.to_bytes(-(-value.bit_length() // 8), "big")
+        found += [der, raw, raw.hex().encode(), str(value).encode(), *pem.splitlines()[1:-1]]
+    return found

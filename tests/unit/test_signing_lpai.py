@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ci.signing import device, lpai, plan, verification
+from ci.signing import device, keys, lpai, plan, verification
 from ci.signing.keys import read_root
 from provisioning.cli import guarded
 from provisioning.environment import Environment, Root
 from provisioning.errors import EnvironmentLacking, UsageError
-from tests.support import hexagon_sdk
+from tests.support import chains, hexagon_sdk
 from tests.support.skels import Skel
 
 CHIP = plan.Chip("SM8850", 6, 81)
@@ -338,3 +338,36 @@ def test_a_binding_that_is_none_is_refused_before_anything_is_signed(tmp_path: P
     flags = ("--soc", "SM8850", "--signer", "dev", "--library", library, "--sw-id", "cpu")
     assert sign_lpai(*flags, "-o", tmp_path / "overlay") == 2
     assert not (tmp_path / "overlay").exists()
+
+
+@pytest.mark.parametrize("ending", ["signed", "failed", "interrupted"])
+def test_no_secret_is_in_anything_that_a_run_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ending: str
+) -> None:
+    made = [keys._new_key("ec") for _ in range(3)]
+    unused = list(made)
+    monkeypatch.setattr(keys, "_new_key", lambda algorithm: unused.pop())
+    keys.write_chain(tmp_path / "keys", "ec", days=9, passphrase=b"staple-battery-horse")
+    (secret := tmp_path / "keys" / "passphrase").write_bytes(b"staple-battery-horse")
+    secret.chmod(0o600)
+    if ending == "interrupted":
+        monkeypatch.setattr(Path, "chmod", lambda *_: _interrupt())
+    library = tmp_path / "in" / "lib.so"
+    Skel(arch=81).write(library)
+    if ending == "failed":
+        library.write_bytes(b"no library")
+    flags = ("--key", tmp_path / "keys/attestation.key.pem", "--chain", tmp_path / "keys/chain.pem")
+    code = sign_lpai(
+        *("--soc", "SM8850", "--signer", "dev", "--library", library, "-o", tmp_path / "o"),
+        *(*flags, "--passphrase-file", secret),
+    )
+    assert code == {"signed": 0, "failed": 1, "interrupted": 130}[ending]
+    said = capfd.readouterr()
+    everything = chains.everything_written(tmp_path / "o", tmp_path / "reports")
+    everything += said.out.encode() + said.err.encode()
+    assert [s for s in [*chains.secrets_of(made), b"staple-battery-horse"] if s in everything] == []
+    assert list((tmp_path / "o").glob(".*")) == []
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 from ci.signing import keys, verb
 from provisioning.cli import guarded
+from tests.support.chains import everything_written, secrets_of
 from tests.support.skels import Skel
 
 PASSPHRASE = "staple-battery-horse"
@@ -171,28 +171,6 @@ def test_keygen_then_sign_with_it(
 def test_keygen_wants_a_passphrase_or_to_be_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert signing("keygen", "keys") == 3
     assert signing("keygen", "keys", "--no-passphrase") == 0
-
-
-def everything_written(*directories: Path) -> bytes:
-    files = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
-    return b"\n".join(path.read_bytes() for path in files)
-
-
-def secrets_of(made: list[Any]) -> list[bytes]:
-    """Every form in which a private key could show up."""
-    found = []
-    for key in made:
-        der = key.private_bytes(
-            serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        numbers = key.private_numbers()
-        value = getattr(numbers, "private_value", None) or numbers.d
-        raw = value.to_bytes(-(-value.bit_length() // 8), "big")
-        found += [der, raw, raw.hex().encode(), str(value).encode(), *pem.splitlines()[1:-1]]
-    return found
 
 
 @pytest.fixture
