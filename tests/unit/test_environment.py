@@ -275,5 +275,5 @@ def test_an_unknown_soc_is_wrong_use_before_anything_is_looked_for(store: Path) 
 
 def test_merging_keeps_what_it_does_not_set(sdk: Path) -> None:
     environment = _resolved(sdk, {})
-    merged = environment.merged({"HOME": "/home/me", "QNN_CI_SOC": "SM8550"})
-    assert (merged["HOME"], merged["QNN_CI_SOC"]) == ("/home/me", "SM8650")
+    merged = environment.merged({"HOME": "/srv/me", "QNN_CI_SOC": "SM8550"})
+    assert (merged["HOME"], merged["QNN_CI_SOC"]) == ("/srv/me", "SM8650")

@@ -54,12 +54,12 @@ def test_a_good_runner_has_no_finding(tmp_path: Path) -> None:
         (replace(GOOD, runpath="", rpath="$ORIGIN/../lib"), "runner-runpath"),
         (replace(GOOD, needed=("libgflags.so.2",)), "runner-needed"),
         (replace(GOOD, versions={"libc.so.6": ("GLIBC_2.4", "GLIBC_2.38")}), "runner-glibc"),
-        (replace(GOOD, content=b"\0/home/me/src/main.cpp\0"), "runner-paths"),
+        (replace(GOOD, content=b"\0/srv/me/src/main.cpp\0"), "runner-paths"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_bad_runner_is_told_by_rule(tmp_path: Path, library: Library, rule: str) -> None:
-    assert rules(staged(tmp_path, library), private=(Path("/home/me"), Path("/"))) == [rule]
+    assert rules(staged(tmp_path, library), private=(Path("/srv/me"), Path("/"))) == [rule]
 
 
 def test_a_library_that_needs_a_newer_glibc_is_told(tmp_path: Path) -> None:
