@@ -88,6 +88,12 @@ def test_delegate(session: nox.Session) -> None:
 
 
 @nox.session
+def test_onnx(session: nox.Session) -> None:
+    """Run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider."""
+    run(session, "onnx", "-m", "ci", "test_onnx")
+
+
+@nox.session
 def compat(session: nox.Session) -> None:
     """Measure which QNN builds this executorch can drive."""
     run(session, "executorch", "-m", "ci", "compat")

@@ -76,8 +76,10 @@ def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = 
         one = known[name]
         found.update(one.requires)
         if one.profile:
-            packages = load_profile(one.profile).packages
-            found.update(f"{package}=={version}" for package, version in packages.items())
+            profile = load_profile(one.profile)
+            packages = profile.onnx if one.lane == "onnx" else profile.packages
+            marker = f"; python_version >= '{one.python}'" if one.python else ""
+            found.update(f"{package}=={version}{marker}" for package, version in packages.items())
         for included in one.include:
             take(included, (*above, name))
 

@@ -168,6 +168,8 @@ class Profile(Model):
     summary: str
     packages: dict[str, Version]
     """Python packages, exact: executorch, torch, torchao."""
+    onnx: dict[str, Version] = {}
+    """Those of ONNX Runtime's lane, which lives in an environment of its own and may use another QNN."""
     host: dict[str, Requirement]
     """cmake, gcc, clang, python, glibc."""
     components: dict[ComponentName, Component]
@@ -194,6 +196,10 @@ class PythonEnvironment(Model):
     """Other environments whose requirements are taken too."""
     profile: Name | None = None
     """The profile whose [packages] are pinned exactly."""
+    lane: Literal["packages", "onnx"] = "packages"
+    """Which of the profile's tables that is."""
+    python: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")] | None = None
+    """The oldest Python that these packages are made for, where that is not the project's own."""
     requires: tuple[str, ...] = ()
     abstract: bool = False
     """Only there to be included: never installed on its own, so not locked."""
