@@ -1,0 +1,132 @@
+"""What programs cost when it was last agreed on, and how much worse they may become unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ci.lowering.suite import SHIPPED
+from provisioning.errors import ManifestError
+from provisioning.manifest import Model, load, parse
+from provisioning.settings import MANIFESTS
+
+DIRECTORY = MANIFESTS / "baselines"
+
+COSTS = {
+    "ddr_read": "bytes read from DDR",
+    "ddr_written": "bytes written to DDR",
+    "ddr_spilled": "bytes spilled to DDR",
+    "ddr_filled": "bytes filled from DDR",
+    "pte_bytes": "bytes of the .pte",
+    "cpu_seconds": "seconds of compiling",
+}
+
+
+class Tolerance(Model):
+    """A cost may grow by the part `relative` and by `absolute` on top."""
+
+    relative: Annotated[float, Field(ge=0)]
+    absolute: Annotated[float, Field(ge=0)] = 0
+    severity: Literal["error", "warning", "note"] = "error"
+
+    def most(self, agreed: float) -> float:
+        return agreed * (1 + self.relative) + self.absolute
+
+
+class Tolerances(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    costs: dict[
+        Literal["ddr_read", "ddr_written", "ddr_spilled", "ddr_filled", "pte_bytes", "cpu_seconds"], Tolerance
+    ]
+    sqnr_margin_db: Annotated[float, Field(gt=0)]
+    """Thresholds of the shipped suite lie no further than this below what was measured."""
+
+
+class Recorded(Model):
+    """Of one program. Costs that were never measured are None."""
+
+    ddr_read: int | None = None
+    ddr_written: int | None = None
+    ddr_spilled: int | None = None
+    ddr_filled: int | None = None
+    pte_bytes: int | None = None
+    cpu_seconds: float | None = None
+    peak_mb: int | None = None
+    run_seconds: float | None = None
+    accuracy: dict[str, float] = Field(default_factory=dict)
+
+    def cost(self, name: str) -> float | None:
+        value: float | None = getattr(self, name)
+        return value
+
+
+class _File(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    build_id: str
+    programs: dict[str, Recorded]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    path: Path
+    build_id: str = ""
+    programs: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def of(self, program: str) -> Recorded | None:
+        return self.programs.get(program)
+
+    def with_values(self, build_id: str, values: Mapping[str, Mapping[str, object]]) -> Baseline:
+        """With these fields of these programs replaced; everything else stays."""
+        programs = dict(self.programs)
+        for name, fields in values.items():
+            programs[name] = programs.get(name, Recorded()).model_copy(update=dict(fields))
+        return replace(self, build_id=build_id, programs=programs)
+
+    def without(self, gone: Iterable[str]) -> Baseline:
+        names = set(gone)
+        return replace(self, programs={n: each for n, each in self.programs.items() if n not in names})
+
+    def write(self) -> None:
+        programs = {
+            name: {key: value for key, value in each.model_dump().items() if value not in (None, {})}
+            for name, each in sorted(self.programs.items())
+        }
+        lines = ",\n".join(
+            f"    {json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in programs.items()
+        )
+        head = f'{{\n  "schema": 1,\n  "build_id": {json.dumps(self.build_id)},\n  "programs": {{\n'
+        text = f"{head}{lines}\n  }}\n}}\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(text, encoding="utf-8")
+
+
+def baseline_path(suite: Path, profile: str) -> Path:
+    """Of the shipped suite in manifests/baselines/; of a user's own beside it."""
+    if suite == SHIPPED:
+        return DIRECTORY / f"lowering-{profile}.json"
+    return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
+
+
+def load_baseline(path: Path) -> Baseline:
+    """Empty where there is none yet."""
+    if not path.is_file():
+        return Baseline(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ManifestError(
+            path, "(syntax)", expected="JSON", found=str(error), remedy="test_lowering --update-baseline"
+        ) from error
+    if not isinstance(data, dict):
+        raise ManifestError(path, "(top)", expected="an object", found=type(data).__name__)
+    read = parse(data, _File, path)
+    return Baseline(path, read.build_id, read.programs)
+
+
+def load_tolerances() -> Tolerances:
+    return load(DIRECTORY / "tolerances.toml", Tolerances)

@@ -1,0 +1,326 @@
+"""One program: make the model, quantize it, lower it, and keep inputs and expected outputs beside it."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from executorch.backends.qualcomm.utils.utils import (
+    generate_htp_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    to_edge_transform_and_lower_to_qnn,
+)
+from executorch.exir import ExecutorchBackendConfig
+from torch import Tensor
+from torchao.quantization.pt2e import move_exported_model_to_train
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+
+from ci.lowering.audit import Watch, left_on_cpu, partition_of
+from ci.lowering.compiler_log import Traffic, traffic
+from ci.lowering.factory import CALIBRATION_SEED, BadFactory, Made, find, make
+from ci.lowering.suite import Case, Run
+
+SEGMENT_ALIGNMENT = 4096
+"""Of delegate data in the file: a page, so that it can be mapped alone."""
+
+PROGRAM = "program.pte"
+TRAIN_RATE = 1e-4
+
+
+class Failed(Exception):
+    """A step of lowering that failed; `step` names the finding."""
+
+    def __init__(self, step: str, message: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class Patterns(set[str]):
+    """Stands in for a set of names: `*` matches anything, and what matched nothing is known afterwards."""
+
+    def __init__(self, option: str, patterns: Iterable[str]) -> None:
+        super().__init__(patterns)
+        self.option = option
+        self.used: set[str] = set()
+
+    def matching(self, name: object) -> str | None:
+        for pattern in self:
+            if isinstance(name, str) and fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return pattern
+        return None
+
+    def __contains__(self, name: object) -> bool:
+        return self.matching(name) is not None
+
+    def require_used(self) -> None:
+        if unused := sorted(set(self) - self.used):
+            raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node")
+
+
+class BlockSizes:
+    """The quantizer's map of node names to block sizes, with patterns."""
+
+    def __init__(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
+        self.sizes = sizes
+        self.names = Patterns("block_sizes", sizes)
+
+    def get(self, name: str) -> tuple[int, ...] | None:
+        pattern = self.names.matching(name)
+        return self.sizes[pattern] if pattern is not None else None
+
+
+def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path) -> dict[str, Any]:
+    """Write the program, inputs and expected outputs into the folder; returns what is known of them."""
+    with _files_read() as opened:
+        made = make(case.factory, case.arguments, search_path)
+        samples = [made.sample(seed) for seed in range(case.inferences)]
+    torch.set_grad_enabled(False)
+    made.model.requires_grad_(False)
+    expected = [_outputs(made.model, sample) for sample in samples]
+    module: Any = made.model
+    patterns: list[Patterns] = []
+    reference = expected
+    if run.scheme != "fp16":
+        module, patterns = _quantized(made, samples[0], run, soc, search_path)
+        reference = [_outputs(module, sample) for sample in samples]
+    watch = Watch(_new_text(log))
+    on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+    spec = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset[soc],
+        backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
+    )
+    with _step("compile"), watch.installed():
+        edge = to_edge_transform_and_lower_to_qnn(
+            module, samples[0], spec, skip_node_id_set=on_cpu[0], skip_node_op_set=on_cpu[1]
+        )
+        lowered = edge.exported_program()
+        left = left_on_cpu(lowered.graph_module.graph, watch)
+        parts = partition_of(lowered)
+        program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
+    for each in (*patterns, *on_cpu):
+        each.require_used()
+    into.mkdir(parents=True, exist_ok=True)
+    (into / PROGRAM).write_bytes(program.buffer)
+    _flush()
+    graphs = traffic(log.read_text(encoding="utf-8", errors="replace"))
+    return {
+        "left": [asdict(each) for each in left],
+        "partition": parts,
+        "delegates": sum(str(part["where"]).startswith("htp") for part in parts),
+        "ddr": reduce(operator.add, graphs, Traffic()).as_json(),
+        "graphs": len(graphs),
+        "inputs": _save(into, "input", samples),
+        "expected": _save(into, "float", expected),
+        "reference": _save(into, "quantized", reference) if run.scheme != "fp16" else [],
+        "loads": _loads(into / PROGRAM),
+        "opened": sorted(opened),
+    }
+
+
+def _quantized(
+    made: Made, sample: tuple[Tensor, ...], run: Run, soc: str, search_path: Path
+) -> tuple[Any, list[Patterns]]:
+    quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
+    quantizer.set_default_quant_config(
+        _dtype(run.scheme),
+        is_qat=run.qat,
+        is_conv_per_channel=run.per_channel,
+        is_linear_per_channel=run.per_channel,
+    )
+    with _step("export"):
+        exported = torch.export.export(made.model, sample, strict=True).module()
+    patterns = [Patterns("unquantized_nodes", run.unquantized_nodes)]
+    quantizer.discard_nodes = patterns[0]
+    if run.unquantized_operators:
+        quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
+    if run.block_sizes:
+        sizes = BlockSizes(run.block_sizes)
+        patterns.append(sizes.names)
+        quantizer.set_block_size_map(sizes)
+    quantizer.set_submodule_qconfig_list([_module_scheme(each, run.qat, patterns) for each in run.modules])
+    quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
+    batches = [made.sample(CALIBRATION_SEED + index) for index in range(run.calibration)]
+    with _step("quantize"):
+        if run.qat:
+            return convert_pt2e(_trained(made, exported, quantizer, batches)), patterns
+        prepared = prepare_pt2e(exported, quantizer)
+        for batch in batches:
+            prepared(*batch)
+        return convert_pt2e(prepared), patterns
+
+
+def _trained(made: Made, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]) -> Any:
+    """A step for each batch towards the float model's outputs: enough for every part of QAT to have run."""
+    wanted = [_outputs(made.model, batch) for batch in batches]
+    with torch.enable_grad():
+        made.model.requires_grad_(True)
+        prepared = move_exported_model_to_train(prepare_qat_pt2e(exported, quantizer))
+        optimizer = torch.optim.SGD(prepared.parameters(), lr=TRAIN_RATE)
+        for batch, outputs in zip(batches, wanted, strict=True):
+            loss = sum(
+                torch.nn.functional.mse_loss(ours, theirs)
+                for ours, theirs in zip(_flat(prepared(*batch)), outputs, strict=True)
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return prepared
+
+
+def _dtype(scheme: str) -> Any:
+    return QuantDtype[f"use_{scheme}"]
+
+
+def _operator(name: str) -> Any:
+    try:
+        return reduce(getattr, name.split("."), torch.ops)
+    except AttributeError as error:
+        raise Failed("suite", f"unquantized_operators = {name!r}: torch has no such operator") from error
+
+
+def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any, Any]:
+    wanted = Patterns("modules", [each.name or each.type])
+    patterns.append(wanted)
+
+    def inside(node: Any) -> bool:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            kind_name = kind if isinstance(kind, str) else kind.__name__
+            found = module_path(path) if each.name else kind_name.rpartition(".")[2]
+            if found in wanted:
+                return True
+        return False
+
+    config = ModuleQConfig(
+        _dtype(each.scheme),
+        is_qat=qat,
+        is_conv_per_channel=each.per_channel,
+        is_linear_per_channel=each.per_channel,
+    )
+    return inside, config
+
+
+def module_path(path: str) -> str:
+    """The name as named_modules() has it, whatever export wrapped around it."""
+    path = re.sub(r"^L\['self'\]|^L__self__", "", path)
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
+
+
+def _outputs(module: Any, sample: tuple[Tensor, ...]) -> list[Tensor]:
+    with torch.no_grad():
+        return [each.detach().contiguous() for each in _flat(module(*sample))]
+
+
+def _flat(outputs: Any) -> list[Tensor]:
+    flat: list[Any] = torch.utils._pytree.tree_leaves(outputs)
+    for each in flat:
+        if not isinstance(each, Tensor):
+            raise BadFactory(f"the model returns a {type(each).__name__}: expected tensors alone")
+    return flat
+
+
+def _save(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
+    rows = []
+    for number, tensors in enumerate(inferences):
+        row = []
+        for index, tensor in enumerate(tensors):
+            path = into / f"{kind}_{number}_{index}.raw"
+            tensor.numpy().tofile(path)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            row.append({"file": path.name, "dtype": dtype, "shape": list(tensor.shape)})
+        rows.append(row)
+    return rows
+
+
+def _loads(program: Path) -> str:
+    """Empty when ExecuTorch's runtime takes the program, else what it says."""
+    from executorch.runtime import Runtime, Verification
+
+    try:
+        loaded = Runtime.get().load_program(program, verification=Verification.InternalConsistency)
+        return "" if "forward" in loaded.method_names else f"methods are {sorted(loaded.method_names)}"
+    except RuntimeError as error:
+        return str(error)
+
+
+@contextmanager
+def _step(name: str) -> Any:
+    """Faults of a step, named by it; faults of memory stay what they are."""
+    try:
+        yield
+    except (Failed, BadFactory, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        if is_memory(text):
+            raise
+        raise Failed(name, f"{type(error).__name__}: {text}"[:2000]) from error
+
+
+def is_memory(text: str) -> bool:
+    return bool(re.search(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory", text))
+
+
+_OPENED: set[str] | None = None
+
+
+def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _OPENED is not None and isinstance(arguments[0], str):
+        _OPENED.add(arguments[0])
+
+
+sys.addaudithook(_note_open)
+
+
+@contextmanager
+def _files_read() -> Any:
+    """Data files opened meanwhile; Python's own files and modules are accounted for otherwise."""
+    global _OPENED
+    _OPENED = opened = set[str]()
+    found: set[str] = set()
+    try:
+        yield found
+    finally:
+        _OPENED = None
+        prefixes = tuple({sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr", "/etc"})
+        for name in opened:
+            path = os.path.realpath(name)
+            if os.path.isfile(path) and not path.startswith(prefixes) and not path.endswith((".py", ".pyc")):  # noqa: PTH113
+                found.add(path)
+
+
+def _new_text(log: Path) -> Any:
+    """Gives what was written to the log since it was last asked."""
+    position = 0
+
+    def read() -> str:
+        nonlocal position
+        _flush()
+        with log.open("rb") as stream:
+            stream.seek(position)
+            text = stream.read()
+        position += len(text)
+        return text.decode("utf-8", "replace")
+
+    return read
+
+
+def _flush() -> None:
+    import ctypes
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)

@@ -1,0 +1,242 @@
+"""`test_lowering`: every chosen program compiled, audited and compared with its baseline."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ci.lowering.baseline import Baseline, baseline_path, load_baseline, load_tolerances
+from ci.lowering.compile import Basis, Compiled, Fault, Settings, basis_of, compile_programs
+from ci.lowering.inspect import sdk_arches
+from ci.lowering.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
+from ci.lowering.suite import Program, all_programs, choose
+from ci.scheduler import parse_shard, shard
+from provisioning.cli import command_line
+from provisioning.environment import Environment, resolve
+from provisioning.errors import ToolkitError, UsageError
+from provisioning.findings import Artifact, Finding, Metric, Outcome, Severity, StageRun
+from provisioning.manifest import soc_named
+from provisioning.settings import DEFAULT_TARGET, Selection, selection_of
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done, and on what; shared by the two stages."""
+
+    selection: Selection
+    programs: tuple[Program, ...]
+    found: Environment
+    basis: Basis
+    settings: Settings
+    baselines: dict[Path, Baseline]
+    refused: dict[str, Finding]
+    """Programs that this SDK cannot make at all."""
+
+    def baseline(self, program: Program) -> Baseline:
+        return self.baselines[program.suite]
+
+    def compiled(self, environ: Mapping[str, str]) -> dict[str, Compiled | Fault]:
+        wanted = [program for program in self.programs if program.name not in self.refused]
+        return compile_programs(wanted, self.found, environ, self.settings, self.basis, self.baseline)
+
+
+def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
+    """The programs that the flags leave."""
+    suites = [path.absolute() for path in args.suite or ()]
+    programs = choose(all_programs(suites, selection.socs), tags=args.tag or (), words=args.words or ())
+    if args.shard:
+        index, count = parse_shard(args.shard)
+        from ci.matrix import jobs_of
+
+        mine = {job.name for job in shard(jobs_of(programs, selection.profile), index, count)}
+        programs = [program for program in programs if program.name in mine]
+    return programs
+
+
+def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str], name: str) -> Plan:
+    # Lowering and the emulator run on this machine; another target beside it is another session's.
+    selection = replace(selection, target=DEFAULT_TARGET)
+    programs = chosen(args, selection)
+    socs = tuple(dict.fromkeys(program.soc for program in programs))
+    found = resolve(replace(selection, soc=socs[0] if socs else selection.soc), environ)
+    sdk = found.root("qnn-sdk").path
+    basis = basis_of(sdk)
+    return Plan(
+        selection=selection,
+        programs=tuple(programs),
+        found=found,
+        basis=basis,
+        settings=Settings(
+            store=selection.store,
+            logs=Path(selection.reports).absolute() / name,
+            jobs=args.jobs,
+            timeout=args.timeout,
+            cache=not args.no_cache,
+            worker_memory=args.worker_memory << 20 if args.worker_memory else None,
+        ),
+        baselines={
+            suite: load_baseline(baseline_path(suite, selection.profile))
+            for suite in dict.fromkeys(program.suite for program in programs)
+        },
+        refused=dict(refusals(programs, sdk, basis.build_id)),
+    )
+
+
+def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[tuple[str, Finding]]:
+    """An SDK that has Hexagon libraries, and none as new as the chip's, does not know the chip."""
+    arches = sdk_arches(sdk)
+    for program in programs:
+        arch = soc_named(program.soc).arch
+        if arches and arch > max(arches):
+            yield (
+                program.name,
+                Finding(
+                    "lowering-soc",
+                    Severity.ERROR,
+                    program.name,
+                    f"{program.soc} has HTP v{arch}, and QNN {build_id} ends at v{max(arches)}",
+                    "use a profile with a newer QNN (--profile), or another chip (--soc)",
+                ),
+            )
+
+
+def run(args: argparse.Namespace) -> int:
+    selection = selection_of(args)
+    if args.list:
+        return print_list(args, selection)
+    command = command_line("nox -s test_lowering --", sys.argv[2:]).removesuffix(" --")
+    stage = StageRun("test_lowering", selection.profile, DEFAULT_TARGET, command)
+    with reported(stage, selection):
+        plan = plan_of(args, selection, os.environ, "lowering")
+        results = plan.compiled(os.environ)
+        judge(stage, plan, results)
+        if args.update_baseline:
+            update(plan, results)
+    return finish(stage, selection)
+
+
+@contextmanager
+def reported(stage: StageRun, selection: Selection) -> Iterator[None]:
+    """A report also of a stage that could not do its work."""
+    try:
+        yield
+    except (ToolkitError, KeyboardInterrupt) as error:
+        message = error.message if isinstance(error, ToolkitError) else "interrupted"
+        remedy = error.remedy if isinstance(error, ToolkitError) else stage.command
+        stage.add(
+            f"{stage.stage.removeprefix('test_')}-not-run", Severity.ERROR, stage.stage, message, remedy
+        )
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
+
+
+def finish(stage: StageRun, selection: Selection) -> int:
+    from provisioning.rendering import show
+
+    report = stage.finish()
+    report.write(selection.reports)
+    figures = {name: value for name, value in report.metrics.items() if name != "programs"}
+    show(replace(report, metrics=figures, artifacts=()))
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
+    tolerances = load_tolerances()
+    rows: dict[str, Metric] = {}
+    cached = 0
+    for program in plan.programs:
+        result = results.get(program.name)
+        baseline = plan.baseline(program)
+        if result is None:
+            findings = [plan.refused[program.name]]
+        elif isinstance(result, Fault):
+            findings = [fault_finding(program, result, "test_lowering")]
+        else:
+            cached += result.cached
+            findings = [
+                *delegation(program, result.facts),
+                *artifact(program, result, plan.basis.build_id),
+                *cost(program, result, baseline.of(program.name), tolerances, baseline.path),
+            ]
+            stage.artifacts.append(Artifact.of("pte", result.path))
+        stage.findings += findings
+        rows[program.name] = row(program, result, findings, baseline)
+    stage.metrics |= {
+        "selected": len(plan.programs),
+        "cached": cached,
+        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        "build_id": plan.basis.build_id,
+        "sdk": str(plan.found.root("qnn-sdk").path),
+        "programs": rows,
+    }
+
+
+def row(
+    program: Program, result: Compiled | Fault | None, findings: Sequence[Finding], baseline: Baseline
+) -> dict[str, Metric]:
+    """What the page shows of a program."""
+    bad = any(finding.severity is Severity.ERROR for finding in findings)
+    shown: dict[str, Metric] = {
+        **identity(program),
+        "verdict": "fail" if bad else "pass",
+        "command": repeat(program, "test_lowering"),
+    }
+    if not isinstance(result, Compiled):
+        return shown
+    agreed = baseline.of(program.name)
+    facts = result.facts
+    return shown | {
+        "cached": result.cached,
+        "seconds": facts["seconds"],
+        "peak_bytes": facts["peak"],
+        "delegates": facts["delegates"],
+        "cpu_operators": len(facts["left"]),
+        "partition": facts["partition"],
+        "costs": dict(costs_of(result)),
+        "baseline": {name: agreed.cost(name) for name in costs_of(result)} if agreed else {},
+    }
+
+
+def identity(program: Program) -> dict[str, Metric]:
+    return {
+        "case": program.case_name,
+        "run": program.run.name,
+        "scheme": program.run.scheme,
+        "soc": program.soc,
+        "tags": list(program.run.tags),
+    }
+
+
+def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
+    """Costs of what was compiled now replace those of the baseline; seconds only where they were measured."""
+    for suite, baseline in plan.baselines.items():
+        values: dict[str, dict[str, object]] = {}
+        for program in plan.programs:
+            result = results.get(program.name)
+            if program.suite == suite and isinstance(result, Compiled):
+                fields: dict[str, object] = dict(costs_of(result))
+                values[program.name] = fields | {"peak_mb": int(result.facts["peak"]) >> 20}
+        new = baseline.with_values(plan.basis.build_id, values)
+        known = {program.name for program in all_programs([suite])}
+        new = new.without(set(new.programs) - known - values.keys())
+        new.write()
+        sys.stderr.write(f"wrote {new.path}\n")
+
+
+def print_list(args: argparse.Namespace, selection: Selection) -> int:
+    for program in chosen(args, selection):
+        sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
+    return 0
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs}: expected at least 1", remedy="leave --jobs out")
+    for path in args.suite or ():
+        if not path.is_file():
+            raise UsageError(f"--suite {path}: there is no such file", remedy="name a TOML file")
