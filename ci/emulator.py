@@ -1,0 +1,341 @@
+"""`test_emulator`: every chosen program run on the HTP emulator and compared with PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ci.lowering.verb import add_choice, add_how
+from ci.scheduler import Job
+from provisioning.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s test_emulator
+  nox -s test_emulator -- --tag pr
+  nox -s test_emulator -- -k llama_decode/16a4w --soc SM8750
+  nox -s build_android test_emulator
+"""
+
+FORMAT = 1
+"""Part of every kept result's key."""
+
+RUNNER_MEMORY = 300 << 20
+TAIL = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run on the emulator gave: figures by threshold name, and times; or the fault that stopped it."""
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    rule: str = ""
+    message: str = ""
+    cached: bool = False
+    seconds: float = 0.0
+    kept: Path | None = None
+    """Inputs, outputs and log of a failure."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_choice(parser)
+    add_how(parser)
+    parser.add_argument(
+        "--run-timeout", type=float, default=300, metavar="S", help="end a run after S seconds [%(default)g]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.lowering import stage as lowering
+    from provisioning.cli import command_line
+    from provisioning.findings import StageRun
+
+    selection = selection_of(args)
+    lowering.check_flags(args)
+    if args.list:
+        return lowering.print_list(args, selection)
+    command = command_line("nox -s test_emulator --", sys.argv[2:]).removesuffix(" --")
+    stage = StageRun("test_emulator", selection.profile, DEFAULT_TARGET, command)
+    with lowering.reported(stage, selection):
+        _run(args, selection, stage, os.environ)
+    return lowering.finish(stage, selection)
+
+
+def _run(args: argparse.Namespace, selection: Selection, stage: Any, environ: Mapping[str, str]) -> None:
+    from ci.delegate.stage import find_runner
+    from ci.lowering.compile import Compiled
+    from ci.lowering.stage import plan_of
+
+    runner = find_runner(environ)
+    plan = plan_of(args, selection, environ, "emulator")
+    compiled = plan.compiled(environ)
+    work = {name: each for name, each in compiled.items() if isinstance(each, Compiled)}
+    measured = _measure_all(args, plan, runner, work, environ)
+    judge(stage, plan, compiled, measured)
+    if args.update_baseline:
+        update(plan, measured)
+
+
+def _measure_all(
+    args: argparse.Namespace, plan: Any, runner: Path, work: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Measured]:
+    """From the cache where nothing changed; a result that misses its thresholds is measured anew, so that
+    its outputs are there to look at."""
+    from ci.cache import VerdictCache, key_of
+    from ci.delegate.suite import _runner_digest
+    from ci.lowering.compare import missed
+    from ci.scheduler import default_slots, memory_budget, run_jobs
+
+    cache = VerdictCache(plan.settings.store, "emulator", enabled=not args.no_cache)
+    basis = {"format": FORMAT, "runner": _runner_digest(runner), "sdk": dict(plan.basis.sdk)}
+    keys = {name: key_of({**basis, "program": each.facts["content"]}) for name, each in work.items()}
+    programs = {program.name: program for program in plan.programs}
+    measured: dict[str, Measured] = {}
+    for name, key in keys.items():
+        if (kept := cache.get(key)) and not missed(programs[name].run.thresholds, _numbers(kept["figures"])):
+            measured[name] = Measured(_numbers(kept["figures"]), _numbers(kept["times"]), cached=True)
+    jobs = [_job(name, plan.baseline(programs[name]).of(name)) for name in work if name not in measured]
+    sys.stderr.write(f"{len(work)} programs on the emulator: {len(measured)} unchanged, {len(jobs)} to run\n")
+    slots = args.jobs or default_slots()
+    environment = {
+        **plan.found.merged(environ),
+        "OMP_NUM_THREADS": str(max(1, default_slots() // slots)),
+    }
+
+    def once(job: Job, slot: RunSlot) -> Measured:
+        result = slot.measure(work[job.name], plan.settings.logs / job.name.replace("/", "-"))
+        if not result.rule and not missed(programs[job.name].run.thresholds, result.figures):
+            cache.put(keys[job.name], {"figures": dict(result.figures), "times": dict(result.times)})
+            shutil.rmtree(result.kept or "", ignore_errors=True)
+        return result
+
+    measured |= run_jobs(
+        jobs,
+        lambda: RunSlot(runner, environment, args.run_timeout, once),
+        slots=slots,
+        memory=memory_budget(),
+        observer=_Shown(len(jobs)),
+    )
+    return measured
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    return {str(name): float(number) for name, number in value.items()}
+
+
+def _job(name: str, recorded: Any) -> Job:
+    return Job(name, (recorded.run_seconds if recorded else None) or 2.0, RUNNER_MEMORY)
+
+
+class RunSlot:
+    """A slot of the scheduler: one runner at a time, ended with the slot."""
+
+    def __init__(self, runner: Path, environment: Mapping[str, str], timeout: float, once: Any) -> None:
+        self._runner, self._environment, self._timeout, self._once = runner, environment, timeout, once
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, job: Job) -> Measured:
+        result: Measured = self._once(job, self)
+        return result
+
+    def close(self) -> None:
+        if self._process is not None:
+            _kill(self._process)
+
+    def measure(self, compiled: Any, folder: Path) -> Measured:
+        """Run the program on its inputs and compare; the folder keeps everything of this run."""
+        from ci.lowering.compare import Unusable, compare
+
+        shutil.rmtree(folder, ignore_errors=True)
+        outputs = folder / "outputs"
+        outputs.mkdir(parents=True)
+        facts = compiled.facts
+        for each in sorted(compiled.folder.glob("*.raw")):
+            _link(each, folder / each.name)
+        listed = "\n".join(
+            " ".join(f'"{folder / row["file"]}"' for row in inference) for inference in facts["inputs"]
+        )
+        (folder / "input_list.txt").write_text(listed + "\n", encoding="utf-8")
+        began = time.monotonic()
+        code, late = self._execute(compiled.path, folder, outputs)
+        seconds = time.monotonic() - began
+        if late:
+            return Measured(
+                rule="timeout", message=f"no result after {self._timeout:g} s", seconds=seconds, kept=folder
+            )
+        if code != 0:
+            return Measured(rule="run", message=_ended(code, folder), seconds=seconds, kept=folder)
+        try:
+            figures = compare(outputs, folder, facts["expected"], facts["reference"])
+        except Unusable as error:
+            return Measured(rule=error.rule, message=str(error), seconds=seconds, kept=folder)
+        return Measured(figures, _times(folder / "metrics.json"), seconds=seconds, kept=folder)
+
+    def _execute(self, program: Path, folder: Path, outputs: Path) -> tuple[int, bool]:
+        command = [
+            str(self._runner),
+            *("--model_path", str(program), "--input_list_path", str(folder / "input_list.txt")),
+            *("--output_folder_path", str(outputs), "--metrics_path", str(folder / "metrics.json")),
+            *("--etdump_path=", "--performance_output_path="),
+        ]
+        with (folder / "run.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=dict(self._environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            try:
+                return self._process.wait(self._timeout), False
+            except subprocess.TimeoutExpired:
+                _kill(self._process)
+                return self._process.wait(), True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _ended(code: int, folder: Path) -> str:
+    from ci.delegate.pool import tail
+    from ci.diagnose import explain
+
+    log = tail(folder / "run.log", TAIL)
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    said = [line for line in log.splitlines() if "error:" in line.lower() or "[ERROR]" in line]
+    known = explain(log)
+    return (
+        f"the runner {how}" + (f": {said[-1].strip()}" if said else "") + (f". {known[0]}" if known else "")
+    )
+
+
+def _times(path: Path) -> dict[str, float]:
+    read = json.loads(path.read_text(encoding="utf-8"))
+    return {"load_ms": read["load_ms"], "run_ms": read["mean_ms"], "peak_bytes": read["peak_rss_kb"] * 1024}
+
+
+class _Shown:
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, result: Measured, seconds: float) -> None:
+        self._done += 1
+        said = f"{result.rule}: {result.message}" if result.rule else _brief(result.figures)
+        sys.stderr.write(
+            f"[{self._done:>{len(str(self._total))}}/{self._total}] {seconds:6.1f} s  {job.name}: {said}\n"
+        )
+        sys.stderr.flush()
+
+
+def _brief(figures: Mapping[str, float]) -> str:
+    return f"SQNR {figures['sqnr_db']:.1f} dB, cosine {figures['cosine']:.6f}"
+
+
+def judge(stage: Any, plan: Any, compiled: Mapping[str, Any], measured: Mapping[str, Measured]) -> None:
+    from ci.lowering.compile import Fault
+    from ci.lowering.judge import fault_finding
+    from provisioning.findings import Artifact, Finding
+
+    rows: dict[str, Any] = {}
+    for program in plan.programs:
+        result = measured.get(program.name)
+        made = compiled.get(program.name)
+        findings: list[Finding]
+        if result is not None:
+            findings = findings_of(program, result)
+        elif isinstance(made, Fault):
+            findings = [fault_finding(program, made, "test_emulator")]
+        else:
+            findings = [plan.refused[program.name]]
+        stage.findings += findings
+        if findings and result is not None and result.kept:
+            stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.kept.rglob("*.raw"))]
+        rows[program.name] = row(program, result, findings, plan.baseline(program).of(program.name))
+    stage.metrics |= {
+        "selected": len(plan.programs),
+        "cached": sum(result.cached for result in measured.values()),
+        "failed": sum(each["verdict"] != "pass" for each in rows.values()),
+        "build_id": plan.basis.build_id,
+        "programs": rows,
+    }
+
+
+def findings_of(program: Any, result: Measured) -> list[Any]:
+    from ci.lowering.compare import missed
+    from ci.lowering.judge import repeat
+    from provisioning.findings import Finding, Severity
+
+    again = repeat(program, "test_emulator")
+    where = f"; inputs, outputs and log are in {result.kept}" if result.kept else ""
+
+    def wrong(rule: str, message: str) -> Finding:
+        return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, again)
+
+    if result.rule:
+        return [wrong(result.rule, result.message)]
+    misses = missed(program.run.thresholds, result.figures)
+    return [wrong("accuracy", "; ".join(map(str, misses)))] if misses else []
+
+
+def row(program: Any, result: Measured | None, findings: Sequence[Any], agreed: Any) -> dict[str, Any]:
+    from ci.lowering.judge import repeat
+    from ci.lowering.stage import identity
+
+    shown = {
+        **identity(program),
+        "verdict": "fail" if findings else "pass",
+        "command": repeat(program, "test_emulator"),
+        "thresholds": program.run.thresholds.model_dump(exclude_none=True),
+    }
+    if result is None or result.rule:
+        return shown
+    return shown | {
+        "cached": result.cached,
+        "figures": dict(result.figures),
+        "baseline": dict(agreed.accuracy) if agreed else {},
+        **result.times,
+    }
+
+
+def update(plan: Any, measured: Mapping[str, Measured]) -> None:
+    for suite, baseline in plan.baselines.items():
+        values = {
+            program.name: {
+                "accuracy": {name: round(value, 6) for name, value in measured[program.name].figures.items()},
+                **(
+                    {}
+                    if measured[program.name].cached
+                    else {"run_seconds": round(measured[program.name].seconds, 1)}
+                ),
+            }
+            for program in plan.programs
+            if program.suite == suite and program.name in measured and not measured[program.name].rule
+        }
+        new = baseline.with_values(plan.basis.build_id, values)
+        new.write()
+        sys.stderr.write(f"wrote {new.path}\n")
