@@ -82,6 +82,24 @@ def build_runner(session: nox.Session) -> None:
 
 
 @nox.session
+def test_lowering(session: nox.Session) -> None:
+    """Lower the suite's models to the HTP, audit what was delegated and what it costs."""
+    run(session, "executorch", "-m", "ci", "test_lowering")
+
+
+@nox.session
+def test_emulator(session: nox.Session) -> None:
+    """Run the suite's programs on the HTP emulator and compare with PyTorch."""
+    run(session, "executorch", "-m", "ci", "test_emulator")
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Print the suite as a CI matrix, balanced by length; `-- --changed-since REF` for what changed."""
+    run(session, "tools", "-m", "ci", "matrix")
+
+
+@nox.session
 def test_delegate(session: nox.Session) -> None:
     """Run ExecuTorch's own delegate suite on the HTP emulator."""
     run(session, "executorch", "-m", "ci", "test_delegate")

@@ -44,11 +44,16 @@ class Stage:
     """The module to run with -m; it takes the name as its verb."""
     needs: tuple[str, ...] = ()
     """Stages that must have passed, or been skipped on purpose, for this one to make sense."""
+    flags: tuple[str, ...] = ()
+    """Given to it beside the selection."""
 
 
 STAGES: tuple[Stage, ...] = (
     Stage("provision", "provisioning"),
     Stage("validate", "provisioning", needs=("provision",)),
+    Stage("build_runner", "ci", needs=("provision",)),
+    Stage("test_lowering", "ci", needs=("validate",), flags=("--tag", "pr")),
+    Stage("test_emulator", "ci", needs=("validate", "build_runner"), flags=("--tag", "pr")),
 )
 
 INTERRUPTED = 130
@@ -126,6 +131,7 @@ def run_stages(
 
 def run_stage(stage: Stage, flags: Sequence[str], selection: Selection) -> Ran:
     begun = time.monotonic()
+    flags = [*flags, *stage.flags]
     with folded(stage.name, _command(stage.name, flags), os.environ):
         argv = [sys.executable, "-m", stage.program, stage.name, *flags]
         code = supervise(argv, {**os.environ, UNDER_GATE: "1"})
