@@ -83,9 +83,9 @@ def _run(args: argparse.Namespace, selection: Selection, stage: Any, environ: Ma
     compiled = plan.compiled(environ)
     work = {name: each for name, each in compiled.items() if isinstance(each, Compiled)}
     measured = _measure_all(args, plan, runner, work, environ)
-    judge(stage, plan, compiled, measured)
     if args.update_baseline:
         update(plan, measured)
+    judge(stage, plan, compiled, measured)
 
 
 def _measure_all(
@@ -323,7 +323,7 @@ def row(program: Any, result: Measured | None, findings: Sequence[Any], agreed: 
 
 
 def update(plan: Any, measured: Mapping[str, Measured]) -> None:
-    for suite, baseline in plan.baselines.items():
+    for suite, baseline in list(plan.baselines.items()):
         values = {
             program.name: {
                 "accuracy": {name: round(value, 6) for name, value in measured[program.name].figures.items()},
@@ -338,4 +338,5 @@ def update(plan: Any, measured: Mapping[str, Measured]) -> None:
         }
         new = baseline.with_values(plan.basis.build_id, values)
         new.write()
+        plan.baselines[suite] = new
         sys.stderr.write(f"wrote {new.path}\n")

@@ -30,6 +30,9 @@ from provisioning.settings import ROOT
 
 PACKAGES = ("executorch", "torch", "torchao", "numpy")
 TOOLKIT = "ci.lowering.lower"
+NOT_LOWERING = ("__init__.py", "suite.py")
+"""Imported by it, and without a say: what a suite asks for is in the key itself."""
+
 JUDGED_LATER = {"thresholds", "tags", "socs", "label", "delegates", "cpu_budget"}
 """Fields of a run that decide nothing of the program's bytes."""
 
@@ -107,7 +110,10 @@ def basis_of(sdk_root: Path) -> Basis:
             f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which compiles for the HTP",
             remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
         )
-    ours = [path for path in closure(TOOLKIT, [ROOT]) if path.is_relative_to(ROOT / "ci" / "lowering")]
+    here = Path(__file__).parent
+    ours = [
+        path for path in closure(TOOLKIT, [ROOT]) if path.parent == here and path.name not in NOT_LOWERING
+    ]
     return Basis(
         versions=versions,
         sdk={

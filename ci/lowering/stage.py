@@ -48,7 +48,12 @@ class Plan:
 def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
     """The programs that the flags leave."""
     suites = [path.absolute() for path in args.suite or ()]
-    programs = choose(all_programs(suites, selection.socs), tags=args.tag or (), words=args.words or ())
+    programs = choose(
+        all_programs(suites, selection.socs),
+        tags=args.tag or (),
+        words=args.words or (),
+        cases=args.case or (),
+    )
     if args.shard:
         index, count = parse_shard(args.shard)
         from ci.matrix import jobs_of
@@ -114,9 +119,9 @@ def run(args: argparse.Namespace) -> int:
     with reported(stage, selection):
         plan = plan_of(args, selection, os.environ, "lowering")
         results = plan.compiled(os.environ)
-        judge(stage, plan, results)
         if args.update_baseline:
             update(plan, results)
+        judge(stage, plan, results)
     return finish(stage, selection)
 
 
@@ -214,7 +219,7 @@ def identity(program: Program) -> dict[str, Metric]:
 
 def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
     """Costs of what was compiled now replace those of the baseline; seconds only where they were measured."""
-    for suite, baseline in plan.baselines.items():
+    for suite, baseline in list(plan.baselines.items()):
         values: dict[str, dict[str, object]] = {}
         for program in plan.programs:
             result = results.get(program.name)
@@ -225,6 +230,7 @@ def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
         known = {program.name for program in all_programs([suite])}
         new = new.without(set(new.programs) - known - values.keys())
         new.write()
+        plan.baselines[suite] = new
         sys.stderr.write(f"wrote {new.path}\n")
 
 

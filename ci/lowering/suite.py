@@ -192,17 +192,20 @@ def choose(
     *,
     tags: Collection[str] = (),
     words: Sequence[str] = (),
+    cases: Collection[str] = (),
 ) -> list[Program]:
-    """Those with one of the tags, and one of the words in their names (`*` stands for anything)."""
+    """Of the cases those with one of the tags, and one of the words in their names (`*` is anything)."""
     patterns = [re.compile(".*".join(map(re.escape, word.split("*"))), re.IGNORECASE) for word in words]
     chosen = [
         program
         for program in programs
-        if (not tags or set(tags) & set(program.run.tags))
+        if (not cases or program.case_name in cases)
+        and (not tags or set(tags) & set(program.run.tags))
         and (not patterns or any(pattern.search(program.name) for pattern in patterns))
     ]
     if not chosen:
-        asked = [f"--tag {tag}" for tag in tags] + [f"-k {word}" for word in words]
+        asked = [f"--case {case}" for case in cases]
+        asked += [f"--tag {tag}" for tag in tags] + [f"-k {word}" for word in words]
         known = sorted({tag for program in programs for tag in program.run.tags})
         raise UsageError(
             f"no program is left by {' '.join(asked)}; tags are {', '.join(known)}",

@@ -27,6 +27,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="cases as in manifests/suites/lowering.toml, which is the default; may be repeated",
     )
+    group.add_argument("--case", action="append", metavar="NAME", help="this case; may be repeated")
     group.add_argument("--tag", action="append", help="runs with this tag: pr, nightly; may be repeated")
     group.add_argument(
         "-k",

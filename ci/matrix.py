@@ -1,0 +1,225 @@
+"""`matrix`: the suite as the JSON of a CI matrix, in shards of equal length; also only what a change concerns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.lowering.verb import add_choice
+from ci.scheduler import Job, shard
+from provisioning.errors import ManifestError, UsageError
+from provisioning.settings import ROOT, add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s matrix -- --shards 4
+  nox -s matrix -- --shards 4 --tag nightly --changed-since origin/main
+  nox -s matrix -- --changed-since HEAD~1 --github
+"""
+
+ENTRIES = (
+    "ci.lowering.verb",
+    "ci.lowering.lower",
+    "ci.lowering.worker",
+    "ci.emulator",
+    "ci.__main__",
+    "provisioning.__main__",
+)
+"""What the stages begin with: whatever these import decides every program."""
+
+HARMLESS = (".md", ".txt", ".rst")
+HARMLESS_FOLDERS = ("docs/", "tests/", "docker/", ".github/", "ci/bench/")
+UNSURE_LOCKS = "manifests/"
+
+
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """The cases that a change may concern; None is all of them, and `why` names the file that made it so."""
+
+    cases: frozenset[str] | None
+    why: str = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_choice(parser)
+    group = parser.add_argument_group("matrix")
+    group.add_argument(
+        "--shards", type=int, default=4, metavar="N", help="at most this many jobs [%(default)s]"
+    )
+    group.add_argument(
+        "--changed-since",
+        metavar="REF",
+        help="only cases that changes since this commit may concern; all when that is not sure",
+    )
+    group.add_argument(
+        "--github", action="store_true", help="also write matrix= and empty= to the file GITHUB_OUTPUT names"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.lowering.stage import check_flags
+    from ci.lowering.suite import all_programs, choose
+
+    args.jobs = None
+    check_flags(args)
+    if args.shards < 1:
+        raise UsageError(f"--shards {args.shards}: expected at least 1", remedy="--shards 4")
+    selection = selection_of(args)
+    suites = [path.absolute() for path in args.suite or ()]
+    programs = choose(
+        all_programs(suites, selection.socs),
+        tags=args.tag or (),
+        words=args.words or (),
+        cases=args.case or (),
+    )
+    flags = _flags(args)
+    if args.changed_since:
+        affected = affected_cases(programs, changed_files(args.changed_since), args.changed_since)
+        if affected.cases is None:
+            sys.stderr.write(f"everything: {affected.why} may concern any case\n")
+        else:
+            programs = [program for program in programs if program.case_name in affected.cases]
+            flags = [*_flags(args, cases=False), *_each("--case", sorted({p.case_name for p in programs}))]
+    matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
+    text = json.dumps(matrix)
+    sys.stdout.write(text + "\n")
+    if args.github:
+        _to_github(text, empty=not matrix["include"])
+    return 0
+
+
+def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[str, list[dict[str, object]]]:
+    """One entry a shard that has anything to do; `arguments` follow the session's `--`."""
+    count = min(shards, len(jobs))
+    include: list[dict[str, object]] = []
+    for index in range(1, count + 1):
+        mine = shard(jobs, index, count)
+        include.append(
+            {
+                "shard": f"{index}/{count}",
+                "programs": len(mine),
+                "seconds": round(sum(job.seconds for job in mine)),
+                "arguments": " ".join([*flags, "--shard", f"{index}/{count}"]),
+            }
+        )
+    return {"include": include}
+
+
+def jobs_of(programs: Iterable[object], profile: str) -> list[Job]:
+    """Each program with the seconds that its baseline has for compiling and running it."""
+    from ci.lowering.baseline import Recorded, baseline_path, load_baseline
+    from ci.lowering.compile import UNKNOWN_SECONDS
+    from ci.lowering.suite import Program
+
+    baselines: dict[Path, object] = {}
+    jobs = []
+    for program in programs:
+        assert isinstance(program, Program)
+        path = baseline_path(program.suite, profile)
+        baseline = baselines.setdefault(path, load_baseline(path) if path not in baselines else None)
+        recorded = baseline.of(program.name) or Recorded()  # type: ignore[attr-defined]
+        seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
+        jobs.append(Job(program.name, seconds))
+    return jobs
+
+
+def affected_cases(programs: Sequence[object], changed: Iterable[str], ref: str) -> Affected:
+    """By reverse imports: a file of a factory concerns its cases, one of the stages concerns all."""
+    from ci.lowering.imports import closure
+    from ci.lowering.suite import Program
+
+    owners: dict[Path, set[str]] = {}
+    suites: set[Path] = set()
+    for program in programs:
+        assert isinstance(program, Program)
+        suites.add(program.suite)
+        roots = [program.search_path, ROOT]
+        files = {program.search_path / name for name in program.case.files}
+        for dotted in (program.case.factory, *program.run.annotations):
+            files |= closure(dotted.partition(":")[0], roots)
+        for path in files:
+            owners.setdefault(path, set()).add(program.case_name)
+    shared = {path for entry in ENTRIES for path in closure(entry, [ROOT])}
+    cases: set[str] = set()
+    for name in changed:
+        path = ROOT / name
+        if path in suites:
+            differing = _differing_cases(path, ref)
+            if differing is None:
+                return Affected(None, name)
+            cases |= differing
+        elif path in shared or not (path in owners or _harmless(name, path)):
+            return Affected(None, name)
+        cases |= owners.get(path, set())
+    return Affected(frozenset(cases))
+
+
+def _harmless(name: str, path: Path) -> bool:
+    """Not imported by the stages, and nothing that they read: what is neither is not sure."""
+    if name.startswith(HARMLESS_FOLDERS) or (name.endswith(HARMLESS) and not name.startswith(UNSURE_LOCKS)):
+        return True
+    # A module of another stage; a deleted one may have been anybody's.
+    return name.startswith(("ci/", "provisioning/")) and name.endswith(".py") and path.is_file()
+
+
+def _differing_cases(suite: Path, ref: str) -> set[str] | None:
+    """Cases whose definition is not what it was; None when the suite of then cannot be read."""
+    from ci.lowering.suite import Suite, load_suite
+    from provisioning.manifest import parse
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        then = parse(tomllib.loads(_git("show", f"{ref}:{suite.relative_to(ROOT)}")), Suite, suite).cases
+    except (UsageError, ManifestError, ValueError):
+        return None
+    now = load_suite(suite).cases
+    return {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
+
+
+def changed_files(ref: str) -> list[str]:
+    """Committed since the common ancestor with `ref`, changed in the checkout, or new there."""
+    base = _git("merge-base", ref, "HEAD").strip()
+    names = _git("diff", "--name-only", "--no-renames", "-z", base).split("\0")
+    names += _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    return sorted({name for name in names if name})
+
+
+def _git(*arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise UsageError(
+            f"git {' '.join(arguments)} failed: {result.stderr.strip()}",
+            remedy="name a commit that this clone has; CI checks out with its history (fetch-depth: 0)",
+        )
+    return result.stdout
+
+
+def _flags(args: argparse.Namespace, *, cases: bool = True) -> list[str]:
+    """The choice as it was typed, for the jobs."""
+    flags = [*_each("--suite", args.suite), *_each("--tag", args.tag), *_each("-k", args.words)]
+    flags += _each("--soc", args.soc)
+    if args.profile:
+        flags += ["--profile", args.profile]
+    return flags + (_each("--case", args.case) if cases else [])
+
+
+def _each(flag: str, values: Iterable[object] | None) -> list[str]:
+    return [part for value in values or () for part in (flag, str(value))]
+
+
+def _to_github(text: str, *, empty: bool, environ: Mapping[str, str] = os.environ) -> None:
+    if not (path := environ.get("GITHUB_OUTPUT")):
+        raise UsageError(
+            "--github: GITHUB_OUTPUT is not set", remedy="leave --github out; the JSON is on stdout"
+        )
+    with Path(path).open("a", encoding="utf-8") as stream:
+        stream.write(f"matrix={text}\nempty={'true' if empty else 'false'}\n")
