@@ -1,0 +1,348 @@
+"""What stands in for the actions of others: they do the same to this machine's files, and nothing more."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from provisioning.errors import CheckFailed, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What all jobs of a rehearsal share, as they share GitHub's services."""
+
+    snapshot: Path
+    """The rehearsed repository, cloned."""
+    repository: str
+    sha: str
+    cache: Path
+    artifacts: Path
+    python: Path
+    """The environment that setup-python hands out, made on first use."""
+    lock: Lock = field(default_factory=Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One job's own part of the machine."""
+
+    machine: Machine
+    workspace: Path
+    temp: Path
+    ref: str
+    default_ref: str
+    say: Callable[[str], None]
+
+    def path(self, text: str) -> Path:
+        return self.workspace / Path(text).expanduser()
+
+    def portable(self, text: str) -> str:
+        """A path as it would read in any job: on GitHub every job's workspace is at the same place."""
+        return text.replace(str(self.workspace), "{workspace}").replace(str(self.temp), "{temp}")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalent:
+    what: str
+    """In a few words, for the log."""
+    inputs: frozenset[str]
+    """Those honoured, or without meaning here; any other is an error."""
+    act: Callable[[Mapping[str, str], Place], Done]
+
+
+def equivalent(uses: str) -> Equivalent:
+    name, _, version = uses.partition("@")
+    if not version:
+        raise UsageError(f"{uses} names no version", remedy="pin it by commit, as in manifests/actions.toml")
+    if name not in EQUIVALENTS:
+        raise UsageError(
+            f"{name} has no local equivalent: expected one of {', '.join(EQUIVALENTS)}",
+            remedy="add it to ci/rehearse/equivalents.py",
+        )
+    return EQUIVALENTS[name]
+
+
+def checkout(inputs: Mapping[str, str], place: Place) -> Done:
+    machine = place.machine
+    wanted = inputs.get("repository") or machine.repository
+    if wanted != machine.repository:
+        raise UsageError(
+            f"checkout of {wanted}: expected {machine.repository}, the repository that is rehearsed",
+            remedy="rehearse the job that needs no other repository",
+        )
+    target = place.path(inputs.get("path", ""))
+    depth = inputs.get("fetch-depth", "1")
+    shallow = [] if depth == "0" else ["--depth", depth]
+    if target.exists() and any(target.iterdir()):
+        raise CheckFailed(f"checkout into {place.portable(str(target))}: expected an empty directory")
+    _git("clone", "--quiet", *shallow, "--no-tags", machine.snapshot.as_uri(), str(target))
+    ref = inputs.get("ref") or machine.sha
+    done = _git("-C", str(target), "checkout", "--quiet", "--detach", ref, check=False)
+    if done.returncode:
+        _git("-C", str(target), "fetch", "--quiet", *shallow, "origin", ref)
+        _git("-C", str(target), "checkout", "--quiet", "--detach", "FETCH_HEAD")
+    _git("-C", str(target), "remote", "remove", "origin")
+    commit = _git("-C", str(target), "rev-parse", "HEAD").stdout.strip()
+    return Done({"commit": commit, "ref": ref})
+
+
+def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
+    running = ".".join(map(str, sys.version_info[:3]))
+    asked = inputs.get("python-version", "")
+    if asked and not f"{running}.".startswith(f"{asked}."):
+        place.say(f"asked for Python {asked}; this machine's {running} stands in")
+    home = place.machine.python
+    with place.machine.lock:
+        if not (home / "bin" / "python").exists():
+            base = getattr(sys, "_base_executable", sys.executable)
+            subprocess.run(
+                [sys.executable, "-m", "virtualenv", "--quiet", "--python", base, home], check=True
+            )
+    return Done(
+        {"python-version": running, "python-path": str(home / "bin" / "python")}, (str(home / "bin"),)
+    )
+
+
+def cache_restore(inputs: Mapping[str, str], place: Place) -> Done:
+    paths = _lines(inputs["path"])
+    version = _cache_version(paths, place)
+    readable = (place.ref, place.default_ref)
+    entries = [e for e in _cache_entries(place) if e["version"] == version and e["ref"] in readable]
+    key = inputs["key"]
+    found = next((e for e in entries if e["key"] == key), None)
+    for prefix in _lines(inputs.get("restore-keys", "")) if found is None else ():
+        fitting = [e for e in entries if str(e["key"]).startswith(prefix)]
+        found = max(fitting, key=lambda e: str(e["when"]), default=None)
+        if found is not None:
+            break
+    if found is None:
+        if inputs.get("fail-on-cache-miss") == "true":
+            raise CheckFailed(f"no cache has the key {key}")
+        place.say(f"no cache has the key {key}")
+        return Done({"cache-primary-key": key})
+    if inputs.get("lookup-only") != "true":
+        with tarfile.open(str(found["file"])) as archive:
+            for number, path in enumerate(paths):
+                _unpack(archive, f"{number}/", place.path(path))
+    place.say(f"restored the cache {found['key']}")
+    hit = "true" if found["key"] == key else "false"
+    return Done({"cache-hit": hit, "cache-primary-key": key, "cache-matched-key": str(found["key"])})
+
+
+def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
+    paths = _lines(inputs["path"])
+    version = _cache_version(paths, place)
+    key = inputs["key"]
+    with place.machine.lock:
+        mine = [e for e in _cache_entries(place) if (e["version"], e["ref"]) == (version, place.ref)]
+        if any(e["key"] == key for e in mine):
+            place.say(f"there is a cache {key} already, which stays as it is")
+            return Done()
+        there = [(number, place.path(p)) for number, p in enumerate(paths) if place.path(p).exists()]
+        if not there:
+            place.say("warning: none of the paths to cache exists")
+            return Done()
+        place.machine.cache.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(f"{key}\n{version}\n{place.ref}".encode()).hexdigest()
+        file = place.machine.cache / f"{name}.tar"
+        with tarfile.open(file, "w") as archive:
+            for number, path in there:
+                archive.add(path, f"{number}/")
+        entry = {
+            "key": key,
+            "version": version,
+            "ref": place.ref,
+            "file": str(file),
+            "when": str(time.time()),
+        }
+        (place.machine.cache / f"{name}.json").write_text(json.dumps(entry), encoding="utf-8")
+    place.say(f"saved the cache {key}")
+    return Done()
+
+
+def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
+    name = inputs.get("name", "artifact")
+    if not name or set(name) & set('":<>|*?\r\n\\/'):
+        raise CheckFailed(f"the artifact's name {name!r} has characters that GitHub refuses")
+    files = _matching(inputs["path"], place, hidden=inputs.get("include-hidden-files") == "true")
+    if not files:
+        said = f"no files match {' '.join(_lines(inputs['path']))}"
+        if inputs.get("if-no-files-found", "warn") == "error":
+            raise CheckFailed(said)
+        place.say(said)
+        return Done()
+    target = place.machine.artifacts / name
+    with place.machine.lock:
+        if target.exists():
+            if inputs.get("overwrite") != "true":
+                raise CheckFailed(f"there is an artifact {name!r} already: each needs a name of its own")
+            shutil.rmtree(target)
+        root = Path(os.path.commonpath([file.parent for file in files]))
+        digest = hashlib.sha256()
+        for file in files:
+            copy = target / file.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)  # without its mode, as on GitHub
+            digest.update(copy.read_bytes())
+    place.say(f"uploaded {len(files)} files as {name}")
+    return Done({"artifact-id": name, "artifact-digest": digest.hexdigest()})
+
+
+def download_artifact(inputs: Mapping[str, str], place: Place) -> Done:
+    import fnmatch
+
+    artifacts = place.machine.artifacts
+    into = place.path(inputs.get("path", ""))
+    if name := inputs.get("name", ""):
+        if not (artifacts / name).is_dir():
+            raise CheckFailed(f"there is no artifact {name!r}")
+        shutil.copytree(artifacts / name, into, dirs_exist_ok=True)
+        return Done({"download-path": str(into)})
+    pattern = inputs.get("pattern") or "*"
+    names = sorted(path.name for path in artifacts.glob("*") if fnmatch.fnmatchcase(path.name, pattern))
+    for one in names:
+        to = into if inputs.get("merge-multiple") == "true" else into / one
+        shutil.copytree(artifacts / one, to, dirs_exist_ok=True)
+    place.say(f"downloaded {len(names)} artifacts")
+    return Done({"download-path": str(into)})
+
+
+def attest(inputs: Mapping[str, str], place: Place) -> Done:
+    subjects = _matching(inputs["subject-path"], place, hidden=True)
+    if not subjects:
+        raise CheckFailed(f"no files match {inputs['subject-path']}")
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {"name": file.name, "digest": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}}
+            for file in subjects
+        ],
+        "predicateType": "rehearsed, therefore unsigned",
+    }
+    if sbom := inputs.get("sbom-path"):
+        statement["predicate"] = json.loads(place.path(sbom).read_text(encoding="utf-8"))
+    bundle = place.temp / f"attestation-{len(list(place.temp.glob('attestation-*')))}.json"
+    bundle.write_text(json.dumps(statement, indent=2), encoding="utf-8")
+    for file in subjects:
+        place.say(f"would attest {file.name}")
+    return Done({"bundle-path": str(bundle)})
+
+
+def create_pull_request(inputs: Mapping[str, str], place: Place) -> Done:
+    added = _lines(inputs.get("add-paths", "")) or ["."]
+    changed = _git("-C", str(place.workspace), "status", "--porcelain", "--", *added).stdout
+    if not changed.strip():
+        place.say("nothing has changed, so no pull request would be opened")
+        return Done({"pull-request-operation": "none"})
+    place.say(f"would open {inputs.get('title', '')!r} from {inputs.get('branch', '')} with:")
+    for line in changed.splitlines():
+        place.say(line)
+    return Done({"pull-request-operation": "created", "pull-request-number": "0"})
+
+
+_CACHE = frozenset({"path", "key", "restore-keys", "lookup-only", "fail-on-cache-miss"})
+
+EQUIVALENTS: dict[str, Equivalent] = {
+    "actions/checkout": Equivalent(
+        "a clone of the rehearsed commit",
+        frozenset({"repository", "ref", "path", "fetch-depth", "persist-credentials"}),
+        checkout,
+    ),
+    "actions/setup-python": Equivalent("this machine's Python", frozenset({"python-version"}), setup_python),
+    "actions/cache/restore": Equivalent("a copy from the rehearsal's caches", _CACHE, cache_restore),
+    "actions/cache/save": Equivalent("a copy to the rehearsal's caches", _CACHE, cache_save),
+    "actions/upload-artifact": Equivalent(
+        "a copy to the rehearsal's artifacts",
+        frozenset(
+            {"name", "path", "if-no-files-found", "retention-days", "compression-level", "overwrite"}
+            | {"include-hidden-files"}
+        ),
+        upload_artifact,
+    ),
+    "actions/download-artifact": Equivalent(
+        "a copy from the rehearsal's artifacts",
+        frozenset({"name", "path", "pattern", "merge-multiple"}),
+        download_artifact,
+    ),
+    "actions/attest": Equivalent(
+        "hashes and an unsigned statement", frozenset({"subject-path", "sbom-path"}), attest
+    ),
+    "peter-evans/create-pull-request": Equivalent(
+        "what would be in it",
+        frozenset({"add-paths", "branch", "title", "body", "commit-message", "delete-branch", "token"}),
+        create_pull_request,
+    ),
+}
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _matching(patterns: str, place: Place, *, hidden: bool) -> list[Path]:
+    """Files by globs, a line each; a directory means all in it, `!` takes away again."""
+    chosen: dict[Path, None] = {}
+    for line in _lines(patterns):
+        matched = _files(line.removeprefix("!"), place)
+        for file in matched:
+            if line.startswith("!"):
+                chosen.pop(file, None)
+            elif hidden or not _hidden(file, place):
+                chosen[file] = None
+    return sorted(chosen)
+
+
+def _files(pattern: str, place: Place) -> list[Path]:
+    import glob
+
+    found: list[Path] = []
+    for name in glob.glob(str(place.path(pattern)), recursive=True):  # noqa: PTH207  (may be absolute)
+        path = Path(name)
+        found += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return found
+
+
+def _hidden(file: Path, place: Place) -> bool:
+    inside = file.relative_to(place.workspace) if file.is_relative_to(place.workspace) else Path(file.name)
+    return any(part.startswith(".") for part in inside.parts)
+
+
+def _cache_version(paths: list[str], place: Place) -> str:
+    return hashlib.sha256("\n".join(map(place.portable, paths)).encode()).hexdigest()
+
+
+def _cache_entries(place: Place) -> list[dict[str, object]]:
+    return [json.loads(f.read_text(encoding="utf-8")) for f in sorted(place.machine.cache.glob("*.json"))]
+
+
+def _unpack(archive: tarfile.TarFile, prefix: str, into: Path) -> None:
+    for member in archive.getmembers():
+        inside = f"{member.name}/" if member.isdir() else member.name
+        if inside.startswith(prefix):
+            copy = member.replace(name=inside.removeprefix(prefix).rstrip("/") or ".", deep=False)
+            into.mkdir(parents=True, exist_ok=True)
+            archive.extract(copy, into, set_attrs=True, filter="fully_trusted")
+
+
+def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise CheckFailed(f"git {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
+    return done
