@@ -99,7 +99,7 @@ def _measure_all(
     from ci.scheduler import default_slots, memory_budget, run_jobs
 
     cache = VerdictCache(plan.settings.store, "emulator", enabled=not args.no_cache)
-    basis = {"format": FORMAT, "runner": _runner_digest(runner), "sdk": dict(plan.basis.sdk)}
+    basis: dict[str, Any] = {"format": FORMAT, "runner": _runner_digest(runner), "sdk": dict(plan.basis.sdk)}
     keys = {name: key_of({**basis, "program": each.facts["content"]}) for name, each in work.items()}
     programs = {program.name: program for program in plan.programs}
     measured: dict[str, Measured] = {}

@@ -1,4 +1,4 @@
-"""`matrix`: the suite as the JSON of a CI matrix, in shards of equal length; also only what a change concerns."""
+"""`matrix`: the suite as the JSON of a CI matrix, in shards of equal length; also only what changed."""
 
 from __future__ import annotations
 

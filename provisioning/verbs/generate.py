@@ -27,6 +27,9 @@ GENERATED = {
     "manifests/schema/device_libraries.json": "provisioning.verbs.generate:device_libraries_schema",
     "manifests/schema/validation.json": "provisioning.verbs.generate:validation_schema",
     "manifests/schema/report.json": "provisioning.verbs.generate:report_schema",
+    "manifests/schema/suite.json": "ci.lowering.schemas:suite_schema",
+    "manifests/schema/suggestions.json": "ci.lowering.schemas:suggestions_schema",
+    "manifests/schema/tolerances.json": "ci.lowering.schemas:tolerances_schema",
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
 }
 """Each file, and the function `module:name` that returns its text."""

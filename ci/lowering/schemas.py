@@ -1,0 +1,20 @@
+"""JSON Schemas of the suite and of what lies beside it (`nox -s generate`)."""
+
+from __future__ import annotations
+
+from ci.lowering.baseline import Tolerances
+from ci.lowering.judge import Suggestions
+from ci.lowering.suite import Suite
+from provisioning.verbs.generate import _schema
+
+
+def suite_schema() -> str:
+    return _schema(Suite, "A suite: which models are lowered, how, and what is expected", manifest=True)
+
+
+def suggestions_schema() -> str:
+    return _schema(Suggestions, "What to write instead of operators that stay on the CPU", manifest=True)
+
+
+def tolerances_schema() -> str:
+    return _schema(Tolerances, "How much worse than its baseline a program may become", manifest=True)
