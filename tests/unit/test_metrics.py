@@ -11,7 +11,8 @@ from ci.metrics import SAME_DB, WORST, least, nearness
 def test_the_same_array_is_as_near_as_can_be() -> None:
     one = np.array([[1.0, -2.0, 3.0]])
     near = nearness(one, one)
-    assert (near.cosine, near.sqnr_db, near.max_abs, near.top1) == (pytest.approx(1.0), SAME_DB, 0.0, 1.0)
+    assert near.cosine == pytest.approx(1.0)
+    assert (near.sqnr_db, near.max_abs, near.top1) == (SAME_DB, 0.0, 1.0)
 
 
 def test_noise_of_a_hundredth_is_forty_decibels_away() -> None:
@@ -27,7 +28,8 @@ def test_the_opposite_has_cosine_minus_one() -> None:
 def test_a_greater_scale_shows_in_max_rel_and_not_in_cosine() -> None:
     one = np.array([1.0, 2.0])
     near = nearness(one, 2 * one)
-    assert (near.cosine, near.max_rel, near.max_abs) == (pytest.approx(1.0), 1.0, 2.0)
+    assert near.cosine == pytest.approx(1.0)
+    assert (near.max_rel, near.max_abs) == (1.0, 2.0)
 
 
 def test_top1_counts_rows_whose_largest_is_elsewhere() -> None:

@@ -1,0 +1,92 @@
+"""`onnx`: compile ONNX models to QNN contexts, run them on the HTP emulator, see which nodes HTP takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from provisioning.settings import DEFAULT_SOC
+
+EXAMPLES = """\
+  python -m ci onnx compile model.onnx --soc SM8750 --precision u16u8 --calibrate samples/ -o out/
+  python -m ci onnx compile model.onnx --precision fp16 --embed -o out/
+  python -m ci onnx compile model.onnx --dimension batch=1 --option vtcm_mb=4 -o out/
+  python -m ci onnx run out/model_ctx.onnx --input x.npy --output y.npz
+  python -m ci onnx audit model.onnx --soc SM8650
+  python -m ci onnx options
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    compiler = commands.add_parser("compile", help="quantize a model and compile it to a QNN context")
+    compiler.add_argument("model", type=Path, metavar="MODEL.onnx")
+    compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
+    _add_choices(compiler)
+    compiler.add_argument(
+        "--calibrate", type=Path, metavar="DIR", help="samples to quantize by: .npz, or .npy for one input"
+    )
+    compiler.add_argument(
+        "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
+    )
+    compiler.add_argument(
+        "--embed", action="store_true", help="put the context into the .onnx, not beside it"
+    )
+    compiler.add_argument("--profile-run", action="store_true", help="also write what each operator took")
+
+    runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
+    runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
+    runner.add_argument(
+        "--input",
+        action="append",
+        required=True,
+        metavar="[NAME=]FILE",
+        help=".npy of an input, or .npz with all of them; may be repeated",
+    )
+    runner.add_argument("--output", type=Path, metavar="FILE.npz", help="write the outputs there")
+    runner.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
+    runner.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=_OPTION)
+    runner.add_argument("--profile-run", type=Path, metavar="CSV", help="write what each operator took")
+
+    auditor = commands.add_parser("audit", help="say which nodes HTP does not take, and why")
+    auditor.add_argument("model", type=Path, metavar="MODEL.onnx")
+    _add_choices(auditor)
+    auditor.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+    commands.add_parser("options", help="list what --option takes")
+    for command in (compiler, runner, auditor):
+        command.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+_OPTION = "a setting of the provider, the session or the run; may be repeated (onnx options lists them)"
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--soc",
+        default=os.environ.get("QNN_CI_SOC") or DEFAULT_SOC,
+        help=f"chip by name, as in manifests/socs.toml [QNN_CI_SOC, {DEFAULT_SOC}]",
+    )
+    parser.add_argument(
+        "--precision", help="u16u8, u8u8, fp16 … [fp16, or as it is where it is quantized already]"
+    )
+    parser.add_argument(
+        "--dimension", action="append", default=[], metavar="NAME=N", help="fix a named size; may be repeated"
+    )
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=_OPTION)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.onnx import commands
+
+    handlers = {
+        "compile": commands.compile_model,
+        "run": commands.run_model,
+        "audit": commands.audit_model,
+        "options": commands.list_options,
+    }
+    return handlers[args.command](args)

@@ -1,0 +1,28 @@
+"""Several samples in one .npz: `<index>/<name>`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+Sample: TypeAlias = dict[str, Array]
+"""The inputs or the outputs of one inference, by name."""
+
+
+def save(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
+    arrays = {f"{index}/{name}": array for index, one in enumerate(samples) for name, array in one.items()}
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+def saved(path: Path) -> list[Sample]:
+    found: dict[int, Sample] = {}
+    with np.load(path) as archive:
+        for key in archive.files:
+            index, _, name = key.partition("/")
+            found.setdefault(int(index), {})[name] = archive[key]
+    return [found[index] for index in sorted(found)]

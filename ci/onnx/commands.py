@@ -1,0 +1,307 @@
+"""The everyday commands. Work is done by one worker process; files appear in the output all at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ci.onnx.context import read_context, record_path
+from ci.onnx.graph import load_graph
+from ci.onnx.options import described, parse_assignments, settings_of
+from ci.onnx.precision import PRECISIONS, precision_named
+from ci.onnx.process import OnnxWorker, Refused, require_installed, setup_of, started
+from ci.onnx.profile import slowest
+from ci.onnx.samples import read_inputs
+from provisioning.errors import CheckFailed, UsageError
+from provisioning.manifest import load_socs, soc_named
+
+LOCK = ".qnn-ci.lock"
+
+
+def compile_model(args: argparse.Namespace) -> int:
+    soc = soc_named(args.soc)
+    settings = settings_of(parse_assignments(args.option), soc=soc, embed=args.embed)
+    dimensions = _dimensions(args.dimension)
+    precision = _precision(args)
+    require_installed()
+    _require_file(args.model)
+    calibrate = str(args.calibrate.absolute()) if args.calibrate else ""
+    with _output(args.output) as (scratch, publish), _worker(scratch) as worker:
+        log = scratch / "compile.log"
+        name = f"{args.model.stem}_ctx"
+        common: dict[str, Any] = {
+            "precision": precision,
+            "calibrate": calibrate,
+            "into": str(scratch),
+        }
+        with _step(f"checking {args.model}"):
+            model = str(args.model.absolute())
+            looked = worker.order("look", log, model=model, dimensions=dimensions, **common)
+        ready = looked["model"]
+        if precision_named(precision).quantized:
+            with _step(f"quantizing to {precision} by {looked['samples']} samples"):
+                ready = worker.order(
+                    "quantize", log, model=looked["model"], per_channel=args.per_channel, **common
+                )["model"]
+        made = scratch / "made"
+        made.mkdir()
+        with _step(f"compiling for {args.soc}, running and reloading it"):
+            reply = worker.order(
+                "compile",
+                log,
+                model=ready,
+                source=looked["model"],
+                soc=args.soc,
+                settings=settings.as_dict(),
+                path=str(made / f"{name}.onnx"),
+                embed=args.embed,
+                profile=str(made / f"{name}_profile.csv") if args.profile_run else "",
+                **common,
+            )
+        if not reply["reload_equal"]:
+            raise CheckFailed(
+                f"{args.model}: the reloaded context gives other outputs than the session that made it",
+                remedy="python -m ci diagnose on its log; report it to the maker of the provider",
+            )
+        written = publish(made)
+    for path in written:
+        print(f"{path.stat().st_size:>12,}  {path}")
+    near = reply["near"]
+    whose = "the calibration's first samples" if calibrate else "made-up inputs"
+    print(
+        f"{args.soc} {precision}, QNN {reply['record']['build_id']}: all {reply['audit']['nodes']} nodes on"
+        f" HTP; reload is bit-equal; cosine {near['cosine']:.5f} to float on {whose}"
+    )
+    for cost in slowest(args.output / f"{name}_profile.csv") if args.profile_run else []:
+        print(f"  {cost}")
+    return 0
+
+
+def run_model(args: argparse.Namespace) -> int:
+    require_installed()
+    _require_file(args.model)
+    context = read_context(args.model)
+    soc_name = args.soc or _soc_of(context.soc_id, args.model)
+    soc = soc_named(soc_name)
+    settings = settings_of(parse_assignments(args.option), soc=soc, embed=context.data is None)
+    inputs = read_inputs(args.input, context.signature)
+    if context.record is None:
+        _say(f"{record_path(args.model)} is not there, so that a changed byte cannot be told")
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
+        scratch = Path(temporary)
+        from ci.onnx.arrays import save, saved
+
+        save(scratch / "inputs.npz", [inputs])
+        with _worker(scratch) as worker, _step(f"running {args.model} on {soc_name}"):
+            worker.order(
+                "run",
+                scratch / "run.log",
+                model=str(args.model.absolute()),
+                inputs=str(scratch / "inputs.npz"),
+                outputs=str(scratch / "outputs.npz"),
+                soc=soc_name,
+                settings=settings.as_dict(),
+                profile=str(args.profile_run.absolute()) if args.profile_run else "",
+            )
+        outputs = saved(scratch / "outputs.npz")[0]
+    import numpy as np
+
+    for name, array in outputs.items():
+        shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
+        shape = ", ".join(map(str, array.shape))
+        print(f"{name}: {array.dtype}[{shape}]  {shown}{', …' if array.size > 4 else ''}")
+    if args.output:
+        part = args.output.with_name(f".{args.output.name}.{os.getpid()}.npz")
+        try:
+            np.savez(part, **outputs)  # type: ignore[arg-type]
+            part.replace(args.output)
+        except OSError as error:
+            raise _unwritable(args.output, error) from error
+    for cost in slowest(args.profile_run) if args.profile_run else []:
+        print(f"  {cost}")
+    return 0
+
+
+def audit_model(args: argparse.Namespace) -> int:
+    """1 when a node would stay on the CPU."""
+    soc = soc_named(args.soc)
+    settings = settings_of(parse_assignments(args.option), soc=soc, embed=False)
+    dimensions = _dimensions(args.dimension)
+    precision = precision_named(_precision(args))
+    if precision.quantized:
+        raise UsageError(
+            f"--precision {precision.name}: audit looks at the model as it is",
+            remedy="leave --precision out: operators are the same, and compile names what types keep out",
+        )
+    require_installed()
+    _require_file(args.model)
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
+        scratch = Path(temporary)
+        with _worker(scratch) as worker:
+            problems: list[dict[str, Any]] = []
+            model = str(args.model.absolute())
+            common = {"precision": precision.name, "into": str(scratch)}
+            try:
+                looked = worker.order(
+                    "look", scratch / "look.log", model=model, dimensions=dimensions, calibrate="", **common
+                )
+                model = looked["model"]
+            except Refused as refused:
+                problems = list(refused.details.get("problems", []))
+                if not problems:
+                    raise
+            audit = {"nodes": 0, "unsupported": [], "graphs": 0}
+            if not any(problem["rule"] == "onnx-dynamic-shape" for problem in problems):
+                audit = worker.order(
+                    "audit",
+                    scratch / "audit.log",
+                    model=model,
+                    soc=args.soc,
+                    settings=settings.as_dict(),
+                    **common,
+                )
+    found = {"model": str(args.model), "soc": args.soc, "problems": problems, **_audit_facts(audit)}
+    if args.json:
+        print(json.dumps({"schema": 1, **found}, indent=2))
+    else:
+        print(_audit_text(args, problems, audit))
+    return 1 if problems or audit["unsupported"] else 0
+
+
+def list_options(args: argparse.Namespace) -> int:
+    print(described())
+    print("precisions")
+    for precision in PRECISIONS.values():
+        print(f"  {precision.name}  {precision.summary}")
+    return 0
+
+
+def _audit_facts(audit: dict[str, Any]) -> dict[str, Any]:
+    return {name: audit[name] for name in ("nodes", "unsupported", "graphs")}
+
+
+def _audit_text(args: argparse.Namespace, problems: list[dict[str, Any]], audit: dict[str, Any]) -> str:
+    lines = [f"{args.model} on {args.soc}"]
+    for problem in problems:
+        lines += [f"  {problem['subject']}: {problem['message']}", f"    mend: {problem['remedy']}"]
+    for node in audit["unsupported"]:
+        lines.append(f"  {node['node']} ({node['operator']}) stays on the CPU: {node['reason']}")
+    if audit["nodes"]:
+        taken = audit["nodes"] - len(audit["unsupported"])
+        lines.append(f"  {taken} of {audit['nodes']} nodes on HTP, in {audit['graphs']} graphs")
+    else:
+        lines.append("  the provider was not asked, because it takes only models of fixed shapes")
+    return "\n".join(lines)
+
+
+def _precision(args: argparse.Namespace) -> str:
+    if args.precision:
+        return precision_named(args.precision).name
+    _require_file(args.model)
+    operators = {node.op_type for node in load_graph(args.model).graph.node}
+    return "qdq" if "QuantizeLinear" in operators else "fp16"
+
+
+def _dimensions(assignments: list[str]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for assignment in assignments:
+        match = re.fullmatch(r"([^=]+)=([1-9]\d*)", assignment)
+        if not match:
+            raise UsageError(
+                f"--dimension {assignment}: expected NAME=N with N from 1 on", remedy="--dimension batch=1"
+            )
+        sizes[match[1]] = int(match[2])
+    return sizes
+
+
+def _soc_of(soc_id: int, model: Path) -> str:
+    for name, soc in load_socs().items():
+        if soc.id == soc_id:
+            return name
+    raise CheckFailed(
+        f"{model} says that it is for chip {soc_id}, which manifests/socs.toml does not have",
+        remedy="say which chip with --soc",
+    )
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such file", remedy="name an .onnx that is there")
+
+
+@contextmanager
+def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
+    """A scratch folder below `folder`, and a function that moves what was made there into it.
+
+    One process at a time: two compiles into one folder would mix. Nothing else is left behind."""
+    from filelock import FileLock, Timeout
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(
+            f"{folder}: another compile is writing there", remedy="wait for it, or choose another -o"
+        ) from None
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
+            yield Path(temporary), lambda made: _publish(made, folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _publish(made: Path, folder: Path) -> list[Path]:
+    """Each file in one step, the record last: until it is there, the others do not count as a model."""
+    files = sorted(
+        made.iterdir(), key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name)
+    )
+    for path in files:
+        path.replace(folder / path.name)
+    return [folder / path.name for path in files]
+
+
+@contextmanager
+def _worker(scratch: Path) -> Iterator[OnnxWorker]:
+    worker = started(setup_of(scratch / "logs"))
+    try:
+        yield worker
+    finally:
+        worker.end()
+        shutil.rmtree(scratch / "logs", ignore_errors=True)
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    _say(f"{what} …")
+    began = time.monotonic()
+    yield
+    _say(f"{what}: {time.monotonic() - began:.1f} s")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{path} cannot be written: {error.strerror or error}", remedy="name a directory that you may write"
+    )

@@ -1,0 +1,187 @@
+"""A compiled model: an .onnx whose graph is a QNN context, and a record of what it was made from.
+
+The provider runs a context whose bytes were changed, or that another chip needs, as long as it can be read at
+all; so bytes, chip and QNN build are held to the record and to the installed provider before it is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ci.onnx.graph import CONTEXT_OPERATOR, Signature, load_graph, signature_of
+from provisioning.build_id import BUILD_ID
+from provisioning.errors import CheckFailed
+
+if TYPE_CHECKING:
+    import onnx
+
+SCHEMA = 1
+COMPATIBILITY = "ep_compatibility_info.QNNExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`<model>_ctx.json`, beside the .onnx: written last, so that a complete one means complete files."""
+
+    model: str
+    files: Mapping[str, str]
+    """Every file by name, with its SHA-256."""
+    soc: str
+    soc_id: int
+    arch: int
+    precision: str
+    build_id: str
+    packages: Mapping[str, str]
+    source: str
+    """SHA-256 of the model that was compiled, with its external data."""
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if data["schema"] != SCHEMA or not isinstance(data["files"], dict):
+                raise ValueError(f"schema {data['schema']}")
+            return cls(**data)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckFailed(
+                f"{path}: expected the record that `onnx compile` wrote, found something else ({error})",
+                remedy="compile the model again",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a compiled .onnx says of itself. `data` is the file beside it; None when it is embedded."""
+
+    path: Path
+    data: Path | None
+    build_ids: tuple[str, ...]
+    arch: int
+    soc_id: int
+    signature: Signature
+    record: Record | None
+
+
+def record_path(model: Path) -> Path:
+    return model.with_suffix(".json")
+
+
+def read_context(path: Path) -> Context:
+    """Raises CheckFailed for a context that was moved away from its data or that is no context at all."""
+    model = load_graph(path)
+    nodes = [node for node in model.graph.node if node.op_type == CONTEXT_OPERATOR]
+    if not nodes:
+        raise CheckFailed(
+            f"{path}: expected a compiled model, found one with no {CONTEXT_OPERATOR}",
+            remedy=f"python -m ci onnx compile {path} --soc SM8650 -o OUT",
+        )
+    attributes = {each.name: each for node in nodes for each in node.attribute}
+    embedded = attributes["embed_mode"].i == 1 if "embed_mode" in attributes else True
+    stored = attributes["ep_cache_context"].s if "ep_cache_context" in attributes else b""
+    data = None if embedded else _beside(path, stored.decode("utf-8", "replace"))
+    content = stored if data is None else data.read_bytes()
+    claimed = (
+        attributes["ep_sdk_version"].s.decode("utf-8", "replace") if "ep_sdk_version" in attributes else ""
+    )
+    arch, soc_id = _compatibility(model)
+    found = {match.decode() for match in BUILD_ID.findall(content)}
+    beside = record_path(path)
+    return Context(
+        path=path,
+        data=data,
+        build_ids=tuple(sorted(found | ({claimed} if claimed else set()))),
+        arch=arch,
+        soc_id=soc_id,
+        signature=signature_of(model),
+        record=Record.read(beside) if beside.is_file() else None,
+    )
+
+
+def nodes_beside_context(path: Path) -> list[str]:
+    """The nodes of a compiled model that are not in the context, and so run on the CPU."""
+    return [
+        f"{node.name} ({node.op_type})"
+        for node in load_graph(path).graph.node
+        if node.op_type != CONTEXT_OPERATOR
+    ]
+
+
+def require_fit(
+    context: Context, build_id: str, *, soc_id: int | None = None, arch: int | None = None
+) -> None:
+    """Raises CheckFailed unless it is whole, made by this QNN build and, where one is asked for, the chip."""
+    if context.record is not None:
+        _require_bytes(context, context.record)
+    if context.build_ids and set(context.build_ids) != {build_id}:
+        raise CheckFailed(
+            f"{context.path}: made by QNN {', '.join(context.build_ids)}, and this provider is {build_id}",
+            remedy="compile it again with this provider, or install the one it was made with",
+        )
+    if soc_id is not None and context.soc_id and (context.soc_id, context.arch) != (soc_id, arch):
+        raise CheckFailed(
+            f"{context.path}: made for chip {context.soc_id} (v{context.arch}), not for {soc_id} (v{arch})",
+            remedy="compile it for that chip, with --soc",
+        )
+
+
+def digest(path: Path) -> str:
+    whole = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            whole.update(block)
+    return whole.hexdigest()
+
+
+def _require_bytes(context: Context, record: Record) -> None:
+    if record.model != context.path.name:
+        raise CheckFailed(
+            f"{record_path(context.path)} is the record of {record.model}, not of {context.path.name}",
+            remedy="keep a model and its record under the names they were written with",
+        )
+    present = {context.path.name: context.path}
+    if context.data is not None:
+        present[context.data.name] = context.data
+    for name, path in present.items():
+        if name not in record.files:
+            raise CheckFailed(
+                f"{context.path} needs {name}, which its record does not know", remedy="compile it again"
+            )
+        if (found := digest(path)) != record.files[name]:
+            raise CheckFailed(
+                f"{path} was changed after it was compiled: expected SHA-256 {record.files[name]},"
+                f" found {found}",
+                remedy="copy it again, or compile it again",
+            )
+
+
+def _beside(path: Path, name: str) -> Path:
+    folder = path.parent.resolve()
+    data = folder / name
+    if not name or Path(name).is_absolute() or not data.resolve().is_relative_to(folder):
+        raise CheckFailed(
+            f"{path}: expected its context in a file beside it, found {name!r}", remedy="compile it again"
+        )
+    if not data.is_file():
+        raise CheckFailed(
+            f"{path}: its context {name} is not beside it",
+            remedy=f"move {name} together with {path.name}, or compile with --embed for one file",
+        )
+    return data
+
+
+def _compatibility(model: onnx.ModelProto) -> tuple[int, int]:
+    """Arch and chip, as the provider notes them: `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`."""
+    text = next((entry.value for entry in model.metadata_props if entry.key == COMPATIBILITY), "")
+    found = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d+):(\d+):.*", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

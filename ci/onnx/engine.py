@@ -1,0 +1,326 @@
+"""What ONNX Runtime does for us: quantize, compile to a context, run, audit. Imported only by workers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import onnxruntime_qnn
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+from ci.onnx.arrays import Sample
+from ci.onnx.options import Settings
+from ci.onnx.precision import Precision
+from provisioning.build_id import build_ids
+from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.manifest import Soc
+
+PROVIDER = "QNNExecutionProvider"
+TRACE = "qnn_op_trace.json"
+ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A node that the provider does not take."""
+
+    node: str
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    nodes: int
+    unsupported: tuple[Unsupported, ...]
+    graphs: int
+    """Into how many QNN graphs the rest was cut."""
+
+
+class NotOnProvider(CheckFailed):
+    """Nodes that would run on the CPU."""
+
+    def __init__(self, audit: Audit, message: str, remedy: str) -> None:
+        super().__init__(message, remedy=remedy)
+        self.audit = audit
+
+
+class Samples(CalibrationDataReader):  # type: ignore[misc]
+    """Calibration data as onnxruntime.quantization asks for it."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = iter(samples)
+
+    def get_next(self) -> Sample | None:
+        return next(self._samples, None)
+
+
+@cache
+def device() -> Any:
+    """The provider's device; registers the provider, which can be done once a process."""
+    ort.set_default_logger_severity(ERRORS_ONLY)
+    ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
+    found = [each for each in ort.get_ep_devices() if each.ep_name == PROVIDER]
+    if not found:
+        raise EnvironmentLacking(
+            "onnxruntime-qnn registers no device, so nothing can be compiled",
+            remedy="nox -s test_onnx, which installs versions that fit each other",
+        )
+    return found[0]
+
+
+@cache
+def installed_build() -> str:
+    return ", ".join(build_ids(Path(onnxruntime_qnn.get_qnn_htp_path())))
+
+
+def packages() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("onnx", "onnxruntime", "onnxruntime-qnn")}
+
+
+def quantized(
+    model: Path, samples: Sequence[Sample], precision: Precision, into: Path, *, per_channel: bool = False
+) -> Path:
+    """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN wants them."""
+    if not samples:
+        raise CheckFailed("no calibration sample", remedy="give at least one")
+    with _quiet():
+        prepared = into / "preprocessed.onnx"
+        changed = qnn_preprocess_model(str(model), str(prepared))
+        source = prepared if changed else model
+        config = get_qnn_qdq_config(
+            str(source),
+            Samples(samples),
+            activation_type=QuantType[precision.activations],
+            weight_type=QuantType[precision.weights],
+            per_channel=per_channel,
+            weight_symmetric=precision.symmetric_weights,
+        )
+        # The quantizer builds again what it calibrated; its temporary files stay in this folder.
+        written = into / "model_qdq.onnx"
+        quantize(str(source), str(written), config)
+    return written
+
+
+def reference(model: Path, samples: Sequence[Sample]) -> list[Sample]:
+    """The float model on the CPU."""
+    options = ort.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    try:
+        session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise CheckFailed(
+            f"the CPU cannot run the float model either: {_said(error)}", remedy="export the model again"
+        ) from error
+    return [_run(session, sample, None) for sample in samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    outputs: list[Sample]
+    audit: Audit
+
+
+def compiled(
+    model: Path,
+    precision: Precision,
+    soc: Soc,
+    settings: Settings,
+    context: Path,
+    samples: Sequence[Sample],
+    *,
+    embed: bool,
+    profile: Path | None = None,
+) -> Compiled:
+    """Write the context, and run it in the session that made it. NotOnProvider names what HTP cannot take."""
+    trace = context.parent / "trace"
+    shutil.rmtree(trace, ignore_errors=True)
+    session_options = {
+        **settings.session,
+        "session.disable_cpu_ep_fallback": "1",
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(context),
+        "ep.context_embed_mode": "1" if embed else "0",
+    }
+    provider = {**_provider_options(precision, soc, settings, profile), **_tracing(trace)}
+    try:
+        session = _session(model, provider, session_options)
+    except Exception as error:
+        audit = _audit(trace)
+        if audit.unsupported:
+            raise NotOnProvider(audit, *_unsupported(audit, precision)) from error
+        raise CheckFailed(
+            f"the QNN provider cannot compile it: {_said(error)}",
+            remedy="python -m ci onnx audit shows which nodes it takes; python -m ci diagnose explains codes",
+        ) from error
+    audit = _audit(trace)
+    outputs = [_run(session, sample, settings) for sample in samples]
+    # Profiling is written when the session ends.
+    del session
+    return Compiled(outputs, audit)
+
+
+def reloaded(
+    context: Path, soc: Soc, settings: Settings, samples: Sequence[Sample], *, profile: Path | None = None
+) -> list[Sample]:
+    """Run a compiled model, as a device would: without the model it was made from."""
+    provider = _provider_options(None, soc, settings, profile)
+    provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
+    wanted = {**settings.session, "session.disable_cpu_ep_fallback": "1"}
+    try:
+        session = _session(context, provider, wanted)
+    except Exception as error:
+        raise CheckFailed(
+            f"{context} cannot be loaded: {_said(error)}",
+            remedy="compile it again; python -m ci diagnose explains codes",
+        ) from error
+    return [_run(session, sample, settings) for sample in samples]
+
+
+def audited(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> Audit:
+    """What the provider takes when the CPU may take the rest. Nothing is kept."""
+    trace = into / "trace"
+    provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
+    try:
+        _session(model, provider, dict(settings.session))
+    except Exception as error:
+        audit = _audit(trace)
+        if not audit.nodes:
+            raise CheckFailed(f"the QNN provider cannot look at it: {_said(error)}") from error
+        return audit
+    return _audit(trace)
+
+
+def _provider_options(
+    precision: Precision | None, soc: Soc, settings: Settings, profile: Path | None
+) -> dict[str, str]:
+    options = {
+        **settings.provider,
+        "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
+        "soc_model": str(soc.id),
+        "htp_arch": str(soc.arch),
+        "offload_graph_io_quantization": "0",
+    }
+    if precision is not None:
+        options["enable_htp_fp16_precision"] = "0" if precision.quantized else "1"
+    if profile is not None:
+        options |= {"profiling_level": "detailed", "profiling_file_path": str(profile)}
+    return options
+
+
+def _tracing(folder: Path) -> dict[str, str]:
+    return {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(folder)}
+
+
+def _session(model: Path, provider: Mapping[str, str], session: Mapping[str, str]) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    for name, value in session.items():
+        options.add_session_config_entry(name, value)
+    options.add_provider_for_devices([device()], dict(provider))
+    return ort.InferenceSession(str(model), options)
+
+
+def _run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
+    options = ort.RunOptions()
+    for name, value in (settings.run if settings else {}).items():
+        options.add_run_config_entry(name, value)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, sample, options), strict=True))
+
+
+def _audit(folder: Path) -> Audit:
+    path = folder / TRACE
+    if not path.is_file():
+        return Audit(0, (), 0)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    nodes = {
+        each["node_name"]: Unsupported(each["node_name"], each["op_type"], _reason(each["reason"]))
+        for each in found["unsupported_nodes"]
+    }
+    summary = found["summary"]
+    return Audit(int(summary["total_onnx_nodes"]), tuple(nodes.values()), int(summary["qnn_subgraphs"]))
+
+
+def _reason(text: str) -> str:
+    """Without the repetition of the node's name that the provider appends."""
+    first = text.split("QNN EP.")[0] + "QNN EP." if "QNN EP." in text else text
+    return " ".join(first.split()) or "the provider gives no reason"
+
+
+def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
+    named = "; ".join(f"{one.node} ({one.operator}): {one.reason}" for one in audit.unsupported[:5])
+    more = f"; and {len(audit.unsupported) - 5} more" if len(audit.unsupported) > 5 else ""
+    kinds = {one.operator for one in audit.unsupported}
+    if precision.quantized and kinds <= {"DequantizeLinear", "QuantizeLinear"}:
+        near = "u16u8" if precision.activations.endswith("16") else "u8u8"
+        remedy = f"these types do not go together on HTP: use --precision {near}"
+    else:
+        remedy = (
+            "replace these operators in the model by ones that HTP has; python -m ci onnx audit names all"
+        )
+    return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", remedy
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text[:600] or type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The quantizer advises what has been done already, through the root logger."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def export(
+    dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int
+) -> tuple[Path, Any]:
+    """The factory's model as model.onnx, inputs named input_0, input_1 and so on; and what was made."""
+    import torch
+
+    from ci.lowering.factory import BadFactory, make
+
+    try:
+        made = make(dotted, arguments, search_path)
+        sample = made.sample(0)
+    except BadFactory as error:
+        raise CheckFailed(str(error), remedy=f"mend the factory {dotted}") from error
+    path = into / "model.onnx"
+    try:
+        with torch.no_grad(), _quiet():
+            torch.onnx.export(
+                made.model,
+                sample,
+                str(path),
+                dynamo=True,
+                opset_version=opset,
+                input_names=[f"input_{index}" for index in range(len(sample))],
+                external_data=False,
+                optimize=True,
+                verbose=False,
+            )
+    except Exception as error:
+        raise CheckFailed(
+            f"{dotted} cannot be exported to ONNX: {_said(error)}", remedy="make it exportable by torch.onnx"
+        ) from error
+    onnx.checker.check_model(str(path))
+    return path, made

@@ -1,0 +1,270 @@
+"""What of an .onnx is known before anything is compiled: that it is whole, static and of types HTP has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    import onnx
+
+CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+"""Operators whose output's shape is known only when they have run."""
+NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
+CONTEXT_OPERATOR = "EPContext"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A reason why a model cannot be compiled, and how to mend it."""
+
+    rule: str
+    subject: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output: `shape` has a name or -1 where a size is not fixed; `dtype` as numpy says it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    @property
+    def static(self) -> bool:
+        return all(isinstance(size, int) and size > 0 for size in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    def input(self, name: str) -> Tensor | None:
+        return next((tensor for tensor in self.inputs if tensor.name == name), None)
+
+
+def load_graph(path: Path) -> onnx.ModelProto:
+    """The model without its external data; any fault of the file itself is said in words."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", remedy="name an .onnx that is there") from None
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror or error}", remedy="name an .onnx that you may read"
+        ) from error
+    except (DecodeError, ValueError) as error:
+        raise CheckFailed(
+            f"{path}: expected an ONNX model, found {path.stat().st_size} bytes that are not one or only a"
+            " part of one",
+            remedy="export or copy it again",
+        ) from error
+    if not model.graph.node or not model.opset_import:
+        raise CheckFailed(
+            f"{path}: expected an ONNX model, found one without "
+            + ("nodes" if not model.graph.node else "an operator set"),
+            remedy="export or copy it again",
+        )
+    return model
+
+
+def signature_of(model: onnx.ModelProto) -> Signature:
+    constants = {initializer.name for initializer in model.graph.initializer}
+    return Signature(
+        tuple(_tensor(value) for value in model.graph.input if value.name not in constants),
+        tuple(_tensor(value) for value in model.graph.output),
+    )
+
+
+def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
+    """The files beside the model that its tensors are in. Raises CheckFailed when one is missing, is cut off
+    or is not below `folder`: a model must not read whatever file it likes."""
+    root = folder.resolve()
+    found: dict[Path, None] = {}
+    for owner, tensor in _tensors(model.graph):
+        if not tensor.external_data:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        path = root / location
+        where = f"external data of {tensor.name or owner}"
+        if not location or Path(location).is_absolute() or not path.resolve().is_relative_to(root):
+            raise CheckFailed(
+                f"{where}: expected a file below {root}, found {location!r}",
+                remedy="save the model again with its data beside it, by a relative name",
+            )
+        if not path.is_file():
+            raise CheckFailed(
+                f"{where}: {path} is missing", remedy=f"copy {location} beside the model, under that name"
+            )
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+        size = path.stat().st_size
+        if offset < 0 or length < 0 or offset + length > size:
+            raise CheckFailed(
+                f"{where}: expected {length} bytes at {offset} of {path}, which has {size}",
+                remedy=f"copy {location} again",
+            )
+        found[path] = None
+    return list(found)
+
+
+def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
+    """Give named dimensions their sizes, wherever the name stands."""
+    known: set[str] = set()
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    for value in values:
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param:
+                known.add(dimension.dim_param)
+                if dimension.dim_param in sizes:
+                    dimension.dim_value = sizes[dimension.dim_param]
+    if unknown := sorted(set(sizes) - known):
+        raise UsageError(
+            f"--dimension {unknown[0]}: no dimension has that name",
+            remedy=f"use one of: {', '.join(sorted(known))}" if known else "leave --dimension out",
+        )
+
+
+def problems_of(model: onnx.ModelProto) -> list[Problem]:
+    """All that keeps a model from being compiled for HTP, before the provider is asked."""
+    problems = [*_dynamic(model), *_control_flow(model.graph), *_types(model)]
+    problems += _malformed(model)
+    return problems
+
+
+def is_context(model: onnx.ModelProto) -> bool:
+    return any(node.op_type == CONTEXT_OPERATOR for node in model.graph.node)
+
+
+def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
+    for tensor in signature_of(model).inputs:
+        if not tensor.static:
+            names = [size for size in tensor.shape if isinstance(size, str)]
+            remedy = (
+                "fix it: " + " ".join(f"--dimension {name}=N" for name in names)
+                if names
+                else f"export with every size of {tensor.name} fixed"
+            )
+            yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", remedy)
+    for node in model.graph.node:
+        if node.op_type in DATA_DEPENDENT:
+            yield Problem(
+                "onnx-dynamic-shape",
+                _name(node),
+                f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
+                "replace it by a mask of fixed size, or do this step outside the model",
+            )
+
+
+def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
+    mends = {
+        "If": "fix its condition at export, so that only one branch is there",
+        "Loop": "export it unrolled: a Python loop of a fixed count becomes its steps",
+    }
+    for node in graph.node:
+        if node.op_type in CONTROL_FLOW:
+            yield Problem(
+                "onnx-control-flow",
+                _name(node),
+                f"{node.op_type} is control flow, which HTP does not have",
+                mends.get(node.op_type, "write its steps out in the model"),
+            )
+
+
+def _types(model: onnx.ModelProto) -> Iterator[Problem]:
+    import onnx
+
+    seen: set[str] = set()
+    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    kinds = [(value.name, value.type.tensor_type.elem_type) for value in values]
+    kinds += [(tensor.name, tensor.data_type) for tensor in model.graph.initializer]
+    for name, number in kinds:
+        kind = onnx.TensorProto.DataType.Name(number) if number else ""
+        if kind in NOT_ON_HTP and name not in seen:
+            seen.add(name)
+            yield Problem(
+                "onnx-type",
+                name,
+                f"{name} is {NOT_ON_HTP[kind]}, which HTP does not have",
+                "export in float32" if kind != "STRING" else "turn text into numbers outside the model",
+            )
+
+
+def _malformed(model: onnx.ModelProto) -> Iterator[Problem]:
+    import onnx
+    from onnx import checker
+
+    if any(node.domain not in ("", "ai.onnx") for node in model.graph.node):
+        # The checker knows only ONNX's own operators.
+        return
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for tensor in bare.graph.initializer:
+        # Where external data is has been looked at; the checker would look relative to here.
+        tensor.ClearField("external_data")
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        for name in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
+            tensor.ClearField(name)
+        tensor.dims[:] = [0]
+    try:
+        checker.check_model(bare)
+    except checker.ValidationError as error:
+        yield Problem(
+            "onnx-malformed",
+            model.graph.name or "graph",
+            f"the model breaks ONNX's rules: {str(error).strip().splitlines()[0]}",
+            "export it again",
+        )
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    for tensor in graph.initializer:
+        yield graph.name, tensor
+    for sparse in graph.sparse_initializer:
+        yield graph.name, sparse.values
+        yield graph.name, sparse.indices
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield _name(node), attribute.t
+            for tensor in attribute.tensors:
+                yield _name(node), tensor
+            for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+                yield from _tensors(inner)
+
+
+def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    import onnx
+    from onnx import helper
+
+    kind = value.type.tensor_type
+    try:
+        dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    except (KeyError, ValueError, TypeError):
+        dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
+    if not kind.HasField("shape"):
+        return Tensor(value.name, dtype, (-1,))
+    sizes = (
+        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or -1
+        for dimension in kind.shape.dim
+    )
+    return Tensor(value.name, dtype, tuple(sizes))
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return node.name or f"the {node.op_type} that makes {next(iter(node.output), 'nothing')}"

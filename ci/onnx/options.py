@@ -1,0 +1,185 @@
+"""The provider's, the session's and the run's options, held to manifests/onnx_options.toml.
+
+The QNN provider takes any name, ignores those it does not know, and warns of most bad values in a log that
+nobody reads; so what is asked for is checked here, before a session is made.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from provisioning.errors import UsageError
+from provisioning.manifest import Model, Soc, load
+from provisioning.settings import MANIFESTS
+
+MANIFEST = MANIFESTS / "onnx_options.toml"
+
+Scope = Literal["provider", "session", "run"]
+SCOPES: tuple[Scope, ...] = ("provider", "session", "run")
+Value = bool | int | str
+
+
+class Option(Model):
+    name: str
+    scope: Scope
+    kind: Literal["flag", "enum", "integer", "text"]
+    summary: str
+    values: tuple[str, ...] = ()
+    least: int | None = None
+    pattern: str = ""
+    default: str = ""
+    needs: tuple[str, ...] = ()
+    """Without these it has no effect."""
+    conflicts: tuple[str, ...] = ()
+    not_embedded: bool = False
+    """Inference does not work with an embedded context."""
+    soc_at_least: int = 0
+    """The provider takes it for chips from this number on."""
+    set_by: str = ""
+    platform: str = ""
+
+    @model_validator(mode="after")
+    def _enums_have_values(self) -> Option:
+        if (self.kind == "enum") != bool(self.values):
+            raise ValueError("values with kind enum, and only with it")
+        return self
+
+
+class OptionTable(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    option: Annotated[tuple[Option, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user asks for beyond chip and precision, by scope; checked, and as the provider wants it."""
+
+    provider: Mapping[str, str] = field(default_factory=dict)
+    session: Mapping[str, str] = field(default_factory=dict)
+    run: Mapping[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, dict[str, str]]:
+        return {scope: dict(getattr(self, scope)) for scope in SCOPES}
+
+
+@cache
+def options() -> dict[str, Option]:
+    return {option.name: option for option in load(MANIFEST, OptionTable).option}
+
+
+def settings_of(given: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
+    """Raises UsageError, with the nearest valid name or value, for anything without its intended effect."""
+    known = options()
+    texts: dict[str, str] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise _unknown(where, "option", name, known)
+        texts[name] = _text(known[name], value, where)
+    for name, text in texts.items():
+        _fits(known[name], text, texts, soc, embed, where)
+    by_scope: dict[str, dict[str, str]] = {scope: {} for scope in SCOPES}
+    for name, text in texts.items():
+        by_scope[known[name].scope][name] = text
+    return Settings(**by_scope)
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Value]:
+    """`NAME=VALUE` of the command line; a name given twice is refused, for only one could count."""
+    given: dict[str, Value] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name or not value:
+            raise UsageError(
+                f"--option {assignment}: expected NAME=VALUE", remedy="--option htp_performance_mode=burst"
+            )
+        if name in given:
+            raise UsageError(f"--option {name} is given twice", remedy=f"give {name} once")
+        given[name] = value
+    return given
+
+
+def described() -> str:
+    """The table, for --help and the page."""
+    lines: list[str] = []
+    for scope in SCOPES:
+        lines.append(f"{scope} options")
+        for option in options().values():
+            if option.scope == scope and not option.set_by:
+                where = f" (only on {option.platform})" if option.platform else ""
+                lines.append(f"  {option.name}={_choice(option)}  {option.summary}{where}")
+    return "\n".join(lines)
+
+
+def _choice(option: Option) -> str:
+    return {
+        "flag": "0|1",
+        "enum": "|".join(option.values),
+        "integer": "N" if option.least is None else f"N>={option.least}",
+        "text": "TEXT",
+    }[option.kind]
+
+
+def _text(option: Option, value: Value, where: str) -> str:
+    text = str(int(value)) if isinstance(value, bool | int) else value
+    if option.set_by:
+        raise UsageError(
+            f"{where}: {option.name} is set by {option.set_by}", remedy=f"leave {option.name} out of {where}"
+        )
+    if option.kind == "flag" and text not in ("0", "1"):
+        raise UsageError(
+            f"{where}: {option.name}: expected 0 or 1, found {text!r}", remedy=f"{option.name}=1"
+        )
+    if option.kind == "enum" and text not in option.values:
+        raise _unknown(where, f"value of {option.name}", text, option.values)
+    if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < (option.least or 0)):
+        raise UsageError(
+            f"{where}: {option.name}: expected a whole number from {option.least or 0} on, found {text!r}",
+            remedy=f"{option.name}={max(1, option.least or 0)}",
+        )
+    if option.pattern and not re.fullmatch(option.pattern, text):
+        raise UsageError(f"{where}: {option.name}: {text!r} is not of the form {option.summary}")
+    return text
+
+
+def _fits(option: Option, text: str, given: Mapping[str, str], soc: Soc, embed: bool, where: str) -> None:
+    if option.platform:
+        raise UsageError(
+            f"{where}: {option.name} works only on {option.platform}, and this compiles on x86-64 Linux",
+            remedy=f"leave {option.name} out",
+        )
+    if text in ("", "0") and option.kind == "flag":
+        return
+    for other in option.needs:
+        if given.get(other, "0") == "0":
+            raise UsageError(f"{where}: {option.name} has no effect without {other}", remedy=f"add {other}=1")
+    for other in option.conflicts:
+        if given.get(other, "0") != "0":
+            raise UsageError(
+                f"{where}: {option.name} contradicts {other}", remedy=f"leave {option.name} or {other} out"
+            )
+    if option.not_embedded and embed:
+        raise UsageError(
+            f"{where}: {option.name} does not work with an embedded context", remedy="leave --embed out"
+        )
+    if soc.id < option.soc_at_least:
+        raise UsageError(
+            f"{where}: {option.name} needs a chip of number {option.soc_at_least} or more, this is {soc.id}",
+            remedy=f"leave {option.name} out, or choose another chip with --soc",
+        )
+    if option.name == "vtcm_mb" and int(text) > soc.vtcm_mb:
+        raise UsageError(
+            f"{where}: vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB", remedy=f"vtcm_mb={soc.vtcm_mb}"
+        )
+
+
+def _unknown(where: str, what: str, found: str, known: Mapping[str, object] | tuple[str, ...]) -> UsageError:
+    near = difflib.get_close_matches(found, list(known), n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(sorted(known))}"
+    return UsageError(f"{where}: there is no {what} {found!r}", remedy=hint)

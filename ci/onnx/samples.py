@@ -1,0 +1,150 @@
+"""Inputs from files: .npy and .npz, held to the model's names, types and shapes."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from ci.onnx.arrays import Array, Sample
+    from ci.onnx.graph import Signature
+
+
+def read_samples(folder: Path, signature: Signature) -> list[Sample]:
+    """Calibration data: a file is a sample. An .npz holds every input by name; an .npy serves a model of one
+    input, and for several inputs there is a folder for each, with as many .npy files in every one."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder}: expected a directory of .npy or .npz files",
+            remedy="give the directory that holds the samples",
+        )
+    npz, npy = sorted(folder.glob("*.npz")), sorted(folder.glob("*.npy"))
+    if npz and npy:
+        raise UsageError(
+            f"{folder} holds both .npz and .npy files", remedy="keep one sample a file, all of one kind"
+        )
+    if npz:
+        return [checked(_npz(path), signature, str(path)) for path in npz]
+    if npy:
+        only = _only_input(signature, npy[0])
+        return [checked({only: read_array(path)}, signature, str(path)) for path in npy]
+    return _from_folders(folder, signature)
+
+
+def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
+    """`--input x.npy` for a model of one input, `--input NAME=x.npy`, or one .npz with all of them."""
+    found: Sample = {}
+    for text in files:
+        name, equals, path = text.partition("=")
+        if not equals:
+            name, path = "", text
+        given = (
+            _npz(Path(path))
+            if path.endswith(".npz") and not name
+            else {name or _only_input(signature, Path(path)): read_array(Path(path))}
+        )
+        if again := sorted(found.keys() & given.keys()):
+            raise UsageError(f"--input {text}: {again[0]} is given twice", remedy=f"give {again[0]} once")
+        found.update(given)
+    return checked(found, signature, "--input")
+
+
+def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sample:
+    """The sample with every input and nothing else, of the right type and shape and without NaN."""
+    import numpy as np
+
+    wanted = {tensor.name: tensor for tensor in signature.inputs}
+    if unknown := sorted(sample.keys() - wanted.keys()):
+        raise CheckFailed(
+            f"{where}: the model has no input {unknown[0]!r}", remedy=f"its inputs are {', '.join(wanted)}"
+        )
+    if absent := [name for name in wanted if name not in sample]:
+        raise CheckFailed(
+            f"{where}: nothing for the input {wanted[absent[0]]}",
+            remedy=f"give {', '.join(absent)} too: --input {absent[0]}=FILE.npy, or by name in an .npz",
+        )
+    for name, array in sample.items():
+        tensor = wanted[name]
+        if array.dtype != np.dtype(tensor.dtype) or (tensor.static and array.shape != tensor.shape):
+            shape = ", ".join(map(str, array.shape))
+            raise CheckFailed(
+                f"{where}: expected {tensor}, found {array.dtype}[{shape}]",
+                remedy=f"save {name} with that type and shape",
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            bad = int(np.argmax(~np.isfinite(array)))
+            raise CheckFailed(
+                f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the ranges taken from it",
+                remedy=f"leave that sample out, or mend {name} in it",
+            )
+    return {name: sample[name] for name in wanted}
+
+
+def read_array(path: Path) -> Array:
+    import numpy as np
+
+    try:
+        found: Array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", remedy="name an .npy that is there") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise CheckFailed(
+            f"{path}: expected an array that numpy.save wrote, found something else ({error})",
+            remedy="save it again with numpy.save",
+        ) from error
+    return found
+
+
+def _npz(path: Path) -> Sample:
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise UsageError(f"{path}: there is no such file", remedy="name an .npz that is there") from None
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise CheckFailed(
+            f"{path}: expected arrays that numpy.savez wrote, found something else ({error})",
+            remedy="save it again with numpy.savez",
+        ) from error
+
+
+def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
+    names = [tensor.name for tensor in signature.inputs]
+    files = {name: sorted((folder / name).glob("*.npy")) for name in names}
+    if not any(files.values()):
+        raise UsageError(
+            f"{folder} holds no sample",
+            remedy=f"put in .npz files with {', '.join(names)}, one a sample"
+            + (", or .npy files" if len(names) == 1 else ""),
+        )
+    counts = {name: len(found) for name, found in files.items()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        raise CheckFailed(
+            f"{folder}: expected as many samples of every input, found {said}",
+            remedy="add the missing ones, or use .npz files",
+        )
+    return [
+        checked(
+            {name: read_array(files[name][index]) for name in names},
+            signature,
+            f"{folder}, sample {index + 1}",
+        )
+        for index in range(counts[names[0]])
+    ]
+
+
+def _only_input(signature: Signature, path: Path) -> str:
+    if len(signature.inputs) != 1:
+        names = [tensor.name for tensor in signature.inputs]
+        raise UsageError(
+            f"{path}: the model has {len(names)} inputs, and an .npy does not say which it is for",
+            remedy=f"{names[0]}={path}, or one .npz with {', '.join(names)}",
+        )
+    return signature.inputs[0].name

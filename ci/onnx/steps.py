@@ -1,0 +1,335 @@
+"""The steps of a compile, each of them one order to a worker. What they make goes into the folder given."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ci.metrics import Nearness, least, nearness
+from ci.onnx import engine
+from ci.onnx.arrays import Array, Sample, save, saved
+from ci.onnx.context import Record, digest, nodes_beside_context, read_context, record_path, require_fit
+from ci.onnx.graph import Problem, external_files, fix_dimensions, load_graph, problems_of, signature_of
+from ci.onnx.options import Settings
+from ci.onnx.precision import Precision, precision_named
+from ci.onnx.samples import checked, read_samples
+from provisioning.errors import CheckFailed, UsageError
+from provisioning.manifest import soc_named
+
+SAMPLES = "samples.npz"
+EXPECTED = "expected.npz"
+OPSET = 20
+
+
+class NotCompilable(CheckFailed):
+    """A model with problems that are known before the provider is asked."""
+
+    def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        super().__init__(f"{path}: {first.message}{more}", remedy=first.remedy)
+        self.problems = tuple(problems)
+
+
+def look(model: Path, precision: Precision, dimensions: Mapping[str, int], into: Path) -> Path:
+    """Refuse what cannot be compiled; returns the model to go on with, its named dimensions fixed."""
+    graph = load_graph(model)
+    external_files(graph, model.parent)
+    if dimensions:
+        fix_dimensions(graph, dimensions)
+    if problems := problems_of(graph):
+        raise NotCompilable(model, problems)
+    operators = {node.op_type for node in graph.graph.node}
+    has_quantization = "QuantizeLinear" in operators or "DequantizeLinear" in operators
+    if has_quantization and precision.name != "qdq":
+        raise UsageError(
+            f"{model} is quantized already, and {precision.name} would quantize it again",
+            remedy="leave --precision out, or say --precision qdq",
+        )
+    if precision.name == "qdq" and not has_quantization:
+        raise UsageError(
+            f"{model} holds no QuantizeLinear, so it is not a quantized model",
+            remedy="--precision u16u8 --calibrate DIR, or --precision fp16",
+        )
+    if precision.name == "u16u16" and operators & {"Conv", "ConvTranspose"}:
+        raise UsageError(
+            f"{model}: HTP computes convolutions with unsigned 16-bit weights far off", remedy="use u16s16"
+        )
+    if not dimensions:
+        return model
+    return _with_dimensions(model, dimensions, into)
+
+
+def quantize(
+    model: Path, samples: Sequence[Sample], precision: Precision, into: Path, *, per_channel: bool
+) -> Path:
+    if precision.quantized:
+        return engine.quantized(model, samples, precision, into, per_channel=per_channel)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A compiled model in its folder, with how it was judged."""
+
+    record: Record
+    audit: engine.Audit
+    near: Nearness | None
+    """To the float model on the CPU; None when there is none."""
+    reload_equal: bool
+    outputs: int
+
+
+def write_context(
+    model: Path,
+    source: str,
+    precision: Precision,
+    soc_name: str,
+    settings: Settings,
+    samples: Sequence[Sample],
+    expected: Sequence[Mapping[str, Array]] | None,
+    path: Path,
+    *,
+    embed: bool,
+    profile: Path | None = None,
+) -> Written:
+    """Compile to `path`, run there, reload and run again, and hold what was written to what was asked for."""
+    soc = soc_named(soc_name)
+    made = engine.compiled(model, precision, soc, settings, path, samples, embed=embed)
+    if outside := nodes_beside_context(path):
+        raise CheckFailed(
+            f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
+            remedy="python -m ci onnx audit says why",
+        )
+    build = engine.installed_build()
+    found = read_context(path)
+    if not found.build_ids or not found.soc_id:
+        raise CheckFailed(
+            f"{path} says neither which QNN made it nor for which chip", remedy="compile it again"
+        )
+    require_fit(found, build, soc_id=soc.id, arch=soc.arch)
+    again = engine.reloaded(path, soc, settings, samples, profile=profile)
+    files = [path] + ([found.data] if found.data else [])
+    record = Record(
+        model=path.name,
+        files={file.name: digest(file) for file in files},
+        soc=soc_name,
+        soc_id=soc.id,
+        arch=soc.arch,
+        precision=precision.name,
+        build_id=build,
+        packages=engine.packages(),
+        source=source,
+        settings=settings.as_dict(),
+    )
+    record.write(record_path(path))
+    shutil.rmtree(path.parent / "trace", ignore_errors=True)
+    return Written(
+        record=record,
+        audit=made.audit,
+        near=_near(expected, made.outputs) if expected else None,
+        reload_equal=_equal(made.outputs, again),
+        outputs=len(found.signature.outputs),
+    )
+
+
+def source_digest(model: Path) -> str:
+    """Of the model and of its external data."""
+    files = [model, *external_files(load_graph(model), model.parent)]
+    return digest(model) if len(files) == 1 else " ".join(digest(file) for file in files)
+
+
+# Orders of the command line
+
+
+def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
+    into = Path(order["into"])
+    precision = precision_named(order["precision"])
+    model = look(Path(order["model"]), precision, order["dimensions"], into)
+    signature = signature_of(load_graph(model))
+    samples = read_samples(Path(order["calibrate"]), signature) if order["calibrate"] else []
+    if precision.quantized and not samples:
+        raise UsageError(
+            f"{precision.name} needs calibration data",
+            remedy="--calibrate DIR with .npy or .npz files, or --precision fp16",
+        )
+    return {
+        "model": str(model),
+        "samples": len(samples),
+        "inputs": [str(tensor) for tensor in signature.inputs],
+        "outputs": [str(tensor) for tensor in signature.outputs],
+    }
+
+
+def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
+    model, into = Path(order["model"]), Path(order["into"])
+    samples = read_samples(Path(order["calibrate"]), signature_of(load_graph(model)))
+    precision = precision_named(order["precision"])
+    return {"model": str(quantize(model, samples, precision, into, per_channel=order["per_channel"]))}
+
+
+def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
+    model, source = Path(order["model"]), Path(order["source"])
+    precision = precision_named(order["precision"])
+    signature = signature_of(load_graph(source))
+    samples = (
+        read_samples(Path(order["calibrate"]), signature)[:2] if order["calibrate"] else [_random(signature)]
+    )
+    expected = engine.reference(source, samples)
+    written = write_context(
+        model,
+        source_digest(source),
+        precision,
+        order["soc"],
+        Settings(**order["settings"]),
+        samples,
+        expected,
+        Path(order["path"]),
+        embed=order["embed"],
+        profile=Path(order["profile"]) if order["profile"] else None,
+    )
+    return _as_reply(written)
+
+
+def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
+    path = Path(order["model"])
+    context = read_context(path)
+    soc = soc_named(order["soc"])
+    require_fit(context, engine.installed_build(), soc_id=soc.id, arch=soc.arch)
+    sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
+    profile = Path(order["profile"]) if order["profile"] else None
+    outputs = engine.reloaded(path, soc, Settings(**order["settings"]), [sample], profile=profile)
+    save(Path(order["outputs"]), outputs)
+    return {"build_id": engine.installed_build()}
+
+
+def order_audit(order: Mapping[str, Any]) -> dict[str, Any]:
+    precision = precision_named(order["precision"])
+    model = Path(order["model"])
+    audit = engine.audited(
+        model, precision, soc_named(order["soc"]), Settings(**order["settings"]), Path(order["into"])
+    )
+    return asdict(audit)
+
+
+# Orders of the suite
+
+
+def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Export or take the model, quantize it, and keep inputs and expected outputs beside it."""
+    into, precision = Path(order["into"]), precision_named(order["precision"])
+    if order["factory"]:
+        from ci.lowering.factory import CALIBRATION_SEED
+
+        model, made = engine.export(
+            order["factory"], order["arguments"], Path(order["search_path"]), into, OPSET
+        )
+        names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
+
+        def sample(seed: int) -> Sample:
+            return dict(zip(names, (each.numpy() for each in made.sample(seed)), strict=True))
+
+        samples = [sample(seed) for seed in range(order["inferences"])]
+        calibration = [sample(CALIBRATION_SEED + index) for index in range(order["calibration"])]
+        model = look(model, precision, {}, into)
+    else:
+        model = look(Path(order["model"]), precision, order["dimensions"], into)
+        signature = signature_of(load_graph(model))
+        calibration = read_samples(Path(order["calibrate"]), signature) if order["calibrate"] else []
+        samples = calibration[: order["inferences"]] or [_random(signature)]
+    expected = engine.reference(model, samples)
+    ready = quantize(model, calibration, precision, into, per_channel=order["per_channel"])
+    save(into / SAMPLES, samples)
+    save(into / EXPECTED, expected)
+    return {"model": str(ready), "source": source_digest(model)}
+
+
+def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
+    """One chip: the context beside the .onnx and embedded, both reloaded."""
+    prepared, into = Path(order["prepared"]), Path(order["into"])
+    samples, expected = saved(prepared / SAMPLES), saved(prepared / EXPECTED)
+    replies: dict[str, Any] = {}
+    for embed, name in ((False, "beside"), (True, "embedded")):
+        folder = into / name
+        folder.mkdir(parents=True)
+        profile = folder / "profile.csv" if order["profiling"] and not embed else None
+        written = write_context(
+            Path(order["model"]),
+            order["source"],
+            precision_named(order["precision"]),
+            order["soc"],
+            Settings(**order["settings"]),
+            samples,
+            expected,
+            folder / "model_ctx.onnx",
+            embed=embed,
+            profile=profile,
+        )
+        replies[name] = _as_reply(written)
+        replies[name]["bytes"] = sum((folder / file).stat().st_size for file in written.record.files)
+        if profile is not None:
+            replies["profile"] = str(profile)
+    return replies
+
+
+ORDERS = {
+    "look": order_look,
+    "quantize": order_quantize,
+    "compile": order_compile,
+    "run": order_run,
+    "audit": order_audit,
+    "prepare": order_prepare,
+    "case": order_case,
+}
+
+
+def _as_reply(written: Written) -> dict[str, Any]:
+    return {
+        "record": asdict(written.record),
+        "audit": asdict(written.audit),
+        "near": written.near.as_dict() if written.near else None,
+        "reload_equal": written.reload_equal,
+    }
+
+
+def _near(
+    expected: Sequence[Mapping[str, Array]],
+    found: Sequence[Mapping[str, Array]],
+) -> Nearness:
+    pairs = [(one[name], other[name]) for one, other in zip(expected, found, strict=True) for name in one]
+    return least(nearness(one, other) for one, other in pairs)
+
+
+def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:
+    return all(
+        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _random(signature: Any) -> Sample:
+    """Stands in where the user gives no data: enough to compare a run with its reload."""
+    generator = np.random.default_rng(0)
+
+    def of(tensor: Any) -> Array:
+        if np.dtype(tensor.dtype).kind == "f":
+            made: Array = generator.standard_normal(tensor.shape).astype(tensor.dtype)
+            return made
+        return np.zeros(tensor.shape, tensor.dtype)
+
+    return {tensor.name: of(tensor) for tensor in signature.inputs}
+
+
+def _with_dimensions(model: Path, dimensions: Mapping[str, int], into: Path) -> Path:
+    import onnx
+
+    whole = onnx.load(str(model))
+    fix_dimensions(whole, dimensions)
+    path = into / "static.onnx"
+    onnx.save(onnx.shape_inference.infer_shapes(whole), str(path))
+    return path
