@@ -32,6 +32,10 @@ from ci import shims
 
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate_x86"
 
+COLLECT_AFTER = 500_000
+"""New objects before the collector runs within a test. Exporting makes many and few are garbage; what is, goes
+after each test."""
+
 
 class Result(unittest.TestResult):
     """Keeps what each test or subtest said, in the order in which it was said."""
@@ -183,6 +187,7 @@ def main(descriptor: int) -> None:
     # What the imports left is never garbage: keep every later collection from walking it.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, 50, 100)
     _reply(replies, {"absent": absent, "seconds": round(time.monotonic() - began, 3)})
     with contextlib.suppress(KeyboardInterrupt):
         serve(module, replies)
