@@ -33,7 +33,7 @@ from ci import shims
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate_x86"
 
 COLLECT_AFTER = 500_000
-"""New objects before the collector runs within a test. Exporting makes many and few are garbage; what is, goes
+"""New objects before the collector runs within a test. Exporting makes many, and few are garbage; that goes
 after each test."""
 
 
