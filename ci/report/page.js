@@ -19,7 +19,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-const filters = document.querySelector(".filters");
+const filters = document.querySelector("form.filters:not(#program-filter)");
 if (filters) {
   const rows = [...document.querySelectorAll("#findings tbody tr")];
   const shown = document.querySelector("#shown");
@@ -39,4 +39,33 @@ if (filters) {
   filters.hidden = false;
   filters.addEventListener("input", apply);
   filters.addEventListener("submit", (event) => event.preventDefault());
+}
+
+const programFilter = document.querySelector("#program-filter");
+if (programFilter) {
+  const programs = [...document.querySelectorAll(".program")];
+  const shown = programFilter.querySelector("output");
+  const apply = () => {
+    const words = programFilter.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let count = 0;
+    for (const program of programs) {
+      const text = program.textContent.toLowerCase();
+      program.hidden = (programFilter.elements.bad.checked && program.dataset.verdict === "pass") ||
+        !words.every((word) => text.includes(word));
+      count += !program.hidden;
+    }
+    shown.textContent = count === programs.length ? "" : `${count} of ${programs.length} shown`;
+  };
+  programFilter.hidden = false;
+  programFilter.addEventListener("input", apply);
+  programFilter.addEventListener("submit", (event) => event.preventDefault());
+  const reveal = () => {
+    const target = document.getElementById(location.hash.slice(1));
+    if (!target?.classList.contains("program")) return;
+    target.hidden = false;
+    target.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
 }

@@ -1,0 +1,71 @@
+"""The pieces that the page is built of: elements of a tree, so that no text can become markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from xml.etree.ElementTree import Element
+
+from provisioning.rendering.text import one_line, visible
+
+
+def element(tag: str, *children: Element | str, **attributes: str) -> Element:
+    """`class_` and `data_key` stand for class and data-key."""
+    made = Element(tag, {name.rstrip("_").replace("_", "-"): visible(v) for name, v in attributes.items()})
+    last: Element | None = None
+    for child in children:
+        if isinstance(child, Element):
+            made.append(child)
+            last = child
+        elif last is None:
+            made.text = (made.text or "") + visible(child)
+        else:
+            last.tail = (last.tail or "") + visible(child)
+    return made
+
+
+def badge(word: str, symbol: str = "") -> Element:
+    return element("span", f"{symbol} {word}".strip(), class_=f"badge {word.replace(' ', '-')}")
+
+
+def table(
+    identity: str, caption: str, columns: Sequence[tuple[str, str]], rows: Iterable[Element]
+) -> Element:
+    head = element("tr", *(element("th", name, scope="col", **_class(kind)) for name, kind in columns))
+    table = element(
+        "table",
+        element("caption", caption),
+        element("thead", head),
+        element("tbody", *rows),
+        id=identity,
+        class_="sortable stack",
+    )
+    return element("div", table, class_="scroll")
+
+
+def _class(kind: str) -> dict[str, str]:
+    return {"class_": kind} if kind else {}
+
+
+def number(text: str, key: float, label: str) -> Element:
+    return element("td", text, class_="number", data_key=f"{key:.6f}", data_label=label)
+
+
+def short(text: str, label: str) -> Element:
+    return element("td", text, class_="short", data_label=label)
+
+
+def path(text: str) -> Element:
+    """Breaks after slashes and dots rather than anywhere."""
+    code = element("code")
+    for piece in re.split(r"(?<=[/.])(?=\w)", one_line(text)):
+        if len(code) or code.text:
+            code.append(element("wbr"))
+            code[-1].tail = piece
+        else:
+            code.text = piece
+    return code
+
+
+def one_line_code(text: str) -> Element:
+    return element("code", one_line(text))

@@ -1,0 +1,298 @@
+"""The page's part about models: a matrix by scheme, and of each program its partition, accuracy and costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+from ci.report.elements import badge, element, one_line_code
+from provisioning.findings import Finding, Metric, Report, Severity
+from provisioning.rendering.text import plural, seconds, size
+
+STAGES = ("test_lowering", "test_emulator")
+
+COSTS = {
+    "ddr_read": "DDR read",
+    "ddr_written": "DDR written",
+    "ddr_spilled": "spilled",
+    "ddr_filled": "filled",
+    "pte_bytes": ".pte",
+    "cpu_seconds": "compiling",
+}
+
+FIGURES = {
+    "sqnr_db": "SQNR against float",
+    "reference_sqnr_db": "SQNR against quantized",
+    "cosine": "cosine with float",
+    "top1": "top-1 agreement",
+    "max_rel": "largest relative error",
+}
+LESS_IS_BETTER = ("max_abs", "max_rel")
+SHOWN_OPERATORS = 6
+
+
+@dataclass
+class Shown:
+    """One program with what both stages say of it."""
+
+    name: str
+    case: str = ""
+    run: str = ""
+    scheme: str = ""
+    soc: str = ""
+    rows: dict[str, Mapping[str, Metric]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return all(_text(row, "verdict") == "pass" for row in self.rows.values())
+
+    @property
+    def anchor(self) -> str:
+        return "program-" + re.sub(r"[^A-Za-z0-9_-]+", "-", self.name)
+
+
+def programs_section(reports: Sequence[Report]) -> Element | None:
+    """None when no stage looked at programs."""
+    programs = collected(reports)
+    if not programs:
+        return None
+    bad = sum(not each.passed for each in programs)
+    said = f"{plural(len(programs), 'program')}, " + (
+        f"{bad} of them bad" if bad else "all as they should be"
+    )
+    return element(
+        "section",
+        element("h2", "Models"),
+        element("p", said, class_="soft"),
+        _matrix(programs),
+        _filter(),
+        *(_program(each) for each in sorted(programs, key=lambda each: (each.passed, each.name))),
+        id="models",
+    )
+
+
+def collected(reports: Iterable[Report]) -> list[Shown]:
+    """By the order of the suite; whatever is not of the expected form is left out."""
+    found: dict[str, Shown] = {}
+    for report in reports:
+        if report.stage not in STAGES:
+            continue
+        for name, row in _mapping(report.metrics.get("programs")).items():
+            values = _mapping(row)
+            case, run, scheme, soc = (_text(values, key) for key in ("case", "run", "scheme", "soc"))
+            found.setdefault(name, Shown(name, case, run, scheme, soc)).rows[report.stage] = values
+        for finding in report.findings:
+            if finding.subject in found:
+                found[finding.subject].findings.append(finding)
+    return list(found.values())
+
+
+def _matrix(programs: Sequence[Shown]) -> Element:
+    schemes = list(dict.fromkeys(each.scheme for each in programs))
+    cases = list(dict.fromkeys(each.case for each in programs))
+    head = element(
+        "tr", element("th", "Model", scope="col"), *(element("th", each, scope="col") for each in schemes)
+    )
+    rows = []
+    for case in cases:
+        row = element("tr", element("th", case, scope="row"))
+        for scheme in schemes:
+            cell = element("td", data_label=scheme)
+            for each in programs:
+                if (each.case, each.scheme) == (case, scheme):
+                    label = (
+                        each.soc if each.run == each.scheme else f"{each.soc} {each.run.removeprefix(scheme)}"
+                    )
+                    kind = "pass" if each.passed else "fail"
+                    mark = "✓ " if each.passed else "✗ "
+                    cell.append(element("a", mark + label, href=f"#{each.anchor}", class_=f"badge {kind}"))
+            row.append(cell)
+        rows.append(row)
+    table = element(
+        "table",
+        element("caption", "Models by scheme; each chip leads to its program below"),
+        element("thead", head),
+        element("tbody", *rows),
+        id="matrix",
+        class_="stack",
+    )
+    return element("div", table, class_="scroll")
+
+
+def _filter() -> Element:
+    return element(
+        "form",
+        element(
+            "input", type="search", name="words", placeholder="Filter programs", aria_label="Filter programs"
+        ),
+        element("label", element("input", type="checkbox", name="bad"), " only bad ones"),
+        element("output", class_="soft"),
+        class_="filters",
+        id="program-filter",
+        hidden="hidden",
+    )
+
+
+def _program(shown: Shown) -> Element:
+    lowered, ran = (shown.rows.get(stage, {}) for stage in STAGES)
+    brief = []
+    if "delegates" in lowered:
+        brief.append(plural(int(_number(lowered, "delegates") or 0), "delegate"))
+        brief.append(f"{int(_number(lowered, 'cpu_operators') or 0)} on the CPU")
+    if (sqnr := _number(_mapping(ran.get("figures")), "sqnr_db")) is not None:
+        brief.append(f"{sqnr:.1f} dB")
+    summary = element(
+        "summary",
+        badge("pass" if shown.passed else "fail", "✓" if shown.passed else "✗"),
+        " ",
+        element("strong", shown.name),
+        element("span", f" {', '.join(brief)}", class_="soft"),
+    )
+    whole = element(
+        "details", summary, id=shown.anchor, class_="program", data_verdict="pass" if shown.passed else "fail"
+    )
+    if not shown.passed:
+        whole.set("open", "open")
+    for finding in shown.findings:
+        whole.append(_finding(finding))
+    if partition := _partition(lowered.get("partition")):
+        whole.append(partition)
+    whole.extend(_bars("Accuracy on the emulator", _accuracy(ran)))
+    whole.extend(_bars("Cost against the baseline", _costs(lowered)))
+    if durations := _durations(lowered, ran):
+        whole.append(element("p", ", ".join(durations), class_="soft"))
+    for row in shown.rows.values():
+        whole.append(
+            element(
+                "p", element("span", "Repeat with: ", class_="soft"), one_line_code(_text(row, "command"))
+            )
+        )
+    return whole
+
+
+def _finding(finding: Finding) -> Element:
+    says = element(
+        "p",
+        badge(finding.severity.value),
+        " ",
+        one_line_code(finding.rule),
+        " ",
+        element("span", finding.message, class_="text"),
+        class_="told",
+    )
+    if (finding.remedy and finding.severity is not Severity.NOTE) or finding.rule == "lowering-cpu-operator":
+        says.append(element("span", f" → {finding.remedy}", class_="soft text"))
+    return says
+
+
+def _partition(parts: Metric) -> Element | None:
+    """The graph as boxes in order: what runs on the HTP, and what on the CPU between."""
+    boxes = []
+    for part in parts if isinstance(parts, list) else []:
+        row = _mapping(part)
+        where, count = _text(row, "where"), int(_number(row, "count") or 0)
+        operators = _mapping(row.get("operators"))
+        listed = [
+            f"{_short_name(name)} × {value}" for name, value in list(operators.items())[:SHOWN_OPERATORS]
+        ]
+        if more := len(operators) - len(listed):
+            listed.append(f"and {plural(more, 'kind')} more")
+        kind = "cpu" if where == "cpu" else "htp"
+        box = element(
+            "li",
+            element("strong", where.upper()),
+            element("span", f" {plural(count, 'operator')}"),
+            element("small", ", ".join(listed)),
+            class_=f"{kind} grow-{min(5, max(1, count).bit_length())}",
+        )
+        boxes.append(box)
+    return element("ol", *boxes, class_="partition", aria_label="partition of the graph") if boxes else None
+
+
+def _short_name(operator: str) -> str:
+    return operator.removeprefix("aten.").removesuffix(".default")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    name: str
+    value: float
+    mark: float | None
+    """The baseline or the threshold."""
+    text: str
+    good: bool
+
+
+def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
+    figures, wanted = _mapping(row.get("figures")), _mapping(row.get("thresholds"))
+    for key, name in FIGURES.items():
+        value, mark = _number(figures, key), _number(wanted, key)
+        if value is None or (mark is None and key not in ("sqnr_db", "cosine")):
+            continue
+        good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
+        unit = " dB" if key.endswith("_db") else ""
+        text = f"{value:.6g}{unit}"
+        if mark is not None:
+            text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {mark:.6g})"
+        yield Bar(name, value, mark, text, good)
+
+
+def _costs(row: Mapping[str, Metric]) -> Iterator[Bar]:
+    values, agreed = _mapping(row.get("costs")), _mapping(row.get("baseline"))
+    for key, name in COSTS.items():
+        value, mark = _number(values, key), _number(agreed, key)
+        if value is None or (not value and not mark):
+            continue
+        shown = seconds if key.endswith("seconds") else lambda number: size(int(number))
+        text = shown(value) + (f" (baseline {shown(mark)})" if mark is not None else " (no baseline)")
+        yield Bar(name, value, mark, text, mark is None or value <= mark * 1.02 or key == "cpu_seconds")
+
+
+def _bars(title: str, bars: Iterable[Bar]) -> list[Element]:
+    rows = [_bar(each) for each in bars]
+    return [element("h3", title), element("div", *rows, class_="bars")] if rows else []
+
+
+def _bar(bar: Bar) -> Element:
+    whole = max(bar.value, bar.mark or 0, 1e-12) * 1.05
+    picture = element(
+        "svg", class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", role="img", aria_label=bar.text
+    )
+    length = max(0.5, 100 * max(bar.value, 0) / whole)
+    picture.append(element("rect", width=f"{length:.2f}", height="8", class_="good" if bar.good else "bad"))
+    if bar.mark is not None:
+        place = f"{max(0.0, 100 * bar.mark / whole):.2f}"
+        picture.append(element("rect", x=place, width="0.6", height="8", class_="mark"))
+    return element(
+        "div", element("span", bar.name), picture, element("span", bar.text, class_="figure"), class_="row"
+    )
+
+
+def _durations(lowered: Mapping[str, Metric], ran: Mapping[str, Metric]) -> list[str]:
+    said = []
+    if (value := _number(lowered, "seconds")) is not None:
+        said.append(("compiled earlier in " if lowered.get("cached") else "compiled in ") + seconds(value))
+    if (value := _number(lowered, "peak_bytes")) is not None:
+        said.append(f"with {size(int(value))} of memory")
+    for key, name in (("load_ms", "loaded"), ("run_ms", "one inference")):
+        if (value := _number(ran, key)) is not None:
+            said.append(f"{name} in {seconds(value / 1000)}")
+    return said
+
+
+def _mapping(value: Metric) -> Mapping[str, Metric]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(row: Mapping[str, Metric], key: str) -> str:
+    value = row.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _number(row: Mapping[str, Metric], key: str) -> float | None:
+    value = row.get(key)
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
+    return float(value) if finite and isinstance(value, int | float) else None
