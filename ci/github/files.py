@@ -1,0 +1,39 @@
+"""The files that a step of GitHub Actions writes to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from provisioning.errors import UsageError
+from provisioning.rendering.variables import github
+
+
+def give(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Set the step's outputs, and say them; away from GitHub they are only said."""
+    for name, value in outputs.items():
+        sys.stdout.write(f"{name}={value}\n")
+    _append("GITHUB_OUTPUT", github(outputs), environ)
+
+
+def export(variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Set environment variables for the steps that follow."""
+    _append("GITHUB_ENV", github(variables), environ)
+
+
+def summarise(markdown: str, environ: Mapping[str, str]) -> None:
+    _append("GITHUB_STEP_SUMMARY", markdown, environ)
+
+
+def _append(variable: str, text: str, environ: Mapping[str, str]) -> None:
+    if not (name := environ.get(variable)):
+        return
+    try:
+        with Path(name).open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {name}, which {variable} names: {error.strerror}",
+            remedy=f"unset {variable} to run away from GitHub",
+        ) from error

@@ -1,0 +1,80 @@
+"""Where the store is in a job, and the key of its cache: a hash of what decides its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.github.files import export, give
+from provisioning.settings import DEFAULT_PROFILE, MANIFESTS, store_path
+
+SCHEMA = 1
+"""Raised when a store of before would no longer do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The inputs of setup-qnn and setup-ndk, as the environment has them."""
+
+    profile: str
+    components: tuple[str, ...]
+    targets: tuple[str, ...]
+    socs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Wanted:
+        def several(name: str) -> tuple[str, ...]:
+            return tuple(sorted(set(environ.get(name, "").replace(",", " ").split())))
+
+        return cls(
+            environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
+            several("QNN_CI_COMPONENTS"),
+            several("QNN_CI_TARGETS"),
+            several("QNN_CI_SOC"),
+        )
+
+    def flags(self) -> list[str]:
+        """For `provision`; profile, SoCs and licences it takes from the environment itself."""
+        flags = [part for name in self.components for part in ("--component", name)]
+        return flags + [part for name in self.targets for part in ("--target", name)]
+
+
+def run(environ: Mapping[str, str]) -> int:
+    wanted = Wanted.of(environ)
+    store = store_of(environ)
+    export({"QNN_CI_STORE": str(store)}, environ)
+    cacheable = may_be_cached(wanted)
+    give({"store": str(store), "key": cache_key(wanted), "cacheable": str(cacheable).lower()}, environ)
+    return 0
+
+
+def store_of(environ: Mapping[str, str]) -> Path:
+    """The job's own, unless one is named: the same path in every job, as caches need it."""
+    if not environ.get("QNN_CI_STORE") and (temp := environ.get("RUNNER_TEMP")):
+        return Path(temp) / "qnn-ci-store"
+    return store_path(None, environ)
+
+
+def cache_key(wanted: Wanted, manifests: Path = MANIFESTS) -> str:
+    digest = hashlib.sha256()
+    digest.update(json.dumps([wanted.components, wanted.targets, wanted.socs]).encode())
+    for name in (f"profiles/{wanted.profile}.toml", "socs.toml"):
+        digest.update(hashlib.sha256((manifests / name).read_bytes()).digest())
+    machine = f"{platform.system()}-{platform.machine()}".lower()
+    return f"qnn-ci-store-{SCHEMA}-{machine}-{wanted.profile}-{digest.hexdigest()[:32]}"
+
+
+def may_be_cached(wanted: Wanted) -> bool:
+    """Not what a vendor's licence was accepted for: whoever can open a pull request can read a cache."""
+    from provisioning.manifest import load_profile
+
+    components = load_profile(wanted.profile).components
+    return not any(
+        component.licence
+        for name, component in components.items()
+        if not wanted.components or str(name) in wanted.components
+    )

@@ -1,0 +1,87 @@
+"""Provision a selection in a job, and hand its environment to the steps that follow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ci.github.files import export, give
+from ci.github.place import Wanted, store_of
+from provisioning.errors import UsageError
+from provisioning.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
+
+SDK, NDK = "qnn-sdk", "android-ndk"
+ALIASES = {NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
+
+
+def run(environ: Mapping[str, str]) -> int:
+    wanted = Wanted.of(environ)
+    environ = {**environ, "QNN_CI_STORE": str(store_of(environ))}
+    if code := _verb(["provision", *wanted.flags()], environ):
+        return code
+    selection = Selection(
+        profile=wanted.profile,
+        target=wanted.targets[0] if wanted.targets else DEFAULT_TARGET,
+        soc=wanted.socs[0] if wanted.socs else DEFAULT_SOC,
+        store=Path(environ["QNN_CI_STORE"]),
+        reports=reports_path(None, environ),
+    )
+    outputs = dict.fromkeys(("sdk-root", "ndk-root", "version", "build-id"), "")
+    chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
+    if environ.get("QNN_CI_SOC"):
+        chosen["QNN_CI_SOC"] = environ["QNN_CI_SOC"]
+    export(chosen, environ)
+    if not wanted.components or SDK in wanted.components:
+        outputs |= _whole(selection, environ)
+        if environ.get("GITHUB_ENV"):
+            code = _verb(["env", "--target", selection.target, "--format", "github", "--append"], environ)
+    else:
+        for component in wanted.components:
+            outputs |= _alone(component, selection, environ)
+    give(outputs, environ)
+    return code
+
+
+def _whole(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
+    from provisioning.environment import HOST_LIBRARIES, resolve
+
+    environment = resolve(selection, environ)
+    outputs = {}
+    if (sdk := environment.roots.get(SDK)) is not None:
+        library = sdk.path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
+        outputs = {"sdk-root": str(sdk.path), "version": sdk.version, "build-id": _build_id(library)}
+    if (ndk := environment.roots.get(NDK)) is not None:
+        outputs["ndk-root"] = str(ndk.path)
+    return outputs
+
+
+def _build_id(library: Path) -> str:
+    from provisioning.build_id import build_ids
+
+    found = build_ids(library) if library.is_file() else ()
+    return found[0] if len(found) == 1 else ""
+
+
+def _alone(component: str, selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
+    """A component without the SDK: its root, under the names that other tools know."""
+    from provisioning.manifest import COMPONENT_VARIABLES, load_profile
+    from provisioning.store import Store, Want
+
+    variable = COMPONENT_VARIABLES[component]
+    pin = {str(name): one for name, one in load_profile(selection.profile).components.items()}[component]
+    root = environ.get(variable)
+    if not root:
+        tree = Store(selection.store).find(component, pin, Want(frozenset(), frozenset()))
+        if tree is None:
+            raise UsageError(f"{component} was provisioned and is not in {selection.store}")
+        root = str(tree.root)
+    export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
+    return {"ndk-root": root, "version": pin.version} if component == NDK else {}
+
+
+def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "provisioning", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode

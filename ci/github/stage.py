@@ -1,0 +1,80 @@
+"""Run a session in a job; its report becomes annotations and the job's summary, whatever the outcome."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ci.gate import UNDER_GATE
+from ci.github.files import give, summarise
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.findings import Finding, Outcome, Report, Severity, StageRun
+from provisioning.rendering import github_annotations, markdown
+from provisioning.settings import DEFAULT_PROFILE, ROOT
+
+WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})
+"""Sessions whose exit code is all they say."""
+
+THEMSELVES = frozenset({"gate", "report"})
+"""Sessions that annotate and summarise by themselves."""
+
+
+def run(environ: Mapping[str, str]) -> int:
+    """Reads QNN_CI_STAGE and QNN_CI_ARGUMENTS, which are split as a shell would and never run by one."""
+    stage = environ.get("QNN_CI_STAGE", "")
+    if not stage.replace("_", "").isalnum():
+        raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", remedy="`nox -l` lists them")
+    arguments = shlex.split(environ.get("QNN_CI_ARGUMENTS", ""))
+    reports = reports_of(environ)
+    report_file = reports / f"{stage}.json"
+    report_file.unlink(missing_ok=True)
+    nox = shutil.which("nox")
+    if nox is None:
+        raise EnvironmentLacking("nox is not on PATH", remedy="python -m pip install nox")
+    command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
+    typed = shlex.join(["nox", *command[3:]])
+    inner = {**environ, "QNN_CI_REPORTS": str(reports), UNDER_GATE: "1"}
+    if stage not in THEMSELVES:
+        inner.pop("GITHUB_STEP_SUMMARY", None)
+    sys.stdout.flush()
+    begun = time.monotonic()
+    code = subprocess.run(command, env=inner, check=False).returncode
+    report = judged(stage, code, report_file, typed, time.monotonic() - begun)
+    if stage not in THEMSELVES:
+        sys.stdout.write(github_annotations(report))
+        summarise(markdown([report]), environ)
+    give({"outcome": report.outcome.value, "report": str(report_file)}, environ)
+    return code or (0 if report.outcome is Outcome.PASS else 1)
+
+
+def reports_of(environ: Mapping[str, str]) -> Path:
+    """In the job's workspace, where steps that upload them can name them."""
+    if named := environ.get("QNN_CI_REPORTS"):
+        return Path(named).absolute()
+    return Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()) / "reports"
+
+
+def judged(stage: str, code: int, file: Path, typed: str, seconds: float) -> Report:
+    """The session's report; where it wrote none, or one that its exit code belies, that is the finding."""
+    blank = StageRun(stage, DEFAULT_PROFILE, "", typed)
+    blank._clock -= seconds
+    try:
+        report = Report.read(file)
+        if (code == 0) == (report.outcome is Outcome.PASS):
+            return report
+        fault = f"ended with exit code {code}, and its report says {report.outcome.value}"
+        blank.findings += report.findings
+    except (OSError, ValueError) as error:
+        if code == 0 and stage in WITHOUT_REPORT and not file.exists():
+            return blank.finish(Outcome.PASS)
+        missing = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
+        fault = f"ended with exit code {code}" if stage in WITHOUT_REPORT else f"exit code {code}, {missing}"
+    blank.findings.append(
+        Finding("stage.ended", Severity.ERROR, stage, fault, f"read its output, and repeat with: {typed}")
+    )
+    return blank.finish(Outcome.ERROR)
