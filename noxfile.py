@@ -151,6 +151,18 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def github(session: nox.Session) -> None:
+    """Do a part of a GitHub workflow: plan, place, setup, stage, verdict or release."""
+    run(session, "tools", "-m", "ci", "github")
+
+
+@nox.session
+def rehearse(session: nox.Session) -> None:
+    """Run a GitHub workflow on this machine: `-- pr`."""
+    run(session, "lint", "-m", "ci", "rehearse")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; `-- tests/unit` for the quick ones."""
     run(session, "tests", "-m", "pytest")

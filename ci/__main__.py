@@ -23,6 +23,8 @@ VERBS = {
     "signing": Verb("ci.signing.verb", "inspect, verify and sign Hexagon libraries"),
     "sign_lpai": Verb("ci.signing.lpai", "sign the Hexagon libraries that LPAI needs"),
     "lint": Verb("ci.lint", "check style, types, generated files and the tree's hygiene"),
+    "github": Verb("ci.github", "what the workflows and actions under .github/ do"),
+    "rehearse": Verb("ci.rehearse", "run a GitHub workflow on this machine, as GitHub would"),
     "bench": Verb("ci.bench", "performance claims as ratios, measured side by side"),
 }
 
