@@ -117,7 +117,7 @@ def resolve(selection: Selection, environ: Mapping[str, str], *, trees: Trees | 
         needed = component in NEEDED[selection.target] and (
             component == "qnn-sdk" or (pin is not None and component not in profile.optional)
         )
-        root = _users_own(component, variable, needed, selection, environ, notes)
+        root = _users_root(component, needed, selection, environ, notes)
         if root is None and pin is not None:
             root = _from_store(component, variable, pin, selection, trees)
         if root is not None:
@@ -166,37 +166,47 @@ def _variable_of(component: str) -> str:
     return COMPONENT_VARIABLES[component]
 
 
-def _users_own(
-    component: str,
-    variable: str,
-    needed: bool,
-    selection: Selection,
-    environ: Mapping[str, str],
-    notes: list[str],
-) -> Root | None:
+def users_own(
+    component: str, store: Path, environ: Mapping[str, str], notes: list[str]
+) -> tuple[str, str] | None:
+    """The variable by which the user names a component of their own, and its value; `notes` gets the rest.
+
+    A tree of the store got into the variable by `env` or `shell`; which one is needed, the store knows.
+    """
+    variable = _variable_of(component)
     names = (variable, *NDK_ALIASES) if component == "android-ndk" else (variable,)
     named = {name: environ[name] for name in names if name in environ}
     for name in [name for name, value in named.items() if not value]:
         notes.append(f"{name} is set but empty, and taken as not set")
         del named[name]
-    # A tree of the store got there by `env` or `shell`; which one this selection needs, the store knows.
-    named = {n: v for n, v in named.items() if not Path(v).absolute().is_relative_to(selection.store)}
+    named = {n: v for n, v in named.items() if not Path(v).absolute().is_relative_to(store)}
     if not named:
         return None
     name, value = next(iter(named.items()))
-    path = Path(value).absolute()
     for other, its in named.items():
         if not _same(its, value):
             notes.append(f"{other}={its} contradicts {name}={value}, which is the one used")
-    if path.is_dir():
-        return Root(path, "directory", name)
-    if needed:
-        raise EnvironmentLacking(
-            f"{name}={value} is not a directory, and {selection.target} needs {component}",
-            remedy=f"unset {name} to use the store's, or set it to where {component} is",
-        )
-    notes.append(f"{name}={value} is not a directory, so {component} is left out")
-    return None
+    return name, value
+
+
+def _users_root(
+    component: str, needed: bool, selection: Selection, environ: Mapping[str, str], notes: list[str]
+) -> Root | None:
+    from provisioning.sources.directory import adopt
+
+    own = users_own(component, selection.store, environ, notes)
+    if own is None:
+        return None
+    variable, value = own
+    try:
+        adopt(component, value, variable)
+    except EnvironmentLacking as error:
+        if needed:
+            raise
+        notes.append(f"{error.message}, so {component} is left out")
+        return None
+    # Not resolved: the name of a link may be how the user tells versions apart.
+    return Root(Path(value).expanduser().absolute(), "directory", variable)
 
 
 def _from_store(

@@ -10,11 +10,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
-from provisioning.environment import NDK_ALIASES, NEEDED
+from provisioning.environment import NEEDED, users_own
 from provisioning.errors import ToolkitError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.inventory import hash_file
@@ -101,12 +100,13 @@ def provision(
     missing: dict[str, Component] = {}
     chosen = _chosen(profile, args.component, want)
     for name, component in chosen.items():
-        if locked:
-            require_lock(name, component)
-        if (own := _users_own(name, selection, environ, progress)) is not None:
+        if (own := _own(name, selection, environ, progress)) is not None:
             rows[name] = own
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
-        elif (tree := store.find(name, component, want)) is not None:
+            continue
+        if locked:
+            require_lock(name, component)
+        if (tree := store.find(name, component, want)) is not None:
             rows[name] = _row(name, component, tree, _mended(store, tree, stage, progress, args.offline))
             stage.artifacts.append(_artifact(tree))
         else:
@@ -183,20 +183,18 @@ def _serves(name: str, targets: frozenset[str]) -> bool:
     return not targets or not needing or bool(needing & targets)
 
 
-def _users_own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
-    from provisioning.manifest import COMPONENT_VARIABLES
+def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:
     from provisioning.sources.directory import adopt
 
-    variables = [COMPONENT_VARIABLES[name], *(NDK_ALIASES if name == "android-ndk" else ())]
-    for variable in variables:
-        value = environ.get(variable)
-        if value == "":
-            progress.note(f"{variable} is set but empty, and taken as not set")
-        # A tree of the store got there by `env` or `shell`; which one is needed, the store knows.
-        if value and not Path(value).absolute().is_relative_to(selection.store):
-            own = adopt(name, value, variable)
-            return Row(name, own.version or "unknown", variable, str(own.path), "yours")
-    return None
+    notes: list[str] = []
+    own = users_own(name, selection.store, environ, notes)
+    for note in notes:
+        progress.note(note)
+    if own is None:
+        return None
+    variable, value = own
+    adopted = adopt(name, value, variable)
+    return Row(name, adopted.version or "unknown", variable, str(adopted.path), "yours")
 
 
 def _mended(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:

@@ -70,7 +70,7 @@ def write_sdk(root: Path) -> Path:
 
 
 def write_ndk(root: Path, revision: str = NDK) -> Path:
-    root.mkdir(parents=True)
+    (root / "toolchains").mkdir(parents=True)
     (root / "source.properties").write_text(f"Pkg.Desc = Android NDK\nPkg.Revision = {revision}\n")
     return root
 

@@ -16,6 +16,7 @@ from provisioning.inventory import Inventory
 from provisioning.manifest import Component
 from provisioning.settings import Selection
 from provisioning.store import Tree, Want
+from tests.support.environments import write_ndk
 
 HOST = "lib/x86_64-linux-clang"
 
@@ -107,9 +108,25 @@ def test_a_set_but_empty_root_is_taken_as_not_set_and_said(sdk: Path) -> None:
 
 
 def test_a_needed_root_that_is_no_directory_is_refused_by_name(sdk: Path, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match=r"QNN_SDK_ROOT=.*gone is not a directory") as caught:
+    with pytest.raises(EnvironmentLacking, match=r"QNN_SDK_ROOT=.*gone: there is no such folder"):
         _resolved(sdk, {"QNN_SDK_ROOT": str(tmp_path / "gone")})
-    assert caught.value.remedy.startswith("unset QNN_SDK_ROOT")
+
+
+def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
+    sdk: Path, tmp_path: Path
+) -> None:
+    own = _sdk(tmp_path / "own sdk")
+    with pytest.raises(EnvironmentLacking, match="is not the root of a qnn-sdk") as caught:
+        _resolved(sdk, {"QNN_SDK_ROOT": str(own / "lib")})
+    assert caught.value.remedy == f"export QNN_SDK_ROOT='{own}'"
+
+
+def test_a_tilde_that_no_shell_expanded_is_the_users_home(
+    sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = _sdk(tmp_path / "own")
+    assert _resolved(sdk, {"QNN_SDK_ROOT": "~/own"}).roots["qnn-sdk"].path == own
 
 
 def test_an_sdk_that_is_nowhere_names_the_command_that_brings_it(store: Path) -> None:
@@ -163,18 +180,20 @@ def test_a_stage_that_asks_for_a_missing_component_learns_how_to_get_it(sdk: Pat
 def test_an_optional_root_that_is_no_directory_is_left_out_and_said(sdk: Path) -> None:
     environment = _resolved(sdk, {"HEXAGON_SDK_ROOT": "/nowhere/hexagon"})
     assert "hexagon-sdk" not in environment.roots
-    assert any("HEXAGON_SDK_ROOT=/nowhere/hexagon is not a directory" in note for note in environment.notes)
+    assert any(
+        "HEXAGON_SDK_ROOT=/nowhere/hexagon: there is no such folder" in note for note in environment.notes
+    )
 
 
 def test_the_ndk_is_taken_by_its_other_names(sdk: Path, tmp_path: Path) -> None:
-    ndk = _directory(tmp_path / "ndk")
+    ndk = write_ndk(tmp_path / "ndk")
     environment = _resolved(sdk, {"ANDROID_NDK_HOME": str(ndk)})
     assert environment.roots["android-ndk"].variable == "ANDROID_NDK_HOME"
     assert environment.variables["ANDROID_NDK_ROOT"] == str(ndk)
 
 
 def test_ndk_names_that_contradict_each_other_are_said_and_made_one(sdk: Path, tmp_path: Path) -> None:
-    ndk, other = _directory(tmp_path / "ndk"), _directory(tmp_path / "other")
+    ndk, other = write_ndk(tmp_path / "ndk"), write_ndk(tmp_path / "other")
     environment = _resolved(sdk, {"ANDROID_NDK": str(other), "ANDROID_NDK_ROOT": str(ndk)})
     assert environment.variables["ANDROID_NDK"] == str(ndk)
     assert environment.notes == (

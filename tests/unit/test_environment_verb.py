@@ -111,7 +111,7 @@ def test_paths_that_are_no_text_are_printed_as_they_are(
     sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     raw = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
-    Path(raw).mkdir()
+    Path(raw, "lib/x86_64-linux-clang").mkdir(parents=True)
     monkeypatch.setenv("QNN_SDK_ROOT", raw)
     with subprocess.Popen(
         [sys.executable, "-m", "provisioning", "env", "QNN_SDK_ROOT"], cwd=ROOT, stdout=subprocess.PIPE

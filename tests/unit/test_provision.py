@@ -16,6 +16,7 @@ from provisioning.cli import main
 from provisioning.findings import Outcome, Report
 from provisioning.manifest import COMPONENT_VARIABLES, Component, Profile
 from provisioning.settings import MANIFESTS
+from tests.support.environments import write_ndk
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import component, sdk_zip
 
@@ -199,6 +200,20 @@ class TestUsersOwnInstallation:
         monkeypatch.setenv("QNN_SDK_ROOT", str(user.home / "nothing"))
         assert user.types("provision") == 3
         assert "QNN_SDK_ROOT" in user.err
+
+    def test_needs_no_hash_where_the_pinned_one_would(self, user: User, own: Path) -> None:
+        user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"))
+        assert user.types("provision", "--locked") == 0
+
+    def test_ndk_is_taken_as_env_takes_it_and_a_contradiction_is_said(
+        self, user: User, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        user.components["android-ndk"] = component(user.server.url("/ndk.zip"), user.archive)
+        ndk, other = write_ndk(user.home / "ndk"), write_ndk(user.home / "other")
+        monkeypatch.setenv("ANDROID_NDK", str(other))
+        monkeypatch.setenv("ANDROID_NDK_ROOT", str(ndk))
+        user.types("provision", "--component", "android-ndk")
+        assert f"ANDROID_NDK={other} contradicts ANDROID_NDK_ROOT={ndk}" in user.err
 
     def test_a_tree_of_the_store_is_not_taken_for_it(
         self, user: User, monkeypatch: pytest.MonkeyPatch
