@@ -32,7 +32,7 @@ class ManifestError(UsageError):
     def __init__(self, file: Path, key: str, *, expected: str, found: str, remedy: str = "") -> None:
         super().__init__(
             f"{file}: {key}: expected {expected}, found {found}",
-            remedy=remedy or f"correct {key} in {file}",
+            remedy=remedy or (f"correct {file}" if key.startswith("(") else f"correct {key} in {file}"),
         )
         self.file = file
         self.key = key

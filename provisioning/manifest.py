@@ -122,6 +122,8 @@ class Place(Model):
             self.to.format(**dict.fromkeys(pattern.groupindex, "1"))
         except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ValueError(f"`to` with the groups of `match` ({error!r})") from None
+        if self.to and {"", ".", ".."} & set(self.to.split("/")):
+            raise ValueError("`to` plain and relative to the tree")
         return self
 
 
@@ -146,6 +148,14 @@ class Component(Model):
     licence: Licence | None = None
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
 
+    @field_validator("parts")
+    @classmethod
+    def _are_told_apart(cls, value: tuple[Part, ...]) -> tuple[Part, ...]:
+        names = [part.name for part in value]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"parts of different names (twice: {', '.join(twice)})")
+        return value
+
     @property
     def locked(self) -> bool:
         """Whether the manifest says exactly which bytes this component is."""
@@ -161,6 +171,19 @@ class Requirement(Model):
     floor: Version
     recommended: Version | None = None
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Requirement:
+        from packaging.version import InvalidVersion
+        from packaging.version import Version as Ordered
+
+        try:
+            ordered = self.recommended is None or Ordered(self.recommended) >= Ordered(self.floor)
+        except InvalidVersion as error:
+            raise ValueError(f"versions that can be compared ({error})") from None
+        if not ordered:
+            raise ValueError(f"`recommended` not below `floor`, {self.floor}")
+        return self
+
 
 class Profile(Model):
     schema_: Literal[1] = Field(alias="schema")
@@ -173,8 +196,14 @@ class Profile(Model):
     host: dict[str, Requirement]
     """cmake, gcc, clang, python, glibc."""
     components: dict[ComponentName, Component]
-    optional: tuple[str, ...] = ()
+    optional: tuple[ComponentName, ...] = ()
     """Components provisioned only when asked for by --component."""
+
+    @model_validator(mode="after")
+    def _optional_ones_exist(self) -> Profile:
+        if strangers := [name for name in self.optional if name not in self.components]:
+            raise ValueError(f"`optional` to name components of this profile, not {', '.join(strangers)}")
+        return self
 
 
 class Soc(Model):
@@ -253,13 +282,24 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
         first = error.errors(include_url=False)[0]
         more = error.error_count() - 1
         key = ".".join(str(part) for part in first["loc"]) or "(top)"
-        found = "nothing" if first["type"] == "missing" else repr(first["input"])
-        expected = "no such key" if first["type"] == "extra_forbidden" else first["msg"].lower()
-        if first["type"] == "missing":
-            expected = "a value"
+        found = "nothing" if first["type"] == "missing" else _shown(first["input"])
+        expected = {"extra_forbidden": "no such key", "missing": "a value"}.get(
+            first["type"], _plain(first["msg"])
+        )
         raise ManifestError(
             path, key, expected=expected, found=found + (f" (and {more} more faults)" if more else "")
         ) from error
+
+
+def _plain(message: str) -> str:
+    """A message of pydantic's as a part of a sentence; patterns and names in it keep their case."""
+    text = message.removeprefix("Value error, ")
+    return text if text[:1] == "`" else text[:1].lower() + text[1:]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:120]}…"
 
 
 def profile_names() -> list[str]:

@@ -87,6 +87,12 @@ def test_the_example_of_these_tests_is_valid(tmp_path: Path) -> None:
         ("components.qnn-sdk", "components.qnn_sdk", "components.qnn_sdk", "qnn-sdk"),
         ('name = "small"', 'name = "a"\nname = "b"', "(syntax)", "line 3"),
         ("schema = 1", "schema = ", "(syntax)", "line 1"),
+        ('to = "{file}"', 'to = "../{file}"', "components.qnn-sdk.parts.0.place.0", "relative to the tree"),
+        ('to = "{file}"', 'to = "/etc/{file}"', "components.qnn-sdk.parts.0.place.0", "relative to the tree"),
+        ('floor = "3.10"', 'floor = "3.10", recommended = "3.9"', "host.python", "not below `floor`, 3.10"),
+        ('name = "small"', 'name = "small"\noptional = ["android-ndk"]', "(top)", "not android-ndk"),
+        ('name = "small"', 'name = "small"\noptional = ["nope"]', "optional.0", "'qnn-sdk'"),
+        ("2.37.0", "v2", "components.qnn-sdk.version", "[0-9A-Za-z.+-]"),
     ],
 )
 def test_a_fault_names_its_key_and_what_was_expected(
@@ -95,6 +101,21 @@ def test_a_fault_names_its_key_and_what_was_expected(
     error = loading(tmp_path, VALID.replace(old, new))
     assert error.key.startswith(key)
     assert words in error.message
+
+
+def test_two_parts_of_one_name_are_a_fault(tmp_path: Path) -> None:
+    error = loading(tmp_path, VALID + VALID[VALID.index("[[components.qnn-sdk.parts]]") :])
+    assert error.key == "components.qnn-sdk.parts"
+    assert "expected parts of different names (twice: sdk)" in error.message
+
+
+def test_a_long_value_is_cut_short(tmp_path: Path) -> None:
+    error = loading(tmp_path, VALID.replace('type = "archive"', f'type = "t"\ntag = "{"x" * 5000}"'))
+    assert len(error.found) < 200
+
+
+def test_the_remedy_for_a_file_that_is_no_toml_is_to_correct_the_file(tmp_path: Path) -> None:
+    assert loading(tmp_path, "schema = ").remedy == f"correct {tmp_path / 'small.toml'}"
 
 
 def test_bytes_that_are_no_utf_8_are_a_fault(tmp_path: Path) -> None:
@@ -112,7 +133,7 @@ def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:
 def test_a_requirement_that_is_none_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "environments.toml"
     path.write_text('[tools]\nrequires = ["cmake >=> 3"]\n')
-    with pytest.raises(ManifestError, match="a python requirement"):
+    with pytest.raises(ManifestError, match="expected a Python requirement"):
         load(path, PythonEnvironments)
 
 
