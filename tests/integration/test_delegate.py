@@ -1,0 +1,147 @@
+"""The delegate suite itself: the installed executorch, the provisioned SDK, the runner that was built."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ci.delegate.ledger import load_durations, load_ledger
+from ci.scheduler import Job, shard
+from provisioning.findings import Report, Severity
+from provisioning.settings import ROOT
+from tests.support.sdk import sdk_root
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+TWO = "*TestQNNFloatingPointOperator.test_qnn_backend_abs or *TestQNNQuantizedOperator.test_qnn_backend_abs"
+SLOW = "*TestQNNFloatingPointOperator.test_qnn_backend_cdist"
+PER_CHANNEL = "*TestQNNFloatingPointOperator.test_qnn_backend_fp16a8w_conv2d"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runner() -> None:
+    """Built where the stage looks for it; nothing to do when it is there already."""
+    subprocess.run([sys.executable, "-m", "ci", "build_runner"], cwd=ROOT, check=True, timeout=600)
+
+
+def command(base: Path, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "ci", "test_delegate", *flags, "--reports", str(base / "reports")]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}
+
+
+def delegate(base: Path, *flags: str) -> tuple[int, Report]:
+    done = subprocess.run(
+        command(base, *flags),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, Report.read(base / "reports" / "test_delegate.json")
+
+
+def listed(base: Path, *flags: str) -> list[str]:
+    done = subprocess.run(
+        command(base, "--list", *flags),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=500,
+        check=True,
+    )
+    return [line.split()[2] for line in done.stdout.splitlines()[:-1]]
+
+
+def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path: Path) -> None:
+    tests = listed(tmp_path)
+    assert len(tests) == 374
+    assert set(tests) == load_durations().keys()
+
+
+def test_the_shards_together_are_the_whole_suite(tmp_path: Path) -> None:
+    parts = [listed(tmp_path, "--shard", f"{index}/4") for index in (1, 2, 3, 4)]
+    assert sorted(test for part in parts for test in part) == sorted(listed(tmp_path))
+
+
+def test_four_shards_of_the_suite_are_equally_long() -> None:
+    jobs = [Job(test, cost.seconds) for test, cost in load_durations().items()]
+    loads = [sum(job.seconds for job in shard(jobs, index, 4)) for index in (1, 2, 3, 4)]
+    assert max(loads) < 1.1 * min(loads)
+
+
+def test_tests_pass_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    code, report = delegate(tmp_path, "-k", TWO, "--store", store)
+    assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 2, 0)
+    code, report = delegate(tmp_path, "-k", TWO, "--store", store)
+    assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 2, 2)
+    assert not (tmp_path / "reports" / "delegate" / "TestQNNQuantizedOperator.test_qnn_backend_abs").exists()
+
+
+def test_a_known_failure_is_named_with_its_cause_and_does_not_fail(tmp_path: Path) -> None:
+    code, report = delegate(tmp_path, "-k", PER_CHANNEL, "--no-cache")
+    assert (code, report.metrics["expected_failures"]) == (0, 1)
+    (finding,) = report.findings
+    assert finding.severity is Severity.NOTE
+    assert "multiple of 4" in finding.message
+
+
+def test_a_test_that_takes_too_long_fails_and_leaves_nothing_running(tmp_path: Path) -> None:
+    code, report = delegate(tmp_path, "-k", SLOW, "--no-cache", "--timeout", "20")
+    assert (code, report.metrics["failed"]) == (1, 1)
+    assert "timeout: no result after 20 s" in report.findings[0].message
+    assert not _processes_of(tmp_path)
+
+
+def test_a_killed_stage_takes_its_workers_and_their_runner_with_it(tmp_path: Path) -> None:
+    stage = subprocess.Popen(
+        command(tmp_path, "-k", SLOW, "--no-cache"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _wait(lambda: any("qnn_executor_runner" in line for line in _processes_of(tmp_path)), 300)
+    stage.send_signal(signal.SIGKILL)
+    stage.wait()
+    _wait(lambda: not _processes_of(tmp_path), 60)
+
+
+def test_the_sample_is_a_part_of_the_suite(tmp_path: Path) -> None:
+    assert set(load_ledger("wheels").sample) <= set(listed(tmp_path))
+
+
+def _processes_of(base: Path) -> list[str]:
+    """The command lines of workers, which stand below `base`, and of runners, which are given paths there."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                inside = str((entry / "cwd").readlink()).startswith(str(base))
+            except OSError:
+                continue
+            if "test_delegate" not in line and (inside or str(base) in line):
+                found.append(line)
+    return found
+
+
+def _wait(holds: object, seconds: float) -> None:
+    assert callable(holds)
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to pass in time"
+        time.sleep(0.2)
