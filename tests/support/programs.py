@@ -1,0 +1,105 @@
+"""ExecuTorch programs made by the flatbuffers library: real layout, made-up content."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flatbuffers  # type: ignore[import-untyped]
+
+BUILD_ID = "v2.49.40.260810104044"
+
+Field = tuple[str, Any]
+"""A prepend function's name without `Prepend…Slot` and the value, or ("offset", offset)."""
+
+
+def context(soc: str = "SM8650", arch: int = 75, vtcm: int = 8 << 20, build_id: str = BUILD_ID) -> bytes:
+    strings = f"{build_id}\0min_arch={arch};soc_type={soc};arch={arch};num=1;vtcm_size={vtcm};02reserved=0;"
+    return b"\xcd\xab\x78\x56" + bytes(12) + strings.encode() + bytes(64)
+
+
+def options(soc_id: int = 57, arch: int = 75, vtcm_mb: int = 8, online: bool = False) -> bytes:
+    """What the QNN backend keeps in its compile spec."""
+    builder = flatbuffers.Builder(256)
+    htp = _table(builder, {2: ("Int32", 0)})
+    backend = _table(builder, {0: ("Int32", 2), 1: ("offset", htp)})
+    info = _table(builder, {0: ("Int32", arch), 1: ("Uint32", vtcm_mb)})
+    soc = _table(builder, {0: ("Int32", soc_id), 1: ("offset", info)})
+    builder.Finish(_table(builder, {0: ("offset", soc), 1: ("offset", backend), 4: ("Bool", online)}))
+    return bytes(builder.Output())
+
+
+def program(
+    *, data: bytes | None = None, spec: bytes | None = None, alignment: int = 4096, inline: bool = False
+) -> bytes:
+    """One method with one delegate and one CPU operator, in a file with a header and a segment."""
+    data = context() if data is None else data
+    root = _root(data, options() if spec is None else spec, inline)
+    base = -(-len(root) // alignment) * alignment
+    header = b"eh00" + struct.pack("<IQQ", 24, len(root), base)
+    made = bytearray(root)
+    # The header lies between the root offset with the identifier and the tables: room was left for it.
+    made[8 : 8 + len(header)] = header
+    return bytes(made) + bytes(base - len(root)) + (b"" if inline else data)
+
+
+def _root(data: bytes, spec: bytes, inline: bool) -> bytes:
+    builder = flatbuffers.Builder(4096)
+    key, value = builder.CreateString("qnn_compile_spec"), builder.CreateByteVector(spec)
+    compile_spec = _table(builder, {0: ("offset", key), 1: ("offset", value)})
+    reference = _table(builder, {0: ("Int8", 0 if inline else 1), 1: ("Uint32", 0)})
+    name, specs = builder.CreateString("QnnBackend"), _vector(builder, [compile_spec])
+    delegate = _table(builder, {0: ("offset", name), 1: ("offset", reference), 2: ("offset", specs)})
+    sizes = _numbers(builder, [1, 3, 8, 8], builder.PrependInt32, 4)
+    tensor = _table(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
+    values = _vector(builder, [_table(builder, {0: ("Uint8", 5), 1: ("offset", tensor)})])
+    call = _table(builder, {0: ("Int32", 0)})
+    kernel = _table(builder, {0: ("Uint8", 1), 1: ("offset", call)})
+    delegated = _table(builder, {0: ("Uint8", 2), 1: ("offset", _table(builder, {0: ("Int32", 0)}))})
+    chain = _table(builder, {2: ("offset", _vector(builder, [kernel, delegated]))})
+    operator_name, overload = builder.CreateString("aten::erf"), builder.CreateString("out")
+    operator = _table(builder, {0: ("offset", operator_name), 1: ("offset", overload)})
+    plan = {
+        0: ("offset", builder.CreateString("forward")),
+        2: ("offset", values),
+        3: ("offset", _numbers(builder, [0], builder.PrependInt32, 4)),
+        4: ("offset", _numbers(builder, [0], builder.PrependInt32, 4)),
+        5: ("offset", _vector(builder, [chain])),
+        6: ("offset", _vector(builder, [operator])),
+        7: ("offset", _vector(builder, [delegate])),
+        8: ("offset", _numbers(builder, [0, 1024], builder.PrependInt64, 8)),
+    }
+    plans = _vector(builder, [_table(builder, plan)])
+    fields: dict[int, Field] = {1: ("offset", plans)}
+    if inline:
+        held = _table(builder, {0: ("offset", builder.CreateByteVector(data))})
+        fields[2] = ("offset", _vector(builder, [held]))
+    else:
+        segment = _table(builder, {0: ("Uint64", 0), 1: ("Uint64", len(data))})
+        fields[4] = ("offset", _vector(builder, [segment]))
+    whole = _table(builder, fields)
+    builder.Pad(24)
+    builder.Finish(whole, file_identifier=b"ET12")
+    return bytes(builder.Output())
+
+
+def _table(builder: Any, fields: dict[int, Field]) -> int:
+    builder.StartObject(max(fields) + 1)
+    for slot, (kind, value) in fields.items():
+        if kind == "offset":
+            builder.PrependUOffsetTRelativeSlot(slot, value, 0)
+        else:
+            getattr(builder, f"Prepend{kind}Slot")(slot, value, None)
+    return int(builder.EndObject())
+
+
+def _vector(builder: Any, offsets: Sequence[int]) -> int:
+    return _numbers(builder, offsets, builder.PrependUOffsetTRelative, 4)
+
+
+def _numbers(builder: Any, numbers: Sequence[int], prepend: Callable[[int], None], size: int) -> int:
+    builder.StartVector(size, len(numbers), size)
+    for number in reversed(numbers):
+        prepend(number)
+    return int(builder.EndVector())

@@ -1,0 +1,170 @@
+"""Reading programs and context binaries: what is inside, what is damaged, and what a runtime would say."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ci.lowering import inspect
+from ci.lowering.flatbuffer import Malformed
+from ci.lowering.program import Context, Program, parse, read
+from provisioning.errors import CheckFailed, UsageError
+from tests.support.programs import BUILD_ID, context, options, program
+
+WHOLE = program()
+
+
+def _program(data: bytes) -> Program:
+    found = parse(data)
+    assert isinstance(found, Program)
+    return found
+
+
+class TestReading:
+    def test_a_method_has_its_tensors_and_its_operators_on_the_cpu(self) -> None:
+        (method,) = _program(WHOLE).methods
+        assert (method.name, [str(each) for each in method.inputs]) == ("forward", ["float32[1, 3, 8, 8]"])
+        assert (method.kernels, method.delegate_calls) == ({"aten::erf.out": 1}, 1)
+        assert method.planned_bytes == 1024
+
+    def test_a_delegate_says_what_it_was_compiled_for_twice(self) -> None:
+        (delegate,) = _program(WHOLE).delegates
+        assert delegate.options is not None and delegate.context is not None
+        assert (delegate.options.soc_id, delegate.options.arch, delegate.options.vtcm_mb) == (57, 75, 8)
+        assert delegate.context == Context(len(context()), (BUILD_ID,), ("SM8650",), (75,), (8 << 20,))
+
+    def test_online_prepare_is_seen(self) -> None:
+        (delegate,) = _program(program(spec=options(online=True))).delegates
+        assert delegate.options is not None and delegate.options.online_prepare
+
+    @pytest.mark.parametrize("alignment", [128, 4096])
+    def test_segments_have_their_place_in_the_file(self, alignment: int) -> None:
+        (segment,) = _program(program(alignment=alignment)).segments
+        assert segment.alignment >= alignment and segment.size == len(context())
+
+    def test_data_inside_the_flatbuffer_is_in_no_segment(self) -> None:
+        (delegate,) = _program(program(inline=True)).delegates
+        assert delegate.segment is None and delegate.size == len(context())
+
+    def test_what_has_a_build_id_alone_is_a_context_binary(self) -> None:
+        found = parse(b"\x02\x00" + context("SM8850", 81, 4 << 20))
+        assert isinstance(found, Context)
+        assert (found.socs, found.arches, found.vtcm_bytes) == (("SM8850",), (81,), (4 << 20,))
+
+
+class TestDamage:
+    @pytest.mark.parametrize("data", [b"", b"\0" * 7, b"PK\x03\x04" * 40], ids=["empty", "short", "zip"])
+    def test_what_is_neither_is_said_to_be_neither(self, data: bytes, tmp_path: Path) -> None:
+        path = tmp_path / "model.pte"
+        path.write_bytes(data)
+        with pytest.raises(CheckFailed, match="an ExecuTorch program or a QNN context binary, found neither"):
+            read(path)
+
+    def test_a_file_cut_short_says_so(self) -> None:
+        with pytest.raises(Malformed, match="cut short"):
+            parse(WHOLE[:-10])
+
+    def test_a_missing_file_is_wrong_use(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r"cannot read .*No such file"):
+            read(tmp_path / "none.pte")
+
+    @given(st.data())
+    @settings(max_examples=120, deadline=None)
+    def test_bytes_changed_anywhere_are_read_or_refused(self, data: st.DataObject) -> None:
+        head = len(WHOLE) - len(context()) - 2000
+        changes = data.draw(
+            st.lists(st.tuples(st.integers(0, max(1, head)), st.integers(0, 255)), min_size=1, max_size=8)
+        )
+        damaged = bytearray(WHOLE)
+        for place, value in changes:
+            damaged[place] = value
+        with contextlib.suppress(Malformed):
+            assert isinstance(parse(bytes(damaged)), Program | Context)
+
+    @given(st.integers(0, len(WHOLE)))
+    @example(12)
+    @example(31)
+    @settings(max_examples=80, deadline=None)
+    def test_cut_anywhere_it_is_read_or_refused(self, length: int) -> None:
+        with contextlib.suppress(Malformed):
+            assert isinstance(parse(WHOLE[:length]), Program | Context)
+
+    @given(st.binary(max_size=400))
+    @settings(max_examples=80, deadline=None)
+    def test_anything_behind_the_mark_is_read_or_refused(self, tail: bytes) -> None:
+        with contextlib.suppress(Malformed):
+            assert isinstance(parse(b"\x10\0\0\0ET12" + tail), Program)
+
+
+class TestAgainst:
+    @pytest.fixture
+    def sdk(self, tmp_path: Path) -> Path:
+        return self._sdk(tmp_path, BUILD_ID, 75, 79)
+
+    def _sdk(self, root: Path, build_id: str, *arches: int) -> Path:
+        (root / "lib/aarch64-android").mkdir(parents=True)
+        (root / "lib/aarch64-android/libQnnHtp.so").write_bytes(b"\x7fELF" + build_id.encode() + b"\0")
+        for arch in arches:
+            (root / f"lib/hexagon-v{arch}").mkdir()
+        return root
+
+    def test_the_same_build_with_the_arch_loads(self, sdk: Path) -> None:
+        assert inspect.against(parse(WHOLE), sdk).loads
+
+    def test_an_older_runtime_cannot_load_it_and_the_error_is_named(self, tmp_path: Path) -> None:
+        answer = inspect.against(parse(WHOLE), self._sdk(tmp_path, "v2.37.0.250724175447", 75))
+        assert not answer.loads and "error 5000" in answer.says[0]
+
+    def test_a_newer_runtime_is_no_promise(self, tmp_path: Path) -> None:
+        answer = inspect.against(parse(WHOLE), self._sdk(tmp_path, "v2.51.0.261001104044", 75))
+        assert answer.loads and "no promise" in answer.says[0]
+
+    def test_an_arch_that_the_sdk_lacks_is_named(self, sdk: Path) -> None:
+        answer = inspect.against(parse(program(data=context("SM8850", 81))), sdk)
+        assert not answer.loads and "HTP v81, and this has v75, v79 alone" in answer.says[0]
+
+    def test_a_folder_without_qnn_is_no_sdk(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckFailed, match=r"expected lib/\*/libQnnHtp\.so with a build id"):
+            inspect.against(parse(WHOLE), tmp_path)
+
+
+class TestVerb:
+    def _run(self, path: Path, *, against: Path | None = None, as_json: bool = False) -> int:
+        return inspect.run(argparse.Namespace(file=path, against=against, json=as_json))
+
+    def test_text_names_everything_that_is_asked_about(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "model.pte"
+        path.write_bytes(WHOLE)
+        assert self._run(path) == 0
+        text = capsys.readouterr().out
+        for part in (
+            "method forward",
+            "on the CPU: aten::erf.out",
+            BUILD_ID,
+            "SM8650",
+            "v75",
+            "8 MB",
+            "aligned",
+        ):
+            assert part in text
+
+    def test_json_is_one_document(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "model.pte"
+        path.write_bytes(WHOLE)
+        assert self._run(path, as_json=True) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["delegates"][0]["context"]["build_ids"] == [BUILD_ID]
+
+    def test_what_cannot_be_loaded_is_exit_code_1(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.pte"
+        path.write_bytes(WHOLE)
+        sdk = TestAgainst()._sdk(tmp_path, "v2.37.0.250724175447", 75)
+        assert self._run(path, against=sdk) == 1
