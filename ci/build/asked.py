@@ -1,0 +1,119 @@
+"""From a command line and an environment to the plan of a build."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ci.build import toolchain
+from ci.build.plan import Plan, Sdk, default_jobs
+from ci.build.recipes import Recipe, load_recipe
+from ci.build.toolchain import Toolchain
+from ci.build.tree import open_tree, unread_options
+from ci.cmake import find_cmake, find_ninja
+from provisioning.build_id import build_ids
+from provisioning.environment import Environment, resolve
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.findings import Finding, Severity
+from provisioning.manifest import Profile, load_profile
+from provisioning.settings import ROOT, Selection
+
+HEADER = Path("include/QNN/QnnInterface.h")
+LAUNCHERS = ("ccache", "sccache")
+
+
+def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> Plan:
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs: expected 1 or more, found {args.jobs}")
+    if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
+        raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
+    profile = load_profile(selection.profile)
+    recipe = load_recipe(selection.target)
+    environment = resolve(selection, environ)
+    suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
+    launcher = next((found for name in LAUNCHERS if (found := shutil.which(name))), None)
+    return Plan(
+        target=selection.target,
+        recipe=recipe,
+        tree=open_tree(
+            args.executorch.absolute() if args.executorch else environment.root("executorch-source").path
+        ),
+        sdk=sdk_at(environment.root("qnn-sdk").path),
+        toolchain=_toolchain(args, recipe, environment, environ),
+        cmake=find_cmake(profile.host["cmake"].floor),
+        ninja=find_ninja(),
+        python=Path(sys.executable),
+        python_identity=f"{sys.implementation.cache_tag} {platform.python_version()} at {sys.executable}",
+        build_type=args.build_type,
+        launcher=Path(launcher) if launcher else None,
+        extra=tuple(args.cmake_arg),
+        jobs=args.jobs or default_jobs(),
+        root=(args.build_dir or ROOT / "build" / "executorch" / f"{selection.target}{suffix}").absolute(),
+        dist=(args.output or ROOT / "dist" / selection.target).absolute(),
+    )
+
+
+def sdk_at(root: Path) -> Sdk:
+    if not (root / HEADER).is_file():
+        raise EnvironmentLacking(
+            f"{root}: expected {HEADER} to compile against, found none: the libraries of wheels come without",
+            remedy="name an official SDK with QNN_SDK_ROOT, or select its profile: --profile qnn-2.37",
+        )
+    libraries = sorted(root.glob("lib/*/libQnnHtp.so")) or sorted(root.glob("lib/*/libQnn*.so"))
+    ids = build_ids(libraries[0]) if libraries else ()
+    if not ids:
+        raise EnvironmentLacking(
+            f"{root}: no library below lib/ tells its build id", remedy="name a whole SDK with QNN_SDK_ROOT"
+        )
+    return Sdk(root, ids[0])
+
+
+def notes_of(plan: Plan, profile: Profile) -> list[Finding]:
+    """What is worth knowing before an hour of compiling; none of it forbids to."""
+    notes = [
+        Finding(
+            "build-option",
+            Severity.WARNING,
+            name,
+            f"no CMake file of {plan.tree.root} reads this option of the recipe: it has no effect",
+            "drop or rename it in manifests/recipes/ for this version of ExecuTorch",
+        )
+        for name in unread_options(plan.recipe, plan.tree.root, plan.toolchain.files)
+    ]
+    ndk = profile.components.get("android-ndk")
+    if ndk is not None and plan.toolchain.version not in ("", ndk.version):
+        notes.append(
+            Finding(
+                "build-ndk",
+                Severity.WARNING,
+                plan.toolchain.identity,
+                f"the profile {profile.name} pins revision {ndk.version}",
+                "unset ANDROID_NDK_ROOT to use the store's",
+            )
+        )
+    if (build_id := profile.components["qnn-sdk"].build_id) and plan.sdk.build_id != build_id:
+        notes.append(
+            Finding(
+                "build-sdk",
+                Severity.WARNING,
+                str(plan.sdk.root),
+                f"the profile {profile.name} pins {build_id}, this is {plan.sdk.build_id}",
+                "unset QNN_SDK_ROOT to use the store's, or select the profile that this SDK is of",
+            )
+        )
+    return notes
+
+
+def _toolchain(
+    args: argparse.Namespace, recipe: Recipe, environment: Environment, environ: Mapping[str, str]
+) -> Toolchain:
+    if recipe.toolchain == "ndk":
+        return toolchain.ndk(environment.root("android-ndk").path)
+    if recipe.toolchain == "cross":
+        return toolchain.cross(recipe, environ, args.compiler, args.sysroot, args.toolchain_file)
+    return toolchain.host(environ)

@@ -1,0 +1,67 @@
+"""The command line that the builds from source share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from provisioning.settings import DEFAULT_TARGET, add_selection
+
+BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
+
+
+def add_options(parser: argparse.ArgumentParser, target: str) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "--executorch",
+        type=Path,
+        metavar="DIR",
+        help="the tree [EXECUTORCH_ROOT, the store's executorch-source]",
+    )
+    parser.add_argument(
+        "--build-type",
+        choices=BUILD_TYPES,
+        default=BUILD_TYPES[0],
+        help="[%(default)s]; Release is stripped",
+    )
+    parser.add_argument(
+        "--release", dest="build_type", action="store_const", const="Release", help="--build-type Release"
+    )
+    parser.add_argument(
+        "--jobs", "-j", type=int, help="compile this many files at once [by cores and memory]"
+    )
+    parser.add_argument("--clean", action="store_true", help="build anew, whatever is there")
+    parser.add_argument(
+        "--cmake-arg",
+        action="append",
+        default=[],
+        metavar="ARG",
+        help="NAME=VALUE or another argument, for configuring each project; may be repeated",
+    )
+    parser.add_argument(
+        "--target-only", action="store_true", help="only the library and the runner, no Python adaptors"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print every command as a script and do nothing"
+    )
+    parser.add_argument(
+        "--build-dir", type=Path, metavar="DIR", help="where it is compiled [build/executorch/TARGET]"
+    )
+    parser.add_argument("--output", "-o", type=Path, metavar="DIR", help="where it is staged [dist/TARGET]")
+    parser.add_argument(
+        "--glibc", metavar="VERSION", help="the newest glibc it may need [the profile's floor]"
+    )
+    if target == DEFAULT_TARGET:
+        parser.add_argument(
+            "--install",
+            action="store_true",
+            help="copy adaptors and schemas into the tree instead of an overlay",
+        )
+    if target == "aarch64-linux":
+        parser.add_argument(
+            "--compiler", metavar="PREFIX", help="what the compilers' names begin with [aarch64-linux-gnu-]"
+        )
+        parser.add_argument("--sysroot", type=Path, metavar="DIR", help="the device's headers and libraries")
+        parser.add_argument(
+            "--toolchain-file", type=Path, metavar="FILE", help="a vendor's CMake toolchain, instead of both"
+        )

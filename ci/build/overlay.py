@@ -1,0 +1,69 @@
+"""An ExecuTorch tree with our files in it, made of links, so that the tree itself is never written to.
+
+    <overlay>/executorch/ → every entry of the tree, but for the folders on the way to what is ours
+
+PYTHONPATH names <overlay>: `import executorch` then finds the tree's Python and the adaptors just built.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ci.build.tree import OWN_NAME
+
+STALE = ("Py*.so", "*.fbs")
+"""What earlier builds left beside our files in the tree; an overlay has ours alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Farm:
+    """Folders to make, and what to link where, all relative to the tree."""
+
+    folders: tuple[str, ...]
+    links: tuple[str, ...]
+
+
+def farm(tree: Path, folders: Collection[str]) -> Farm:
+    """For an overlay in which these folders of the tree get files of ours."""
+    real = {"."}
+    for folder in map(PurePosixPath, folders):
+        real |= {str(each) for each in (folder, *folder.parents)}
+    links = []
+    for folder_name in sorted(real):
+        source = tree / folder_name
+        for path in sorted(source.iterdir()) if source.is_dir() else ():
+            place = str(path.relative_to(tree))
+            stale = folder_name in folders and any(fnmatch.fnmatch(path.name, each) for each in STALE)
+            if place not in real and not stale and path.name != ".git":
+                links.append(place)
+    return Farm(tuple(sorted(real)), tuple(links))
+
+
+def make(tree: Path, files: Mapping[str, Path], into: Path) -> Path:
+    """`files`: place in the tree → the file to copy there. Returns what PYTHONPATH must name."""
+    part = into.with_name(f".{into.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    made = farm(tree, {str(PurePosixPath(place).parent) for place in files})
+    for folder in made.folders:
+        (part / OWN_NAME / folder).mkdir(parents=True, exist_ok=True)
+    for link in made.links:
+        (part / OWN_NAME / link).symlink_to(tree / link)
+    for place, path in files.items():
+        shutil.copyfile(path, part / OWN_NAME / place)
+    shutil.rmtree(into, ignore_errors=True)
+    part.replace(into)
+    return into
+
+
+def install(tree: Path, files: Mapping[str, Path]) -> None:
+    """Copy into the tree itself, and take away adaptors of earlier builds."""
+    for folder in {(tree / place).parent for place in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(STALE[0]):
+            path.unlink()
+    for place, path in files.items():
+        shutil.copyfile(path, tree / place)

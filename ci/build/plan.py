@@ -1,0 +1,183 @@
+"""Everything that decides a build from source, and the commands that follow from it. Nothing is done here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.build.recipes import Project, Recipe, filled
+from ci.build.toolchain import Toolchain
+from ci.build.tree import OWN_NAME, SourceTree
+from ci.cmake import Program
+
+STEERING = (
+    "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH", "LD_RUN_PATH", "CMAKE_PREFIX_PATH", "CMAKE_TOOLCHAIN_FILE", "CMAKE_GENERATOR",
+    "CMAKE_BUILD_TYPE", "CMAKE_INSTALL_PREFIX", "DESTDIR", "PYTHONPATH", "PYTHONHOME", "NDK_CCACHE",
+)  # fmt: skip
+"""Variables that would steer compilers and CMake behind the recipe's back; commands run without them."""
+
+MEMORY_PER_JOB = 3 << 29
+"""A compiler at work on ExecuTorch's largest files, with room to spare: 1.5 GB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sdk:
+    root: Path
+    build_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    title: str
+    argv: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    target: str
+    recipe: Recipe
+    tree: SourceTree
+    sdk: Sdk
+    toolchain: Toolchain
+    cmake: Program
+    ninja: Program
+    python: Path
+    python_identity: str
+    build_type: str
+    launcher: Path | None
+    extra: tuple[str, ...]
+    jobs: int
+    root: Path
+    """Of the build: the CMake build directory, the log and what is remembered are below it."""
+    dist: Path
+
+    @property
+    def build(self) -> Path:
+        return self.root / "build"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "build.log"
+
+    @property
+    def source(self) -> Path:
+        """The tree by a path that ends in /executorch, as its headers want: through a link if it must."""
+        return self.tree.root if self.tree.named == OWN_NAME else self.root / "source" / OWN_NAME
+
+    def values(self) -> dict[str, str]:
+        return {
+            "tree": str(self.source),
+            "build": str(self.build),
+            "sdk": str(self.sdk.root),
+            "python": str(self.python),
+            **self.toolchain.values,
+        }
+
+    def private(self) -> dict[Path, str]:
+        """Folders of this machine, and what binaries say in their place. More specific ones come later."""
+        folders = {Path(sysconfig.get_path("include")).parent.parent: "python"}
+        folders |= dict.fromkeys(self.toolchain.roots, "toolchain")
+        folders |= {self.sdk.root: "qnn-sdk", self.tree.root: OWN_NAME, self.source: OWN_NAME}
+        folders[self.build] = "build"
+        return {folder: name for folder, name in folders.items() if len(folder.parts) > 2}
+
+    def definitions(self, project: Project) -> dict[str, str]:
+        maps = " ".join(
+            shlex.quote(f"-ffile-prefix-map={folder}={name}") for folder, name in self.private().items()
+        )
+        given = {**self.recipe.options, **project.options}
+        defined = {name: filled(value, self.values()) for name, value in given.items()}
+        defined |= {
+            **self.toolchain.definitions,
+            "CMAKE_BUILD_TYPE": self.build_type,
+            "CMAKE_MAKE_PROGRAM": str(self.ninja.path),
+            "CMAKE_C_FLAGS": maps,
+            "CMAKE_CXX_FLAGS": maps,
+        }
+        if self.recipe.link_flags:
+            flags = " ".join(self.recipe.link_flags)
+            defined |= {f"CMAKE_{kind}_LINKER_FLAGS": flags for kind in ("EXE", "SHARED", "MODULE")}
+        if self.launcher is not None:
+            defined |= {f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")}
+        for argument in self.extra:
+            if found := re.fullmatch(r"(?:-D)?(\w+)(?::\w+)?=(.*)", argument, re.DOTALL):
+                defined[found.group(1)] = found.group(2)
+        return defined
+
+    def configure(self, project: Project, forgotten: Sequence[str] = ()) -> Command:
+        """`forgotten`: variables that an earlier run gave and that this one leaves to the project."""
+        defined = self.definitions(project)
+        raw = [argument for argument in self.extra if not re.match(r"(?:-D)?\w+(?::\w+)?=", argument)]
+        return Command(
+            f"configuring {project.name}",
+            (
+                str(self.cmake.path),
+                *("-S", os.path.normpath(self.source / project.source)),
+                *("-B", os.path.normpath(self.build / project.build), "-G", "Ninja"),
+                *(f"-U{name}" for name in sorted(set(forgotten) - set(defined))),
+                *(f"-D{name}={value}" for name, value in sorted(defined.items())),
+                *raw,
+            ),
+        )
+
+    def compile(self, project: Project) -> Command:
+        wanted = [word for target in project.targets for word in ("--target", target)]
+        folder = os.path.normpath(self.build / project.build)
+        return Command(
+            f"building {project.name}",
+            (str(self.cmake.path), "--build", folder, "--parallel", str(self.jobs), *wanted),
+        )
+
+    def variables(self) -> dict[str, str]:
+        """What commands run with, beside the user's own environment without STEERING."""
+        return {
+            "QNN_SDK_ROOT": str(self.sdk.root),
+            "SOURCE_DATE_EPOCH": str(self.tree.time),
+            "PYTHONHASHSEED": "0",
+            # A tree that is only read stays as it is.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LC_ALL": "C.UTF-8",
+            "NINJA_STATUS": "[%f/%t] ",
+        }
+
+    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in environ.items() if name not in STEERING}
+        return {**kept, **self.variables()}
+
+
+def default_jobs(environ_cpus: int | None = None, memory: int | None = None) -> int:
+    """As many as there are processors, and no more than there is memory for."""
+    cpus = environ_cpus or len(os.sched_getaffinity(0))
+    available = memory if memory is not None else available_memory()
+    return max(1, min(cpus, available // MEMORY_PER_JOB if available else cpus))
+
+
+def available_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """What this machine, or the container this runs in, has left in bytes; None when neither says."""
+    left = []
+    if meminfo.is_file():
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+        if found:
+            left.append(int(found.group(1)) << 10)
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, now = ((cgroup / name).read_text(encoding="ascii").strip() for name in (limit, used))
+        except OSError:
+            continue
+        if most.isdecimal() and now.isdecimal():
+            left.append(max(0, int(most) - int(now)))
+    return min(left, default=None)

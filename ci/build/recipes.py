@@ -1,0 +1,132 @@
+"""What is built for a target: manifests/recipes/<target>.toml over the base that it names."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from provisioning.errors import ManifestError
+from provisioning.manifest import Model, Name, load
+from provisioning.settings import MANIFESTS
+
+RECIPES = MANIFESTS / "recipes"
+PLACEHOLDERS = ("tree", "build", "sdk", "ndk", "python", "cc", "cxx")
+
+Kind = Literal["library", "runner", "adaptor"]
+Toolchain = Literal["host", "ndk", "cross"]
+_PART = r"[\w{}*+-]+(?:\.[\w{}*+-]+)*"
+Inside = Annotated[str, StringConstraints(pattern=rf"^(?:\.|{_PART}(?:/{_PART})*)$")]
+"""A path that stays below the folder it is relative to."""
+
+Options = dict[Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")], str]
+
+
+class Project(Model):
+    """One CMake project of the tree."""
+
+    name: Name
+    source: Inside
+    build: Inside
+    targets: tuple[str, ...] = ()
+    """Empty: what the project builds by default."""
+    options: Options = Field(default_factory=dict)
+
+
+class Output(Model):
+    """A file to take from the build directory. The first pattern of `files` that fits decides."""
+
+    kind: Kind
+    files: Annotated[tuple[Inside, ...], Field(min_length=1)]
+    to: Inside
+    defined_in: Inside | None = None
+    defined: str | None = None
+    """Once for each name that this finds in the CMake files below `defined_in`; `{name}` stands for it."""
+
+    @field_validator("defined")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        try:
+            if value is not None and re.compile(value).groups != 1:
+                raise ValueError("a regular expression with one group")
+        except re.error as error:
+            raise ValueError(f"a regular expression ({error})") from None
+        return value
+
+    @model_validator(mode="after")
+    def _both(self) -> Output:
+        if (self.defined is None) != (self.defined_in is None):
+            raise ValueError("`defined` and `defined_in` together or neither")
+        return self
+
+
+class Copy(Model):
+    """A file of the tree that its Python package wants somewhere else as well."""
+
+    file: Inside
+    to: Inside
+
+
+class Recipe(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    summary: str
+    base: Name | None = None
+    toolchain: Toolchain | None = None
+    compiler: str = ""
+    """What the cross compilers' names begin with."""
+    options: Options = Field(default_factory=dict)
+    """For every project."""
+    link_flags: tuple[str, ...] = ()
+    projects: tuple[Project, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    copies: tuple[Copy, ...] = ()
+
+    @model_validator(mode="after")
+    def _placeholders(self) -> Recipe:
+        values = [*self.options.values(), *(v for p in self.projects for v in p.options.values())]
+        for value in values:
+            for name in re.findall(r"\{(\w*)\}", value):
+                if name not in PLACEHOLDERS:
+                    raise ValueError(f"placeholders among {', '.join(PLACEHOLDERS)}, not {name!r}")
+        return self
+
+
+@cache
+def load_recipe(target: str, folder: Path = RECIPES) -> Recipe:
+    """The recipe of a target, with what it takes from its base."""
+    path = folder / f"{target}.toml"
+    recipe = load(path, Recipe)
+    if recipe.base is not None:
+        base = load(folder / f"{recipe.base}.toml", Recipe)
+        recipe = recipe.model_copy(
+            update={
+                "options": {**base.options, **recipe.options},
+                "link_flags": (*base.link_flags, *recipe.link_flags),
+                "projects": (*base.projects, *recipe.projects),
+                "outputs": (*base.outputs, *recipe.outputs),
+                "copies": (*base.copies, *recipe.copies),
+            }
+        )
+    for key in ("toolchain", "projects", "outputs"):
+        if not getattr(recipe, key):
+            raise ManifestError(path, key, expected="a value here or in its base", found="none")
+    return recipe
+
+
+def filled(text: str, values: dict[str, str]) -> str:
+    """Placeholders replaced; other braces and `$ORIGIN` stay."""
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found.group(1), found.group()), text)
+
+
+def schema() -> str:
+    """The text of manifests/schema/recipe.json."""
+    import json
+
+    from provisioning.verbs.generate import DIALECT
+
+    title = "A recipe: what is built from ExecuTorch's source for a target"
+    document = {"$schema": DIALECT, **Recipe.model_json_schema(), "title": title}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,98 @@
+"""A build as a shell script: what --dry-run prints, and what runs without this project."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from ci.build import overlay
+from ci.build.plan import STEERING, Plan
+from ci.build.stage import patterns
+from ci.build.tree import OWN_NAME, adaptors
+
+_HEAD = """\
+#!/bin/sh
+# {summary}
+set -eu
+
+# take FOLDER FILE…: copy the first of the files that is there
+take() {{
+  folder=$1
+  shift
+  for file in "$@"; do
+    if [ -f "$file" ]; then
+      mkdir -p "$folder"
+      cp -f "$file" "$folder/"
+      return
+    fi
+  done
+  echo "expected the build to make one of: $*" >&2
+  exit 1
+}}
+"""
+
+
+def script(plan: Plan, *, target_only: bool, python_path: Path | None, install: bool) -> str:
+    """`python_path`: where the overlay goes; None for a target without Python."""
+    lines = [_HEAD.format(summary=plan.recipe.summary), f"unset {' '.join(STEERING)}"]
+    lines += [f"export {name}={_quoted(value)}" for name, value in plan.variables().items()]
+    lines += ["", f"mkdir -p {_quoted(plan.build)}"]
+    if plan.source != plan.tree.root:
+        lines.append(f"mkdir -p {_quoted(plan.source.parent)}")
+        lines.append(f"ln -sfn {_quoted(plan.tree.root)} {_quoted(plan.source)}")
+    for project in plan.recipe.projects:
+        lines += ["", f"# {project.name}", str(plan.configure(project)), str(plan.compile(project))]
+    lines += ["", f"# into {plan.dist.name}/", *_takes(plan, target_only)]
+    if python_path is not None and not target_only:
+        lines += ["", *(_installed(plan) if install else _overlaid(plan, python_path))]
+    return "\n".join(lines) + "\n"
+
+
+def _takes(plan: Plan, target_only: bool) -> Iterator[str]:
+    for output in plan.recipe.outputs:
+        if target_only and output.kind == "adaptor":
+            continue
+        for name in adaptors(output, plan.tree.root):
+            files = " ".join(_globbed(f"{plan.build}/{pattern}") for pattern in patterns(output, name))
+            yield f"take {_quoted(plan.dist / output.to)} {files}"
+
+
+def _installed(plan: Plan) -> Iterator[str]:
+    yield "# into the tree"
+    for folder in python_folders(plan):
+        yield f"mkdir -p {_quoted(plan.tree.root / folder)}"
+        yield f"rm -f {_globbed(f'{plan.tree.root / folder}/{overlay.STALE[0]}')}"
+    yield from _copied(plan, plan.tree.root)
+
+
+def _overlaid(plan: Plan, into: Path) -> Iterator[str]:
+    root = into / OWN_NAME
+    made = overlay.farm(plan.tree.root, python_folders(plan))
+    yield f"# an overlay of the tree: export PYTHONPATH={into}"
+    yield f"rm -rf {_quoted(into)}"
+    for folder in made.folders:
+        yield f"mkdir -p {_quoted(root / folder)}"
+    for link in made.links:
+        yield f"ln -s {_quoted(plan.tree.root / link)} {_quoted(root / link)}"
+    yield from _copied(plan, root)
+
+
+def _copied(plan: Plan, root: Path) -> Iterator[str]:
+    yield f"cp -Rf {_quoted(plan.dist / 'python')}/. {_quoted(root)}/"
+    for copy in plan.recipe.copies:
+        yield f"cp -f {_quoted(plan.tree.root / copy.file)} {_quoted(root / copy.to)}/"
+
+
+def python_folders(plan: Plan) -> list[str]:
+    """Folders of the Python package that get files of ours."""
+    outputs = [each.to.removeprefix("python/") for each in plan.recipe.outputs if each.kind == "adaptor"]
+    return sorted({*outputs, *(copy.to for copy in plan.recipe.copies)})
+
+
+def _quoted(value: object) -> str:
+    return shlex.quote(str(value))
+
+
+def _globbed(pattern: str) -> str:
+    return "*".join(shlex.quote(part) if part else "" for part in pattern.split("*"))

@@ -1,0 +1,154 @@
+"""Building ExecuTorch's Qualcomm backend and runner from a tree: configure, compile, check, stage."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import FileLock
+
+from ci.build import configure, outputs, overlay, sbom
+from ci.build import stage as staging
+from ci.build.asked import notes_of, plan_of
+from ci.build.execute import execute
+from ci.build.plan import Plan
+from ci.build.script import script
+from provisioning.cli import command_line
+from provisioning.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.manifest import load_profile
+from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
+
+OVERLAY = "overlay"
+
+
+def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
+    from provisioning.rendering.terminal import show
+
+    for named in args.target or ():
+        if named != target:
+            raise UsageError(f"{stage_name} builds for {target}, not for {named}")
+    selection = replace(selection_of(args), target=target)
+    if args.dry_run:
+        plan = plan_of(args, selection, os.environ)
+        path = plan.dist / OVERLAY if target == DEFAULT_TARGET else None
+        install = path is not None and args.install
+        sys.stdout.write(script(plan, target_only=args.target_only, python_path=path, install=install))
+        return 0
+    command = command_line(f"nox -s {stage_name} --", sys.argv[2:]).removesuffix(" --")
+    stage = StageRun(stage_name, selection.profile, target, command)
+    try:
+        _build(args, selection, stage)
+    except (ToolkitError, KeyboardInterrupt) as error:
+        foreseen = error if isinstance(error, ToolkitError) else None
+        message = foreseen.message if foreseen else "interrupted"
+        stage.add("build", Severity.ERROR, target, message, foreseen.remedy if foreseen else "")
+        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
+        stage.finish(outcome).write(selection.reports)
+        raise
+    report = stage.finish()
+    report.write(selection.reports)
+    show(report)
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    plan = plan_of(args, selection, os.environ)
+    if plan.target == DEFAULT_TARGET and args.install:
+        _may_install(plan, selection)
+    profile = load_profile(selection.profile)
+    stage.findings += notes_of(plan, profile)
+    stage.metrics |= {
+        "executorch": plan.tree.version,
+        "commit": plan.tree.commit + ("+changes" if plan.tree.changed else ""),
+        "toolchain": plan.toolchain.identity,
+        "qnn_build_id": plan.sdk.build_id,
+        "build_type": plan.build_type,
+        "jobs": plan.jobs,
+    }
+    plan.root.mkdir(parents=True, exist_ok=True)
+    with FileLock(plan.root.with_name(f".{plan.root.name}.lock")):
+        _compile(plan, stage, clean=args.clean)
+        built = _stage(plan, stage, args.glibc or profile.host["glibc"].floor, args.target_only, selection)
+        if built and plan.target == DEFAULT_TARGET and not args.target_only:
+            _put_into_python(plan, stage, install=args.install)
+
+
+def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:
+    ready = configure.readiness(plan)
+    for reason in ready.reasons:
+        sys.stderr.write(f"building anew: {reason}\n")
+    if clean or ready.reasons:
+        configure.empty(plan.root)
+    stage.metrics["rebuilt_because"] = ["--clean"] if clean else list(ready.reasons)
+    configure.prepare(plan)
+    plan.log.write_text("", encoding="utf-8")
+    begun = time.monotonic()
+    environ = plan.environ(os.environ)
+    for project in plan.recipe.projects:
+        before = ready.memory.options.get(project.name, ()) if ready.memory and not clean else ()
+        execute(plan.configure(project, before), plan.log, environ, jobs=plan.jobs)
+        execute(plan.compile(project), plan.log, environ, jobs=plan.jobs)
+    stage.metrics["build_seconds"] = round(time.monotonic() - begun, 2)
+
+
+def _stage(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection: Selection) -> bool:
+    """Whether all was good, and so put into dist/."""
+    part = plan.dist.with_name(f".{plan.dist.name}.part-{os.getpid()}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        built = staging.collect(plan, target_only)
+        placed = staging.assemble(plan, built, part, staging.strip_program(plan.build))
+        private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
+        for found in outputs.check(placed, outputs.demands_of(plan.target, glibc), private):
+            stage.findings.append(replace(found, subject=str(Path(found.subject).relative_to(part))))
+        if any(found.severity is Severity.ERROR for found in stage.findings):
+            return False
+        staging.describe(plan, placed, part, selection.profile)
+        staging.replace(part, plan.dist)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    stage.artifacts += [Artifact.of(file.kind, plan.dist / file.place) for file in built]
+    stage.artifacts += [Artifact.of("sbom", plan.dist / sbom.NAME)]
+    stage.artifacts += [Artifact.of("manifest", plan.dist / staging.MANIFEST)]
+    return True
+
+
+def _may_install(plan: Plan, selection: Selection) -> None:
+    if plan.tree.root.is_relative_to(selection.store):
+        raise UsageError(
+            f"--install: {plan.tree.root} is in the store, where nothing is changed",
+            remedy="leave out --install: an overlay is staged instead",
+        )
+    if not os.access(plan.tree.root, os.W_OK):
+        raise UsageError(
+            f"--install: {plan.tree.root} cannot be written to",
+            remedy="leave out --install: an overlay is staged instead",
+        )
+
+
+def _put_into_python(plan: Plan, stage: StageRun, *, install: bool) -> None:
+    files = dict(_python_files(plan))
+    if install:
+        overlay.install(plan.tree.root, files)
+        path = plan.source.parent
+    else:
+        path = overlay.make(plan.tree.root, files, plan.dist / OVERLAY)
+    stage.metrics["python_path"] = str(path)
+    sys.stdout.write(f"export PYTHONPATH={shlex.quote(str(path))}${{PYTHONPATH:+:$PYTHONPATH}}\n")
+
+
+def _python_files(plan: Plan) -> Iterator[tuple[str, Path]]:
+    root = plan.dist / "python"
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            yield str(path.relative_to(root)), path
+    for copy in plan.recipe.copies:
+        yield f"{copy.to}/{Path(copy.file).name}", plan.tree.root / copy.file

@@ -1,0 +1,107 @@
+"""The compilers of a target: this machine's, a cross compiler's, the Android NDK's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ci.build.recipes import Recipe
+from ci.cmake import Program, find_compiler, find_program
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.findings import Artifact
+
+NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
+_C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    identity: str
+    """What it is in words: another one needs an empty build directory."""
+    definitions: Mapping[str, str]
+    files: tuple[Path, ...] = ()
+    """CMake files of its own, which read options too."""
+    version: str = ""
+    """The NDK's revision; empty for others."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """For a recipe's placeholders."""
+    roots: tuple[Path, ...] = ()
+    """Where it is, which no binary should tell."""
+
+
+def host(environ: Mapping[str, str]) -> Toolchain:
+    cxx = find_compiler(environ)
+    cc = find_program(environ.get("CC") or str(c_compiler_of(cxx.path)), environ)
+    return _compilers(cc, cxx)
+
+
+def cross(
+    recipe: Recipe, environ: Mapping[str, str], prefix: str | None, sysroot: Path | None, file: Path | None
+) -> Toolchain:
+    """By the prefix of its programs, or by a toolchain file that says everything."""
+    if file is not None:
+        if prefix is not None or sysroot is not None:
+            raise UsageError("--toolchain-file says what --compiler and --sysroot say: give one or the other")
+        if not file.is_file():
+            raise UsageError(f"--toolchain-file {file}: there is no such file")
+        path = file.absolute()
+        return Toolchain(
+            identity=f"{path} {Artifact.of('', path).sha256}",
+            definitions={"CMAKE_TOOLCHAIN_FILE": str(path)},
+            files=(path,),
+        )
+    name = prefix if prefix is not None else recipe.compiler
+    cxx = find_program(f"{name}g++", environ)
+    cc = find_program(str(cxx.path.with_name(f"{Path(name).name}gcc")), environ)
+    found = _compilers(cc, cxx)
+    if sysroot is None:
+        return found
+    if not sysroot.is_dir():
+        raise UsageError(f"--sysroot {sysroot}: there is no such folder")
+    return replace(
+        found,
+        identity=f"{found.identity}, sysroot {sysroot.absolute()}",
+        definitions={**found.definitions, "CMAKE_SYSROOT": str(sysroot.absolute())},
+        roots=(sysroot.absolute(),),
+    )
+
+
+def ndk(root: Path) -> Toolchain:
+    toolchain = root / NDK_TOOLCHAIN
+    properties = root / "source.properties"
+    for path in (toolchain, properties):
+        if not path.is_file():
+            raise EnvironmentLacking(
+                f"{root}: expected an Android NDK with {path.relative_to(root)}, found none",
+                remedy="set ANDROID_NDK_ROOT to the folder that holds source.properties",
+            )
+    text = properties.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^Pkg\.Revision\s*=\s*(\S+)", text, re.MULTILINE)
+    revision = found.group(1) if found else "unknown"
+    return Toolchain(
+        identity=f"Android NDK {revision} in {root}",
+        # The recipe names the toolchain file, which finds the rest.
+        definitions={},
+        files=tuple(sorted(toolchain.parent.glob("*.cmake"))),
+        version=revision,
+        values={"ndk": str(root)},
+        roots=(root,),
+    )
+
+
+def c_compiler_of(cxx: Path) -> Path:
+    """The C compiler that belongs to a C++ compiler: beside it, of the same version."""
+    for name, other in _C_OF.items():
+        if re.search(rf"(^|-){re.escape(name)}(-\d+)?$", cxx.name):
+            return cxx.with_name(cxx.name.replace(name, other))
+    raise EnvironmentLacking(f"{cxx}: no C compiler is known to belong to it", remedy="set CC as well as CXX")
+
+
+def _compilers(cc: Program, cxx: Program) -> Toolchain:
+    return Toolchain(
+        identity=f"{cxx.path}: {cxx.identity}",
+        definitions={"CMAKE_C_COMPILER": str(cc.path), "CMAKE_CXX_COMPILER": str(cxx.path)},
+        values={"cc": str(cc.path), "cxx": str(cxx.path)},
+    )

@@ -1,0 +1,148 @@
+"""What an ExecuTorch tree says of itself: version, commit, adaptors, options that are read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.build.recipes import Output, Recipe
+from provisioning.errors import EnvironmentLacking
+
+MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
+OWN_NAME = "executorch"
+"""Headers are included as <executorch/…> from the folder above, so that the directory must be named so."""
+
+_CMAKE_FILE = re.compile(r"CMakeLists\.txt|.*\.cmake(?:\.in)?")
+_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{3,}")
+_NOT_SOURCES = {".git", "node_modules", "__pycache__"}
+
+
+@dataclass(frozen=True, slots=True)
+class Submodule:
+    path: str
+    url: str
+    commit: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTree:
+    root: Path
+    version: str
+    commit: str
+    """Empty for a tree that is no repository."""
+    changed: bool
+    """Whether it differs from the commit."""
+    time: int
+    """When the commit was made, in seconds since 1970; what is built is dated so."""
+
+    @property
+    def named(self) -> str:
+        return self.root.name
+
+
+def open_tree(root: Path) -> SourceTree:
+    missing = [mark for mark in MARKS if not (root / mark).is_file()]
+    if missing:
+        raise EnvironmentLacking(
+            f"{root}: expected an ExecuTorch tree with {missing[0]}, found none",
+            remedy="set EXECUTORCH_ROOT to a checkout with its submodules, or unset it to use the store's",
+        )
+    empty = [name for name in _submodule_paths(root) if not any((root / name).glob("*"))]
+    if empty:
+        raise EnvironmentLacking(
+            f"{root}: the submodule {empty[0]} is empty"
+            + (f", and {len(empty) - 1} more" * (len(empty) > 1)),
+            remedy=f"git -C {root} submodule update --init --recursive",
+        )
+    version = root / "version.txt"
+    commit = _git(root, "rev-parse", "HEAD")
+    return SourceTree(
+        root=root,
+        version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
+        commit=commit,
+        changed=bool(commit and _git(root, "status", "--porcelain", "--untracked-files=no")),
+        time=int(_git(root, "show", "-s", "--format=%ct", "HEAD") or 0) if commit else 0,
+    )
+
+
+def submodules(tree: SourceTree) -> list[Submodule]:
+    """Those that the tree's commit names, at the commits it names."""
+    found = []
+    urls = dict(_submodule_urls(tree.root))
+    for line in _git(tree.root, "ls-tree", "-r", "HEAD").splitlines() if urls else ():
+        described, _, path = line.partition("\t")
+        mode, _, commit = described.split()
+        if mode == "160000" and path in urls:
+            found.append(Submodule(path, urls[path], commit))
+    return found
+
+
+def adaptors(output: Output, root: Path) -> list[str]:
+    """The names that the tree's CMake files define for an output; one empty name where it asks for none."""
+    if output.defined is None or output.defined_in is None:
+        return [""]
+    pattern = re.compile(output.defined)
+    text = "\n".join(_uncommented(path) for path in cmake_files(root / output.defined_in))
+    return sorted({found.group(1) for found in pattern.finditer(text)})
+
+
+def unread_options(recipe: Recipe, root: Path, more: Iterable[Path] = ()) -> list[str]:
+    """Options of the recipe that no CMake file of the tree mentions. CMake's own are left out."""
+    wanted = {name for name in recipe.options if not name.startswith("CMAKE_")}
+    for project in recipe.projects:
+        wanted |= {name for name in project.options if not name.startswith("CMAKE_")}
+    # CTest's module reads it, which is CMake's own.
+    wanted -= {"BUILD_TESTING"}
+    for path in (*more, *cmake_files(root)):
+        if not wanted:
+            break
+        wanted -= set(_IDENTIFIER.findall(_uncommented(path)))
+    return sorted(wanted)
+
+
+def cmake_files(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _NOT_SOURCES)
+        yield from (Path(folder) / name for name in sorted(files) if _CMAKE_FILE.fullmatch(name))
+
+
+def _uncommented(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:  # a link to nowhere
+        return ""
+    return re.sub(r"(?m)^\s*#.*$", "", text)
+
+
+def _submodule_paths(root: Path) -> list[str]:
+    return [path for path, _ in _submodule_urls(root)]
+
+
+def _submodule_urls(root: Path) -> Iterator[tuple[str, str]]:
+    listing = root / ".gitmodules"
+    if listing.is_file():
+        text = listing.read_text(encoding="utf-8")
+        for section in text.split("[submodule")[1:]:
+            path = re.search(r"^\s*path\s*=\s*(.+?)\s*$", section, re.MULTILINE)
+            url = re.search(r"^\s*url\s*=\s*(.+?)\s*$", section, re.MULTILINE)
+            if path and url:
+                yield path.group(1), url.group(1)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What git answers for the repository whose top is exactly `root`; empty for anything else."""
+    if not (root / ".git").exists():
+        return ""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # A read-only tree must not be written to, not even its index.
+    environ |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
