@@ -100,6 +100,24 @@ def matrix(session: nox.Session) -> None:
 
 
 @nox.session
+def build_x86(session: nox.Session) -> None:
+    """Build ExecuTorch's QNN adaptors, backend and runner from source."""
+    run(session, "executorch", "-m", "ci", "build_x86")
+
+
+@nox.session
+def build_android(session: nox.Session) -> None:
+    """Build the backend and the runner for Android from source."""
+    run(session, "executorch", "-m", "ci", "build_android")
+
+
+@nox.session
+def build_linux_arm64(session: nox.Session) -> None:
+    """Build the backend and the runner for embedded Linux from source."""
+    run(session, "executorch", "-m", "ci", "build_linux_arm64")
+
+
+@nox.session
 def test_delegate(session: nox.Session) -> None:
     """Run ExecuTorch's own delegate suite on the HTP emulator."""
     run(session, "executorch", "-m", "ci", "test_delegate")

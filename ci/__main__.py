@@ -10,6 +10,11 @@ VERBS = {
     "gate": Verb("ci.gate", "the stages that decide a pull request, and their summary"),
     "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
     "build_runner": Verb("ci.build.runner", "build qnn_executor_runner against the executorch wheel"),
+    "build_x86": Verb("ci.build.x86", "build ExecuTorch's QNN adaptors, backend and runner from source"),
+    "build_android": Verb("ci.build.android", "build the backend and the runner for Android from source"),
+    "build_linux_arm64": Verb(
+        "ci.build.linux_arm64", "build the backend and the runner for embedded Linux from source"
+    ),
     "test_delegate": Verb("ci.delegate", "run ExecuTorch's own delegate suite on the HTP emulator"),
     "compat": Verb("ci.compat", "measure which QNN builds this executorch can drive"),
     "diagnose": Verb("ci.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
