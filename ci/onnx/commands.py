@@ -80,7 +80,7 @@ def compile_model(args: argparse.Namespace) -> int:
     whose = "the calibration's first samples" if calibrate else "made-up inputs"
     print(
         f"{args.soc} {precision}, QNN {reply['record']['build_id']}: all {reply['audit']['nodes']} nodes on"
-        f" HTP; reload is bit-equal; cosine {near['cosine']:.5f} to float on {whose}"
+        f" HTP; reload is bit-equal; cosine {near['cosine']:.5f} with float on {whose}"
     )
     for cost in slowest(args.output / f"{name}_profile.csv") if args.profile_run else []:
         print(f"  {cost}")

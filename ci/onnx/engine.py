@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import onnxruntime_qnn
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
 from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
+from ci.lowering.compiler_log import Traffic, traffic
 from ci.onnx.arrays import Sample
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision
@@ -29,7 +31,9 @@ from provisioning.manifest import Soc
 
 PROVIDER = "QNNExecutionProvider"
 TRACE = "qnn_op_trace.json"
-ERRORS_ONLY = 3
+ERRORS_ONLY, VERBOSE = 3, 0
+PREFIX = re.compile(r"^.*QnnLogging\] ?|\x1b\[[0-9;]*m", re.MULTILINE)
+"""What ONNX Runtime puts before a line of QNN's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,9 @@ class Samples(CalibrationDataReader):  # type: ignore[misc]
 @cache
 def device() -> Any:
     """The provider's device; registers the provider, which can be done once a process."""
-    ort.set_default_logger_severity(ERRORS_ONLY)
+    # QNN says what a graph costs only where this, at registration too, and the session are at their most
+    # talkative.
+    ort.set_default_logger_severity(VERBOSE)
     ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
     found = [each for each in ort.get_ep_devices() if each.ep_name == PROVIDER]
     if not found:
@@ -131,6 +137,7 @@ def reference(model: Path, samples: Sequence[Sample]) -> list[Sample]:
 class Compiled:
     outputs: list[Sample]
     audit: Audit
+    ddr: dict[str, int] | None
 
 
 def compiled(
@@ -142,9 +149,12 @@ def compiled(
     samples: Sequence[Sample],
     *,
     embed: bool,
-    profile: Path | None = None,
+    log: Path,
 ) -> Compiled:
-    """Write the context, and run it in the session that made it. NotOnProvider names what HTP cannot take."""
+    """Write the context, and run it in the session that made it. NotOnProvider names what HTP cannot take.
+
+    What is printed must go to `log`: the compiler's figures are read from there."""
+    before = log.stat().st_size
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
     session_options = {
@@ -154,9 +164,9 @@ def compiled(
         "ep.context_file_path": str(context),
         "ep.context_embed_mode": "1" if embed else "0",
     }
-    provider = {**_provider_options(precision, soc, settings, profile), **_tracing(trace)}
+    provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
     try:
-        session = _session(model, provider, session_options)
+        session = _session(model, provider, session_options, severity=VERBOSE)
     except Exception as error:
         audit = _audit(trace)
         if audit.unsupported:
@@ -167,9 +177,7 @@ def compiled(
         ) from error
     audit = _audit(trace)
     outputs = [_run(session, sample, settings) for sample in samples]
-    # Profiling is written when the session ends.
-    del session
-    return Compiled(outputs, audit)
+    return Compiled(outputs, audit, _traffic(log, before))
 
 
 def reloaded(
@@ -220,13 +228,24 @@ def _provider_options(
     return options
 
 
+def _traffic(log: Path, start: int) -> dict[str, int] | None:
+    with log.open("rb") as stream:
+        stream.seek(start)
+        text = stream.read().decode("utf-8", "replace")
+    lines = [line for line in PREFIX.sub("", text).splitlines() if line.strip()]
+    graphs = traffic("\n".join(lines) + "\n")
+    return sum(graphs, Traffic()).as_json() if graphs else None
+
+
 def _tracing(folder: Path) -> dict[str, str]:
     return {"enable_framework_op_trace": "1", "framework_op_trace_dir": str(folder)}
 
 
-def _session(model: Path, provider: Mapping[str, str], session: Mapping[str, str]) -> Any:
+def _session(
+    model: Path, provider: Mapping[str, str], session: Mapping[str, str], *, severity: int = ERRORS_ONLY
+) -> Any:
     options = ort.SessionOptions()
-    options.log_severity_level = ERRORS_ONLY
+    options.log_severity_level = severity
     for name, value in session.items():
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))

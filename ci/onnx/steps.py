@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ci.metrics import Nearness, least, nearness
+from ci.lowering.compare import ABOVE, Unusable, figures
 from ci.onnx import engine
 from ci.onnx.arrays import Array, Sample, save, saved
 from ci.onnx.context import Record, digest, nodes_beside_context, read_context, record_path, require_fit
@@ -79,10 +79,11 @@ class Written:
 
     record: Record
     audit: engine.Audit
-    near: Nearness | None
-    """To the float model on the CPU; None when there is none."""
+    near: Mapping[str, float]
+    """To the float model on the CPU: the worst of every figure."""
     reload_equal: bool
-    outputs: int
+    ddr: dict[str, int] | None
+    """Bytes between the NPU and DDR, as the compiler says; None when it says nothing."""
 
 
 def write_context(
@@ -92,15 +93,16 @@ def write_context(
     soc_name: str,
     settings: Settings,
     samples: Sequence[Sample],
-    expected: Sequence[Mapping[str, Array]] | None,
+    expected: Sequence[Mapping[str, Array]],
     path: Path,
     *,
     embed: bool,
+    log: Path,
     profile: Path | None = None,
 ) -> Written:
     """Compile to `path`, run there, reload and run again, and hold what was written to what was asked for."""
     soc = soc_named(soc_name)
-    made = engine.compiled(model, precision, soc, settings, path, samples, embed=embed)
+    made = engine.compiled(model, precision, soc, settings, path, samples, embed=embed, log=log)
     if outside := nodes_beside_context(path):
         raise CheckFailed(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
@@ -113,7 +115,7 @@ def write_context(
             f"{path} says neither which QNN made it nor for which chip", remedy="compile it again"
         )
     require_fit(found, build, soc_id=soc.id, arch=soc.arch)
-    again = engine.reloaded(path, soc, settings, samples, profile=profile)
+    again = engine.reloaded(path, soc, settings, samples[:1], profile=profile)
     files = [path] + ([found.data] if found.data else [])
     record = Record(
         model=path.name,
@@ -132,9 +134,9 @@ def write_context(
     return Written(
         record=record,
         audit=made.audit,
-        near=_near(expected, made.outputs) if expected else None,
-        reload_equal=_equal(made.outputs, again),
-        outputs=len(found.signature.outputs),
+        near=_near(expected, made.outputs),
+        reload_equal=_equal(made.outputs[:1], again),
+        ddr=made.ddr,
     )
 
 
@@ -191,6 +193,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
         expected,
         Path(order["path"]),
         embed=order["embed"],
+        log=Path(order["log"]),
         profile=Path(order["profile"]) if order["profile"] else None,
     )
     return _as_reply(written)
@@ -268,6 +271,7 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
             expected,
             folder / "model_ctx.onnx",
             embed=embed,
+            log=Path(order["log"]),
             profile=profile,
         )
         replies[name] = _as_reply(written)
@@ -292,17 +296,24 @@ def _as_reply(written: Written) -> dict[str, Any]:
     return {
         "record": asdict(written.record),
         "audit": asdict(written.audit),
-        "near": written.near.as_dict() if written.near else None,
+        "near": dict(written.near),
+        "ddr": written.ddr,
         "reload_equal": written.reload_equal,
     }
 
 
-def _near(
-    expected: Sequence[Mapping[str, Array]],
-    found: Sequence[Mapping[str, Array]],
-) -> Nearness:
-    pairs = [(one[name], other[name]) for one, other in zip(expected, found, strict=True) for name in one]
-    return least(nearness(one, other) for one, other in pairs)
+def _near(expected: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]) -> dict[str, float]:
+    try:
+        rows = [
+            figures(one[name], other[name])
+            for one, other in zip(expected, found, strict=True)
+            for name in one
+        ]
+    except Unusable as error:
+        raise CheckFailed(
+            f"the outputs cannot be compared: {error}", remedy="try --precision u16u8"
+        ) from error
+    return {name: round((max if name in ABOVE else min)(row[name] for row in rows), 7) for name in rows[0]}
 
 
 def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:
