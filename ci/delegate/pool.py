@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,6 @@ class Worker:
     """One process. Not for two threads at once, but for `close`."""
 
     setup: Setup
-    hello: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.setup.logs.mkdir(parents=True, exist_ok=True)
@@ -85,24 +84,20 @@ class Worker:
         os.close(send)
         self._receive = receive
         self._pending = b""
-        reply = self._reply(self.setup.start_seconds)
-        if reply is None:
+        if self._reply(self.setup.start_seconds) is None:
             ended = self.end(grace=5)
             text = log.read_text(encoding="utf-8", errors="replace").strip()
             raise EnvironmentLacking(
                 f"the tests cannot be imported ({ended}):\n{text[-2000:]}",
                 remedy="run it as `nox -s test_delegate`, which installs what they need",
             )
-        self.hello = reply
         log.unlink(missing_ok=True)
 
     def tests(self) -> dict[str, str]:
         """Every test of the suite with the digest of its source."""
         reply = self._ask({"do": "list"}, self.setup.start_seconds)
         if reply is None:
-            raise EnvironmentLacking(
-                "the tests could not be listed", remedy="nox -s test_delegate -- --debug"
-            )
+            raise EnvironmentLacking("the tests could not be listed", remedy="nox -s test_delegate")
         return {str(name): str(digest) for name, digest in reply["tests"]}
 
     def run(self, test: str) -> tuple[Verdict, int]:
