@@ -103,17 +103,21 @@ def choose(
 
 def jobs_of(name: str, row: Row, occasion: str, base: str) -> Iterator[dict[str, Any]]:
     """What gate.yml's matrix has for this row: a job, or one for each shard."""
-    job = {"stage": row.stage, "minutes": row.minutes, "provision": row.provision}
+    parts = [("", row.arguments)]
     if row.suite:
-        for entry in suite_matrix(row.suite, occasion, base):
-            yield {"name": f"{name} {entry['shard']}", "arguments": str(entry["arguments"]), **job}
-        return
-    for index in range(1, row.shards + 1):
-        part = f"{index}/{row.shards}"
+        entries = suite_matrix(row.suite, occasion, base)
+        parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]
+    elif row.shards > 1:
+        shards = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
+        parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in shards]
+    for shard, arguments in parts:
         yield {
-            "name": name if row.shards == 1 else f"{name} {part}",
-            "arguments": row.arguments if row.shards == 1 else f"{row.arguments} --shard {part}".strip(),
-            **job,
+            "name": f"{name}{shard}",
+            "artifact": f"reports-{name}{shard}".replace(" ", "-").replace("/", "-of-"),
+            "stage": row.stage,
+            "arguments": arguments,
+            "minutes": row.minutes,
+            "provision": row.provision,
         }
 
 

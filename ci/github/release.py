@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ci.github.files import give
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.settings import MANIFESTS, ROOT
 
@@ -41,6 +42,7 @@ def run(environ: Mapping[str, str]) -> int:
     sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in (archive, bill))
     (into / "SHA256SUMS").write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
+    give({"archive": archive.name, "sbom": bill.name}, environ)
     return 0
 
 

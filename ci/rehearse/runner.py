@@ -39,6 +39,9 @@ from provisioning.errors import CheckFailed, UsageError
 
 Result: TypeAlias = Literal["success", "failure", "cancelled", "skipped", "left out"]
 
+OWN = ("./", "$/")
+"""How the repository's own files are named: in the job's workspace, or as they are at the running commit."""
+
 SUMMARY_LIMIT = 1 << 20
 SHELLS = {
     "": ["bash", "-e", "{0}"],
@@ -312,9 +315,9 @@ def _call(
     title: str,
 ) -> tuple[list[JobResult], Result, dict[str, str]]:
     """A job that is another workflow."""
-    if not job.uses.startswith("./"):
+    if not job.uses.startswith(OWN):
         raise UsageError(f"{job.uses}: expected a workflow of this repository", remedy="rehearse it there")
-    called = read_workflow(rehearsal.root, job.uses.removeprefix("./"))
+    called = read_workflow(rehearsal.root, job.uses[2:])
     if "workflow_call" not in called.events:
         raise UsageError(f"{called.path} cannot be called", remedy="add `on: workflow_call` to it")
     where = f"{running.workflow.path}: jobs.{job.id}"
@@ -449,7 +452,7 @@ class _JobRun:
             env = scope.env | self._texts(step.env, scope)
             if step.run:
                 self._run(step, scope, env, own)
-            elif step.uses.startswith("./"):
+            elif step.uses.startswith(OWN):
                 self._use_action(step, scope, env, own)
             else:
                 self._use_equivalent(step, scope, own)
@@ -501,9 +504,10 @@ class _JobRun:
             raise CheckFailed(f"{step.run.strip()} ended with exit code {code}")
 
     def _use_action(self, step: Step, scope: _Scope, env: dict[str, str], own: StepResult) -> None:
-        action: Action = read_action(self.workspace, step.uses)
+        home = self.workspace if step.uses.startswith("./") else self._running_commit()
+        action: Action = read_action(home, step.uses[2:])
         given = given_inputs(step.uses, action.inputs, self._inputs(step, scope), typed=False)
-        inner = _Scope({}, Known(f"inputs of {step.uses}", given), env, str(self.workspace / step.uses))
+        inner = _Scope({}, Known(f"inputs of {step.uses}", given), env, str(home / step.uses[2:]))
         for one in action.steps:
             self._step(one, inner)
         own.outputs = {name: as_text(self._expand(text, inner)) for name, text in action.outputs.items()}
@@ -527,6 +531,16 @@ class _JobRun:
         done = stand_in.act({k: as_text(v) for k, v in given.items()}, place)
         own.outputs = dict(done.outputs)
         self.paths = [*done.path, *(p for p in self.paths if p not in done.path)]
+
+    def _running_commit(self) -> Path:
+        """The job's own copy of the repository, as GitHub's runner downloads one for `$/`."""
+        copy = self.home / "actions"
+        if not copy.exists():
+            command = ["git", "archive", "--format=tar", self.rehearsal.sha]
+            archive = subprocess.run(command, cwd=self.rehearsal.root, check=True, capture_output=True)
+            copy.mkdir()
+            subprocess.run(["tar", "-x"], cwd=copy, input=archive.stdout, check=True)
+        return copy
 
     # Contexts and environment
 

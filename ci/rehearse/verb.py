@@ -197,7 +197,7 @@ def _list(workflow: Workflow, snapshot: Path, indent: str = "") -> None:
         for step in job.steps:
             _say(f"{indent}  - {step.title}")
         if job.uses:
-            _list(read_workflow(snapshot, job.uses.removeprefix("./")), snapshot, indent + "  ")
+            _list(read_workflow(snapshot, job.uses[2:]), snapshot, indent + "  ")
 
 
 def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> int:
