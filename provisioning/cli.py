@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from provisioning.errors import ToolkitError
+from provisioning.errors import EnvironmentLacking, ToolkitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,12 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
 
 def guarded(work: Callable[[], int], *, debug: bool) -> int:
     """Turn foreseeable faults into a message, a remedy and an exit code."""
+    code = 0
     try:
-        return work()
+        code = work()
+        # Here, and not by the interpreter at its end, which can only complain.
+        sys.stdout.flush()
+        return code
     except ToolkitError as error:
         if debug:
             traceback.print_exc()
@@ -60,8 +65,36 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output left; give the interpreter's last flush nowhere to fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _drop_output()
+        return code
+    except OSError as error:
+        remedy = _MACHINES_FAULTS.get(error.errno or 0)
+        if remedy is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        if error.filename is None:
+            _drop_output()
+        where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "output"
+        show_error(EnvironmentLacking(f"{where}: {error.strerror}", remedy=remedy))
+        return EnvironmentLacking.exit_code
+
+
+_MACHINES_FAULTS = {
+    errno.EACCES: "give yourself permission, or choose another place (see --help)",
+    errno.EPERM: "give yourself permission, or choose another place (see --help)",
+    errno.EROFS: "choose a place that can be written to (see --help)",
+    errno.ENOSPC: "free some space, or choose another place (see --help)",
+    errno.EDQUOT: "free some space, or choose another place (see --help)",
+    errno.ENAMETOOLONG: "choose a shorter path (see --help)",
+    errno.ELOOP: "mend the link that leads to itself",
+    errno.EMFILE: "allow more open files: ulimit -n 4096",
+}
+"""Faults of the machine that any file operation may meet; all others are faults of ours."""
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_error(error: ToolkitError) -> None:

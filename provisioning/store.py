@@ -96,6 +96,11 @@ class Leftover:
 
 class Store:
     def __init__(self, path: Path) -> None:
+        if os.path.isfile(path):  # noqa: PTH113  Path's own raises where a parent may not be entered
+            raise EnvironmentLacking(
+                f"{path}: expected the store's folder, found a file",
+                remedy="choose another store with --store or QNN_CI_STORE",
+            )
         self.path = path
         self.downloads = path / "downloads"
         self._trees = path / "trees"
@@ -891,9 +896,14 @@ def _disk_faults(store: Path) -> Iterator[None]:
                 remedy="free some space (`nox -s store -- gc --all-downloads` helps), "
                 "or choose another store with --store or QNN_CI_STORE",
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        # A folder that cannot be made in /proc, /sys or behind a dangling link "does not exist".
+        not_makeable = error.errno == errno.ENOENT and not store.is_dir()
+        if not_makeable or error.errno in _NOT_WRITABLE:
             raise EnvironmentLacking(
                 f"{error.filename or store}: expected a store to write to, found: {error.strerror}",
                 remedy="choose another store with --store or QNN_CI_STORE, or mend its permissions",
             ) from error
         raise
+
+
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +151,58 @@ def test_a_reader_that_left_is_no_fault() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+def test_a_reader_that_left_does_not_change_a_verdict() -> None:
+    program = (
+        "import os, sys; from provisioning.cli import guarded\n"
+        "def work():\n    print('y'); return 1\n"
+        "sys.exit(guarded(work, debug=False))"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (run.returncode, run.stderr) == (1, b"")
+
+
+def test_output_that_nothing_can_take_is_a_clear_error() -> None:
+    program = (
+        "import sys; from provisioning.cli import guarded\n"
+        "sys.exit(guarded(lambda: print('y') or 0, debug=False))"
+    )
+    with Path("/dev/full").open("wb") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert run.returncode == 3
+    assert run.stderr.startswith(b"error: output: No space left on device\n  try: free some space")
+    assert b"Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_fault_of_the_machine_names_the_file(debug: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/some/store")
+
+    assert guarded(work, debug=debug) == 3
+    err = capsys.readouterr().err
+    assert "error: /some/store: Permission denied\n  try: give yourself permission" in err
+    assert ("Traceback" in err) is debug
+
+
+def test_a_file_that_we_should_have_had_is_a_fault_of_ours() -> None:
+    with pytest.raises(FileNotFoundError):
+        guarded(lambda: len(Path("/nowhere/at-all").read_text()), debug=False)
 
 
 def test_guarding_returns_what_the_work_returns() -> None:

@@ -167,7 +167,7 @@ def test_accepting_a_licence_in_a_store_that_cannot_be_is_a_clear_error(user: Us
     user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"), user.archive, licence=licence)
     user.store.touch()
     assert user.types("provision", "--accept-licence", "some-licence") == 3
-    assert "expected a store to write to" in user.err
+    assert "expected the store's folder, found a file" in user.err
 
 
 class TestUsersOwnInstallation:

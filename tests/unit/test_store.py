@@ -533,10 +533,21 @@ class TestLicences:
             house.store.provision("qnn-sdk", other)
 
 
-def test_a_file_where_the_store_should_be_is_a_clear_error(house: House, tmp_path: Path) -> None:
+def test_a_file_where_the_store_should_be_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentLacking, match="expected the store's folder, found a file"):
+        Store(tmp_path / "file")
+
+
+def test_a_file_above_where_the_store_should_be_is_a_clear_error(house: House, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentLacking, match="expected a store to write to"):
-        Store(tmp_path / "file").provision("qnn-sdk", house.sdk)
+        Store(tmp_path / "file" / "store").provision("qnn-sdk", house.sdk)
+
+
+def test_a_store_where_no_folder_can_be_made_is_a_clear_error(house: House) -> None:
+    with pytest.raises(EnvironmentLacking, match="expected a store to write to"):
+        Store(Path("/proc/store")).provision("qnn-sdk", house.sdk)
 
 
 def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None:
