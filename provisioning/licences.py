@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.errors import EnvironmentLacking, LicenceNotAccepted
+from provisioning.errors import EnvironmentLacking, LicenceNotAccepted, UsageError
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Licence
@@ -59,7 +59,20 @@ def recorded(store: Path) -> dict[str, Acceptance]:
 def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Licence ids that the user accepts now, and by which means."""
     given = {one.strip(): VARIABLE for one in environ.get(VARIABLE, "").split(",") if one.strip()}
-    return given | dict.fromkeys(flags, FLAG)
+    by_flag = dict.fromkeys(flags, FLAG)
+    if by_flag and (unknown := sorted(by_flag.keys() - (known := _known()))):
+        raise UsageError(
+            f"no profile has a licence {unknown[0]!r} to accept",
+            remedy=f"use one of: {', '.join(sorted(known))}",
+        )
+    return given | by_flag
+
+
+def _known() -> set[str]:
+    from provisioning.manifest import load_profile, profile_names
+
+    components = [one for name in profile_names() for one in load_profile(name).components.values()]
+    return {one.licence.id for one in components if one.licence is not None}
 
 
 def missing(store: Path, components: Mapping[str, Component], given: Mapping[str, str]) -> dict[str, Licence]:

@@ -115,7 +115,9 @@ def chosen(ids: Sequence[str]) -> list[Rule]:
             near = difflib.get_close_matches(id_, rules, n=1)
             raise UsageError(
                 f"there is no rule {id_!r}",
-                remedy=f"did you mean --rule {near[0]}?" if near else "validate --list names them all",
+                remedy=f"did you mean --rule {near[0]}?"
+                if near
+                else "`nox -s validate -- --list` names them all",
             )
     return [rules[id_] for id_ in dict.fromkeys(ids)] if ids else list(rules.values())
 

@@ -228,9 +228,10 @@ def _candidates(root: Path) -> Iterator[tuple[Path, str]]:
     inside = os.path.realpath(root)
     walked: set[str] = set()
     for directory, directories, names in os.walk(root, followlinks=True):
-        # Links between directories may repeat a part of the tree, or lead round in circles.
+        # Links between directories may repeat a part of the tree, lead round in circles, or out of the tree
+        # to where all of it, and much else, is below.
         real = os.path.realpath(directory)
-        if real in walked:
+        if real in walked or (real != inside and _within(inside, real)):
             directories.clear()
             continue
         walked.add(real)

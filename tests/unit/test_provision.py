@@ -273,6 +273,11 @@ class TestLicences:
         user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"), user.archive, licence=licence)
         return user
 
+    def test_one_that_no_profile_has_is_wrong_use(self, licensed: User) -> None:
+        assert licensed.types("provision", "--accept-licence", "some-license") == 2
+        assert "no profile has a licence 'some-license'" in licensed.err
+        assert "use one of: some-licence" in licensed.err
+
     def means(self, user: User) -> str:
         accepted = json.loads((user.store / "licences.json").read_text())["accepted"]
         return str(accepted[0]["means"])
@@ -299,7 +304,12 @@ class TestLicences:
         assert licensed.types("provision") == code
 
     def test_accepting_one_licence_does_not_accept_another(self, licensed: User) -> None:
-        assert licensed.types("provision", "--accept-licence", "other-licence") == 3
+        other = {"id": "other-licence", "title": "Other Licence", "url": "https://example.com/o"}
+        licensed.components["android-ndk"] = component(
+            licensed.server.url("/ndk.zip"), licensed.archive, licence=other
+        )
+        flags = ("--component", "qnn-sdk", "--accept-licence", "other-licence")
+        assert licensed.types("provision", *flags) == 3
 
 
 class TestStoreVerb:

@@ -66,7 +66,7 @@ def test_a_name_that_is_nearly_one_is_answered_with_it() -> None:
 def test_a_name_that_is_near_none_is_answered_with_the_list() -> None:
     with pytest.raises(UsageError) as caught:
         chosen(["qqq"])
-    assert caught.value.remedy == "validate --list names them all"
+    assert caught.value.remedy == "`nox -s validate -- --list` names them all"
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,14 @@ def test_a_link_out_of_the_tree_is_followed(tree: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_a_link_to_a_folder_that_holds_the_tree_is_not_followed(tree: Path) -> None:
+    before = libraries(tree, Cache(None))
+    (tree.parent / "neighbour").mkdir()
+    (tree.parent / "neighbour" / "libNotOurs.so").touch()
+    (tree / "lib" / "everything").symlink_to(tree.parent)
+    assert libraries(tree, Cache(None)) == before
+
+
 def test_a_linked_directory_is_followed_and_a_circle_ends(tree: Path, tmp_path: Path) -> None:
     (tree / "lib").rename(tmp_path / "elsewhere")
     (tree / "lib").symlink_to(tmp_path / "elsewhere")
