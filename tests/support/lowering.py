@@ -1,0 +1,47 @@
+"""A suite with one case, for tests that change one thing of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ci.lowering.compile import Basis
+from ci.lowering.suite import Program, programs_of
+
+SUITE = """\
+schema = 1
+
+[case.net]
+factory = "net:make"
+arguments = {{ width = 8 }}
+files = ["weights.bin"]
+{case}
+
+[[case.net.run]]
+scheme = "8a8w"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = {{ sqnr_db = 20 }}
+{run}
+"""
+
+BASIS = Basis(
+    versions={"executorch": "1.5.1", "torch": "2.13.0"},
+    sdk={"build_id": "v2.49.40.260810104044", "libraries": "aa"},
+    toolkit="bb",
+)
+
+
+def make_program(
+    folder: Path, *, case: str = "", run: str = "", text: str = SUITE, name: str = "suite.toml"
+) -> Program:
+    """The one program of a suite there, with its factory's module, a module that it imports, and weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in (
+        ("net.py", "import layers\ndef make(width): ...\n"),
+        ("layers.py", "WIDTH = 1\n"),
+        ("weights.bin", "0123"),
+    ):
+        if not (folder / file).exists():
+            (folder / file).write_text(content)
+    (folder / name).write_text(text.format(case=case, run=run))
+    return programs_of(folder / name)[0]

@@ -1,0 +1,158 @@
+"""Runs on the emulator: figures, thresholds, and runs that crash, hang or give nonsense."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ci.emulator import Measured, RunSlot, findings_of
+from ci.lowering.compare import EXACT_DB, Unusable, figures, missed
+from ci.lowering.compile import Compiled
+from ci.lowering.suite import Thresholds
+from provisioning.settings import ROOT
+from tests.support.lowering import make_program
+
+VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
+
+
+class TestFigures:
+    def test_the_same_is_exact(self) -> None:
+        assert figures(VALUES, VALUES) == {
+            "cosine": pytest.approx(1), "sqnr_db": EXACT_DB, "max_abs": 0, "max_rel": 0, "top1": 1,
+        }  # fmt: skip
+
+    def test_a_tenth_of_noise_is_twenty_decibels(self) -> None:
+        assert figures(VALUES, VALUES * 1.1)["sqnr_db"] == pytest.approx(20, abs=0.01)
+
+    def test_the_largest_error_is_of_the_largest_value(self) -> None:
+        moved = VALUES.copy()
+        moved[0, 0] += 0.5
+        found = figures(VALUES, moved)
+        assert found["max_abs"] == pytest.approx(0.5)
+        assert found["max_rel"] == pytest.approx(0.25)
+
+    def test_top1_counts_rows(self) -> None:
+        turned = VALUES.copy()
+        turned[0] = turned[0][::-1]
+        assert figures(VALUES, turned)["top1"] == pytest.approx(2 / 3)
+
+    def test_opposite_signs_show_in_the_cosine(self) -> None:
+        assert figures(VALUES, -VALUES)["cosine"] == pytest.approx(-1)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_what_is_not_finite_cannot_be_compared(self, bad: float) -> None:
+        broken = VALUES.copy()
+        broken[1, 1] = bad
+        with pytest.raises(Unusable, match="1 of 12 values are NaN or infinite"):
+            figures(VALUES, broken)
+
+    def test_zeros_against_something_are_not_good(self) -> None:
+        found = figures(VALUES, VALUES * 0)
+        assert found["cosine"] == 0 and found["sqnr_db"] == pytest.approx(0)
+
+    def test_something_against_zeros_is_worse(self) -> None:
+        assert figures(VALUES * 0, VALUES)["sqnr_db"] == -EXACT_DB
+
+    @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=20), st.floats(0.001, 10))
+    @settings(max_examples=60, deadline=None)
+    def test_more_noise_is_never_better(self, values: list[float], noise: float) -> None:
+        wanted = numpy.array(values, "float32")
+        step = numpy.where(numpy.arange(len(values)) % 2, noise, -noise)
+        near, far = figures(wanted, wanted + step), figures(wanted, wanted + 2 * step)
+        assert far["sqnr_db"] <= near["sqnr_db"] and far["max_abs"] >= near["max_abs"]
+
+
+class TestThresholds:
+    @pytest.mark.parametrize(
+        ("wanted", "found", "misses"),
+        [
+            ({"sqnr_db": 30.0}, {"sqnr_db": 30.0}, 0),
+            ({"sqnr_db": 30.0}, {"sqnr_db": 29.99}, 1),
+            ({"cosine": 0.99, "max_abs": 0.5}, {"cosine": 0.995, "max_abs": 0.6}, 1),
+            ({"cosine": 0.99, "max_rel": 0.5}, {"cosine": 0.9, "max_rel": 0.6}, 2),
+            ({"cosine": 0.99, "top1": 1.0}, {"cosine": 1.0, "top1": 0.9}, 1),
+            ({"sqnr_db": 30.0, "reference_sqnr_db": 40.0}, {"sqnr_db": 31.0}, 1),
+            ({"sqnr_db": 30.0}, {"sqnr_db": math.nan}, 1),
+        ],
+    )
+    def test_they_are_held_from_the_right_side(
+        self, wanted: dict[str, float], found: dict[str, float], misses: int
+    ) -> None:
+        assert len(missed(Thresholds(**wanted), found)) == misses
+
+    def test_a_miss_says_what_was_wanted_and_found(self) -> None:
+        (miss,) = missed(Thresholds(sqnr_db=30.0), {"sqnr_db": 12.5})
+        assert str(miss) == "SQNR in dB against float eager: expected at least 30, found 12.5"
+
+
+class TestRun:
+    def _measure(self, tmp_path: Path, what: str, timeout: float = 60) -> Measured:
+        runner = tmp_path / "runner"
+        runner.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.emulator_runner "$@"\n')
+        runner.chmod(runner.stat().st_mode | stat.S_IXUSR)
+        folder = tmp_path / "program"
+        folder.mkdir()
+        (folder / "program.pte").write_text(what)
+        row = {"dtype": "float32", "shape": [3, 4]}
+        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": []}
+        for number in range(2):
+            for kind, name in (("inputs", "input"), ("expected", "float")):
+                VALUES.tofile(folder / f"{name}_{number}_0.raw")
+                facts[kind].append([{**row, "file": f"{name}_{number}_0.raw"}])
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        slot = RunSlot(runner, environment, timeout, None)
+        return slot.measure(Compiled(folder, facts, False, "key"), tmp_path / "kept")
+
+    def test_a_run_gives_figures_and_times(self, tmp_path: Path) -> None:
+        result = self._measure(tmp_path, "echo")
+        assert result.figures["sqnr_db"] == EXACT_DB
+        assert dict(result.times) == {"load_ms": 1.5, "run_ms": 2.5, "peak_bytes": 102400}
+
+    def test_wrong_values_are_measured_not_hidden(self, tmp_path: Path) -> None:
+        assert self._measure(tmp_path, "zeros").figures["cosine"] == 0
+
+    @pytest.mark.parametrize(
+        ("what", "rule", "says"),
+        [
+            ("crash", "run", "SIGSEGV"),
+            ("refuse", "run", "exit code 40: qnn_executor_runner: error: the method could not be loaded"),
+            ("nan", "not-finite", "12 of 12 values"),
+            ("short", "shape", "expected 12 values, found 11"),
+            ("nothing", "missing", "output_0_0.raw was not written"),
+        ],
+    )
+    def test_a_run_that_gives_nothing_usable_says_why(
+        self, tmp_path: Path, what: str, rule: str, says: str
+    ) -> None:
+        result = self._measure(tmp_path, what)
+        assert result.rule == rule and says in result.message
+
+    def test_a_run_that_hangs_is_ended(self, tmp_path: Path) -> None:
+        result = self._measure(tmp_path, "hang", timeout=1)
+        assert (result.rule, result.message) == ("timeout", "no result after 1 s")
+
+    def test_inputs_outputs_and_log_of_a_failure_are_kept(self, tmp_path: Path) -> None:
+        kept = self._measure(tmp_path, "nan").kept
+        assert kept is not None
+        names = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
+        assert {"input_0_0.raw", "float_0_0.raw", "outputs/output_0_0.raw", "run.log"} <= names
+
+
+def test_missed_thresholds_become_one_finding_with_the_command(tmp_path: Path) -> None:
+    one = make_program(tmp_path)
+    (finding,) = findings_of(one, Measured({"sqnr_db": 12.0}, kept=tmp_path / "kept"))
+    assert finding.rule == "emulator-accuracy" and "expected at least 20, found 12" in finding.message
+    assert f"-k {one.name}" in finding.remedy and "outputs and log are in" in finding.message
+
+
+def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
+    assert not findings_of(make_program(tmp_path), Measured({"sqnr_db": 25.0}))

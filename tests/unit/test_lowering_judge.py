@@ -1,0 +1,209 @@
+"""Findings about programs: delegation, artifact rules, costs; each rule has a case that breaks it alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.lowering.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.lowering.compile import Compiled, Fault
+from ci.lowering.judge import artifact, cost, delegation, fault_finding, faults_of
+from ci.lowering.program import Delegate, parse
+from ci.lowering.program import Program as Inside
+from ci.lowering.suite import SHIPPED
+from provisioning.errors import ManifestError
+from provisioning.findings import Severity
+from tests.support.lowering import make_program
+from tests.support.programs import BUILD_ID, context, options, program
+
+ERF = {
+    "operator": "aten.erf.default",
+    "node": "aten_erf_default",
+    "reason": "No node visitor, unsupported",
+    "source": "/somewhere/net.py:12",
+    "code": "x = torch.erf(x)",
+}
+FACTS: dict[str, Any] = {
+    "left": [],
+    "delegates": 1,
+    "graphs": 1,
+    "ddr": {"read": 1_000_000, "written": 1000, "spilled": 0, "filled": 0},
+    "cpu_seconds": 2.0,
+    "loads": "",
+}
+TOLERANCES = load_tolerances()
+
+
+def _compiled(tmp_path: Path, data: bytes | None = None, **facts: Any) -> Compiled:
+    (tmp_path / "program.pte").write_bytes(program() if data is None else data)
+    return Compiled(tmp_path, {**FACTS, **facts}, False, "key")
+
+
+class TestDelegation:
+    def test_an_operator_over_the_budget_is_an_error_with_its_line_and_reason(self, tmp_path: Path) -> None:
+        (finding,) = delegation(make_program(tmp_path), {"left": [ERF], "delegates": 1})
+        assert finding.severity is Severity.ERROR
+        for part in (
+            "aten.erf.default",
+            "net.py:12",
+            "x = torch.erf(x)",
+            "No node visitor",
+            "1 of at most 0",
+        ):
+            assert part in finding.message
+
+    def test_a_known_way_out_is_suggested(self, tmp_path: Path) -> None:
+        (finding,) = delegation(make_program(tmp_path), {"left": [ERF], "delegates": 1})
+        assert "torch.nn.functional.gelu" in finding.remedy
+
+    def test_within_the_budget_it_is_a_note(self, tmp_path: Path) -> None:
+        allowed = make_program(tmp_path, case="cpu_budget = 1")
+        (finding,) = delegation(allowed, {"left": [ERF], "delegates": 1})
+        assert finding.severity is Severity.NOTE
+
+    @pytest.mark.parametrize("found", [0, 2])
+    def test_another_number_of_delegates_is_an_error(self, tmp_path: Path, found: int) -> None:
+        (finding,) = delegation(make_program(tmp_path), {"left": [], "delegates": found})
+        assert finding.message == f"expected 1 delegates, found {found}"
+
+    def test_a_run_may_expect_what_its_case_does_not(self, tmp_path: Path) -> None:
+        several = make_program(tmp_path, run="delegates = 2")
+        assert not list(delegation(several, {"left": [], "delegates": 2}))
+
+
+class TestArtifact:
+    @pytest.fixture
+    def delegate(self) -> Delegate:
+        found = parse(program())
+        assert isinstance(found, Inside)
+        return found.delegates[0]
+
+    def test_what_was_asked_for_has_no_fault(self, delegate: Delegate) -> None:
+        assert not list(faults_of(delegate, "SM8650", BUILD_ID))
+
+    @pytest.mark.parametrize(
+        ("made", "rules"),
+        [
+            (program(alignment=128), {"segment"}),
+            (program(inline=True), {"segment"}),
+            (program(spec=options(online=True)), {"online-prepare"}),
+            (program(spec=options(soc_id=69)), {"soc"}),
+            (program(spec=options(arch=79)), {"soc"}),
+            (program(spec=options(vtcm_mb=4)), {"vtcm"}),
+            (program(data=context(build_id="v2.37.0.250724175447")), {"build-id"}),
+            (program(data=context(soc="SM8750")), {"soc"}),
+            (program(data=context(arch=79)), {"arch"}),
+            (program(data=context(vtcm=4 << 20)), {"vtcm"}),
+            (program(data=b"nothing to read" * 20), {"build-id", "soc", "arch", "vtcm"}),
+        ],
+        ids=[
+            "unaligned", "inline", "online", "spec soc", "spec arch", "spec vtcm",
+            "build", "soc", "arch", "vtcm", "no strings",
+        ],
+    )  # fmt: skip
+    def test_each_rule_sees_what_breaks_it(self, made: bytes, rules: set[str], tmp_path: Path) -> None:
+        if made == program(alignment=128):
+            made = made.replace(context(), b"") + bytes(128) + context()
+        found = artifact(make_program(tmp_path / "suite"), _compiled(tmp_path, made), BUILD_ID)
+        assert {finding.rule.removeprefix("artifact-") for finding in found} >= rules - {"segment"}
+
+    def test_a_segment_off_its_page_is_a_fault(self, delegate: Delegate) -> None:
+        ((rule, message),) = faults_of(replace(delegate, offset=128), "SM8650", BUILD_ID)
+        assert rule == "segment" and "128" in message
+
+    def test_data_in_the_flatbuffer_is_a_fault(self, delegate: Delegate) -> None:
+        ((rule, _),) = faults_of(replace(delegate, segment=None), "SM8650", BUILD_ID)
+        assert rule == "segment"
+
+    def test_a_program_that_cannot_be_read_or_loaded_is_a_fault(self, tmp_path: Path) -> None:
+        one = make_program(tmp_path / "suite")
+        (unread,) = artifact(one, _compiled(tmp_path, b"junk"), BUILD_ID)
+        (unloaded,) = artifact(one, _compiled(tmp_path, loads="error 0x23"), BUILD_ID)
+        assert (unread.rule, unloaded.rule) == ("artifact-readable", "artifact-loads")
+
+
+class TestCost:
+    def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
+        one = make_program(tmp_path / "suite")
+        found = cost(one, _compiled(tmp_path, **facts), agreed, TOLERANCES, tmp_path / "baseline.json")
+        return {finding.rule: finding.severity for finding in found}
+
+    @property
+    def agreed(self) -> Recorded:
+        return Recorded(
+            ddr_read=1_000_000, ddr_written=1000, ddr_spilled=0, ddr_filled=0, pte_bytes=9000, cpu_seconds=2.0
+        )
+
+    def test_the_same_costs_nothing_to_say(self, tmp_path: Path) -> None:
+        assert not self._rules(tmp_path, self.agreed)
+
+    @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
+    def test_more_traffic_than_is_tolerated_is_an_error(self, tmp_path: Path, name: str) -> None:
+        ddr = {**FACTS["ddr"], name: FACTS["ddr"][name] * 1.02 + 4097}
+        assert self._rules(tmp_path, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
+
+    def test_a_larger_program_is_an_error(self, tmp_path: Path) -> None:
+        small = self.agreed.model_copy(update={"pte_bytes": 10})
+        (tmp_path / "pad").write_bytes(b"")
+        one = make_program(tmp_path / "suite")
+        compiled = _compiled(tmp_path, program() + bytes(20_000))
+        found = cost(one, compiled, small, TOLERANCES, tmp_path)
+        assert [finding.rule for finding in found] == ["cost-pte-bytes"]
+
+    def test_slow_compiling_only_warns(self, tmp_path: Path) -> None:
+        assert self._rules(tmp_path, self.agreed, cpu_seconds=30.0) == {"cost-cpu-seconds": Severity.WARNING}
+
+    def test_no_baseline_is_said(self, tmp_path: Path) -> None:
+        assert self._rules(tmp_path, None) == {"cost-no-baseline": Severity.WARNING}
+
+    def test_a_graph_without_the_compilers_summary_is_an_error(self, tmp_path: Path) -> None:
+        assert self._rules(tmp_path, self.agreed, graphs=0) == {"cost-unknown": Severity.ERROR}
+
+
+class TestFault:
+    @pytest.mark.parametrize("kind", ["factory", "suite", "memory", "crash", "timeout", "export", "compile"])
+    def test_it_says_what_happened_and_how_to_repeat_it(self, tmp_path: Path, kind: str) -> None:
+        one = make_program(tmp_path)
+        finding = fault_finding(one, Fault(kind, "it broke", tmp_path / "log"), "test_lowering")
+        assert (finding.rule, finding.subject) == (f"lowering-{kind}", "net/8a8w/SM8650")
+        assert f"nox -s test_lowering -- --suite {one.suite} -k net/8a8w/SM8650" in finding.remedy
+
+    def test_a_known_failure_in_the_log_is_explained(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text(
+            "Failed to parse platform config: 14001\n[ERROR] Failed to create device_handle 14001\n"
+        )
+        finding = fault_finding(make_program(tmp_path), Fault("compile", "it broke", log), "test_lowering")
+        assert "14001" in finding.message or "device" in finding.message
+
+
+class TestBaseline:
+    def test_it_is_written_one_program_a_line_and_read_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "baseline.json"
+        values: dict[str, dict[str, object]] = {
+            "b/8a8w/SM8650": {"ddr_read": 5},
+            "a/fp16/SM8650": {"accuracy": {"sqnr_db": 60.5}},
+        }
+        Baseline(path).with_values(BUILD_ID, values).write()
+        assert [line[:9] for line in path.read_text().splitlines()[4:6]] == ['    "a/fp', '    "b/8a']
+        again = load_baseline(path)
+        assert again.programs["a/fp16/SM8650"].accuracy == {"sqnr_db": 60.5} and again.build_id == BUILD_ID
+
+    def test_updating_keeps_what_was_not_measured(self, tmp_path: Path) -> None:
+        first = Baseline(tmp_path / "b.json").with_values("v", {"a": {"ddr_read": 5, "cpu_seconds": 1.5}})
+        again = first.with_values("v", {"a": {"ddr_read": 6}}).programs["a"]
+        assert (again.ddr_read, again.cpu_seconds) == (6, 1.5)
+
+    def test_a_suite_of_ones_own_has_its_baseline_beside_it(self, tmp_path: Path) -> None:
+        assert baseline_path(tmp_path / "mine.toml", "wheels") == tmp_path / "mine.baseline-wheels.json"
+        assert baseline_path(SHIPPED, "wheels").name == "lowering-wheels.json"
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2, "build_id": "", "programs": {}}'])
+    def test_damage_is_named(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "b.json"
+        path.write_text(text)
+        with pytest.raises(ManifestError, match=r"b\.json"):
+            load_baseline(path)

@@ -1,0 +1,189 @@
+"""The suite's model, and what the shipped suite promises to cover."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import get_args
+
+import jsonschema
+import pytest
+
+from ci.lowering.baseline import baseline_path, load_baseline, load_tolerances
+from ci.lowering.imports import module_file
+from ci.lowering.judge import suggestions
+from ci.lowering.suite import SHIPPED, Program, Scheme, Thresholds, all_programs, choose, programs_of
+from provisioning.errors import ManifestError, UsageError
+from provisioning.manifest import load_socs
+from provisioning.settings import MANIFESTS, ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MINE = """\
+schema = 1
+
+[case.mine]
+factory = "mine:net"
+
+[[case.mine.run]]
+scheme = "8a8w"
+socs = ["SM8650", "SM8750"]
+tags = ["pr"]
+thresholds = { cosine = 0.99 }
+"""
+
+
+def _suite(tmp_path: Path, text: str = MINE) -> Path:
+    path = tmp_path / "suite.toml"
+    path.write_text(text)
+    return path
+
+
+class TestModel:
+    def test_a_run_becomes_a_program_for_each_chip(self, tmp_path: Path) -> None:
+        names = [program.name for program in programs_of(_suite(tmp_path))]
+        assert names == ["mine/8a8w/SM8650", "mine/8a8w/SM8750"]
+
+    def test_chips_asked_for_take_the_place_of_the_runs_own(self, tmp_path: Path) -> None:
+        assert [program.soc for program in programs_of(_suite(tmp_path), ["SM8850"])] == ["SM8850"]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "says"),
+        [
+            ("schema = 1", "schema = 2", "schema"),
+            ('factory = "mine:net"', 'factory = "mine"', "factory"),
+            ('scheme = "8a8w"', 'scheme = "9a9w"', "scheme"),
+            ('"SM8750"]', '"SM9999"]', "SM9999"),
+            ("tags = ", "tag = ", "tag"),
+            ("{ cosine = 0.99 }", "{ cosin = 0.99 }", "cosin"),
+            ("{ cosine = 0.99 }", "{ max_abs = 1 }", "nothing would be compared"),
+            ('scheme = "8a8w"', 'scheme = "8a4w"\nqat = true', "one of 8a8w"),
+            ('scheme = "8a8w"', 'scheme = "fp16"\nunquantized_nodes = ["add"]', "no quantization options"),
+            ('scheme = "8a8w"', 'scheme = "16a4w_block"', "block_sizes with 16a4w_block"),
+            ('scheme = "8a8w"', 'scheme = "8a8w"\nmodules = [{ scheme = "16a8w" }]', "either name or type"),
+            ("[[case.mine.run]]", "[[case.mine.run]]\ncolour = 1", "colour"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused_by_name(
+        self, tmp_path: Path, old: str, new: str, says: str
+    ) -> None:
+        with pytest.raises(ManifestError, match=re.escape(says)):
+            programs_of(_suite(tmp_path, MINE.replace(old, new)))
+
+    def test_two_runs_of_one_name_need_a_label(self, tmp_path: Path) -> None:
+        run = MINE[MINE.index("[[case") :]
+        with pytest.raises(ManifestError, match="a label for the second run named 8a8w"):
+            programs_of(_suite(tmp_path, MINE + run))
+        labelled = run.replace("scheme", 'label = "other"\nscheme', 1)
+        assert len(programs_of(_suite(tmp_path, MINE + labelled))) == 4
+
+    def test_two_suites_may_not_name_one_program(self, tmp_path: Path) -> None:
+        one, other = _suite(tmp_path), tmp_path / "other.toml"
+        other.write_text(MINE)
+        with pytest.raises(ManifestError, match="a name that no other suite has"):
+            all_programs([one, other])
+
+    def test_a_threshold_of_nothing_cannot_be(self) -> None:
+        with pytest.raises(ValueError, match="nothing would be compared"):
+            Thresholds()
+
+
+class TestChoice:
+    @pytest.fixture
+    def programs(self, tmp_path: Path) -> list[Program]:
+        return programs_of(_suite(tmp_path))
+
+    @pytest.mark.parametrize("word", ["mine/8a8w/SM8750", "sm8750", "mine*8750"])
+    def test_words_and_patterns_find_a_program(self, programs: list[Program], word: str) -> None:
+        assert [program.soc for program in choose(programs, words=[word])] == ["SM8750"]
+
+    def test_a_choice_that_leaves_nothing_names_what_there_is(self, programs: list[Program]) -> None:
+        with pytest.raises(UsageError, match="no program is left by --tag nightly; tags are pr"):
+            choose(programs, tags=["nightly"])
+
+    def test_a_case_is_named_exactly(self, programs: list[Program]) -> None:
+        with pytest.raises(UsageError, match="--case min"):
+            choose(programs, cases=["min"])
+
+
+class TestShipped:
+    programs = all_programs([])
+    pr = choose(programs, tags=["pr"])
+
+    def test_the_committed_schema_takes_it(self) -> None:
+        for name, folder in (("suite", SHIPPED), ("suggestions", SHIPPED.with_name("suggestions.toml"))):
+            rules = json.loads((MANIFESTS / "schema" / f"{name}.json").read_text())
+            jsonschema.validate(tomllib.loads(folder.read_text()), rules)
+
+    def test_a_pull_request_meets_every_scheme_but_none_only_by_night(self) -> None:
+        assert {program.run.scheme for program in self.pr} == set(get_args(Scheme))
+
+    def test_a_pull_request_meets_every_arch_on_six_chips_and_more(self) -> None:
+        socs = {program.soc for program in self.pr}
+        arches = {load_socs()[soc].arch for soc in socs}
+        assert arches == {68, 69, 73, 75, 79, 81} and len(socs) >= 6
+
+    @pytest.mark.parametrize("option", ["qat", "modules", "annotations", "block_sizes", "unquantized_nodes"])
+    def test_a_pull_request_meets_every_way_to_quantize(self, option: str) -> None:
+        assert any(getattr(program.run, option) for program in self.pr)
+
+    @pytest.mark.parametrize("option", ["unquantized_operators", "cpu_operators"])
+    def test_the_night_meets_the_other_options(self, option: str) -> None:
+        assert any(getattr(program.run, option) for program in self.programs)
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            "mobilenet",
+            "resnet",
+            "vit",
+            "bert",
+            "llama_prefill",
+            "llama_decode",
+            "segmenter",
+            "keywords",
+            "attention",
+            "norm",
+            "gelu",
+            "gelu_tanh",
+            "embedding",
+            "rotary",
+            "topk",
+            "where",
+            "shapes",
+            "erf",
+            "cumprod",
+        ],
+    )
+    def test_every_kind_of_model_is_there(self, part: str) -> None:
+        assert any(part in program.case_name for program in self.pr)
+
+    def test_every_factory_is_of_this_repository(self) -> None:
+        modules = {program.case.factory.partition(":")[0] for program in self.programs}
+        assert all(module_file(module, [ROOT]) for module in modules)
+
+    def test_every_program_has_a_baseline_of_all_figures(self) -> None:
+        baseline = load_baseline(baseline_path(SHIPPED, "wheels"))
+        assert {program.name for program in self.programs} == set(baseline.programs)
+        assert all(each.pte_bytes and each.accuracy for each in baseline.programs.values())
+
+    def test_thresholds_are_met_and_as_tight_as_is_said(self) -> None:
+        baseline = load_baseline(baseline_path(SHIPPED, "wheels"))
+        margin = load_tolerances().sqnr_margin_db
+        for program in self.programs:
+            runs = [baseline.programs[other.name] for other in self.programs if other.run is program.run]
+            wanted = program.run.thresholds
+            assert wanted.sqnr_db is not None and wanted.cosine is not None
+            worst = min(each.accuracy["sqnr_db"] for each in runs)
+            assert worst - margin <= wanted.sqnr_db <= worst, program.name
+            assert wanted.cosine <= min(each.accuracy["cosine"] for each in runs), program.name
+
+    def test_every_suggestion_is_proved_by_a_case_without_anything_on_the_cpu(self) -> None:
+        for suggestion in suggestions():
+            proofs = [program for program in self.programs if program.case_name == suggestion.proof]
+            assert proofs and all(program.cpu_budget == 0 for program in proofs)
