@@ -35,7 +35,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import importlib
     import os
+    import sys
+
+    from provisioning.errors import ToolkitError
+    from provisioning.rendering.workflow_commands import command
 
     module = importlib.import_module(f"ci.github.{args.part}")
-    code: int = module.run(os.environ)
+    try:
+        code: int = module.run(os.environ)
+    except ToolkitError as error:
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            says = "\n→ ".join(filter(None, (error.message, error.remedy)))
+            sys.stdout.write(command("error", says, title=args.part) + "\n")
+        raise
     return code

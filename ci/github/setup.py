@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from ci.github.files import export, give
+from ci.github.files import export, give, summarise
 from ci.github.place import Wanted, store_of
 from provisioning.errors import UsageError
+from provisioning.findings import Report
+from provisioning.rendering import github_annotations, markdown
 from provisioning.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
 
 SDK, NDK = "qnn-sdk", "android-ndk"
@@ -20,6 +23,7 @@ def run(environ: Mapping[str, str]) -> int:
     wanted = Wanted.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ))}
     if code := _verb(["provision", *wanted.flags()], environ):
+        _tell(reports_path(None, environ) / "provision.json", environ)
         return code
     selection = Selection(
         profile=wanted.profile,
@@ -79,6 +83,14 @@ def _alone(component: str, selection: Selection, environ: Mapping[str, str]) -> 
         root = str(tree.root)
     export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
     return {"ndk-root": root, "version": pin.version} if component == NDK else {}
+
+
+def _tell(report: Path, environ: Mapping[str, str]) -> None:
+    """Why nothing could be provisioned, where the change's author sees it."""
+    with suppress(OSError, ValueError):
+        told = Report.read(ROOT / report)
+        sys.stdout.write(github_annotations(told))
+        summarise(markdown([told]), environ)
 
 
 def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:

@@ -214,7 +214,7 @@ def _run_when_ready(rehearsal: Rehearsal, running: _Running, job: Job, choice: C
             return
         if job.id not in running.chosen:
             running.results[job.id], running.outputs[job.id] = "left out", {}
-            running.jobs[job.id] = [JobResult(running.prefix + (job.name or job.id), "left out")]
+            running.jobs[job.id] = [JobResult(running.prefix + _plain_name(job), "left out")]
             return
         _run_job(rehearsal, running, job, choice)
     except BaseException as fault:
@@ -243,7 +243,7 @@ def _run_job(rehearsal: Rehearsal, running: _Running, job: Job, choice: Choice) 
         "success": lambda: not rehearsal.cancelled.is_set() and all(r == "success" for r in before),
         "failure": lambda: "failure" in before,
     }
-    name = running.prefix + (job.name if job.name and "${{" not in job.name else job.id)
+    name = running.prefix + _plain_name(job)
     if not expression.condition(job.condition, contexts, status):
         result: Result = "cancelled" if rehearsal.cancelled.is_set() else "skipped"
         rehearsal.say(f"{name}: {result}")
@@ -297,6 +297,11 @@ def _run_job(rehearsal: Rehearsal, running: _Running, job: Job, choice: Choice) 
     running.results[job.id] = combined(r.result for r in results if r.result != "left out")
     running.outputs[job.id] = outputs
     running.jobs[job.id] = [one for number, r in enumerate(results) for one in called.get(number, [r])]
+
+
+def _plain_name(job: Job) -> str:
+    """Without a row that would decide it."""
+    return job.name if job.name and "${{" not in job.name else job.id
 
 
 def _row_name(running: _Running, job: Job, row: Mapping[str, Any], contexts: Mapping[str, Value]) -> str:
@@ -384,6 +389,8 @@ class _Scope:
     action: str = ""
     """The composite action's folder."""
     failed: bool = False
+    fault: str = ""
+    """Which step failed first, and how."""
 
 
 class _JobRun:
@@ -429,6 +436,7 @@ class _JobRun:
             self.result.result = "cancelled"
         elif scope.failed and not truthy(_expanded(self.job.continue_on_error, self.outer, {})):
             self.result.result = "failure"
+        self.result.fault = scope.fault
         self.result.seconds = round(time.monotonic() - begun, 3)
         self.rehearsal.say(f"{self.result.name}: {self.result.result} in {self.result.seconds:.1f} s")
         return self.result
@@ -470,8 +478,8 @@ class _JobRun:
             self.rehearsal.say(f"{self.result.name}: {mark}: {title} ({own.seconds:.1f} s)")
         if fault:
             self._log(fault)
-            if own.conclusion == "failure" and not self.result.fault:
-                self.result.fault = f"{title}: {fault}"
+            if own.conclusion == "failure" and not scope.fault:
+                scope.fault = f"{title}: {fault}"
 
     # The three kinds of step
 
@@ -501,7 +509,7 @@ class _JobRun:
         self.result.annotations += told.annotations
         self._collect(files, own)
         if code:
-            raise CheckFailed(f"{step.run.strip()} ended with exit code {code}")
+            raise CheckFailed(f"ended with exit code {code}")
 
     def _use_action(self, step: Step, scope: _Scope, env: dict[str, str], own: StepResult) -> None:
         home = self.workspace if step.uses.startswith("./") else self._running_commit()
@@ -512,7 +520,7 @@ class _JobRun:
             self._step(one, inner)
         own.outputs = {name: as_text(self._expand(text, inner)) for name, text in action.outputs.items()}
         if inner.failed:
-            raise CheckFailed(f"a step of {step.uses} failed")
+            raise CheckFailed(f"a step of {step.uses} failed: {inner.fault}")
 
     def _use_equivalent(self, step: Step, scope: _Scope, own: StepResult) -> None:
         stand_in = equivalent(step.uses)
@@ -715,10 +723,9 @@ def hash_files(workspace: Path, *patterns: Value) -> str:
     return total.hexdigest() if found else ""
 
 
-def fresh_environment(
-    environ: Mapping[str, str], given: Sequence[str], nox_environments: Path
-) -> dict[str, str]:
-    """What a hosted runner's environment would have here: nothing of the user's but how to reach an index."""
+def fresh_environment(environ: Mapping[str, str], given: Sequence[str], hidden: Path) -> dict[str, str]:
+    """What a hosted runner's environment would have here: nothing of the user's but how to reach an index, and
+    what is downloaded once for all. Programs under `hidden` are not found."""
     kept = ("PIP_", "UV_", "SSL_", "LC_", "REQUESTS_")
     named = ("HOME", "LANG", "USER", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "QNN_CI_MIRROR")
     env = {
@@ -729,11 +736,8 @@ def fresh_environment(
     home = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache")
     env.setdefault("PIP_CACHE_DIR", str(home / "pip"))
     env.setdefault("UV_CACHE_DIR", str(home / "uv"))
-    # Made once for all jobs and rehearsals; on GitHub every job makes them anew.
-    env["NOX_ENVDIR"] = str(nox_environments)
-    own = str(nox_environments.parent)
     path = environ.get("PATH", os.defpath).split(os.pathsep)
-    env["PATH"] = os.pathsep.join(entry for entry in path if not entry.startswith(own))
+    env["PATH"] = os.pathsep.join(entry for entry in path if not entry.startswith(str(hidden)))
     for one in given:
         name, equals, value = one.partition("=")
         if not equals or not name:

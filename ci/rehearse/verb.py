@@ -75,7 +75,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         machine=Machine(snapshot, REPOSITORY, sha, own / "cache", scratch / "artifacts", own / "python"),
         event=event,
         sha=sha,
-        env=fresh_environment(os.environ, args.env, own / "nox"),
+        env=fresh_environment(os.environ, args.env, ROOT / ".nox"),
         slots=threading.Semaphore(args.jobs),
         say=_say,
         keep_logs=logs,
