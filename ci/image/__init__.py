@@ -1,0 +1,1 @@
+"""The containers that sessions run in: what is in them (`plan`), building, comparing and entering them."""

@@ -1,0 +1,190 @@
+"""Two programs that turn the Dockerfile into an image: docker with BuildKit, and buildah.
+
+docker's SDK speaks no BuildKit, so its command line builds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ci.image.engine import NO_SPACE, out_of_disk
+from provisioning.errors import CheckFailed, EnvironmentLacking
+
+BUILDKIT_INSIDE = (18, 9), (23, 0)
+"""Clients of these versions speak BuildKit by themselves; newer ones need the buildx plugin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One image to build: from which folder, up to which stage, and with what in it."""
+
+    context: Path
+    stage: str
+    base: str
+    base_id: str
+    """The same image, as the container engine knows it."""
+    tag: str
+    epoch: int
+    arguments: Mapping[str, str]
+    labels: Mapping[str, str]
+    log: Path
+
+    @property
+    def flags(self) -> list[str]:
+        """Those that both programs know."""
+        flags = ["--file", str(self.context / "docker" / "Dockerfile"), "--target", self.stage]
+        given = {"BASE": self.base, "SOURCE_DATE_EPOCH": str(self.epoch), **self.arguments}
+        for name, value in given.items():
+            flags += ["--build-arg", f"{name}={value}"]
+        for name, value in sorted(self.labels.items()):
+            flags += ["--label", f"{name}={value}"]
+        return [*flags, "--tag", self.tag]
+
+
+class Builder(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def build(self, order: Order) -> None:
+        """Build and leave the image under its tag in the container engine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Docker:
+    program: str
+    buildx: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.program} with BuildKit"
+
+    def build(self, order: Order) -> None:
+        verb = ["buildx", "build", "--load", "--provenance=false"] if self.buildx else ["build"]
+        command = [self.program, *verb, "--network", "none", "--progress", "plain", *order.flags]
+        environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
+        _run([*command, str(order.context)], order.log, environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Buildah:
+    """With its images under `root`, apart from the user's own if one is given."""
+
+    program: str
+    root: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.program
+
+    @property
+    def _command(self) -> list[str]:
+        if self.root is None:
+            return [self.program]
+        return [self.program, "--root", str(self.root), "--runroot", f"{self.root}.run"]
+
+    def build(self, order: Order) -> None:
+        self.build_apart(order)
+        self._say("push", order.tag, f"docker-daemon:{order.tag}")
+
+    def build_apart(self, order: Order) -> None:
+        """Build without telling the engine, every file with the time that the order says."""
+        base = self._say("pull", "--quiet", f"docker-daemon:{order.base_id}").split()[-1]
+        flags = replace(order, base=base).flags
+        how = ["--isolation", "chroot", "--network", "none", "--pull-never", "--layers", "--no-cache"]
+        command = [*self._command, "build", *how, "--timestamp", str(order.epoch), *flags]
+        _run([*command, str(order.context)], order.log, os.environ)
+
+    def built(self, tag: str) -> Built:
+        said: dict[str, Any] = json.loads(self._say("inspect", "--type", "image", tag))
+        config = said["OCIv1"]
+        return Built(said["FromImageDigest"], tuple(config["rootfs"]["diff_ids"]))
+
+    def mounted(self, tag: str) -> Path:
+        """Where the files of an image can be read; `unmount` undoes it."""
+        container = self._say("from", "--pull-never", tag).strip()
+        return Path(self._say("mount", container).strip())
+
+    def discard(self) -> None:
+        """Unmount and remove all that is under `root`."""
+        for container in self._say("containers", "--quiet").split():
+            self._say("rm", container)
+        self._say("rmi", "--all", "--force")
+
+    def _say(self, *arguments: str) -> str:
+        done = subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise failure(f"buildah {arguments[0]}", done.stderr, "buildah info")
+        return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An image as its manifest knows it."""
+
+    digest: str
+    layers: tuple[str, ...]
+
+
+def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
+    """`docker`, `buildah`, or for `auto` the first of them that is here."""
+    if wanted in ("auto", "docker"):
+        for program in _every("docker", environ):
+            if (buildx := _speaks_buildkit(program)) is not None:
+                return Docker(program, buildx)
+    if wanted == "docker":
+        raise EnvironmentLacking(
+            "no docker on PATH can build with BuildKit",
+            remedy="apt-get install docker.io or docker-buildx, or use --builder buildah",
+        )
+    return find_buildah(environ)
+
+
+def find_buildah(environ: Mapping[str, str] = os.environ, root: Path | None = None) -> Buildah:
+    if program := shutil.which("buildah", path=environ.get("PATH")):
+        return Buildah(program, root)
+    raise EnvironmentLacking("buildah is not on PATH", remedy="apt-get install buildah")
+
+
+def _every(name: str, environ: Mapping[str, str]) -> list[str]:
+    found = [shutil.which(name, path=entry) for entry in environ.get("PATH", os.defpath).split(":") if entry]
+    return list(dict.fromkeys(program for program in found if program))
+
+
+def _speaks_buildkit(program: str) -> bool | None:
+    """By the buildx plugin (True), by itself (False), or not at all (None)."""
+    plugin = subprocess.run([program, "buildx", "version"], capture_output=True, text=True, check=False)
+    if plugin.returncode == 0 and "buildx" in plugin.stdout:
+        return True
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"version (\d+)\.(\d+)", said)
+    first, end = BUILDKIT_INSIDE
+    return False if found and first <= (int(found[1]), int(found[2])) < end else None
+
+
+def _run(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as stream:
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environ, check=False)
+    if done.returncode:
+        raise failure("building the image", log.read_text(encoding="utf-8", errors="replace"), f"less {log}")
+
+
+def failure(what: str, said: str, remedy: str) -> CheckFailed | EnvironmentLacking:
+    if NO_SPACE in said:
+        return out_of_disk(next(line for line in said.splitlines() if NO_SPACE in line))
+    if "permission denied while trying to connect" in said:
+        return EnvironmentLacking(
+            "the container engine is there, but you may not use it",
+            remedy="sudo usermod -aG docker $USER, and log in again",
+        )
+    lines = [line for line in said.splitlines() if line.strip()]
+    return CheckFailed(f"{what} failed:\n" + "\n".join(lines[-12:]), remedy=remedy)

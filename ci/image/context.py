@@ -1,0 +1,184 @@
+"""The folder that images are built from: docker/, Debian packages, wheels and vendors' trees, each verified.
+
+One folder serves all images. What is there and still right is left alone, so that a builder's cache holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from ci.image.engine import Engine, Job, Mount
+from ci.image.plan import DOCKER, Package, Plan
+from provisioning import licences
+from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
+from provisioning.settings import DEFAULT_PROFILE, ROOT
+
+if TYPE_CHECKING:
+    from provisioning.store import Store, Tree
+
+CONTEXT = ROOT / "build" / "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Apt:
+    """The user's own apt sources and settings, used for fetching and never put into an image."""
+
+    sources: Path | None = None
+    conf: Path | None = None
+
+    @property
+    def mounts(self) -> list[Mount]:
+        given = {"sources": self.sources, "conf": self.conf}
+        return [Mount(str(path.resolve()), f"/run/apt/{name}", True) for name, path in given.items() if path]
+
+
+def components_folder(plan: Plan) -> str:
+    """Relative to the context, as the Dockerfile wants it."""
+    return f"components/{plan.name}"
+
+
+def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT) -> None:
+    """Bring the context up to what the plan needs."""
+    from provisioning.wheelhouse import Wanted, fill
+
+    trees = trees_of(plan, store)
+    context.mkdir(parents=True, exist_ok=True)
+    _mirror_scripts(context / "docker")
+    keep_packages(plan.packages, engine, base, apt, context / "packages")
+    wanted = Wanted(plan.system.python, plan.system.glibc)
+    from ci.image.plan import load_images
+
+    for environment in plan.environments:
+        folder = context / "environments" / environment
+        fill(environment, folder, wanted)
+        _write(folder / "imports.txt", "\n".join([*load_images().imports[environment], ""]))
+    for name, tree in trees.items():
+        link_tree(tree.root, tree.key, context / components_folder(plan) / name)
+
+
+def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
+    """The store's whole trees of the plan's components: an image has all of its profile."""
+    from provisioning.store import Want
+
+    trees = {}
+    for name in plan.components:
+        assert plan.profile is not None
+        component = plan.profile.components[name]  # type: ignore[index]
+        licences.require(store.path, name, component, {})
+        tree = store.find(name, component, Want(frozenset(), frozenset()))
+        if tree is None:
+            flags = "" if plan.profile.name == DEFAULT_PROFILE else f" -- --profile {plan.profile.name}"
+            raise EnvironmentLacking(
+                f"the image {plan.name} holds {name} {component.version}, whose whole tree is not in the"
+                f" store ({store.path})",
+                remedy=f"nox -s provision{flags}",
+            )
+        trees[name] = tree
+    return trees
+
+
+def keep_packages(packages: Sequence[Package], engine: Engine, base: str, apt: Apt, folder: Path) -> None:
+    """Have exactly the locked packages that the base lacks, with the locked hashes."""
+    stamp = folder.with_name("packages.stamp")
+    current = "\n".join([base, *map(str, packages)])
+    if folder.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == current:
+        return
+    stamp.unlink(missing_ok=True)
+    fetch_packages([f"{one.name}={one.version}" for one in packages], engine, base, apt, folder)
+    check_packages(packages, packages_in(folder))
+    stamp.write_text(current, encoding="utf-8")
+
+
+def check_packages(locked: Iterable[Package], found: Iterable[Package]) -> None:
+    wanted = {one.name: one for one in locked}
+    for one in found:
+        pin = wanted.get(one.name)
+        if pin is None or pin.version != one.version:
+            raise CheckFailed(
+                f"this base needs {one.name} {one.version}, which manifests/image-packages.txt does not pin",
+                remedy="nox -s image -- --lock, with the same --base",
+            )
+        if pin.sha256 != one.sha256:
+            raise IntegrityError(
+                f"{one.name} {one.version}: expected sha256 {pin.sha256}, found {one.sha256}",
+                remedy="use apt sources that you trust: --apt-sources",
+            )
+
+
+def fetch_packages(wanted: Sequence[str], engine: Engine, base: str, apt: Apt, folder: Path) -> None:
+    """Let the base's own apt fetch them, with the user's sources if given."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    script = Mount(str(DOCKER / "fetch-packages"), "/run/fetch-packages", True)
+    done = engine.run(
+        Job(
+            base,
+            ["sh", "/run/fetch-packages", "/packages", *wanted],
+            user="0:0",
+            mounts=[Mount(str(folder), "/packages"), script, *apt.mounts],
+            environment={"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"},
+            network="host",
+        )
+    )
+    if done.code:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
+        said = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.code}"
+        raise UpstreamError(
+            f"apt in {base} could not fetch the pinned packages: {said}",
+            remedy="name an archive of the time that manifests/images.toml says with --apt-sources,"
+            " or pin newer ones: nox -s image -- --lock",
+        )
+
+
+def packages_in(folder: Path) -> list[Package]:
+    """Every package file of a folder, by its name as apt writes it: NAME_VERSION_ARCH.deb."""
+    found = []
+    for path in sorted(folder.glob("*.deb")):
+        name, version, _ = unquote(path.name).split("_")
+        found.append(Package(name, version, hashlib.sha256(path.read_bytes()).hexdigest()))
+    return found
+
+
+def link_tree(source: Path, key: str, into: Path) -> None:
+    """A tree of the store under another name: hard links where that can be, as nothing writes to either."""
+    stamp = into.with_name(f"{into.name}.stamp")
+    if into.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == key:
+        return
+    stamp.unlink(missing_ok=True)
+    shutil.rmtree(into, ignore_errors=True)
+    shutil.copytree(source, into, symlinks=True, copy_function=_link_or_copy)
+    for folder, _, _ in os.walk(into):
+        Path(folder).chmod(0o755)
+    stamp.write_text(key, encoding="utf-8")
+
+
+def _link_or_copy(source: str, target: str) -> str:
+    with suppress(OSError):
+        os.link(source, target, follow_symlinks=False)
+        return target
+    return str(shutil.copy2(source, target, follow_symlinks=False))
+
+
+def _mirror_scripts(into: Path) -> None:
+    into.mkdir(exist_ok=True)
+    for path in DOCKER.iterdir():
+        if path.is_file():
+            _write(into / path.name, path.read_text(encoding="utf-8"), path.stat().st_mode & 0o111)
+
+
+def _write(path: Path, text: str, executable: int = 0) -> None:
+    """Only if it differs, as what is untouched costs builders nothing; modes do not depend on the umask."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as stream:
+            stream.write(text)
+        Path(stream.name).replace(path)
+    path.chmod(0o755 if executable else 0o644)

@@ -1,0 +1,169 @@
+"""The container engine, through docker's SDK: every fault of it that can be foreseen has its remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
+
+if TYPE_CHECKING:
+    import docker
+
+INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
+NO_SPACE = "no space left on device"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command to run in a container that is gone afterwards."""
+
+    image: str
+    command: Sequence[str]
+    user: str = ""
+    mounts: Sequence[Mount] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = ""
+    network: str = "none"
+    read_only: bool = False
+    tmpfs: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Engine:
+    def __init__(self, client: docker.DockerClient) -> None:
+        self._client = client
+        with translated():
+            info: dict[str, Any] = client.info()
+        self.version = str(info.get("ServerVersion", ""))
+        self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
+
+    @property
+    def owner(self) -> str:
+        """The user in a container whose files belong to our caller outside."""
+        return "0:0" if self.rootless else f"{os.getuid()}:{os.getgid()}"
+
+    def image_id(self, reference: str) -> str | None:
+        import docker.errors
+
+        with translated():
+            try:
+                return str(self._client.images.get(reference).id)
+            except docker.errors.ImageNotFound:
+                return None
+
+    def pull(self, reference: str) -> str:
+        import docker.errors
+
+        with translated():
+            try:
+                return str(self._client.images.pull(reference).id)
+            except docker.errors.APIError as error:
+                raise UpstreamError(
+                    f"the base image {reference} cannot be had: {error.explanation or error}",
+                    remedy="name a local image with --base; docs/docker.md says how to make one",
+                ) from error
+
+    def attributes(self, reference: str) -> dict[str, Any]:
+        """What `docker image inspect` says."""
+        with translated():
+            return dict(self._client.images.get(reference).attrs)
+
+    def run(self, job: Job) -> Done:
+        """Run to the end. A command that fails is the caller's to judge; an engine that fails is a fault."""
+        with translated():
+            container = self._client.containers.create(
+                job.image,
+                list(job.command),
+                user=job.user or None,
+                volumes={
+                    m.source: {"bind": m.target, "mode": "ro" if m.read_only else "rw"} for m in job.mounts
+                },
+                environment=dict(job.environment),
+                working_dir=job.workdir or None,
+                network_mode=job.network,
+                read_only=job.read_only,
+                tmpfs=dict.fromkeys(job.tmpfs, "exec,mode=1777"),
+            )
+            try:
+                container.start()
+                code = int(container.wait()["StatusCode"])
+                out, err = (container.logs(stdout=kind, stderr=not kind) for kind in (True, False))
+                return Done(code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+            finally:
+                container.remove(force=True, v=True)
+
+
+def connect() -> Engine:
+    import docker
+
+    with translated():
+        return Engine(docker.from_env())
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Docker's errors as ours."""
+    import docker.errors
+    import requests
+
+    try:
+        yield
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise fault_of(error) from error
+
+
+def fault_of(error: BaseException) -> ToolkitError:
+    causes = list(_causes(error))
+    where = os.environ.get("DOCKER_HOST") or "its socket"
+    if any(isinstance(cause, PermissionError) for cause in causes):
+        return EnvironmentLacking(
+            f"the container engine is there, but you may not use it ({where}: permission denied)",
+            remedy="sudo usermod -aG docker $USER, and log in again",
+        )
+    if any(isinstance(cause, (FileNotFoundError, ConnectionError)) for cause in causes):
+        return EnvironmentLacking(
+            f"no container engine answers at {where}", remedy=f"start it, or: {INSTALL}"
+        )
+    text = str(error)
+    if NO_SPACE in text:
+        return out_of_disk(text)
+    if "Error while fetching server API version" in text:
+        return EnvironmentLacking(f"no container engine answers at {where}: {text}", remedy=INSTALL)
+    return CheckFailed(f"the container engine says: {text}", remedy="docker info")
+
+
+def out_of_disk(said: str) -> EnvironmentLacking:
+    return EnvironmentLacking(
+        f"the disk that the container engine uses is full: {said.strip()}",
+        remedy="docker system prune, or give it a larger disk",
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and everything it came from; urllib3 hides causes among arguments."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, one.__context__, *(a for a in one.args if isinstance(a, BaseException))]

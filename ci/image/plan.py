@@ -1,0 +1,161 @@
+"""What an image is, by the manifests alone: manifests/images.toml, image-packages.txt, locks and profiles."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from provisioning.errors import ManifestError, UsageError
+from provisioning.locks import lock_path
+from provisioning.manifest import Model, Name, Profile, Sha256, load, load_profile
+from provisioning.settings import MANIFESTS, ROOT
+
+MANIFEST = MANIFESTS / "images.toml"
+PACKAGES = MANIFESTS / "image-packages.txt"
+DOCKER = ROOT / "docker"
+
+STAGES = ("qnn-sdk", "android-ndk", "hexagon-sdk")
+"""The Dockerfile's stages of an image with a profile, each with one component more than the one before."""
+
+Pinned = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9./_-]*:[A-Za-z0-9._-]+$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class System(Model):
+    """The system under all images, and what is installed into it."""
+
+    image: Pinned
+    digest: Digest
+    python: str
+    glibc: str
+    epoch: Annotated[int, Field(gt=0)]
+    packages: tuple[str, ...]
+
+    @property
+    def reference(self) -> str:
+        return f"{self.image.partition(':')[0]}@{self.digest}"
+
+
+class ImageEntry(Model):
+    summary: str
+    environments: tuple[Name, ...]
+    profile: Name | None = None
+
+
+class Images(Model):
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    system: System
+    imports: dict[Name, tuple[str, ...]]
+    images: dict[Name, ImageEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A Debian package as it must arrive."""
+
+    name: str
+    version: str
+    sha256: Sha256
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    name: str
+    summary: str
+    environments: tuple[str, ...]
+    profile: Profile | None
+    system: System
+    packages: tuple[Package, ...]
+
+    @property
+    def tag(self) -> str:
+        return f"qnn-ci/{self.name}:latest"
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Those of the profile that images carry, in the order of the stages."""
+        if self.profile is None:
+            return ()
+        return tuple(name for name in STAGES if name in set(map(str, self.profile.components)))
+
+    @property
+    def stage(self) -> str:
+        """The Dockerfile's stage that has exactly these environments and components."""
+        if self.components:
+            return self.components[-1]
+        return "executorch" if "executorch" in self.environments else "base"
+
+    @property
+    def build_ids(self) -> dict[str, str]:
+        components = self.profile.components if self.profile else {}
+        return {str(name): one.build_id for name, one in components.items() if one.build_id}
+
+    def manifest_hash(self, base: str) -> str:
+        """Of everything that decides the bytes of the image; equal hashes mean equal layers.
+
+        `base` is the reference or id of the image that is built upon.
+        """
+        said = [self.stage, base, self.system.model_dump_json(), *self.environments]
+        if self.profile is not None:
+            said += [self.profile.components[name].model_dump_json() for name in self.components]  # type: ignore[index]
+        digest = hashlib.sha256("\n".join(said).encode())
+        for path in self.files():
+            digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
+        return digest.hexdigest()
+
+    def files(self) -> Iterable[Path]:
+        yield PACKAGES
+        yield from sorted(path for path in DOCKER.iterdir() if path.is_file())
+        for environment in self.environments:
+            yield lock_path(environment)
+
+
+@cache
+def load_images() -> Images:
+    return load(MANIFEST, Images)
+
+
+def plan_of(name: str) -> Plan:
+    """The plan of an image that the manifest names."""
+    images = load_images()
+    if name not in images.images:
+        raise UsageError(f"there is no image {name!r}", remedy=f"use one of: {', '.join(images.images)}")
+    entry = images.images[name]
+    if missing := [one for one in entry.environments if one not in images.imports]:
+        raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")
+    profile = load_profile(entry.profile) if entry.profile else None
+    plan = Plan(name, entry.summary, entry.environments, profile, images.system, load_packages())
+    if plan.components != STAGES[: len(plan.components)]:
+        raise ManifestError(
+            MANIFEST,
+            f"images.{name}.profile",
+            expected=f"a profile with the first of {', '.join(STAGES)}",
+            found=f"{entry.profile}, which has {', '.join(plan.components)}",
+        )
+    return plan
+
+
+def load_packages(path: Path = PACKAGES) -> tuple[Package, ...]:
+    """The lines `NAME VERSION SHA256` of the lock of Debian packages."""
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("#"):
+            continue
+        words = line.split()
+        if len(words) != 3 or len(words[2]) != 64:
+            raise ManifestError(path, f"line {number}", expected="NAME VERSION SHA256", found=repr(line))
+        found.append(Package(*words))
+    return tuple(found)
+
+
+def render_packages(packages: Iterable[Package]) -> str:
+    lines = [f"{one.name} {one.version} {one.sha256}" for one in sorted(packages, key=lambda one: one.name)]
+    return "\n".join(
+        ["# Written by `nox -s image -- --lock` from images.toml; not to be edited.", *lines, ""]
+    )

@@ -1,0 +1,109 @@
+"""`shell --image`: a shell, or one command, in an image, with this checkout mounted and its files yours."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.image.verb import CACHE
+from provisioning.settings import ROOT
+
+if TYPE_CHECKING:
+    from ci.image.engine import Engine
+    from ci.image.plan import Plan
+
+EXAMPLES = """\
+  nox -s shell -- --image wheels
+  nox -s shell -- --image wheels nox -s validate
+  python -m ci shell --image wheels -- python export.py
+"""
+
+USER_OF_IMAGES = 1000
+PASSED_ON = ("QNN_CI_SOC", "QNN_CI_REPORTS", "CI", "TERM", "NO_COLOR", "FORCE_COLOR")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--image", required=True, metavar="NAME", help="as in `nox -s image -- --list`")
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="[--] CMD", help="what to run [bash, interactive]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replace this process by docker's, so that signals and the exit code are the command's own."""
+    from ci.image.engine import connect
+    from ci.image.plan import plan_of
+    from provisioning.verbs.shell import become
+
+    plan = plan_of(args.image)
+    engine = connect()
+    _check(plan, engine)
+    given = args.command[1:] if args.command[:1] == ["--"] else args.command
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    argv = docker_run(
+        plan, given or ["bash"], owner=engine.owner, terminal=terminal, environ=os.environ, where=Path.cwd()
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return become(argv, os.environ)
+
+
+def docker_run(
+    plan: Plan,
+    command: Sequence[str],
+    *,
+    owner: str,
+    terminal: bool,
+    environ: Mapping[str, str],
+    where: Path,
+    root: Path = ROOT,
+) -> list[str]:
+    """The command line. The checkout keeps its path, as build folders remember it."""
+    uid = int(owner.partition(":")[0])
+    argv = ["docker", "run", "--rm", "--init", "--interactive", *(["--tty"] if terminal else [])]
+    argv += ["--user", owner, "--read-only", "--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108
+    argv += ["--mount", f"type=bind,source={root},target={root}"]
+    if not where.is_relative_to(root):
+        argv += ["--mount", f"type=bind,source={where},target={where}"]
+    # A volume for each user, as what one writes the other may not.
+    argv += ["--mount", f"type=volume,source=qnn-ci-{uid},target={CACHE}"]
+    if uid not in (0, USER_OF_IMAGES):
+        for name, text in accounts(owner).items():
+            path = root / "build" / "image" / f"{name}-{uid}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            argv += ["--mount", f"type=bind,source={path},target=/etc/{name},readonly"]
+    for name in PASSED_ON:
+        if name in environ:
+            argv += ["--env", name]
+    return [*argv, "--workdir", str(where), plan.tag, *command]
+
+
+def accounts(owner: str) -> dict[str, str]:
+    """/etc/passwd and /etc/group in which the caller's ids have names, since many a tool asks."""
+    uid, _, gid = owner.partition(":")
+    return {
+        "passwd": f"root:x:0:0:root:/root:/bin/bash\ndev:x:{uid}:{gid}::{CACHE}/home:/bin/bash\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "group": f"root:x:0:\n{'' if gid == '0' else f'dev:x:{gid}:' + chr(10)}nogroup:x:65534:\n",
+    }
+
+
+def _check(plan: Plan, engine: Engine) -> None:
+    from provisioning.errors import EnvironmentLacking
+
+    if engine.image_id(plan.tag) is None:
+        raise EnvironmentLacking(
+            f"the image {plan.tag} was not built on this machine", remedy=f"nox -s image -- {plan.name}"
+        )
+    said = engine.attributes(plan.tag)["Config"]["Labels"] or {}
+    base = said.get("qnn-ci.base-id", "")
+    if said.get("qnn-ci.manifest") != plan.manifest_hash(base):
+        sys.stderr.write(
+            f"note: {plan.tag} is of other manifests than this checkout's;"
+            f" `nox -s image -- {plan.name}` renews it\n"
+        )

@@ -1,0 +1,270 @@
+"""`image`: build a container image from the manifests and prove what is in it, or build twice to compare."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.cli import command_line
+from provisioning.errors import ToolkitError, UsageError
+from provisioning.findings import Artifact, Outcome, Report, Severity, StageRun
+from provisioning.settings import ROOT, add_selection, selection_of
+
+if TYPE_CHECKING:
+    from ci.image.builders import Order
+    from ci.image.context import Apt
+    from ci.image.engine import Engine
+    from ci.image.plan import Plan
+
+EXAMPLES = """\
+  nox -s image -- wheels
+  nox -s image -- wheels --base my-debian:12 --apt-sources /etc/apt/sources.list
+  nox -s image -- base --check-reproducible
+  nox -s provision -- --profile qnn-2.37 && nox -s image -- qnn-2.37-ndk-r26c
+  python -m ci image --list
+"""
+
+DIST = ROOT / "dist" / "images"
+CACHE = "/var/cache/qnn-ci"
+"""The folder of an image that may be written to: home, store and caches."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which image; --list names them")
+    parser.add_argument("--list", action="store_true", help="name the images and end")
+    parser.add_argument(
+        "--base", metavar="IMAGE", help="build on this image, local or not [manifests/images.toml]"
+    )
+    parser.add_argument(
+        "--builder",
+        choices=("auto", "docker", "buildah"),
+        default="auto",
+        help="what builds: docker with BuildKit, else buildah [%(default)s]",
+    )
+    parser.add_argument(
+        "--check-reproducible", action="store_true", help="build twice with buildah, compare, keep neither"
+    )
+    parser.add_argument("--no-validate", action="store_true", help="do not run `validate` inside")
+    parser.add_argument(
+        "--apt-sources", type=Path, metavar="FILE", help="fetch Debian packages as this file says"
+    )
+    parser.add_argument("--apt-conf", type=Path, metavar="FILE", help="apt settings for fetching them")
+    parser.add_argument(
+        "--lock", action="store_true", help="pin the Debian packages that apt offers now, and build nothing"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.image.plan import load_images, plan_of
+
+    if args.list:
+        for name, entry in load_images().images.items():
+            sys.stdout.write(f"{name:<18}  {entry.summary}\n")
+        return 0
+    names = list(load_images().images)
+    if args.name is None and not args.lock:
+        raise UsageError("which image?", remedy=f"nox -s image -- NAME, one of: {', '.join(names)}")
+    for file in filter(None, (args.apt_sources, args.apt_conf)):
+        if not file.is_file():
+            raise UsageError(f"there is no file {file}", remedy="name an existing file")
+    plan = plan_of(args.name or names[0])
+    selection = selection_of(args)
+    profile = plan.profile.name if plan.profile else ""
+    stage = StageRun("image", profile, "x86_64-linux", command_line("nox -s image --", sys.argv[2:]))
+    try:
+        _work(stage, plan, args)
+    except ToolkitError as error:
+        stage.add("image", Severity.ERROR, plan.name, error.message, error.remedy)
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
+    report = stage.finish()
+    report.write(selection.reports)
+    from provisioning import rendering
+
+    rendering.show(report)
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def _work(stage: StageRun, plan: Plan, args: argparse.Namespace) -> None:
+    from filelock import FileLock
+
+    from ci.image import context
+    from ci.image.engine import connect
+    from provisioning.store import Store
+
+    engine = connect()
+    apt = context.Apt(args.apt_sources, args.apt_conf)
+    base = args.base or plan.system.reference
+    base_id = engine.image_id(base) or engine.pull(base)
+    context.CONTEXT.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{context.CONTEXT}.lock"):
+        if args.lock:
+            _lock(plan, engine, base, apt)
+            return
+        with _timed(stage, "context_seconds"):
+            context.assemble(plan, engine, base_id, Store(selection_of(args).store), apt)
+        order = _order(plan, base, base_id)
+        if args.check_reproducible:
+            _compare(stage, plan, order)
+        else:
+            _build(stage, plan, order, engine, args)
+
+
+def _order(plan: Plan, base: str, base_id: str) -> Order:
+    from ci.image import context
+    from ci.image.builders import Order
+
+    profile = plan.profile.name if plan.profile else ""
+    return Order(
+        context=context.CONTEXT,
+        stage=plan.stage,
+        base=base,
+        base_id=base_id,
+        tag=plan.tag,
+        epoch=plan.system.epoch,
+        arguments={"COMPONENTS": context.components_folder(plan), "PROFILE": profile} if profile else {},
+        labels=labels(plan, base, base_id),
+        log=context.CONTEXT.with_name(f"image-{plan.name}.log"),
+    )
+
+
+def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
+    """What an image says of itself: all of it known from manifests, so the same at every build."""
+    import datetime as dt
+
+    created = dt.datetime.fromtimestamp(plan.system.epoch, dt.timezone.utc)
+    return {
+        "org.opencontainers.image.title": f"qnn-ci {plan.name}",
+        "org.opencontainers.image.description": plan.summary,
+        "org.opencontainers.image.created": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "org.opencontainers.image.base.name": base,
+        "org.opencontainers.image.base.digest": plan.system.digest
+        if base == plan.system.reference
+        else base_id,
+        "qnn-ci.base-id": base_id,
+        "qnn-ci.image": plan.name,
+        "qnn-ci.profile": plan.profile.name if plan.profile else "",
+        "qnn-ci.manifest": plan.manifest_hash(base_id),
+        "qnn-ci.build-ids": " ".join(f"{name}={value}" for name, value in plan.build_ids.items()),
+    }
+
+
+def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argparse.Namespace) -> None:
+    from ci.image import sbom
+    from ci.image.builders import choose
+
+    builder = choose(args.builder)
+    sys.stderr.write(f"building {plan.tag} with {builder.name}; its log is {order.log}\n")
+    with _timed(stage, "build_seconds"):
+        builder.build(order)
+    attributes = engine.attributes(plan.tag)
+    size = int(attributes["Size"])
+    stage.metrics |= {
+        "builder": builder.name,
+        "size": size,
+        "layers": list(attributes["RootFS"]["Layers"]),
+        "manifest": order.labels["qnn-ci.manifest"],
+    }
+    stage.artifacts.append(Artifact("image", plan.tag, str(attributes["Id"]).removeprefix("sha256:"), size))
+    text = sbom.document(plan, sbom.ingredients_of(plan, engine, plan.tag), order.labels)
+    DIST.mkdir(parents=True, exist_ok=True)
+    path = DIST / f"{plan.name}.cdx.json"
+    path.write_text(text, encoding="utf-8")
+    stage.artifacts.append(Artifact.of("sbom", path))
+    stage.add(
+        "image-size",
+        Severity.NOTE,
+        plan.tag,
+        f"{size / 1e9:.2f} GB in {len(attributes['RootFS']['Layers'])} layers",
+    )
+    if plan.profile is None:
+        stage.add(
+            "image-validate", Severity.NOTE, plan.tag, "holds no SDK, so there is nothing to validate inside"
+        )
+    elif args.no_validate:
+        stage.add("image-validate", Severity.WARNING, plan.tag, "was not validated: --no-validate")
+    else:
+        with _timed(stage, "validate_seconds"):
+            _validate(stage, plan, engine)
+
+
+def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
+    """Run the `validate` session inside: no root, nothing of the image writable, no network."""
+    from ci.image.engine import Job, Mount
+    from provisioning.errors import CheckFailed
+
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
+        done = engine.run(
+            Job(
+                plan.tag,
+                ["nox", "-s", "validate", "--", "--reports", "/reports"],
+                user=engine.owner,
+                mounts=[Mount(str(ROOT), str(ROOT), read_only=True), Mount(reports, "/reports")],
+                environment={"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"},  # noqa: S108 - a tmpfs of its own
+                workdir=str(ROOT),
+                read_only=True,
+                tmpfs=["/tmp", CACHE],  # noqa: S108
+            )
+        )
+        written = Path(reports) / "validate.json"
+        if not written.is_file():
+            said = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
+            raise CheckFailed(
+                f"validate did not run in {plan.tag} (exit code {done.code}):\n{said}",
+                remedy=f"nox -s shell -- --image {plan.name} nox -s validate",
+            )
+        report = Report.read(written)
+    stage.findings += report.findings
+    stage.metrics["validate"] = {"outcome": report.outcome.value, "states": report.metrics.get("states")}
+    if report.outcome is not Outcome.PASS:
+        stage.add("image-validate", Severity.ERROR, plan.tag, f"validate inside says {report.outcome.value}")
+
+
+def _compare(stage: StageRun, plan: Plan, order: Order) -> None:
+    from ci.image.reproduce import build_twice
+
+    sys.stderr.write(f"building {plan.name} twice with buildah\n")
+    with _timed(stage, "build_twice_seconds"):
+        comparison = build_twice(order, order.context.with_name("image-twice"))
+    stage.metrics |= {
+        "digests": [comparison.first.digest, comparison.second.digest],
+        "layers": [list(comparison.first.layers), list(comparison.second.layers)],
+    }
+    if comparison.same:
+        message = f"two builds have the manifest digest {comparison.first.digest}"
+        stage.add("image-reproducible", Severity.NOTE, plan.name, message)
+        return
+    for line in comparison.differing or ("no file: the images' settings do",):
+        stage.add(
+            "image-reproducible",
+            Severity.ERROR,
+            plan.name,
+            f"two builds differ: {line}",
+            "find what writes it in docker/, and make it write the same or remove it",
+        )
+
+
+def _lock(plan: Plan, engine: Engine, base: str, apt: Apt) -> None:
+    from ci.image.context import fetch_packages, packages_in
+    from ci.image.plan import PACKAGES, render_packages
+
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
+        folder = Path(scratch) / "packages"
+        fetch_packages(plan.system.packages, engine, base, apt, folder)
+        found = packages_in(folder)
+    PACKAGES.write_text(render_packages(found), encoding="utf-8")
+    sys.stdout.write(f"manifests/{PACKAGES.name}: {len(found)} packages\n")
+
+
+@contextlib.contextmanager
+def _timed(stage: StageRun, metric: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    stage.metrics[metric] = round(time.monotonic() - begun, 2)

@@ -1,0 +1,87 @@
+"""A folder with every distribution of a locked environment, for a Python and system other than this one.
+
+The user's own pip fetches them, so that index, find-links, credentials, proxies and certificates mean what
+they mean everywhere else, and whoever installs from the folder needs none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.errors import EnvironmentLacking, UpstreamError
+from provisioning.locks import lock_path
+
+LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
+OLDEST_GLIBC = 5
+"""The first minor version of glibc that manylinux knows."""
+LOCK = "lock.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the distributions must run on: `python` and `glibc` as in "3.11" and "2.36"."""
+
+    python: str
+    glibc: str
+
+    @property
+    def flags(self) -> list[str]:
+        minor = int(self.glibc.split(".")[1])
+        platforms = [f"manylinux_2_{one}_x86_64" for one in range(minor, OLDEST_GLIBC - 1, -1)]
+        tag = f"cp{self.python.replace('.', '')}"
+        flags = ["--python-version", self.python, "--implementation", "cp"]
+        for abi in (tag, "abi3", "none"):
+            flags += ["--abi", abi]
+        for platform in (*platforms, *LEGACY_PLATFORMS):
+            flags += ["--platform", platform]
+        return flags
+
+
+def fill(environment: str, into: Path, wanted: Wanted) -> bool:
+    """Make `into` hold the environment's distributions and its lock; tells whether it had to fetch."""
+    lock = lock_path(environment)
+    text = lock.read_text(encoding="utf-8")
+    stamp = into.with_name(f"{into.name}.stamp")
+    current = f"{wanted}\n{text}"
+    if into.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == current:
+        return False
+    stamp.unlink(missing_ok=True)
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
+    _download(["--require-hashes", "-r", str(lock)], into, wanted)
+    for line in text.splitlines():
+        if line.startswith("# torch: "):
+            _fetch_torch(line.removeprefix("# torch: "), into, wanted)
+    (into / LOCK).write_text(text, encoding="utf-8")
+    stamp.write_text(current, encoding="utf-8")
+    return True
+
+
+def _fetch_torch(requirement: str, into: Path, wanted: Wanted) -> None:
+    try:
+        _download([f"{requirement}+cpu"], into, wanted)
+    except UpstreamError as error:
+        raise EnvironmentLacking(
+            f"the package index has no CPU build of {requirement}: {error.message}",
+            remedy="name an index that has it: PIP_EXTRA_INDEX_URL=… before the same command",
+        ) from error
+
+
+def _download(what: Sequence[str], into: Path, wanted: Wanted) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into)]
+    environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        [*command, *wanted.flags, *what], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+        raise UpstreamError(
+            f"pip could not fetch {what[-1]}: {errors[-1].strip()}",
+            remedy="check the package index that pip is set to: python -m pip config list",
+        )
