@@ -24,6 +24,9 @@ nox.options.sessions = ["gate"]
 ROOT = Path(__file__).parent
 LOCKS = ROOT / "manifests" / "locks"
 
+IN_IMAGE = os.environ.get("QNN_CI_ENVIRONMENTS", "")
+"""In our images: the folder with environments that are there already, each beside its lock."""
+
 UV_FROM_PIP = {
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
@@ -62,8 +65,17 @@ def env(session: nox.Session) -> None:
 
 @nox.session
 def shell(session: nox.Session) -> None:
-    """Open a shell, or run a command, in the environment of a target."""
-    run(session, "executorch", "-m", "provisioning", "shell")
+    """Open a shell, or run a command, in the environment of a target, or with --image in a container."""
+    if "--image" in session.posargs:
+        run(session, "tools", "-m", "ci", "shell")
+    else:
+        run(session, "executorch", "-m", "provisioning", "shell")
+
+
+@nox.session
+def image(session: nox.Session) -> None:
+    """Build a container image, or prove that it can be built again."""
+    run(session, "tools", "-m", "ci", "image")
 
 
 @nox.session
@@ -198,10 +210,12 @@ def run(session: nox.Session, environment: str, *command: str) -> None:
 
 def interpreter(session: nox.Session, environment: str) -> str:
     """The Python of a locked environment, made or rebuilt first if it is not exactly its lock."""
-    home = session.cache_dir.parent / environment
-    python = home / "bin" / "python"
     lock_file = LOCKS / f"{environment}.txt"
     text = lock_file.read_text(encoding="utf-8")
+    if IN_IMAGE and _read(Path(IN_IMAGE, environment, "lock.txt")) == text:
+        return str(Path(IN_IMAGE, environment, "bin", "python"))
+    home = session.cache_dir.parent / environment
+    python = home / "bin" / "python"
     wanted = hashlib.sha256(f"{sys.executable}\n{sys.version}\n{text}".encode()).hexdigest()
     stamp = home / "qnn-ci.stamp"
     if _read(stamp) == wanted:

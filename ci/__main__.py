@@ -27,6 +27,8 @@ VERBS = {
     "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files agree"),
     "signing": Verb("ci.signing.verb", "inspect, verify and sign Hexagon libraries"),
     "sign_lpai": Verb("ci.signing.lpai", "sign the Hexagon libraries that LPAI needs"),
+    "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
+    "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "lint": Verb("ci.lint", "check style, types, generated files and the tree's hygiene"),
     "github": Verb("ci.github", "what the workflows and actions under .github/ do"),
     "rehearse": Verb("ci.rehearse", "run a GitHub workflow on this machine, as GitHub would"),
