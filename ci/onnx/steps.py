@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from provisioning.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
 SAMPLES = "samples.npz"
+CALIBRATION = "calibration.npz"
 EXPECTED = "expected.npz"
 OPSET = 20
 
@@ -36,7 +37,7 @@ class NotCompilable(CheckFailed):
         self.problems = tuple(problems)
 
 
-def look(model: Path, precision: Precision, dimensions: Mapping[str, int], into: Path) -> Path:
+def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int], into: Path) -> Path:
     """Refuse what cannot be compiled; returns the model to go on with, its named dimensions fixed."""
     graph = load_graph(model)
     external_files(graph, model.parent)
@@ -44,7 +45,12 @@ def look(model: Path, precision: Precision, dimensions: Mapping[str, int], into:
         fix_dimensions(graph, dimensions)
     if problems := problems_of(graph):
         raise NotCompilable(model, problems)
-    operators = {node.op_type for node in graph.graph.node}
+    if precision is not None:
+        _require_precision(model, precision, {node.op_type for node in graph.graph.node})
+    return _with_dimensions(model, dimensions, into) if dimensions else model
+
+
+def _require_precision(model: Path, precision: Precision, operators: Collection[str]) -> None:
     has_quantization = "QuantizeLinear" in operators or "DequantizeLinear" in operators
     if has_quantization and precision.name != "qdq":
         raise UsageError(
@@ -56,13 +62,10 @@ def look(model: Path, precision: Precision, dimensions: Mapping[str, int], into:
             f"{model} holds no QuantizeLinear, so it is not a quantized model",
             remedy="--precision u16u8 --calibrate DIR, or --precision fp16",
         )
-    if precision.name == "u16u16" and operators & {"Conv", "ConvTranspose"}:
+    if precision.name == "u16u16" and {"Conv", "ConvTranspose"} & set(operators):
         raise UsageError(
             f"{model}: HTP computes convolutions with unsigned 16-bit weights far off", remedy="use u16s16"
         )
-    if not dimensions:
-        return model
-    return _with_dimensions(model, dimensions, into)
 
 
 def quantize(
@@ -224,32 +227,41 @@ def order_audit(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Export or take the model, quantize it, and keep inputs and expected outputs beside it."""
-    into, precision = Path(order["into"]), precision_named(order["precision"])
+    """Export or take the model, and keep inputs and the float model's outputs beside it."""
+    into = Path(order["into"])
+    calibration: list[Sample]
     if order["factory"]:
         from ci.lowering.factory import CALIBRATION_SEED
 
         model, made = engine.export(
             order["factory"], order["arguments"], Path(order["search_path"]), into, OPSET
         )
-        names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
+        signature = signature_of(load_graph(model))
+        names = [tensor.name for tensor in signature.inputs]
 
         def sample(seed: int) -> Sample:
             return dict(zip(names, (each.numpy() for each in made.sample(seed)), strict=True))
 
         samples = [sample(seed) for seed in range(order["inferences"])]
         calibration = [sample(CALIBRATION_SEED + index) for index in range(order["calibration"])]
-        model = look(model, precision, {}, into)
     else:
-        model = look(Path(order["model"]), precision, order["dimensions"], into)
+        model = look(Path(order["model"]), None, order["dimensions"], into)
         signature = signature_of(load_graph(model))
         calibration = read_samples(Path(order["calibrate"]), signature) if order["calibrate"] else []
         samples = calibration[: order["inferences"]] or [_random(signature)]
-    expected = engine.reference(model, samples)
-    ready = quantize(model, calibration, precision, into, per_channel=order["per_channel"])
     save(into / SAMPLES, samples)
-    save(into / EXPECTED, expected)
-    return {"model": str(ready), "source": source_digest(model)}
+    save(into / CALIBRATION, calibration)
+    save(into / EXPECTED, engine.reference(model, samples))
+    return {"model": str(model), "source": source_digest(model)}
+
+
+def order_variant(order: Mapping[str, Any]) -> dict[str, Any]:
+    """The prepared model in one precision."""
+    prepared, into = Path(order["prepared"]), Path(order["into"])
+    precision = precision_named(order["precision"])
+    model = look(Path(order["model"]), precision, {}, into)
+    calibration = saved(prepared / CALIBRATION)[: order["calibration"]]
+    return {"model": str(quantize(model, calibration, precision, into, per_channel=order["per_channel"]))}
 
 
 def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,6 +300,7 @@ ORDERS = {
     "run": order_run,
     "audit": order_audit,
     "prepare": order_prepare,
+    "variant": order_variant,
     "case": order_case,
 }
 
