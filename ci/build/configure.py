@@ -47,7 +47,7 @@ def asked(plan: Plan) -> Memory:
             # Compilers' dependency files do not notice an SDK that was exchanged for an older one.
             "qnn sdk": f"{plan.sdk.build_id} in {plan.sdk.root}",
             "python": plan.python_identity,
-            "tree": str(plan.source),
+            "tree": str(plan.tree.root),
             "build directory": str(plan.build),
         },
         soft={
@@ -91,26 +91,19 @@ def recall(root: Path) -> Memory | None:
 def empty(root: Path) -> None:
     """Only what a build puts there, whatever else is in the folder."""
     (root / MEMORY).unlink(missing_ok=True)
-    for name in ("build", "source"):
-        shutil.rmtree(root / name, ignore_errors=True)
-        if (root / name).exists():
-            raise UsageError(f"{root / name} cannot be emptied", remedy=f"rm -rf {root / name}")
+    if (root / "build").exists():
+        shutil.rmtree(root / "build")
 
 
 def prepare(plan: Plan) -> None:
-    """Make the directory, the link to the tree and the record of what is about to fill it."""
+    """Make the directory, the flags of its projects and the record of what is about to fill it."""
     plan.build.mkdir(parents=True, exist_ok=True)
-    if plan.source != plan.tree.root:
-        plan.source.parent.mkdir(parents=True, exist_ok=True)
-        if plan.source.is_symlink() and plan.source.readlink() != plan.tree.root:
-            plan.source.unlink()
-        if not plan.source.is_symlink():
-            plan.source.symlink_to(plan.tree.root)
+    plan.flags_file.write_text(plan.flags(), encoding="utf-8")
     (plan.root / MEMORY).write_text(asked(plan).encode(), encoding="utf-8")
 
 
 def _ours(root: Path) -> bool:
-    return {path.name for path in root.iterdir()} <= {"build", "source", "build.log", MEMORY}
+    return {path.name for path in root.iterdir()} <= {"build", "build.log", "flags.cmake", MEMORY}
 
 
 def _differences(before: dict[str, str], now: dict[str, str]) -> list[str]:

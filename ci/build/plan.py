@@ -69,13 +69,20 @@ class Plan:
         return self.root / "build.log"
 
     @property
-    def source(self) -> Path:
-        """The tree by a path that ends in /executorch, as its headers want: through a link if it must."""
-        return self.tree.root if self.tree.named == OWN_NAME else self.root / "source" / OWN_NAME
+    def flags_file(self) -> Path:
+        return self.root / "flags.cmake"
+
+    def flags(self) -> str:
+        """A CMake file that each project includes: our flags beside those of the toolchain, none replaced."""
+        maps = [f"-ffile-prefix-map={folder}={name}" for folder, name in self.private().items()]
+        compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in maps)
+        link_flags = "".join(f"  [=[{flag}]=]\n" for flag in self.recipe.link_flags)
+        text = f"include_guard(GLOBAL)\nadd_compile_options(\n{compile_flags})\n"
+        return text + (f"add_link_options(\n{link_flags})\n" if link_flags else "")
 
     def values(self) -> dict[str, str]:
         return {
-            "tree": str(self.source),
+            "tree": str(self.tree.root),
             "build": str(self.build),
             "sdk": str(self.sdk.root),
             "python": str(self.python),
@@ -86,26 +93,19 @@ class Plan:
         """Folders of this machine, and what binaries say in their place. More specific ones come later."""
         folders = {Path(sysconfig.get_path("include")).parent.parent: "python"}
         folders |= dict.fromkeys(self.toolchain.roots, "toolchain")
-        folders |= {self.sdk.root: "qnn-sdk", self.tree.root: OWN_NAME, self.source: OWN_NAME}
+        folders |= {self.sdk.root: "qnn-sdk", self.tree.root: OWN_NAME}
         folders[self.build] = "build"
         return {folder: name for folder, name in folders.items() if len(folder.parts) > 2}
 
     def definitions(self, project: Project) -> dict[str, str]:
-        maps = " ".join(
-            shlex.quote(f"-ffile-prefix-map={folder}={name}") for folder, name in self.private().items()
-        )
         given = {**self.recipe.options, **project.options}
         defined = {name: filled(value, self.values()) for name, value in given.items()}
         defined |= {
             **self.toolchain.definitions,
             "CMAKE_BUILD_TYPE": self.build_type,
             "CMAKE_MAKE_PROGRAM": str(self.ninja.path),
-            "CMAKE_C_FLAGS": maps,
-            "CMAKE_CXX_FLAGS": maps,
+            "CMAKE_PROJECT_INCLUDE": str(self.flags_file),
         }
-        if self.recipe.link_flags:
-            flags = " ".join(self.recipe.link_flags)
-            defined |= {f"CMAKE_{kind}_LINKER_FLAGS": flags for kind in ("EXE", "SHARED", "MODULE")}
         if self.launcher is not None:
             defined |= {f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")}
         for argument in self.extra:
@@ -121,7 +121,7 @@ class Plan:
             f"configuring {project.name}",
             (
                 str(self.cmake.path),
-                *("-S", os.path.normpath(self.source / project.source)),
+                *("-S", os.path.normpath(self.tree.root / project.source)),
                 *("-B", os.path.normpath(self.build / project.build), "-G", "Ninja"),
                 *(f"-U{name}" for name in sorted(set(forgotten) - set(defined))),
                 *(f"-D{name}={value}" for name, value in sorted(defined.items())),

@@ -35,7 +35,8 @@ class File:
 def ingredient_of(submodule: Submodule) -> Ingredient:
     purl = ""
     if found := _GITHUB.fullmatch(submodule.url):
-        purl = f"pkg:github/{found[1].lower()}/{found[2].lower()}@{submodule.commit}"
+        version = f"@{submodule.commit}" if submodule.commit else ""
+        purl = f"pkg:github/{found[1].lower()}/{found[2].lower()}{version}"
     return Ingredient(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
 
 

@@ -38,9 +38,7 @@ def script(plan: Plan, *, target_only: bool, python_path: Path | None, install: 
     lines = [_HEAD.format(summary=plan.recipe.summary), f"unset {' '.join(STEERING)}"]
     lines += [f"export {name}={_quoted(value)}" for name, value in plan.variables().items()]
     lines += ["", f"mkdir -p {_quoted(plan.build)}"]
-    if plan.source != plan.tree.root:
-        lines.append(f"mkdir -p {_quoted(plan.source.parent)}")
-        lines.append(f"ln -sfn {_quoted(plan.tree.root)} {_quoted(plan.source)}")
+    lines += [f"cat > {_quoted(plan.flags_file)} <<'END'", plan.flags() + "END"]
     for project in plan.recipe.projects:
         lines += ["", f"# {project.name}", str(plan.configure(project)), str(plan.compile(project))]
     lines += ["", f"# into {plan.dist.name}/", *_takes(plan, target_only)]

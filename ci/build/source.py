@@ -138,7 +138,7 @@ def _put_into_python(plan: Plan, stage: StageRun, *, install: bool) -> None:
     files = dict(_python_files(plan))
     if install:
         overlay.install(plan.tree.root, files)
-        path = plan.source.parent
+        path = plan.tree.root.parent
     else:
         path = overlay.make(plan.tree.root, files, plan.dist / OVERLAY)
     stage.metrics["python_path"] = str(path)

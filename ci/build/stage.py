@@ -119,6 +119,7 @@ def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> li
         "build_type": plan.build_type,
         "toolchain": plan.toolchain.version or re.sub(r"^\S+: ", "", plan.toolchain.identity),
         "qnn_build_id": plan.sdk.build_id,
+        "link_flags": list(plan.recipe.link_flags),
         "options": {
             project.name: _public(plan, plan.definitions(project)) for project in plan.recipe.projects
         },
@@ -207,7 +208,7 @@ def _public(plan: Plan, definitions: dict[str, str]) -> dict[str, str]:
 
 
 _PRIVATE = {
-    "CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS", "CMAKE_MAKE_PROGRAM", "PYTHON_EXECUTABLE", "CMAKE_C_COMPILER",
+    "CMAKE_PROJECT_INCLUDE", "CMAKE_MAKE_PROGRAM", "PYTHON_EXECUTABLE", "CMAKE_C_COMPILER",
     "CMAKE_CXX_COMPILER", "CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER",
 }  # fmt: skip
 """Say where things are on this machine and nothing of what is built."""

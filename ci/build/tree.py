@@ -39,12 +39,10 @@ class SourceTree:
     time: int
     """When the commit was made, in seconds since 1970; what is built is dated so."""
 
-    @property
-    def named(self) -> str:
-        return self.root.name
 
-
-def open_tree(root: Path) -> SourceTree:
+def open_tree(folder: Path) -> SourceTree:
+    """The tree at a folder, or at executorch/ in it: the store's is there, for the sake of its name."""
+    root = folder / OWN_NAME if (folder / OWN_NAME / MARKS[1]).is_file() else folder
     missing = [mark for mark in MARKS if not (root / mark).is_file()]
     if missing:
         raise EnvironmentLacking(
@@ -58,27 +56,33 @@ def open_tree(root: Path) -> SourceTree:
             + (f", and {len(empty) - 1} more" * (len(empty) > 1)),
             remedy=f"git -C {root} submodule update --init --recursive",
         )
+    if root.resolve().name != OWN_NAME:
+        raise EnvironmentLacking(
+            f"{root}: its headers are included as <{OWN_NAME}/…> from the folder above, so that it must be "
+            f"named {OWN_NAME}, found {root.resolve().name}",
+            remedy=f"git -C {root} worktree add --detach {root}.d/{OWN_NAME}, or rename the directory",
+        )
     version = root / "version.txt"
-    commit = _git(root, "rev-parse", "HEAD")
+    commit = _git(root, "rev-parse", "HEAD") or _commit_in_store(folder)
     return SourceTree(
         root=root,
         version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
         commit=commit,
         changed=bool(commit and _git(root, "status", "--porcelain", "--untracked-files=no")),
-        time=int(_git(root, "show", "-s", "--format=%ct", "HEAD") or 0) if commit else 0,
+        time=int(_git(root, "show", "-s", "--format=%ct", "HEAD") or 0),
     )
 
 
 def submodules(tree: SourceTree) -> list[Submodule]:
-    """Those that the tree's commit names, at the commits it names."""
-    found = []
+    """Those that the tree names; their commits are known where it is a repository."""
+    commits = {}
     urls = dict(_submodule_urls(tree.root))
     for line in _git(tree.root, "ls-tree", "-r", "HEAD").splitlines() if urls else ():
         described, _, path = line.partition("\t")
         mode, _, commit = described.split()
-        if mode == "160000" and path in urls:
-            found.append(Submodule(path, urls[path], commit))
-    return found
+        if mode == "160000":
+            commits[path] = commit
+    return [Submodule(path, url, commits.get(path, "")) for path, url in urls.items()]
 
 
 def adaptors(output: Output, root: Path) -> list[str]:
@@ -108,6 +112,13 @@ def cmake_files(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in _NOT_SOURCES)
         yield from (Path(folder) / name for name in sorted(files) if _CMAKE_FILE.fullmatch(name))
+
+
+def _commit_in_store(folder: Path) -> str:
+    from provisioning.inventory import Inventory
+
+    inventory = Inventory.read(folder.with_name(f"{folder.name}.json"))
+    return inventory.origins[0].sha256 if inventory and inventory.component == "executorch-source" else ""
 
 
 def _uncommented(path: Path) -> str:

@@ -1,0 +1,3 @@
+#define FUNCTION(name) void name(void) {}
+FUNCTION(dlopen)
+FUNCTION(dlerror)
