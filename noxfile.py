@@ -194,8 +194,8 @@ def rehearse(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests; `-- tests/unit` for the quick ones."""
-    run(session, "tests", "-m", "pytest")
+    """Run the tests on every core; `-- tests/unit` for the quick ones, `-- -n0` one at a time."""
+    run(session, "tests", "-m", "pytest", "-n", "auto", "--dist", "loadfile")
 
 
 @nox.session
