@@ -12,18 +12,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-    from provisioning.download import Progress
-
 QUIET_FOR = 2.0
 """Work that ends sooner than this shows one line, at its end."""
 EVERY = 5.0
 """Seconds between two plain lines of one piece of work."""
+
+
+class Progress(Protocol):
+    """What a long piece of work tells. One object may serve several threads, each with its own work."""
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 class Silent:

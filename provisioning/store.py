@@ -58,7 +58,8 @@ from provisioning.manifest import Archive, Component, Git, Maven, Part, Wheel
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-    from provisioning.download import Fetched, Progress
+    from provisioning.download import Fetched
+    from provisioning.progress import Progress
 
 __all__ = ["EVERYTHING", "Leftover", "Store", "Tree", "Want"]
 

@@ -17,7 +17,7 @@ from provisioning.archive.writer import Entry, too_full, unpack
 from provisioning.errors import EnvironmentLacking
 
 if TYPE_CHECKING:
-    from provisioning.download import Progress
+    from provisioning.progress import Progress
 
 __all__ = ["DEFAULT", "Entry", "Limits", "Member", "extract", "members"]
 

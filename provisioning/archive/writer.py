@@ -22,7 +22,7 @@ from provisioning.archive.reader import Zip
 from provisioning.errors import EnvironmentLacking
 
 if TYPE_CHECKING:
-    from provisioning.download import Progress
+    from provisioning.progress import Progress
 
 MOST_WORKERS = 8
 OPEN_DIRECTORIES = 48

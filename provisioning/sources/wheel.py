@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from provisioning.download import Fetched, Progress, fetch, finished, redact, supplied
+from provisioning.download import Fetched, fetch, finished, redact, supplied
 from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
+from provisioning.progress import Progress
 from provisioning.settings import MANIFESTS
 from provisioning.sources import landing_place
 

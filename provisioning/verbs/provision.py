@@ -21,8 +21,8 @@ from provisioning.progress import for_stream
 from provisioning.settings import DEFAULT_PROFILE, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
-    from provisioning.download import Progress
     from provisioning.manifest import Component, Profile
+    from provisioning.progress import Progress
     from provisioning.store import Store, Tree, Want
 
 EXAMPLES = """\

@@ -7,8 +7,7 @@ import sys
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from provisioning import download
-from provisioning.download import Patience, fetch
+from provisioning.download import Patience, fetch, transfer
 from provisioning.errors import ToolkitError
 
 
@@ -22,7 +21,7 @@ def start(url: str, into: Path, sha256: str | None, size: int | None = None) -> 
 
 
 def _fetch(url: str, into: Path, sha256: str | None, size: int | None) -> None:
-    download.CHECKPOINT = 1 << 18  # so that a small file has several
+    transfer.CHECKPOINT = 1 << 18  # so that a small file has several
     try:
         fetch(url, into, sha256=sha256, size=size, patience=Patience(attempts=3, first_delay=0.01))
     except ToolkitError as error:

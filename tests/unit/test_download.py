@@ -18,15 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioning import download
-from provisioning.download import (
-    Patience,
-    fetch,
-    file_name,
-    mirrored,
-    parse_content_range,
-    parse_retry_after,
-    redact,
-)
+from provisioning.download import Patience, fetch, file_name, mirrored, redact, server
+from provisioning.download.server import parse_content_range, parse_retry_after
 from provisioning.errors import (
     EnvironmentLacking,
     IntegrityError,
@@ -156,7 +149,7 @@ def test_a_transfer_given_up_is_resumed_by_the_next_call(into: Path, patience: P
     assert server.body_bytes == len(BODY)
 
 
-@pytest.mark.parametrize("status", sorted(download.RETRIED))
+@pytest.mark.parametrize("status", sorted(server.RETRIED))
 def test_a_passing_refusal_is_tried_again(
     status: int, into: Path, patience: Patience, waits: list[float]
 ) -> None:
@@ -451,6 +444,17 @@ def test_an_unknown_host_is_named_as_one(into: Path, patience: Patience) -> None
 def test_a_thing_that_is_no_address_is_wrong_use(into: Path) -> None:
     with pytest.raises(UsageError, match="ftp://host/a"):
         fetch("ftp://host/a", into, sha256=SHA, size=None)
+
+
+@pytest.mark.parametrize(("sha256", "waits_for_disk"), [(SHA, False), (None, True)])
+def test_the_disk_is_waited_for_only_where_no_hash_would_tell_of_a_loss(
+    sha256: str | None, waits_for_disk: bool, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    with FileServer(BODY) as server_:
+        fetch(server_.url(), into, sha256=sha256, size=None)
+    assert bool(synced) is waits_for_disk
 
 
 def test_a_finished_file_is_used_again(into: Path) -> None:

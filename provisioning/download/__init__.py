@@ -1,0 +1,103 @@
+"""Fetch one file over HTTP: resumed, retried, verified while it streams, and once for all processes.
+
+A transfer writes `<into>.part`, with `<into>.part.json` beside it to say what the bytes belong to, and
+renames it to `into` when size and hash fit. Whatever ends it (a fault, a kill, a full disk), the next call
+goes on from there or starts over; it never trusts bytes it cannot account for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact
+from provisioning.download.disk import disk_faults
+from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, NotThere, Patience
+from provisioning.download.transfer import Fetched, Transfer
+from provisioning.progress import Progress, Silent
+
+__all__ = [
+    "BUNDLE_VARIABLES",
+    "MIRROR_VARIABLE",
+    "Fetched",
+    "NotThere",
+    "Patience",
+    "alone",
+    "fetch",
+    "file_name",
+    "finished",
+    "mirrored",
+    "redact",
+    "supplied",
+]
+
+
+def fetch(
+    url: str,
+    into: Path,
+    *,
+    mirrors: Sequence[str] = (),
+    sha256: str | None,
+    size: int | None,
+    progress: Progress | None = None,
+    name: str | None = None,
+    patience: Patience = PATIENCE,
+) -> Fetched:
+    """Put the file at `url` (or the first mirror that gives it) at `into`, whole and verified.
+
+    A file that is already there is used again when its hash fits. Without `sha256` the hash found is
+    returned for the caller to record. Raises UpstreamError or IntegrityError for the network's faults and
+    EnvironmentLacking for the disk's.
+    """
+    transfer = Transfer(into, sha256, size, progress or Silent(), name or file_name(url), patience)
+    with alone(into, transfer.progress):
+        return transfer.reuse() or transfer.first_of((url, *mirrors))
+
+
+def supplied(
+    into: Path,
+    supply: Callable[[], AbstractContextManager[Path]],
+    *,
+    sha256: str | None,
+    size: int | None,
+    progress: Progress | None = None,
+    name: str,
+) -> Fetched:
+    """Like `fetch`, with the bytes copied from the file that `supply` gives.
+
+    `supply` runs only when the file is needed, and while its lock is held.
+    """
+    transfer = Transfer(into, sha256, size, progress or Silent(), name, PATIENCE)
+    with alone(into, transfer.progress):
+        found = transfer.reuse()
+        if found is None:
+            with supply() as local:
+                found = transfer.copy(local)
+        return found
+
+
+def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> Fetched | None:
+    """The file at `into` if an earlier call left it there and it is still whole."""
+    return Transfer(into, sha256, size, Silent(), name, PATIENCE).reuse(mend=False)
+
+
+@contextlib.contextmanager
+def alone(into: Path, progress: Progress | None = None) -> Iterator[None]:
+    """Make `into`'s folder and hold `into`'s lock; other processes wait here, then find it finished."""
+    from filelock import FileLock, Timeout
+
+    with disk_faults(into.parent, None):
+        into.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(into.with_name(into.name + ".lock"))
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            if progress is not None:
+                progress.note(f"{into.name}: waiting for another process that fetches it")
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

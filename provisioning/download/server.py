@@ -1,0 +1,266 @@
+"""How a server is asked, and what its answers mean."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import urljoin, urlsplit
+
+from provisioning.download.address import MIRROR_VARIABLE, redact
+from provisioning.download.disk import BLOCK
+from provisioning.errors import EnvironmentLacking, IntegrityError, UpstreamError
+
+if TYPE_CHECKING:
+    import requests
+
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+
+ZIPS = (".zip", ".whl", ".aar", ".jar")
+
+ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
+
+BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PIP_CERT")
+"""Where a custom CA bundle may be named; the first that is set counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a server is given before it counts as failed."""
+
+    attempts: int = 6
+    """In a row without progress, for each address."""
+    first_delay: float = 0.5
+    longest_delay: float = 30.0
+    longest_retry_after: float = 120.0
+    connect_timeout: float = 15.0
+    stall_timeout: float = 60.0
+    """Longest time in which nothing arrives."""
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = random.random
+
+    def delay(self, failures: int) -> float:
+        """Exponential, and spread between half and full so that many clients do not return as one."""
+        full = min(self.longest_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
+        return full * (0.5 + self.jitter() / 2)
+
+
+PATIENCE = Patience()
+
+
+class NotThere(UpstreamError):
+    """The server answered that it has no such file."""
+
+
+class NetworkFault(Exception):
+    """A network fault that another attempt may mend. Its text holds no secret."""
+
+    def __init__(self, reason: str, *, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.wait = wait
+
+
+@dataclass(frozen=True, slots=True)
+class _ContentRange:
+    start: int | None
+    """None when the range was not satisfiable."""
+    total: int | None
+
+
+def parse_content_range(value: str | None) -> _ContentRange | None:
+    """`bytes 5-9/10`, `bytes 5-9/*` or `bytes */10`; None for anything else."""
+    match = re.fullmatch(r"\s*bytes\s+(?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)\s*", value or "", re.ASCII)
+    if match is None:
+        return None
+    first, last, whole = match.groups()
+    total = None if whole == "*" else int(whole)
+    if first is None:
+        return None if total is None else _ContentRange(None, total)
+    if int(last) < int(first) or (total is not None and int(last) >= total):
+        return None
+    return _ContentRange(int(first), total)
+
+
+def parse_retry_after(value: str | None, now: float) -> float | None:
+    """Seconds to wait, from a number or an HTTP date."""
+    if not value:
+        return None
+    if re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII):
+        return float(value)
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def open_session() -> requests.Session:
+    import requests
+
+    session = requests.Session()
+    session.headers["User-Agent"] = f"qnn-ci (python-requests/{requests.__version__})"
+    session.max_redirects = 10
+    session.hooks["response"].append(_stay_encrypted)
+    logging.getLogger("urllib3.connectionpool").addFilter(_without_queries)
+    for variable in BUNDLE_VARIABLES:
+        if bundle := os.environ.get(variable):
+            if not Path(bundle).exists():
+                raise EnvironmentLacking(
+                    f"{variable}: there is no CA bundle at {bundle}",
+                    remedy=f"correct or unset {variable}",
+                )
+            session.verify = bundle
+            break
+    return session
+
+
+def _stay_encrypted(response: requests.Response, **_: object) -> None:
+    """Refuse a redirect that gives up TLS."""
+    target = urljoin(response.url, response.headers.get("Location", ""))
+    if response.is_redirect and response.url.startswith("https:") and not target.startswith("https:"):
+        response.close()
+        raise UpstreamError(
+            f"{redact(response.url)}: redirects to an address without TLS ({redact(target)})",
+            remedy=f"name a mirror in {MIRROR_VARIABLE}",
+        )
+
+
+def _without_queries(record: logging.LogRecord) -> bool:
+    """Signed addresses carry their secret in the query, and urllib3 logs whole paths at DEBUG."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(a.partition("?")[0] if isinstance(a, str) else a for a in record.args)
+    return True
+
+
+def body_of(response: requests.Response) -> Iterator[bytes]:
+    """The body as it arrives, never decoded: sizes and hashes speak of the bytes on the wire."""
+    while block := response.raw.read1(BLOCK, decode_content=False):
+        yield block
+
+
+def strong_validator(headers: Mapping[str, str]) -> str:
+    """What If-Range may carry: a strong ETag, else the date. Weak tags do not promise equal bytes."""
+    etag = headers.get("ETag", "").strip()
+    if re.fullmatch(r'"[\x21\x23-\x7e]*"', etag):
+        return etag
+    return headers.get("Last-Modified", "").strip()
+
+
+def whole_number(value: str | None) -> int | None:
+    return int(value) if value is not None and re.fullmatch(r"\d{1,18}", value.strip(), re.ASCII) else None
+
+
+def check_start(block: bytes, response: requests.Response, url: str, name: str) -> None:
+    if not zip_expected(url, name) or any(start.startswith(block[:4]) for start in ZIP_STARTS):
+        return
+    kind = "a web page" if _is_page(response) or block.lstrip()[:1] == b"<" else "something else"
+    text = _printable(block)
+    raise IntegrityError(
+        f"{redact(url)}: expected a zip file, the server sent {kind}" + (f": {text}" if text else ""),
+        remedy=f"open the address in a browser to see what it says; another network or a mirror "
+        f"({MIRROR_VARIABLE}) may have the file",
+    )
+
+
+def refuse(response: requests.Response, url: str) -> NoReturn:
+    """Raise what this status means: another attempt, or an error that names the way round."""
+    status = response.status_code
+    reason = f"the server answered {status} {response.reason or ''}".rstrip()
+    if status in RETRIED:
+        raise NetworkFault(reason, wait=parse_retry_after(response.headers.get("Retry-After"), time.time()))
+    shown = redact(url)
+    if response.history:
+        shown += f" (redirected to {urlsplit(response.url).hostname})"
+    remedies = {
+        401: "the address needs credentials: put them in ~/.netrc",
+        403: "this server refuses some networks: try another one, name a mirror in "
+        f"{MIRROR_VARIABLE}, or download the file in a browser, unpack it, and point QNN_SDK_ROOT "
+        "(ANDROID_NDK_ROOT, HEXAGON_SDK_ROOT) at it",
+        404: f"the file has moved: name a mirror in {MIRROR_VARIABLE}, or correct the manifest",
+        407: "the proxy needs credentials: put them in HTTPS_PROXY",
+    }
+    raise (NotThere if status in (404, 410) else UpstreamError)(
+        f"{shown}: {reason}",
+        remedy=remedies.get(status, f"try another mirror ({MIRROR_VARIABLE}) or try again later"),
+    )
+
+
+def _is_page(response: requests.Response) -> bool:
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return kind in ("text/html", "application/xhtml+xml")
+
+
+def refuse_page(response: requests.Response, url: str) -> None:
+    if _is_page(response) and not urlsplit(url).path.endswith((".html", ".htm")):
+        raise IntegrityError(
+            f"{redact(url)}: the server sent a web page instead of the file",
+            remedy="open the address in a browser to see what it says (a sign-in, a licence, an error)",
+        )
+
+
+def excerpt(response: requests.Response, total: int) -> str:
+    """What a short textual answer says: servers explain themselves in bodies with status 200."""
+    import requests
+    import urllib3
+
+    if total > 4096:
+        return ""
+    try:
+        text = _printable(response.raw.read(512, decode_content=False))
+    except (urllib3.exceptions.HTTPError, requests.exceptions.RequestException, OSError):
+        return ""
+    return f": {text}" if text else ""
+
+
+def _printable(block: bytes) -> str:
+    text = block[:200].decode("ascii", errors="ignore")
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) > len(block[:200]) // 2 else ""
+
+
+def zip_expected(url: str, name: str) -> bool:
+    return urlsplit(url).path.lower().endswith(ZIPS) or name.lower().endswith(ZIPS)
+
+
+def in_words(error: BaseException, patience: Patience) -> str:
+    """The fault in words, without the URL that libraries put in theirs."""
+    import requests
+    import urllib3
+
+    if isinstance(error, requests.exceptions.ConnectTimeout):
+        return f"no connection within {patience.connect_timeout:g} s"
+    for inner in _chain(error):
+        if isinstance(inner, (requests.exceptions.ProxyError, urllib3.exceptions.ProxyError)):
+            return "the proxy could not be used (see HTTPS_PROXY, HTTP_PROXY, NO_PROXY)"
+        if isinstance(inner, (urllib3.exceptions.ReadTimeoutError, requests.exceptions.ReadTimeout)):
+            return f"nothing arrived for {patience.stall_timeout:g} s"
+        if isinstance(inner, urllib3.exceptions.IncompleteRead):
+            return "the transfer ended early"
+        if isinstance(inner, urllib3.exceptions.NameResolutionError):
+            return "the host name could not be resolved"
+        if isinstance(inner, OSError) and inner.errno and inner.strerror:
+            return inner.strerror.lower()
+    return f"the connection failed ({type(error).__name__})"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and everything it came from or carries, once each."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        waiting += [a for a in current.args if isinstance(a, BaseException)]
+        waiting += [getattr(current, "reason", None)] if isinstance(current, Exception) else []
+        waiting += [current.__cause__, current.__context__]

@@ -1,0 +1,419 @@
+"""One file on its way: attempts, what a broken one leaves, and what makes it whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.download.address import MIRROR_VARIABLE, redact
+from provisioning.download.disk import BLOCK, disk_faults, hash_file, sync_folder, write_all
+from provisioning.download.server import (
+    NetworkFault,
+    Patience,
+    body_of,
+    check_start,
+    excerpt,
+    in_words,
+    open_session,
+    parse_content_range,
+    refuse,
+    refuse_page,
+    strong_validator,
+    whole_number,
+    zip_expected,
+)
+from provisioning.errors import IntegrityError, UpstreamError, UsageError
+from provisioning.progress import Progress
+
+if TYPE_CHECKING:
+    import requests
+
+CHECKPOINT = 64 << 20
+"""Without a known hash, at most this much is fetched again after a kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    path: Path
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """What the part file's bytes belong to."""
+
+    url: str
+    validator: str
+    """A strong ETag or a Last-Modified date, as If-Range takes it; empty when the server gave neither."""
+    total: int | None
+    done: int
+    """How many bytes were known to be on disk."""
+
+    @classmethod
+    def read(cls, path: Path) -> _Partial | None:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            partial = cls(**data)
+            sound = (
+                isinstance(partial.url, str)
+                and isinstance(partial.validator, str)
+                and isinstance(partial.done, int)
+                and (partial.total is None or isinstance(partial.total, int))
+            )
+        except (OSError, ValueError, TypeError):
+            return None
+        return partial if sound else None
+
+    def write(self, path: Path) -> None:
+        fresh = path.with_name(path.name + ".new")
+        fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        fresh.replace(path)
+
+
+class _StartOver(Exception):
+    """What is in the part file does not go with what the server has now."""
+
+
+class Transfer:
+    """One file on its way; holds the lock's promise that nobody else writes the part."""
+
+    def __init__(
+        self,
+        into: Path,
+        sha256: str | None,
+        size: int | None,
+        progress: Progress,
+        name: str,
+        patience: Patience,
+    ) -> None:
+        self.into = into
+        self.sha256 = sha256
+        self.size = size
+        self.progress = progress
+        self.name = name
+        self.patience = patience
+        self.part = into.with_name(into.name + ".part")
+        self.record = into.with_name(into.name + ".part.json")
+
+    def reuse(self, *, mend: bool = True) -> Fetched | None:
+        """The finished file, if it is there and is what the manifest names; another is removed."""
+        if not self.into.is_file():
+            return None
+        with disk_faults(self.into.parent, None):
+            size = self.into.stat().st_size
+            if self.size in (None, size):
+                found = hash_file(self.into).hexdigest()
+                if self.sha256 in (None, found):
+                    if mend:
+                        self._discard()  # what a kill between the rename and its tidying left
+                    return Fetched(self.into, found, size)
+            if mend:
+                self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
+                self.into.unlink()
+        return None
+
+    def copy(self, local: Path) -> Fetched:
+        """A file of this machine through the same checks as one of the network."""
+        size = local.stat().st_size
+        if self.size not in (None, size):
+            raise IntegrityError(
+                f"{local}: expected {self.size} bytes, found {size}",
+                remedy=f"remove {local}, it is another file",
+            )
+        digest = hashlib.sha256()
+        self._discard()
+        with local.open("rb") as stream, disk_faults(self.into.parent, size), self.part.open("wb") as out:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+                out.write(block)
+            out.flush()
+            self._sync(out.fileno())
+        return self._land(str(local), digest.hexdigest(), size, resumed=False)
+
+    def first_of(self, urls: Sequence[str]) -> Fetched:
+        failures: list[UpstreamError] = []
+        with open_session() as session:
+            for url in urls:
+                if failures:
+                    self.progress.note(f"{self.name}: {failures[-1].message}; trying {redact(url)}")
+                try:
+                    return self._from(session, url)
+                except UpstreamError as error:
+                    failures.append(error)
+                finally:
+                    self.progress.finish()
+        if len(failures) == 1:
+            raise failures[0]
+        worst = next((f for f in failures if isinstance(f, IntegrityError)), failures[0])
+        raise type(worst)(
+            f"{self.name}: no address gave it: " + "; ".join(f.message for f in failures),
+            remedy=worst.remedy,
+        )
+
+    def _from(self, session: requests.Session, url: str) -> Fetched:
+        """Attempt after attempt at one address, as long as there is progress or patience."""
+        failures = 0
+        furthest = 0
+        restarts = 0
+        while True:
+            try:
+                return self._attempt(session, url)
+            except _StartOver as error:
+                self._discard()
+                restarts += 1
+                if restarts > 2:
+                    raise UpstreamError(
+                        f"{redact(url)} changes while it is fetched ({error})", remedy="try again later"
+                    ) from None
+                self.progress.note(f"{self.name}: {error}; starting over")
+            except NetworkFault as fault:
+                done = self.part.stat().st_size if self.part.is_file() else 0
+                failures = 1 if done > furthest else failures + 1
+                furthest = max(furthest, done)
+                if failures >= self.patience.attempts:
+                    raise UpstreamError(
+                        f"{redact(url)}: {fault.reason} ({failures} attempts without progress)",
+                        remedy="check the network and the proxy variables, then run the same command again: "
+                        "it goes on from where it stopped",
+                    ) from None
+                wait = self.patience.delay(failures)
+                if fault.wait is not None:
+                    wait = max(wait, min(fault.wait, self.patience.longest_retry_after))
+                self.progress.note(f"{self.name}: {fault.reason}; again in {wait:.1f} s")
+                self.patience.sleep(wait)
+
+    def _attempt(self, session: requests.Session, url: str) -> Fetched:
+        partial = self._resumable(url)
+        offset = partial.done if partial else 0
+        if partial and offset == (self.size or partial.total):
+            # Killed between the last byte and the rename.
+            with disk_faults(self.into.parent, None):
+                return self._land(url, hash_file(self.part).hexdigest(), offset, resumed=True)
+        headers = {"Accept-Encoding": "identity", "Accept": "*/*"}
+        if partial:
+            headers["Range"] = f"bytes={offset}-"
+            if partial.validator and partial.url == redact(url):
+                headers["If-Range"] = partial.validator
+        with self._open(session, url, headers) as response:
+            offset, total = self._agree(response, url, partial)
+            with disk_faults(self.into.parent, None if total is None else total - offset):
+                self._check_space(offset, total)
+            digest = hashlib.sha256()
+            if offset:
+                digest = hash_file(self.part, offset)
+            partial = _Partial(redact(url), strong_validator(response.headers), total, offset)
+            received = self._stream(response, url, partial, digest, total)
+        return self._land(url, digest.hexdigest(), received, resumed=offset > 0)
+
+    def _resumable(self, url: str) -> _Partial | None:
+        """The part that may be continued, and from where: the bytes that can be accounted for."""
+        partial = _Partial.read(self.record)
+        try:
+            length = self.part.stat().st_size
+        except FileNotFoundError:
+            return None
+        with disk_faults(self.into.parent, None):
+            if partial is not None and self.sha256 is None:
+                # Without a known hash nothing would find a wrong byte, so only synced bytes count.
+                same = partial.url == redact(url) and partial.validator
+                length = min(length, partial.done) if same else 0
+            if partial is None or length == 0 or (self.size is not None and length > self.size):
+                self._discard()
+                return None
+        return replace(partial, done=length)
+
+    @contextlib.contextmanager
+    def _open(
+        self, session: requests.Session, url: str, headers: Mapping[str, str]
+    ) -> Iterator[requests.Response]:
+        """The response, with every fault of getting or reading it turned into ours."""
+        import requests
+        import urllib3
+
+        timeout = (self.patience.connect_timeout, self.patience.stall_timeout)
+        # `from None` throughout: these exceptions quote whole URLs, secrets included.
+        try:
+            with session.get(url, headers=dict(headers), stream=True, timeout=timeout) as response:
+                yield response
+        except requests.exceptions.SSLError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise UpstreamError(
+                    f"{redact(url)}: the server's certificate is not trusted here",
+                    remedy="export REQUESTS_CA_BUNDLE=FILE with the CA certificates of your network",
+                ) from None
+            raise NetworkFault("the TLS connection failed") from None
+        except (
+            requests.exceptions.InvalidURL,
+            requests.exceptions.InvalidSchema,
+            requests.exceptions.MissingSchema,
+        ):
+            raise UsageError(
+                f"not an address to fetch from: {redact(url)}", remedy="use an https:// address"
+            ) from None
+        except requests.exceptions.TooManyRedirects:
+            raise UpstreamError(f"{redact(url)}: redirected in circles", remedy="try again later") from None
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise NetworkFault(in_words(error, self.patience)) from None
+
+    def _agree(
+        self, response: requests.Response, url: str, partial: _Partial | None
+    ) -> tuple[int, int | None]:
+        """Where this response's bytes begin and how many there are in all; raises when it is not the file."""
+        status = response.status_code
+        offset = 0
+        length = whole_number(response.headers.get("Content-Length"))
+        if status == 206 and partial:
+            found = parse_content_range(response.headers.get("Content-Range"))
+            if found is None or found.start != partial.done:
+                raise _StartOver("the server sent another range than the one asked for")
+            fresh = strong_validator(response.headers)
+            if partial.url == redact(url) and fresh and partial.validator and fresh != partial.validator:
+                raise _StartOver("the file changed on the server")
+            if None not in (found.total, partial.total) and found.total != partial.total:
+                raise _StartOver("the file changed on the server")
+            offset = partial.done
+            total = found.total
+            if total is None and length is not None:
+                total = offset + length
+        elif status == 200:
+            total = length
+        elif status == 416 and partial:
+            raise _StartOver("the server has no more bytes after those already here")
+        else:
+            refuse(response, url)
+        if status == 200 and not zip_expected(url, self.name):
+            refuse_page(response, url)
+        if self.size is not None and total is not None and total != self.size:
+            if status == 200:
+                refuse_page(response, url)
+            raise IntegrityError(
+                f"{redact(url)}: expected {self.size} bytes, the server has {total}"
+                + excerpt(response, total),
+                remedy="the file at this address is not the one the manifest names: try another mirror "
+                f"({MIRROR_VARIABLE}), or report it",
+            )
+        return offset, total if total is not None else self.size
+
+    def _check_space(self, offset: int, total: int | None) -> None:
+        if total is None:
+            return
+        free = shutil.disk_usage(self.into.parent).free
+        if free < total - offset:
+            raise OSError(errno.ENOSPC, "too little space")
+
+    def _stream(
+        self,
+        response: requests.Response,
+        url: str,
+        partial: _Partial,
+        digest: hashlib._Hash,
+        total: int | None,
+    ) -> int:
+        """Write and hash what arrives; returns the size of the whole. The part stays when this fails."""
+        received = synced = partial.done
+        folder = self.into.parent
+        self.progress.start(self.name, total, received)
+        with disk_faults(folder, None if total is None else total - received):
+            # Unbuffered, so that a kill loses nothing that was counted.
+            out = self.part.open("r+b" if received else "wb", buffering=0)
+        with out, _hashing(digest) as hashed:
+            try:
+                with disk_faults(folder, None):
+                    out.seek(received)
+                    partial.write(self.record)
+                for block in body_of(response):
+                    if received == 0:
+                        check_start(block, response, url, self.name)
+                    if total is not None and received + len(block) > total:
+                        raise IntegrityError(
+                            f"{redact(url)}: more bytes than the expected {total} arrived; nothing was kept",
+                            remedy="this address has another file than the one named: try a mirror "
+                            f"({MIRROR_VARIABLE})",
+                        )
+                    with disk_faults(folder, None if total is None else total - received):
+                        write_all(out, block)
+                        received += len(block)
+                        if received - synced >= CHECKPOINT:
+                            self._checkpoint(out, partial, received)
+                            synced = received
+                    hashed(block)
+                    self.progress.advance(len(block))
+                with disk_faults(folder, None):
+                    self._sync(out.fileno())
+            except IntegrityError:
+                self._discard()
+                raise
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._checkpoint(out, partial, received)
+                raise
+        if received == 0:
+            self._discard()
+            raise IntegrityError(
+                f"{redact(url)}: the server sent an empty file", remedy=f"try a mirror ({MIRROR_VARIABLE})"
+            )
+        if total is not None and received < total:
+            raise NetworkFault(f"the transfer ended after {received} of {total} bytes")
+        return received
+
+    def _sync(self, descriptor: int) -> None:
+        """Where a hash is known, what a crash of the machine cut off is found when the file is next used."""
+        if self.sha256 is None:
+            os.fsync(descriptor)
+
+    def _checkpoint(self, out: FileIO, partial: _Partial, received: int) -> None:
+        """Make what was received count even without a known hash."""
+        if self.sha256 is None:
+            os.fsync(out.fileno())
+            replace(partial, done=received).write(self.record)
+
+    def _land(self, url: str, found: str, size: int, *, resumed: bool) -> Fetched:
+        if self.sha256 not in (None, found):
+            self._discard()
+            if resumed:
+                raise _StartOver("the resumed file has another hash than expected")
+            raise IntegrityError(
+                f"{redact(url)}: expected sha256 {self.sha256}, found {found}; nothing was kept",
+                remedy=f"try another mirror ({MIRROR_VARIABLE}); if every network gives this hash, the file "
+                "was replaced at its source: do not use it before its publisher explains why",
+            )
+        with disk_faults(self.into.parent, None):
+            self.part.replace(self.into)
+            self.record.unlink(missing_ok=True)
+            if self.sha256 is None:
+                sync_folder(self.into.parent)
+        return Fetched(self.into, found, size)
+
+    def _discard(self) -> None:
+        self.record.unlink(missing_ok=True)
+        self.part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _hashing(digest: hashlib._Hash) -> Iterator[Callable[[bytes], None]]:
+    """Feed the digest from a thread of its own, so that the network does not wait for it."""
+    blocks: queue.Queue[bytes | None] = queue.Queue(8)
+
+    def work() -> None:
+        while (block := blocks.get()) is not None:
+            digest.update(block)
+
+    worker = threading.Thread(target=work, name="sha256", daemon=True)
+    worker.start()
+    try:
+        yield blocks.put
+    finally:
+        blocks.put(None)
+        worker.join()
