@@ -1,0 +1,51 @@
+"""From a tree and its mapping to every difference: the whole of the check, without a disk to write to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+
+from ci.parity import buck, compare, pins
+from ci.parity.cmake.evaluator import Project, evaluate
+from ci.parity.compare import Difference
+from ci.parity.file_api import Reply
+from ci.parity.mapping import Mapping, Variant
+from ci.parity.model import Side
+from ci.parity.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    differences: tuple[Difference, ...]
+    buck: MappingOf[str, Side]
+    cmake: MappingOf[str, Side]
+    """Each side by variant."""
+
+
+def check(
+    tree: Tree, mapping: Mapping, *, source: compare.Source, replies: MappingOf[str, Reply] | None = None
+) -> Checked:
+    """`source` is where the mapping came from; `replies` are configured builds by variant."""
+    constraints = frozenset(key for variant in mapping.variants for key in variant.select)
+    found = compare.Findings(mapping, source)
+    bucks: dict[str, Side] = {}
+    cmakes: dict[str, Side] = {}
+    for variant in mapping.variants:
+        bucks[variant.name] = buck.evaluate(tree, mapping.buck, variant, constraints, mapping.scope.root)
+        side = cmakes[variant.name] = evaluate(tree, project(mapping, variant))
+        if reply := (replies or {}).get(variant.name):
+            compare.against_reply(found, variant.name, side, reply)
+        compare.variant(found, variant.name, bucks[variant.name], side)
+    compare.tree(found, tree, bucks, cmakes)
+    pins.check(found, tree)
+    return Checked(found.settled(), bucks, cmakes)
+
+
+def project(mapping: Mapping, variant: Variant) -> Project:
+    return Project(
+        entry=mapping.cmake.entry,
+        variables={**mapping.cmake.variables, **variant.cmake},
+        ignored=frozenset(mapping.cmake.ignored_commands),
+        outside=frozenset(mapping.cmake.outside),
+        targets=frozenset(name for dependency in mapping.dependencies for name in dependency.cmake),
+    )

@@ -1,0 +1,234 @@
+"""What `if()` and `while()` ask."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ci.parity.cmake.genex import FALSE
+
+if TYPE_CHECKING:
+    from ci.parity.cmake.evaluator import Evaluator
+    from ci.parity.cmake.parser import Command
+
+_TRUE = frozenset({"1", "ON", "YES", "TRUE", "Y"})
+_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+
+_UNARY = frozenset(
+    {
+        "COMMAND",
+        "POLICY",
+        "TARGET",
+        "TEST",
+        "DEFINED",
+        "EXISTS",
+        "IS_DIRECTORY",
+        "IS_SYMLINK",
+        "IS_ABSOLUTE",
+        "IS_READABLE",
+    }
+)
+_BINARY: dict[str, Callable[[str, str], bool]] = {
+    "STREQUAL": lambda left, right: left == right,
+    "STRLESS": lambda left, right: left < right,
+    "STRGREATER": lambda left, right: left > right,
+    "STRLESS_EQUAL": lambda left, right: left <= right,
+    "STRGREATER_EQUAL": lambda left, right: left >= right,
+    "PATH_EQUAL": lambda left, right: left.rstrip("/") == right.rstrip("/"),
+    "EQUAL": lambda left, right: _number(left) == _number(right),
+    "LESS": lambda left, right: _number(left) < _number(right),
+    "GREATER": lambda left, right: _number(left) > _number(right),
+    "LESS_EQUAL": lambda left, right: _number(left) <= _number(right),
+    "GREATER_EQUAL": lambda left, right: _number(left) >= _number(right),
+    "VERSION_EQUAL": lambda left, right: _version(left) == _version(right),
+    "VERSION_LESS": lambda left, right: _version(left) < _version(right),
+    "VERSION_GREATER": lambda left, right: _version(left) > _version(right),
+    "VERSION_LESS_EQUAL": lambda left, right: _version(left) <= _version(right),
+    "VERSION_GREATER_EQUAL": lambda left, right: _version(left) >= _version(right),
+}
+
+
+class Condition:
+    """`holds` answers as CMake would; `unsure` says what the answer rests on that is not known."""
+
+    def __init__(self, evaluator: Evaluator, head: Command) -> None:
+        self.evaluator = evaluator
+        self.unsure: list[str] = []
+        evaluator.undefined = []
+        self.words = [(text.value, text.quoted) for text in evaluator.texts(head.arguments)]
+        for name in dict.fromkeys(evaluator.undefined):
+            self._unset(name)
+        for word, _ in self.words:
+            if unknown := evaluator.unknown_in(word):
+                self._doubt(f"{unknown.why} ({unknown.place})")
+        self.position = 0
+
+    def holds(self) -> bool:
+        if not self.words:
+            return False
+        found = self._or()
+        if self.position < len(self.words):
+            self._doubt(f"cannot make sense of {self.words[self.position][0]!r}")
+        return found
+
+    def _doubt(self, why: str) -> None:
+        if why not in self.unsure:
+            self.unsure.append(why)
+
+    def _unset(self, name: str) -> None:
+        self._doubt(f"it reads {name}, which neither the files nor the mapping set")
+
+    def _next_is(self, word: str) -> bool:
+        if self.position < len(self.words) and self.words[self.position] == (word, False):
+            self.position += 1
+            return True
+        return False
+
+    def _or(self) -> bool:
+        found = self._and()
+        while self._next_is("OR"):
+            right = self._and()
+            found = found or right
+        return found
+
+    def _and(self) -> bool:
+        found = self._not()
+        while self._next_is("AND"):
+            right = self._not()
+            found = found and right
+        return found
+
+    def _not(self) -> bool:
+        if self._next_is("NOT"):
+            return not self._not()
+        return self._term()
+
+    def _term(self) -> bool:
+        if self.position >= len(self.words):
+            self._doubt("it ends too early")
+            return False
+        if self._next_is("("):
+            found = self._or()
+            if not self._next_is(")"):
+                self._doubt("a parenthesis is not closed")
+            return found
+        word, quoted = self.words[self.position]
+        following = self.words[self.position + 1] if self.position + 1 < len(self.words) else ("", True)
+        operator = following[0] if not following[1] else ""
+        if word in _UNARY and not quoted and self.position + 1 < len(self.words) and operator not in _BINARY:
+            self.position += 2
+            return self._unary(word, following[0])
+        if operator in _BINARY or operator in ("MATCHES", "IN_LIST"):
+            if self.position + 2 >= len(self.words):
+                self._doubt(f"nothing follows {operator}")
+                self.position += 2
+                return False
+            right = self.words[self.position + 2]
+            self.position += 3
+            return self._binary((word, quoted), operator, right)
+        self.position += 1
+        return self._truth(word, quoted)
+
+    def _truth(self, word: str, quoted: bool) -> bool:
+        upper = word.upper()
+        if upper in _TRUE:
+            return True
+        if upper in FALSE or upper.endswith("-NOTFOUND"):
+            return False
+        if _NUMBER.fullmatch(word):
+            return float(word) != 0
+        if quoted:
+            return False
+        value = self._value_of(word)
+        return value is not None and value.upper() not in FALSE and not value.upper().endswith("-NOTFOUND")
+
+    def _value_of(self, name: str) -> str | None:
+        value = self.evaluator.value(name)
+        if value is None:
+            if name not in self.evaluator.assigned:
+                self._unset(name)
+        elif unknown := self.evaluator.unknown_in(value):
+            self._doubt(f"{unknown.why} ({unknown.place})")
+        return value
+
+    def _operand(self, word: tuple[str, bool]) -> str:
+        """Unquoted names of variables stand for their values."""
+        text, quoted = word
+        if quoted or self.evaluator.value(text) is None:
+            return text
+        return self._value_of(text) or ""
+
+    def _binary(self, left: tuple[str, bool], operator: str, right: tuple[str, bool]) -> bool:
+        if operator == "IN_LIST":
+            from ci.parity.cmake.evaluator import split
+
+            return self._operand(left) in split(self._value_of(right[0]) or "")
+        if operator == "MATCHES":
+            return self._matches(self._operand(left), right[0])
+        try:
+            return _BINARY[operator](self._operand(left), self._operand(right))
+        except ValueError:
+            return False
+
+    def _matches(self, text: str, pattern: str) -> bool:
+        try:
+            match = re.search(cmake_regex(pattern), text)
+        except re.error as error:
+            self._doubt(f"{pattern!r} is no regular expression ({error})")
+            return False
+        for number in range(10):
+            value = match[number] if match and number <= match.re.groups else ""
+            self.evaluator.assign(f"CMAKE_MATCH_{number}", value or "")
+        return match is not None
+
+    def _unary(self, operator: str, operand: str) -> bool:
+        evaluator = self.evaluator
+        if operator == "DEFINED":
+            name = (
+                operand.removeprefix("CACHE{").removesuffix("}") if operand.startswith("CACHE{") else operand
+            )
+            if evaluator.value(name) is None and name not in evaluator.assigned:
+                self._unset(name)
+            return evaluator.value(name) is not None
+        if operator == "TARGET":
+            if not evaluator.is_target(operand):
+                self._doubt(f"no file evaluated here declares the target {operand}")
+            return evaluator.is_target(operand)
+        if operator == "COMMAND":
+            name = operand.lower()
+            known = name in evaluator.definitions or name in evaluator.commands
+            if not known and name not in evaluator.project.ignored:
+                self._doubt(f"{operand}() is no command that is known here")
+            return known or name in evaluator.project.ignored
+        if operator == "POLICY":
+            return True
+        if operator == "IS_ABSOLUTE":
+            return posixpath.isabs(operand)
+        path = evaluator.path(operand)
+        if path is None or operator not in ("EXISTS", "IS_DIRECTORY"):
+            self._doubt(f"{operator} {operand} is outside the tree")
+            return False
+        if operator == "EXISTS" and path in evaluator.tree.files:
+            return True
+        return path in evaluator.tree.directories
+
+
+def cmake_regex(pattern: str) -> str:
+    """CMake's dialect has no escapes for classes and no counted repetition; Python reads the rest alike."""
+    return re.sub(r"(?<!\\)([{}])", r"\\\1", pattern).replace("[[", "[\\[")
+
+
+def _number(text: str) -> float:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(text)
+    return float(text)
+
+
+def _version(text: str) -> list[int]:
+    match = re.match(r"[0-9]+(?:\.[0-9]+)*", text)
+    parts = [int(part) for part in match[0].split(".")] if match else []
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return parts

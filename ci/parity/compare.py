@@ -1,0 +1,488 @@
+"""Where the two sides differ, and what in either is wrong on its own."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from ci.parity.buck import duplicates
+from ci.parity.file_api import Reply
+from ci.parity.mapping import Mapping, Pair
+from ci.parity.model import Glob, Item, Library, Place, Side, first_places, is_native, is_source
+from ci.parity.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The mapping's own file, as findings name it, and its text."""
+
+    name: str
+    text: str
+
+    def line(self, table: str, position: int) -> int:
+        """The line on which the given one of `[[table]]` begins."""
+        lines = [
+            number
+            for number, line in enumerate(self.text.splitlines(), 1)
+            if re.match(rf"\s*\[\[\s*{table}\s*\]\]", line)
+        ]
+        return lines[position] if position < len(lines) else 1
+
+
+@dataclass(slots=True)
+class Difference:
+    """What and where identify it: a file, pattern or dependency, in a pair, library or file."""
+
+    rule: str
+    place: Place
+    what: str
+    where: str
+    message: str
+    remedy: str
+    variants: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, Place, str, str]:
+        return self.rule, self.place, self.what, self.where
+
+
+class Findings:
+    """Collects differences, those of several variants once, and leaves out what is meant to differ."""
+
+    def __init__(self, mapping: Mapping, source: Source) -> None:
+        self.mapping, self.source = mapping, source
+        self._found: dict[tuple[str, Place, str, str], Difference] = {}
+        self._seen_dependencies: set[str] = set()
+        self.incomplete = False
+        """Whether something was not evaluated, so that entries may only seem to be unused."""
+
+    def add(self, found: Difference, variant: str = "") -> None:
+        kept = self._found.setdefault(found.key, found)
+        if variant and variant not in kept.variants:
+            kept.variants.append(variant)
+
+    def seen_dependency(self, name: str) -> None:
+        self._seen_dependencies.add(name)
+
+    def settled(self) -> tuple[Difference, ...]:
+        kept = []
+        used: set[int] = set()
+        for found in self._found.values():
+            covering = [
+                position
+                for position, entry in enumerate(self.mapping.deliberate)
+                if entry.covers(found.rule, found.what, found.where)
+            ]
+            used.update(covering)
+            if not covering:
+                kept.append(found)
+        if not self.incomplete:
+            kept += self._stale(used)
+        return tuple(sorted(kept, key=lambda found: (found.place, found.rule, found.what)))
+
+    def _stale(self, used: set[int]) -> Iterator[Difference]:
+        for position, entry in enumerate(self.mapping.deliberate):
+            if position not in used:
+                yield self.stale(
+                    "deliberate", position, f"{entry.rule} of {entry.what}", "no finding needs it"
+                )
+        for position, dependency in enumerate(self.mapping.dependencies):
+            if dependency.buck and dependency.cmake:
+                continue
+            for name in (*dependency.buck, *dependency.cmake):
+                if name not in self._seen_dependencies:
+                    yield self.stale("dependencies", position, name, "no mapped library depends on it")
+
+    def stale(self, table: str, position: int, what: str, why: str) -> Difference:
+        place = Place(self.source.name, self.source.line(table, position))
+        return Difference(
+            "parity-stale-entry",
+            place,
+            what,
+            table,
+            f"[[{table}]] {what} no longer applies: {why}",
+            f"remove it from {self.source.name}",
+        )
+
+
+def against_reply(found: Findings, variant: str, side: Side, reply: Reply) -> None:
+    """Check the evaluator by a configured build, and let the build's word count from here on."""
+    root = found.mapping.scope.root
+    for name in sorted(side.libraries.keys() | reply.targets.keys()):
+        library, target = side.libraries.get(name), reply.targets.get(name)
+        if target is None:
+            if library is not None and library.kind != "interface" and library.files:
+                _disagree(
+                    found, variant, library.place, name, name, "evaluated, and not in the configured build"
+                )
+            continue
+        if library is None:
+            if target.folder == root or target.folder.startswith(f"{root}/"):
+                place = Place(posixpath.join(target.folder, "CMakeLists.txt"), 1)
+                _disagree(found, variant, place, name, name, "in the configured build, and not evaluated")
+            continue
+        ours = first_places(
+            [*(item for item in library.files if item.scope != "INTERFACE"), *reached(side, library)]
+        )
+        theirs = first_places(target.files)
+        for path in sorted(ours.keys() - theirs.keys()):
+            _disagree(found, variant, ours[path], path, name, "evaluated, and not in the configured build")
+        for path in sorted(theirs.keys() - ours.keys()):
+            _disagree(found, variant, theirs[path], path, name, "in the configured build, and not evaluated")
+            library.files.append(Item(path, theirs[path]))
+        gone = ours.keys() - theirs.keys()
+        library.files = [item for item in library.files if item.name not in gone]
+
+
+def _disagree(found: Findings, variant: str, place: Place, what: str, name: str, how: str) -> None:
+    found.add(
+        Difference(
+            "parity-evaluator-disagrees",
+            place,
+            what,
+            name,
+            f"{what} of {name} is {how}",
+            "configure the build again; if it stays so, this evaluator is wrong: tell its keepers",
+        ),
+        variant,
+    )
+
+
+def reached(side: Side, library: Library) -> list[Item]:
+    """Files that come to a library from those it links: their PUBLIC and INTERFACE ones, and so on."""
+    files: list[Item] = []
+    pending = [item.name for item in library.dependencies if item.scope != "INTERFACE"]
+    seen = {library.name}
+    while pending:
+        name = pending.pop()
+        other = side.libraries.get(name)
+        if name in seen or other is None:
+            continue
+        seen.add(name)
+        files += [item for item in other.files if item.scope != "PRIVATE"]
+        pending += [item.name for item in other.dependencies if item.scope != "PRIVATE"]
+    return files
+
+
+def variant(found: Findings, name: str, buck: Side, cmake: Side) -> None:
+    """All that can be said of one variant."""
+    for side in (buck, cmake):
+        _troubles(found, name, side)
+        _missing_files(found, name, side)
+    if buck.failed or cmake.stopped:
+        found.incomplete = True
+    pairs = [pair for pair in found.mapping.pairs if name in pair.variants]
+    if not cmake.stopped:
+        for position, pair in enumerate(found.mapping.pairs):
+            if pair in pairs and not any(_package(label) in buck.failed for label in pair.buck):
+                _targets_exist(found, name, position, pair, buck, cmake)
+                _files(found, name, pair, buck, cmake)
+                _dependencies(found, name, pair, pairs, buck, cmake)
+    _unmapped(found, name, buck, cmake)
+    elsewhere = {label for pair in found.mapping.pairs for label in pair.buck}
+    here = {label for pair in pairs for label in pair.buck}
+    _compiled_twice(found, name, buck, leave_out=elsewhere - here)
+    _compiled_twice(found, name, cmake, leave_out=set())
+    _compiled_again(found, name, cmake)
+    _heavy(found, name, buck)
+
+
+def tree(found: Findings, tree: Tree, bucks: MappingOf[str, Side], cmakes: MappingOf[str, Side]) -> None:
+    """What only all variants together tell."""
+    sides = [*bucks.values(), *cmakes.values()]
+    _globs(found, [use for side in sides for use in side.globs])
+    _alone(found, bucks, cmakes)
+    if any(side.stopped for side in sides):
+        return
+    failed = {package for side in sides for package in side.failed}
+    known = {item.name for side in sides for library in side.libraries.values() for item in library.files}
+    scope = found.mapping.scope
+    for path in sorted(tree.under(scope.root)):
+        if path in known or not path.endswith(scope.suffixes):
+            continue
+        if any(path.startswith(f"{package}/") for package in failed):
+            continue
+        found.add(
+            Difference(
+                "parity-unknown-file",
+                Place(path, 1),
+                path,
+                "tree",
+                f"no build knows {path}",
+                "name it in targets.bzl (and in CMakeLists.txt, unless it is Python), or delete it",
+            )
+        )
+
+
+def _troubles(found: Findings, variant: str, side: Side) -> None:
+    for trouble in side.troubles:
+        found.incomplete = True
+        found.add(
+            Difference(
+                "parity-not-evaluated",
+                trouble.place,
+                trouble.what,
+                trouble.place.file,
+                f"cannot evaluate {trouble.what}: {trouble.why}",
+                f"say in {found.source.name} what it is, or write it more plainly",
+            ),
+            variant,
+        )
+
+
+def _missing_files(found: Findings, variant: str, side: Side) -> None:
+    for item in side.missing:
+        found.add(
+            Difference(
+                "parity-missing-file",
+                item.place,
+                item.name,
+                item.place.file,
+                f"{item.name} is named here, and does not exist",
+                "correct the name, or take it out",
+            ),
+            variant,
+        )
+
+
+def _targets_exist(found: Findings, variant: str, position: int, pair: Pair, buck: Side, cmake: Side) -> None:
+    place = Place(found.source.name, found.source.line("pairs", position))
+    for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
+        for name in names:
+            if name not in side.libraries:
+                found.add(
+                    Difference(
+                        "parity-target-missing",
+                        place,
+                        name,
+                        pair.name,
+                        f"{pair.name} maps {name}, which {build} does not declare",
+                        f"declare it, or correct the pair in {found.source.name}",
+                    ),
+                    variant,
+                )
+
+
+def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+    left = first_places(_native(buck, pair.buck))
+    right = first_places(_native(cmake, pair.cmake))
+    for path in sorted(right.keys() - left.keys()):
+        found.add(
+            Difference(
+                "parity-missing-in-buck",
+                right[path],
+                path,
+                pair.name,
+                f"CMake builds {path}, and {_any_of(pair.buck)} lacks it",
+                f"add it to {_targets_file(pair)}, or let --fix do it",
+            ),
+            variant,
+        )
+    for path in sorted(left.keys() - right.keys()):
+        found.add(
+            Difference(
+                "parity-missing-in-cmake",
+                left[path],
+                path,
+                pair.name,
+                f"{_any_of(pair.buck)} has {path}, and CMake's targets of {pair.name} lack it",
+                "add it to the target_sources of its library, or exclude it in targets.bzl",
+            ),
+            variant,
+        )
+
+
+def _native(side: Side, names: Iterable[str]) -> Iterator[Item]:
+    for name in names:
+        if library := side.libraries.get(name):
+            yield from (item for item in library.files if is_native(item.name))
+
+
+def _dependencies(
+    found: Findings, variant: str, pair: Pair, pairs: list[Pair], buck: Side, cmake: Side
+) -> None:
+    nodes = {name: f"pair {one.name}" for one in pairs for name in (*one.buck, *one.cmake)}
+    one_sided: set[str] = set()
+    for entry in found.mapping.dependencies:
+        for name in (*entry.buck, *entry.cmake):
+            nodes.setdefault(name, entry.name)
+        if not (entry.buck and entry.cmake):
+            one_sided.add(entry.name)
+    sides: list[dict[str, Item]] = []
+    for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
+        linked: dict[str, Item] = {}
+        for name in names:
+            library = side.libraries.get(name)
+            for item in library.dependencies if library else ():
+                found.seen_dependency(item.name)
+                node = nodes.get(item.name)
+                if node is None:
+                    found.add(_unknown_dependency(found, pair, item, build), variant)
+                elif node != f"pair {pair.name}" and node not in one_sided:
+                    linked.setdefault(node, item)
+        sides.append(linked)
+    left, right = sides
+    for node in sorted(right.keys() - left.keys()):
+        item = right[node]
+        found.add(
+            Difference(
+                "parity-dependency-missing-in-buck",
+                item.place,
+                node,
+                pair.name,
+                f"CMake links {item.name} in {pair.name}, and {_any_of(pair.buck)} has no such dependency",
+                f"add it to the deps in {_targets_file(pair)}",
+            ),
+            variant,
+        )
+    for node in sorted(left.keys() - right.keys()):
+        item = left[node]
+        found.add(
+            Difference(
+                "parity-dependency-missing-in-cmake",
+                item.place,
+                node,
+                pair.name,
+                f"{_any_of(pair.buck)} depends on {item.name}, and CMake links nothing of {pair.name} to it",
+                "link it with target_link_libraries, or take it out of targets.bzl",
+            ),
+            variant,
+        )
+
+
+def _unknown_dependency(found: Findings, pair: Pair, item: Item, build: str) -> Difference:
+    return Difference(
+        "parity-dependency-unmapped",
+        item.place,
+        item.name,
+        pair.name,
+        f"{build}'s {pair.name} depends on {item.name}, which is in no [[dependencies]]",
+        f"name it in {found.source.name}",
+    )
+
+
+def _unmapped(found: Findings, variant: str, buck: Side, cmake: Side) -> None:
+    pairs = found.mapping.pairs
+    mapped = {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
+    mapped |= {name for alone in found.mapping.alone for name in (*alone.buck, *alone.cmake)}
+    for side, build in ((buck, "Buck"), (cmake, "CMake")):
+        for library in side.libraries.values():
+            if library.name in mapped or not any(is_native(item.name) for item in library.files):
+                continue
+            found.add(
+                Difference(
+                    "parity-unmapped-target",
+                    library.place,
+                    library.name,
+                    build,
+                    f"{build}'s {library.name} is in no pair",
+                    f"give it a pair in {found.source.name}, or list it under [[alone]] with the reason",
+                ),
+                variant,
+            )
+
+
+def _compiled_twice(found: Findings, variant: str, side: Side, leave_out: set[str]) -> None:
+    first: dict[str, str] = {}
+    for library in side.libraries.values():
+        if library.name in leave_out:
+            continue
+        if library.name.startswith("//"):
+            for item in duplicates(library):
+                _twice(found, variant, item, library.name, f"twice in {library.name}")
+        for path, place in first_places(library.compiled).items():
+            other = first.setdefault(path, library.name)
+            if other != library.name:
+                _twice(
+                    found, variant, Item(path, place), library.name, f"in {other} and again in {library.name}"
+                )
+
+
+def _compiled_again(found: Findings, variant: str, cmake: Side) -> None:
+    """Sources that a library hands on to those who link it are compiled there once more."""
+    for library in cmake.libraries.values():
+        if library.kind == "interface":
+            continue
+        for item in reached(cmake, library):
+            if is_source(item.name):
+                _twice(found, variant, item, library.name, f"{item.scope} here, so again in {library.name}")
+
+
+def _twice(found: Findings, variant: str, item: Item, where: str, how: str) -> None:
+    found.add(
+        Difference(
+            "parity-compiled-twice",
+            item.place,
+            item.name,
+            where,
+            f"{item.name} is compiled {how}",
+            "leave it in one library, PRIVATE, and let the others depend on that one",
+        ),
+        variant,
+    )
+
+
+def _heavy(found: Findings, variant: str, buck: Side) -> None:
+    for rule in found.mapping.heavy:
+        for library in buck.libraries.values():
+            if library.name in rule.allowed:
+                continue
+            for item in library.dependencies:
+                if any(fnmatchcase(item.name, pattern) for pattern in rule.dependencies):
+                    found.add(
+                        Difference(
+                            "parity-heavy-dependency",
+                            item.place,
+                            item.name,
+                            library.name,
+                            f"{library.name} depends on {item.name}: {rule.reason}",
+                            "take it out of targets.bzl",
+                        ),
+                        variant,
+                    )
+
+
+def _globs(found: Findings, uses: list[Glob]) -> None:
+    """A pattern of a shared macro may match in one directory and not in the next: it is empty only if it
+    never matches."""
+    matching = {(use.place, use.pattern, use.exclude) for use in uses if use.matched}
+    for use in uses:
+        if (use.place, use.pattern, use.exclude) in matching:
+            continue
+        rule, kind = ("parity-exclude-empty", "exclude") if use.exclude else ("parity-glob-empty", "pattern")
+        found.add(
+            Difference(
+                rule,
+                use.place,
+                use.pattern,
+                use.place.file,
+                f'the {kind} "{use.pattern}" matches nothing',
+                "correct it, or take it out, or let --fix do it",
+            )
+        )
+
+
+def _alone(found: Findings, bucks: MappingOf[str, Side], cmakes: MappingOf[str, Side]) -> None:
+    known = {name for side in (*bucks.values(), *cmakes.values()) for name in side.libraries}
+    if found.incomplete:
+        return
+    for position, alone in enumerate(found.mapping.alone):
+        for name in (*alone.buck, *alone.cmake):
+            if name not in known:
+                found.add(found.stale("alone", position, name, "no build declares it"))
+
+
+def _any_of(labels: tuple[str, ...]) -> str:
+    return " or ".join(labels)
+
+
+def _package(label: str) -> str:
+    return label.removeprefix("//").partition(":")[0]
+
+
+def _targets_file(pair: Pair) -> str:
+    return posixpath.join(_package(pair.buck[0]), "targets.bzl")

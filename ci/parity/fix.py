@@ -1,0 +1,189 @@
+"""Mends Buck files where that is certain: a change is kept only if, evaluated, it settles what it is for and
+brings nothing new."""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+
+from ci.parity.check import Checked
+from ci.parity.compare import Difference
+from ci.parity.mapping import Mapping
+from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
+from ci.parity.tree import Tree
+
+MOST_ANCHORS = 12
+"""Places tried for one missing file; the first few are of its own shape, and the rest hardly ever right."""
+
+ORDER = (
+    "parity-missing-in-buck",
+    "parity-dependency-missing-in-buck",
+    "parity-unknown-file",
+    "parity-glob-empty",
+    "parity-exclude-empty",
+    "parity-missing-file",
+    "parity-compiled-twice",
+    "parity-heavy-dependency",
+)
+"""What is missing goes first: it may be what a pattern that matches nothing was meant to be."""
+
+
+def mend(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[str, str]:
+    """The changed texts by path; empty where nothing is certain."""
+    changed: dict[str, str] = {}
+    current = check(tree)
+    given_up: set[tuple[str, str, str]] = set()
+    while found := _next(current, given_up):
+        mended = _mended(tree.changed(changed), mapping, check, current, found)
+        if mended is None:
+            given_up.add(_identity(found)[1:])
+            continue
+        path, text, current = mended
+        changed[path] = text
+    return changed
+
+
+def patch(tree: Tree, changed: dict[str, str]) -> str:
+    """A unified diff for `git apply`."""
+    lines: list[str] = []
+    for path, text in sorted(changed.items()):
+        before = tree.read(path).splitlines(keepends=True)
+        after = text.splitlines(keepends=True)
+        lines += difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+    return "".join(lines)
+
+
+def _next(checked: Checked, given_up: set[tuple[str, str, str]]) -> Difference | None:
+    for rule in ORDER:
+        for found in checked.differences:
+            if found.rule == rule and _identity(found)[1:] not in given_up:
+                return found
+    return None
+
+
+def _identity(found: Difference) -> tuple[str, str, str, str]:
+    """Without its line, which moves as files change."""
+    return found.place.file, found.rule, found.what, found.where
+
+
+def _mended(
+    tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked], current: Checked, found: Difference
+) -> tuple[str, str, Checked] | None:
+    before = Counter(_identity(one) for one in current.differences)
+    for path, text in _candidates(tree, mapping, current, found):
+        checked = check(tree.changed({path: text}))
+        after = Counter(_identity(one) for one in checked.differences)
+        if after <= before and after[_identity(found)] < before[_identity(found)]:
+            return path, text, checked
+    return None
+
+
+def _candidates(
+    tree: Tree, mapping: Mapping, checked: Checked, found: Difference
+) -> Iterator[tuple[str, str]]:
+    if found.rule in ("parity-missing-in-buck", "parity-unknown-file"):
+        for file in _buck_files(tree, mapping, found):
+            yield from ((file, text) for text in _with_file(tree, checked, file, found.what))
+    elif found.rule == "parity-dependency-missing-in-buck":
+        for file in _buck_files(tree, mapping, found):
+            yield from ((file, text) for text in _with_dependency(tree, mapping, file, found.what))
+    elif found.place.file.endswith((".bzl", "/BUCK", "/TARGETS")):
+        yield from ((found.place.file, text) for text in _without(tree, found))
+
+
+def _buck_files(tree: Tree, mapping: Mapping, found: Difference) -> list[str]:
+    """Where the library that lacks it is declared."""
+    if found.rule == "parity-unknown-file":
+        if not found.what.endswith(".py"):
+            return []
+        folders = [posixpath.dirname(found.what)]
+        while folders[-1]:
+            folders.append(posixpath.dirname(folders[-1]))
+        named = [posixpath.join(folder, "targets.bzl") for folder in folders]
+        # Only the nearest package may have a say in a file.
+        return [path for path in named if path in tree.files][:1]
+    labels = [label for pair in mapping.pairs if pair.name == found.where for label in pair.buck]
+    packages = dict.fromkeys(label.removeprefix("//").partition(":")[0] for label in labels)
+    named = [posixpath.join(package, "targets.bzl") for package in packages]
+    return [path for path in named if path in tree.files]
+
+
+def _with_file(tree: Tree, checked: Checked, file: str, path: str) -> Iterator[str]:
+    text = tree.read(file)
+    wanted = posixpath.relpath(path, posixpath.dirname(file))
+    suffix = PurePosixPath(wanted).suffix
+    found = literals(text)
+    excluded = [literal for literal in found if literal.value == wanted]
+    anchors = [literal for literal in found if literal.value.endswith(suffix) and literal.value != wanted]
+    # Of anchors alike, the one that comes before it in the alphabet.
+    anchors.sort(key=lambda literal: literal.value, reverse=True)
+    anchors.sort(key=lambda literal: (_distance(literal.value, wanted), literal.value > wanted))
+    dead = set(_dead(checked, file))
+    for literal in anchors:
+        if (literal.line, literal.value) in dead:
+            yield replaced(text, literal, _as(literal, wanted))
+    for literal in excluded:
+        yield without(text, literal)
+    for literal in anchors[:MOST_ANCHORS]:
+        if "*" in literal.value or "/" not in wanted:
+            yield with_after(text, literal, _as(literal, wanted))
+        yield with_after(text, literal, wanted)
+
+
+def _dead(checked: Checked, file: str) -> Iterator[tuple[int, str]]:
+    """Lines and values of literals that stand for no file."""
+    for one in checked.differences:
+        if one.place.file == file and one.rule == "parity-glob-empty":
+            yield one.place.line, one.what
+        elif one.place.file == file and one.rule == "parity-missing-file":
+            yield one.place.line, posixpath.relpath(one.what, posixpath.dirname(file))
+
+
+def _as(anchor: Literal, wanted: str) -> str:
+    """The wanted file in the manner of an anchor: a pattern where that is one."""
+    if "*" not in anchor.value:
+        return wanted
+    return posixpath.join(posixpath.dirname(wanted), f"*{PurePosixPath(wanted).suffix}")
+
+
+def _distance(value: str, wanted: str) -> tuple[int, int, int]:
+    """How unlike two paths are: by depth, then by directories, then whether it is no pattern."""
+    left, right = value.split("/")[:-1], wanted.split("/")[:-1]
+    unlike = sum(one != other for one, other in zip(reversed(left), reversed(right), strict=False))
+    return abs(len(left) - len(right)), unlike, 0 if "*" in value else 1
+
+
+def _with_dependency(tree: Tree, mapping: Mapping, file: str, node: str) -> Iterator[str]:
+    text = tree.read(file)
+    names = next((entry.buck for entry in mapping.dependencies if entry.name == node), ())
+    if not names:
+        names = next((pair.buck for pair in mapping.pairs if f"pair {pair.name}" == node), ())
+    if len(names) != 1:
+        return
+    value = _spelt(mapping, names[0], posixpath.dirname(file))
+    for literal in literals(text):
+        if literal.value.startswith(("//", ":", "fbsource//")) and ".bzl" not in literal.value:
+            yield with_after(text, literal, value)
+
+
+def _spelt(mapping: Mapping, label: str, package: str) -> str:
+    """As the files spell it: their own targets by `:name`, others from the cell of the tree."""
+    if label.startswith(f"//{package}:"):
+        return label[len(package) + 2 :]
+    cells = mapping.buck.cells.items()
+    cell = next((cell for cell, begins in cells if cell.startswith("//") and not begins), "")
+    return f"{cell}{label[1:]}" if cell and label.startswith("//") else label
+
+
+def _without(tree: Tree, found: Difference) -> Iterator[str]:
+    text = tree.read(found.place.file)
+    package = posixpath.dirname(found.place.file)
+    names = {found.what, posixpath.relpath(found.what, package)} if found.what else set()
+    if found.rule == "parity-heavy-dependency":
+        names = {one.value for one in literals(text) if one.value.endswith(found.what.lstrip("/"))}
+    for literal in literals(text):
+        if literal.line == found.place.line and literal.value in names:
+            yield without(text, literal)

@@ -1,0 +1,199 @@
+"""manifests/parity.toml: which Buck targets stand for which CMake targets, and what differs on purpose."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from provisioning.manifest import Model, Name, load
+from provisioning.settings import MANIFESTS
+
+MAPPING = MANIFESTS / "parity.toml"
+TITLE = "Which Buck and CMake targets are the same, and what differs on purpose"
+
+Reason = Annotated[str, StringConstraints(min_length=10)]
+Label = Annotated[str, StringConstraints(pattern=r"^//[^:]*:[^:/]+$")]
+Rule = Annotated[str, StringConstraints(pattern=r"^parity-[a-z-]+$")]
+
+
+class Scope(Model):
+    """Which files of the tree are anyone's business."""
+
+    root: str
+    suffixes: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Load(Model):
+    """What a `load()` of a file outside the tree gives. Its symbols, by what they do here."""
+
+    label: str
+    rules: tuple[str, ...] = ()
+    """Structs of rule functions, as `runtime`: every call is recorded."""
+    calls: tuple[str, ...] = ()
+    """Functions that call their `_kind` argument with the others."""
+    texts: tuple[str, ...] = ()
+    """Functions that return text made of their name and arguments, which only dependencies use."""
+    values: dict[str, str | bool] = Field(default_factory=dict)
+
+
+class Buck(Model):
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of the files that declare targets, the first that a directory has is its own."""
+    entry: str
+    """The function that is called where a directory has only a library of macros (targets.bzl)."""
+    cells: dict[str, str]
+    """Prefixes of labels that mean the tree, and where in it they begin."""
+    rules: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Rule functions that declare a library of files."""
+    other_rules: tuple[str, ...]
+    """Rule functions whose files no build compiles into a library."""
+    fields: dict[str, str | bool] = Field(default_factory=dict)
+    """Constants of the struct of rules."""
+    texts: tuple[str, ...] = ()
+    """Functions of the struct of rules that only make text."""
+    loads: tuple[Load, ...] = ()
+
+
+class CMake(Model):
+    entry: str
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Set for every variant: what a project above, a toolchain file or CMake itself would set."""
+    ignored_commands: tuple[str, ...] = ()
+    """Commands of projects that are not in the tree, none of which changes what a target is made of."""
+    outside: tuple[str, ...] = ()
+    """Directories that add_subdirectory names and that hold other projects."""
+
+
+class Variant(Model):
+    name: Name
+    summary: str
+    cmake: dict[str, str]
+    select: tuple[str, ...]
+    """Buck's constraints that hold; a branch for one that no variant names is reported."""
+    read_config: dict[str, str] = Field(default_factory=dict)
+    """`section.key`, over what the tree's .buckconfig says."""
+
+
+class Pair(Model):
+    name: Name
+    buck: Annotated[tuple[Label, ...], Field(min_length=1)]
+    cmake: Annotated[tuple[str, ...], Field(min_length=1)]
+    variants: Annotated[tuple[Name, ...], Field(min_length=1)]
+
+
+class Alone(Model):
+    """Targets that only one of the builds has."""
+
+    buck: tuple[Label, ...] = ()
+    cmake: tuple[str, ...] = ()
+    reason: Reason
+
+
+class Dependency(Model):
+    """A library outside the pairs, under the names that each build has for it. One with names on one side
+    only is a difference that is meant, so it has a reason."""
+
+    name: Name
+    buck: tuple[str, ...] = ()
+    cmake: tuple[str, ...] = ()
+    reason: Reason | None = None
+
+    @model_validator(mode="after")
+    def _explained(self) -> Dependency:
+        if not (self.buck or self.cmake):
+            raise ValueError("names in buck or in cmake")
+        if not (self.buck and self.cmake) and self.reason is None:
+            raise ValueError("a reason, for only one build has it")
+        return self
+
+
+class Heavy(Model):
+    """Dependencies that only the named libraries may have."""
+
+    dependencies: Annotated[tuple[str, ...], Field(min_length=1)]
+    allowed: tuple[Label, ...] = ()
+    reason: Reason
+
+
+class PinPlace(Model):
+    file: str
+    """A path or a glob; each file that matches must say the pin where it says it at all, and one must."""
+    pattern: str
+    """A regular expression with a group `value`; every match counts."""
+    parts: Annotated[int, Field(ge=1)] | None = None
+    """How many parts of the version this place has to say; all by default."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _has_value(cls, value: str) -> str:
+        try:
+            groups = re.compile(value).groupindex
+        except re.error as error:
+            raise ValueError(f"a regular expression ({error})") from None
+        if "value" not in groups:
+            raise ValueError("a group named `value`")
+        return value
+
+
+class Pin(Model):
+    """A version that several places repeat; the first place is the one that counts."""
+
+    name: str
+    places: Annotated[tuple[PinPlace, ...], Field(min_length=2)]
+    same: dict[str, str] = Field(default_factory=dict)
+    """Other spellings: `26.2.11394342` is `r26c`."""
+
+
+class Deliberate(Model):
+    """A difference that is meant. One that no finding needs any more is an error."""
+
+    rule: Rule
+    what: str
+    """The file, pattern or dependency of the finding; `*` matches anything."""
+    where: str = "*"
+    """The pair, library or file it is about."""
+    reason: Reason
+
+    def covers(self, rule: str, what: str, where: str) -> bool:
+        return self.rule == rule and fnmatchcase(what, self.what) and fnmatchcase(where, self.where)
+
+
+class Mapping(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    scope: Scope
+    buck: Buck
+    cmake: CMake
+    variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
+    pairs: tuple[Pair, ...]
+    alone: tuple[Alone, ...] = ()
+    dependencies: tuple[Dependency, ...] = ()
+    heavy: tuple[Heavy, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    deliberate: tuple[Deliberate, ...] = ()
+
+    @model_validator(mode="after")
+    def _variants_exist(self) -> Mapping:
+        known = {variant.name for variant in self.variants}
+        for pair in self.pairs:
+            for name in pair.variants:
+                if name not in known:
+                    raise ValueError(f"variants of pair {pair.name} among {sorted(known)}, not {name!r}")
+        return self
+
+
+def load_mapping(path: Path = MAPPING) -> Mapping:
+    return load(path, Mapping)
+
+
+def schema() -> str:
+    """manifests/schema/parity.json."""
+    import json
+
+    from provisioning.verbs.generate import DIALECT
+
+    document = {"$schema": DIALECT, **Mapping.model_json_schema(), "title": TITLE}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"

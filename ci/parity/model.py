@@ -1,0 +1,104 @@
+"""What both sides are evaluated into: libraries of files and dependencies, each with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".S"})
+HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".inc"})
+PYTHON_SUFFIXES = frozenset({".py", ".pyi"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A line of a file of the tree; `str` is what findings carry."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A file or a dependency that a library names, and where."""
+
+    name: str
+    place: Place
+    scope: str = "PRIVATE"
+    """CMake's: PUBLIC and INTERFACE ones reach whoever links the library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something that could not be evaluated. `what` names the construct, so that it stays itself when lines
+    move."""
+
+    place: Place
+    what: str
+    why: str
+
+
+@dataclass(slots=True)
+class Library:
+    """A target of either build. `files` are paths in the tree; generated ones are left out, for neither side
+    has them on disk."""
+
+    name: str
+    kind: str
+    place: Place
+    files: list[Item] = field(default_factory=list)
+    dependencies: list[Item] = field(default_factory=list)
+
+    @property
+    def compiled(self) -> list[Item]:
+        return [item for item in self.files if is_source(item.name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """One pattern of a glob call, and the files that it matched; `exclude` says which list it was in."""
+
+    pattern: str
+    package: str
+    place: Place
+    matched: frozenset[str]
+    exclude: bool = False
+
+
+@dataclass(slots=True)
+class Side:
+    """One build system's view of the tree for one variant."""
+
+    libraries: dict[str, Library] = field(default_factory=dict)
+    globs: list[Glob] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    missing: list[Item] = field(default_factory=list)
+    """Files that are named but are not on disk."""
+    failed: set[str] = field(default_factory=set)
+    """Directories (of Buck) that could not be evaluated to their end."""
+    stopped: bool = False
+    """Whether evaluation ended early, so that nothing is to be concluded from what is not there."""
+
+
+def is_source(path: str) -> bool:
+    return PurePosixPath(path).suffix in SOURCE_SUFFIXES
+
+
+def is_header(path: str) -> bool:
+    return PurePosixPath(path).suffix in HEADER_SUFFIXES
+
+
+def is_native(path: str) -> bool:
+    """Whether both builds have a say in it; Python is Buck's alone."""
+    return is_source(path) or is_header(path)
+
+
+def first_places(items: Iterable[Item]) -> dict[str, Place]:
+    found: dict[str, Place] = {}
+    for item in items:
+        found.setdefault(item.name, item.place)
+    return found

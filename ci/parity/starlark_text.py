@@ -1,0 +1,86 @@
+"""String literals of a Starlark text, with their lines: where a value was written, and where to mend it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"""
+    (?P<comment>\#[^\n]*)
+  | (?P<string>(?:\b[rR])?(?:'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"
+      |'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"))
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    value: str
+    line: int
+    begin: int
+    end: int
+
+
+def literals(text: str) -> list[Literal]:
+    """In the order of the text. What no parser could read is left out: the interpreter reports it."""
+    found: list[Literal] = []
+    line, counted = 1, 0
+    for match in _TOKEN.finditer(text):
+        if match["string"] is None:
+            continue
+        line += text.count("\n", counted, match.start())
+        counted = match.start()
+        try:
+            value = ast.literal_eval(match["string"])
+        except (SyntaxError, ValueError):
+            continue
+        found.append(Literal(value, line, match.start(), match.end()))
+    return found
+
+
+def nearest(found: list[Literal], value: str, line: int) -> Literal | None:
+    """The literal of that value at or after a line, else the last one before it."""
+    before = None
+    for literal in found:
+        if literal.value == value:
+            if literal.line >= line:
+                return literal
+            before = literal
+    return before
+
+
+def without(text: str, literal: Literal) -> str:
+    """The text with one element of a list taken out, and its line with it when nothing else is on it."""
+    begin, end = literal.begin, literal.end
+    rest = re.compile(r"[ \t]*,[ \t]*").match(text, end)
+    if rest:
+        end = rest.end()
+    elif before := re.compile(r",[ \t]*\Z").search(text, 0, begin):
+        begin = before.start()
+    start_of_line = text.rfind("\n", 0, begin) + 1
+    comment = re.compile(r"(?:#[^\n]*)?(?:\n|\Z)").match(text, end)
+    if comment and not text[start_of_line:begin].strip():
+        return text[:start_of_line] + text[comment.end() :]
+    return text[:begin] + text[end:]
+
+
+def with_after(text: str, literal: Literal, value: str) -> str:
+    """The text with one more element after a literal, laid out as that one is."""
+    made = quoted(value)
+    start_of_line = text.rfind("\n", 0, literal.begin) + 1
+    indent = text[start_of_line : literal.begin]
+    rest = re.compile(r"[ \t]*,[ \t]*(?:#[^\n]*)?\n").match(text, literal.end)
+    if rest and not indent.strip():
+        return f"{text[: rest.end()]}{indent}{made},\n{text[rest.end() :]}"
+    return f"{text[: literal.end]}, {made}{text[literal.end :]}"
+
+
+def replaced(text: str, literal: Literal, value: str) -> str:
+    return text[: literal.begin] + quoted(value) + text[literal.end :]
+
+
+def quoted(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,156 @@
+"""The files that are looked at: a directory, listed once, with changes laid over it in memory."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from pathlib import Path
+
+from provisioning.errors import CheckFailed
+
+SKIPPED = frozenset({".git", ".hg", "__pycache__", "node_modules", "third-party", "cmake-out", "buck-out"})
+"""Directories that hold none of the tree's own build files; build directories are known by CMakeCache.txt."""
+
+
+class Tree:
+    """Paths are relative, with `/`. `over` holds changed texts; None removes a file."""
+
+    def __init__(
+        self,
+        root: Path,
+        over: Mapping[str, str | None] | None = None,
+        *,
+        listing: frozenset[str] | None = None,
+    ) -> None:
+        self.root = root
+        self.over = dict(over or {})
+        self._listed = frozenset(_walk(root)) if listing is None else listing
+
+    def changed(self, over: Mapping[str, str | None]) -> Tree:
+        """The same tree with more changes; nothing is read again from disk."""
+        made = Tree(self.root, {**self.over, **over}, listing=self._listed)
+        made._texts = self._texts
+        return made
+
+    @cached_property
+    def files(self) -> frozenset[str]:
+        gone = {path for path, text in self.over.items() if text is None}
+        return (self._listed | self.over.keys()) - gone
+
+    @cached_property
+    def directories(self) -> frozenset[str]:
+        found = {""}
+        for path in self.files:
+            folder = posixpath.dirname(path)
+            while folder not in found:
+                found.add(folder)
+                folder = posixpath.dirname(folder)
+        return frozenset(found)
+
+    @cached_property
+    def _by_directory(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for path in sorted(self.files):
+            found.setdefault(posixpath.dirname(path), []).append(path)
+        return found
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        return {}
+
+    def read(self, path: str) -> str:
+        if (text := self.over.get(path)) is not None:
+            return text
+        if path not in self._texts:
+            try:
+                self._texts[path] = (self.root / path).read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise CheckFailed(
+                    f"{path}: expected UTF-8, found {error.object[error.start]:#04x} at byte {error.start}",
+                    remedy=f"save {path} as UTF-8",
+                ) from error
+            except OSError as error:
+                raise CheckFailed(
+                    f"cannot read {path}: {error.strerror}", remedy=f"make {self.root / path} readable"
+                ) from error
+        return self._texts[path]
+
+    def under(self, folder: str) -> Iterator[str]:
+        """Files below a folder (`""` is the whole tree), sorted by directory."""
+        for directory, paths in self._by_directory.items():
+            if not folder or directory == folder or directory.startswith(folder + "/"):
+                yield from paths
+
+    def match(self, pattern: str, folder: str = "") -> frozenset[str]:
+        """Files below `folder` whose path relative to it the pattern matches: `*` stays within a directory,
+        `**` does not. No name that begins with a dot is matched by a wildcard."""
+        if not any(sign in pattern for sign in "*?["):
+            path = normal(posixpath.join(folder, pattern))
+            return frozenset({path} if path in self.files else ())
+        start = len(folder) + 1 if folder else 0
+        fits = glob_regex(pattern).fullmatch
+        head, _, tail = pattern.rpartition("/")
+        if not any(sign in head for sign in "*?["):
+            # Most patterns name one directory, and most trees have many.
+            paths = self._by_directory.get(normal(posixpath.join(folder, head)), []) if tail else []
+            return frozenset(path for path in paths if fits(path[start:]))
+        return frozenset(path for path in self.under(folder) if fits(path[start:]))
+
+
+def normal(path: str) -> str:
+    """Without `.` and `..`; the top is the empty string."""
+    made = posixpath.normpath(path) if path else ""
+    return "" if made == "." else made
+
+
+@cache
+def glob_regex(pattern: str) -> re.Pattern[str]:
+    parts: list[str] = []
+    pieces = pattern.split("/")
+    for position, piece in enumerate(pieces):
+        last = position == len(pieces) - 1
+        if piece == "**":
+            parts.append(r"(?:[^/.][^/]*/)*" if not last else r"(?:[^/.][^/]*/)*[^/.][^/]*")
+        else:
+            parts.append(_piece_regex(piece) + ("" if last else "/"))
+    return re.compile("".join(parts))
+
+
+def _piece_regex(piece: str) -> str:
+    made = r"(?!\.)" if piece[:1] in ("*", "?", "[") else ""
+    position = 0
+    while position < len(piece):
+        sign = piece[position]
+        end = piece.find("]", position + 2) if sign == "[" else -1
+        if sign == "*":
+            made += "[^/]*"
+        elif sign == "?":
+            made += "[^/]"
+        elif end > 0:
+            body = piece[position + 1 : end].replace("\\", r"\\")
+            made += "[" + ("^" + body[1:] if body[0] in "!^" else body) + "]"
+            position = end
+        else:
+            made += re.escape(sign)
+        position += 1
+    return made
+
+
+def _walk(root: Path) -> Iterator[str]:
+    pending = [("", str(root))]
+    while pending:
+        prefix, folder = pending.pop()
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        if prefix and any(entry.name == "CMakeCache.txt" for entry in found):
+            continue
+        for entry in found:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in SKIPPED:
+                    pending.append((f"{name}/", entry.path))
+            elif entry.is_file():
+                yield name

@@ -1,0 +1,186 @@
+"""`buck_parity`: check that a tree's Buck and CMake files build the same, and mend what is certain."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping as MappingOf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.settings import ROOT, Selection, add_selection, selection_of
+
+if TYPE_CHECKING:
+    from ci.parity.check import Checked
+    from ci.parity.file_api import Reply
+    from ci.parity.mapping import Mapping
+    from ci.parity.tree import Tree
+    from provisioning.findings import StageRun
+
+EXAMPLES = """\
+  nox -s buck_parity -- --executorch ~/executorch
+  nox -s buck_parity -- --fix
+  nox -s buck_parity -- --build host=cmake-out --build android=build-android
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("--executorch", type=Path, metavar="DIR", help="the tree to check [EXECUTORCH_ROOT]")
+    parser.add_argument(
+        "--mapping", type=Path, metavar="FILE", help="what to compare [manifests/parity.toml]"
+    )
+    parser.add_argument(
+        "--build",
+        action="append",
+        default=[],
+        metavar="VARIANT=DIR",
+        help="a configured build directory of a variant: CMake's own word counts, and checks ours",
+    )
+    parser.add_argument("--fix", action="store_true", help="mend the Buck files where it is certain")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="with --fix: write only the patch, beside the report"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.parity.mapping import MAPPING, load_mapping
+    from provisioning.cli import command_line
+    from provisioning.errors import UsageError
+    from provisioning.findings import Outcome, StageRun
+    from provisioning.rendering import show
+
+    if args.dry_run and not args.fix:
+        raise UsageError("--dry-run changes what --fix does, and there is no --fix", remedy="add --fix")
+    selection = selection_of(args)
+    stage = StageRun(
+        "buck_parity", selection.profile, "", command_line("nox -s buck_parity --", sys.argv[2:])
+    )
+    try:
+        root = _root(args.executorch, selection, os.environ)
+        if args.fix and not args.dry_run and root.resolve().is_relative_to(selection.store.resolve()):
+            raise UsageError(
+                f"{root} is in the store, where nothing may change",
+                remedy="add --dry-run for a patch, or name a tree of your own with --executorch",
+            )
+        mapping_file = args.mapping or MAPPING
+        mapping = load_mapping(mapping_file)
+        _check(stage, root, mapping_file, mapping, args, selection)
+    except BaseException:
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
+    report = stage.finish()
+    report.write(selection.reports)
+    show(report)
+    return 0 if report.outcome is Outcome.PASS else 1
+
+
+def _check(
+    stage: StageRun,
+    root: Path,
+    mapping_file: Path,
+    mapping: Mapping,
+    args: argparse.Namespace,
+    selection: Selection,
+) -> None:
+    from ci.parity.check import check
+    from ci.parity.compare import Source
+    from ci.parity.fix import mend, patch
+    from ci.parity.tree import Tree
+    from provisioning.findings import Artifact
+
+    replies = _replies(args.build, root, mapping)
+    source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
+    begun = time.perf_counter()
+    tree = Tree(root)
+
+    def checked(tree: Tree) -> Checked:
+        return check(tree, mapping, source=source, replies=replies)
+
+    found = checked(tree)
+    stage.metrics["check_seconds"] = round(time.perf_counter() - begun, 3)
+    if args.fix:
+        changed = mend(tree, mapping, checked)
+        stage.metrics["mended_files"] = len(changed)
+        before = len(found.differences)
+        if changed:
+            found = checked(tree.changed(changed))
+            selection.reports.mkdir(parents=True, exist_ok=True)
+            file = selection.reports / "buck_parity.patch"
+            file.write_text(patch(tree, changed), encoding="utf-8")
+            stage.artifacts.append(Artifact.of("patch", file))
+            if not args.dry_run:
+                _write(root, changed)
+        stage.metrics["mended"] = before - len(found.differences)
+    _report(stage, tree, found)
+
+
+def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
+    from provisioning.findings import Severity
+
+    for one in found.differences:
+        where = f" [{', '.join(one.variants)}]" if one.variants else ""
+        stage.add(one.rule, Severity.ERROR, str(one.place), one.message + where, one.remedy)
+    names = [path.rpartition("/")[2] for path in tree.files]
+    stage.metrics["files"] = len(names)
+    stage.metrics["buck_files"] = sum(name in ("BUCK", "TARGETS") or name.endswith(".bzl") for name in names)
+    stage.metrics["cmake_files"] = sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names)
+    stage.metrics["buck_libraries"] = len(next(iter(found.buck.values())).libraries)
+    stage.metrics["cmake_libraries"] = len(next(iter(found.cmake.values())).libraries)
+    stage.metrics["variants"] = len(found.buck)
+
+
+def _write(root: Path, changed: MappingOf[str, str]) -> None:
+    for path, text in changed.items():
+        file = root / path
+        part = file.with_name(f".{file.name}.part")
+        part.write_text(text, encoding="utf-8")
+        part.chmod(file.stat().st_mode & 0o7777)
+        part.replace(file)
+
+
+def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]) -> Path:
+    from provisioning.environment import users_own
+    from provisioning.errors import EnvironmentLacking
+    from provisioning.manifest import load_profile
+    from provisioning.store import Store
+
+    component = "executorch-source"
+    if named is None and (own := users_own(component, selection.store, environ, [])):
+        named = Path(own[1])
+    if named is None:
+        pin = load_profile(selection.profile).components.get("executorch-source")
+        tree = Store(selection.store).find_any(component, pin) if pin else None
+        named = tree.root if tree else None
+    remedy = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
+    if named is None:
+        raise EnvironmentLacking("there is no ExecuTorch tree to check", remedy=remedy)
+    root = named.expanduser().absolute()
+    if not root.is_dir():
+        raise EnvironmentLacking(f"{root} is no directory", remedy=remedy)
+    return root
+
+
+def _replies(given: list[str], root: Path, mapping: Mapping) -> dict[str, Reply]:
+    from ci.parity.file_api import read_reply
+    from provisioning.errors import UsageError
+
+    known = [variant.name for variant in mapping.variants]
+    found = {}
+    for text in given:
+        name, equals, directory = text.partition("=")
+        if not equals or name not in known:
+            raise UsageError(
+                f"--build {text}: expected VARIANT=DIR with one of {', '.join(known)}",
+                remedy=f"--build {known[0]}={text}",
+            )
+        found[name] = read_reply(Path(directory).expanduser().absolute(), root)
+    return found
+
+
+def _name(file: Path) -> str:
+    """As findings name it: from this repository, if it is of it."""
+    full = file.absolute()
+    return full.relative_to(ROOT).as_posix() if full.is_relative_to(ROOT) else str(file)

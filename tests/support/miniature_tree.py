@@ -1,0 +1,862 @@
+"""A miniature ExecuTorch tree: the build files, directories and pitfalls of its Qualcomm backend, with
+stand-ins for the code. `manifests/parity.toml` fits it as it stands, and CMake configures it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+QUALCOMM = "backends/qualcomm"
+BACKENDS = f"{QUALCOMM}/runtime/backends"
+
+RUNTIME = ("QnnBackendOptions", "QnnExecuTorchBackend", "QnnManager", "SharedBuffer", "Utils")
+COMMON = (
+    *("QnnBackendCache", "QnnBackendCommon", "QnnBackendFactory", "QnnBackendUnifiedRegistry"),
+    *("QnnContextCommon", "QnnCustomProtocol", "QnnDeviceCommon", "QnnGraphCommon", "QnnImplementation"),
+    *("QnnLogger", "QnnMemManager", "QnnOpPackageManager", "QnnProfiler", "QnnSysImplementation"),
+)
+COMMON_HEADERS = ("QnnDlcManager", "QnnFunctionInterface", "QnnSysFunctionInterface")
+LIBRARIES = {
+    "qnn_backend_cache": ("QnnBackendCache", "htp/HtpBackendCache"),
+    "qnn_backend_unified_registry": ("QnnBackendUnifiedRegistry",),
+    "qnn_custom_protocol": ("QnnCustomProtocol",),
+    "qnn_factory": ("QnnBackendFactory",),
+    "qnn_implementation": ("QnnImplementation",),
+    "qnn_logger": ("QnnLogger",),
+    "qnn_mem_manager": ("QnnMemManager",),
+    "qnn_op_package_manager": ("QnnOpPackageManager",),
+    "qnn_profiler": ("QnnProfiler",),
+    "qnn_sys_implementation": ("QnnSysImplementation",),
+}
+"""Libraries of runtime/backends that are only a header and a source each."""
+
+KINDS = {
+    "gpu": (
+        ("GpuBackend", "GpuBackendCustomConfig", "GpuContext", "GpuGraph", "GpuGraphCustomConfig"),
+        ("GpuDevice", "GpuContextCustomConfig"),
+        ("GpuContextCustomConfig",),
+    ),
+    "htp": (
+        ("HtpBackendCache", "HtpContext", "HtpDevice", "HtpGraph"),
+        (
+            "HtpBackend",
+            "HtpContextCustomConfig",
+            "HtpDeviceCustomConfig",
+            "HtpDevicePlatformInfoConfig",
+            "HtpGraphCustomConfig",
+        ),
+        (
+            "HtpContextCustomConfig",
+            "HtpDeviceCustomConfig",
+            "HtpDevicePlatformInfoConfig",
+            "HtpGraphCustomConfig",
+        ),
+    ),
+    "ir": ((), ("IrBackend", "IrContext"), ("IrContext", "QnnDlcManager")),
+    "lpai": (
+        ("LpaiBackend", "LpaiBackendCustomConfig", "LpaiContext", "LpaiGraph"),
+        ("LpaiDevice", "LpaiContextCustomConfig"),
+        ("LpaiContextCustomConfig", "LpaiDevice"),
+    ),
+}
+"""Of each backend: sources with headers, headers alone, and sources that differ between host and target."""
+
+PYTHON = {
+    "_passes": 62,
+    "builders": 98,
+    "debugger": 6,
+    "partition": 4,
+    "quantizer": 6,
+    "quantizer/annotators": 9,
+    "serialization": 4,
+    "utils": 8,
+}
+"""How many modules each Python package has."""
+
+WRAPPERS = ("OpWrapper", "QuantizeParamsWrapper", "TensorWrapper")
+WRAPPER_HEADERS = ("ParamWrapper", "ScalarParamWrapper", "TensorParamWrapper")
+
+_LOAD_RUNTIME = 'load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")\n'
+_LOAD_PLATFORMS = (
+    'load(\n    "@fbsource//tools/build_defs:default_platform_defs.bzl",\n    "ANDROID",\n    "CXX",\n)\n'
+)
+_LOAD_THIRD_PARTY = (
+    'load("@fbsource//xplat/executorch/backends/qualcomm/third-party:third_party_libs.bzl",'
+    ' "qnn_third_party_dep")\n'
+)
+
+
+def write(root: Path) -> Path:
+    """Write the tree and return it."""
+    for path, text in files().items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return root
+
+
+def files() -> dict[str, str]:
+    return {
+        **_native(),
+        **_python(),
+        **_buck(),
+        **_cmake(),
+        **_pins(),
+        f"{QUALCOMM}/serialization/qc_compiler_spec.fbs": "table Options {}\n",
+        f"{QUALCOMM}/aot/ir/qcir.fbs": "table Graph {}\n",
+    }
+
+
+def _native() -> dict[str, str]:
+    runtime = f"{QUALCOMM}/runtime"
+    both = [f"{runtime}/{name}" for name in ("Logging", *RUNTIME)]
+    both += [f"{BACKENDS}/{name}" for name in COMMON]
+    both += [f"{QUALCOMM}/aot/wrappers/{name}" for name in WRAPPERS]
+    both += [f"{QUALCOMM}/aot/python/PyQnnManagerAdaptor", f"{BACKENDS}/direct_mode/QnnExecuTorchIdlWrapper"]
+    headers = [f"{runtime}/QnnExecuTorch", *(f"{BACKENDS}/{name}" for name in COMMON_HEADERS)]
+    headers += [f"{QUALCOMM}/aot/wrappers/{name}" for name in WRAPPER_HEADERS]
+    sources = [f"{BACKENDS}/direct_mode/qnn_executorch_imp"]
+    for kind, (pairs, alone, halves) in KINDS.items():
+        both += [f"{BACKENDS}/{kind}/{name}" for name in pairs]
+        headers += [f"{BACKENDS}/{kind}/{name}" for name in alone]
+        sources += [f"{BACKENDS}/{kind}/{half}/{name}" for half in ("host", "target") for name in halves]
+    return {
+        **{f"{path}.h": "#pragma once\n" for path in (*both, *headers)},
+        **{f"{path}.cpp": f"// {Path(path).name}\n" for path in (*both, *sources)},
+        f"{BACKENDS}/direct_mode/qnn_executorch.idl": "interface qnn_executorch {};\n",
+    }
+
+
+def _python() -> dict[str, str]:
+    found = {f"{QUALCOMM}/qnn_preprocess.py": "# preprocess\n"}
+    for package, count in PYTHON.items():
+        name = package.rpartition("/")[2].strip("_")
+        found |= {f"{QUALCOMM}/{package}/{name}_{number}.py": "# module\n" for number in range(count)}
+    return found
+
+
+def _buck() -> dict[str, str]:
+    folders = {
+        "": _BUCK_TOP,
+        "aot/ir": _BUCK_IR,
+        "aot/python": _BUCK_PYTHON,
+        "aot/wrappers": _BUCK_WRAPPERS,
+        "runtime": _BUCK_RUNTIME,
+        "_passes": _python_library("passes", '["*.py"]'),
+        "builders": _python_library("builders", '[\n            "*.py",\n        ]'),
+        "debugger": _python_library("debugger", '["**/*.py"]'),
+        "partition": _python_library("partition", '["*.py"]'),
+        "quantizer": _python_library(
+            "quantizer",
+            '[\n            "*.py",\n            "*/*.py",\n        ]',
+            '            "//executorch/backends/transforms:decompose_sdpa",\n',
+        ),
+        "serialization": _python_library("serialization", '["*.py"]'),
+        "utils": _python_library("utils", '["*.py"]'),
+    }
+    found = {}
+    for folder, text in folders.items():
+        where = f"{QUALCOMM}/{folder}".rstrip("/")
+        found[f"{where}/targets.bzl"] = text
+        if folder in ("", "runtime", "aot/python"):
+            found[f"{where}/BUCK"] = _BUCK_FILE
+    return found
+
+
+_BUCK_FILE = """\
+load("@fbcode_macros//build_defs:build_file_migration.bzl", "fbcode_target", "non_fbcode_target")
+load(":targets.bzl", "define_common_targets")
+
+oncall("executorch")
+
+non_fbcode_target(_kind = define_common_targets)
+
+fbcode_target(_kind = define_common_targets)
+"""
+
+
+def _python_library(name: str, patterns: str, dependencies: str = "") -> str:
+    deps = f"        deps = [\n{dependencies}        ],\n" if dependencies else ""
+    return f"""\
+{_LOAD_RUNTIME}
+def define_common_targets():
+    runtime.python_library(
+        name = "{name}",
+        srcs = glob({patterns}),
+        visibility = ["PUBLIC"],
+{deps}    )
+"""
+
+
+_BUCK_TOP = (
+    _LOAD_PLATFORMS
+    + _LOAD_RUNTIME
+    + """
+SCHEMA_NAME = "qc_compiler_spec"
+
+def generate_schema_header(rule_name, srcs, headers, default_header):
+    runtime.genrule(
+        name = rule_name,
+        srcs = srcs,
+        outs = {header: [header] for header in headers},
+        default_outs = [default_header],
+        cmd = " ".join(
+            ["$(exe {})".format(runtime.external_dep_location("flatc")), "--cpp"] +
+            ["-o ${OUT}", "${SRCS}"],
+        ),
+    )
+
+def define_common_targets():
+    generate_schema_header(
+        "schema_generated",
+        ["serialization/" + SCHEMA_NAME + ".fbs"],
+        [SCHEMA_NAME + "_generated.h"],
+        SCHEMA_NAME + "_generated.h",
+    )
+    runtime.cxx_library(
+        name = "schema",
+        srcs = [],
+        exported_headers = {
+            SCHEMA_NAME + "_generated.h": ":schema_generated[{}_generated.h]".format(SCHEMA_NAME),
+        },
+        exported_external_deps = ["flatbuffers-api"],
+        platforms = [ANDROID, CXX],
+    )
+    runtime.python_library(
+        name = "preprocess",
+        srcs = ["qnn_preprocess.py"],
+        deps = ["//executorch/backends/qualcomm/_passes:passes"],
+    )
+"""
+)
+
+_BUCK_IR = (
+    _LOAD_RUNTIME
+    + """\
+load("@fbsource//xplat/executorch/backends/qualcomm:targets.bzl", "generate_schema_header")
+
+def define_common_targets():
+    generate_schema_header("qcir_generated", ["qcir.fbs"], ["qcir_generated.h"], "qcir_generated.h")
+    runtime.cxx_library(
+        name = "qcir_schema",
+        srcs = [],
+        exported_headers = {"qcir_generated.h": ":qcir_generated[qcir_generated.h]"},
+    )
+"""
+)
+
+_BUCK_PYTHON = (
+    _LOAD_PLATFORMS
+    + _LOAD_RUNTIME
+    + _LOAD_THIRD_PARTY
+    + """
+PYTHON_MODULE_NAME = "PyQnnManagerAdaptor"
+
+def define_common_targets():
+    runtime.cxx_python_extension(
+        name = PYTHON_MODULE_NAME,
+        srcs = [
+            "PyQnnManagerAdaptor.cpp",
+        ],
+        headers = [
+            "PyQnnManagerAdaptor.h",
+        ],
+        base_module = "executorch.backends.qualcomm.python",
+        preprocessor_flags = [
+            "-DEXECUTORCH_PYTHON_MODULE_NAME={}".format(PYTHON_MODULE_NAME),
+        ],
+        deps = [
+            "//executorch/backends/qualcomm:schema",
+            "//executorch/backends/qualcomm/aot/wrappers:wrappers",
+            "//executorch/backends/qualcomm/runtime:logging",
+            "//executorch/backends/qualcomm/runtime:runtime",
+            "//executorch/extension/tensor:tensor",
+            "//executorch/runtime/core:core",
+            "fbsource//third-party/pybind11:pybind11",
+            qnn_third_party_dep("api"),
+            qnn_third_party_dep("app_sources"),
+        ],
+        external_deps = ["libtorch_python"],
+        use_static_deps = True,
+    )
+"""
+)
+
+_BUCK_WRAPPERS = (
+    _LOAD_PLATFORMS
+    + _LOAD_RUNTIME
+    + _LOAD_THIRD_PARTY
+    + """
+def define_common_targets():
+    runtime.cxx_library(
+        name = "wrappers",
+        srcs = glob([
+            "*.cpp",
+        ]),
+        exported_headers = glob([
+            "*.h",
+        ]),
+        platforms = [ANDROID, CXX],
+        deps = [
+            qnn_third_party_dep("api"),
+            qnn_third_party_dep("app_sources"),
+            "//executorch/runtime/backend:interface",
+        ],
+        exported_deps = [
+            "//executorch/backends/qualcomm/runtime:logging",
+        ],
+    )
+"""
+)
+
+_BUCK_RUNTIME = (
+    _LOAD_PLATFORMS
+    + _LOAD_RUNTIME
+    + _LOAD_THIRD_PARTY
+    + """
+def define_common_targets():
+    runtime.cxx_library(
+        name = "logging",
+        srcs = [
+            "Logging.cpp",
+        ],
+        exported_headers = [
+            "Logging.h",
+        ],
+        platforms = [ANDROID, CXX],
+        deps = [
+            qnn_third_party_dep("api"),
+            qnn_third_party_dep("app_sources"),
+            "//executorch/runtime/backend:interface",
+        ],
+        exported_deps = [
+            "//executorch/backends/qualcomm:schema",
+        ],
+    )
+
+    # "runtime" is used for offline compilation.
+    for include_aot_qnn_lib in (True, False):
+        qnn_build_suffix = ("" if include_aot_qnn_lib else "_android_build")
+        runtime.cxx_library(
+            name = "runtime" + qnn_build_suffix,
+            srcs = glob(
+                [
+                    "*.cpp",
+                    "backends/*.cpp",
+                    "backends/gpu/*.cpp",
+                    "backends/htp/*.cpp",
+                    "backends/lpai/*.cpp",
+                ] + (
+                    ["backends/gpu/host/*.cpp"] if include_aot_qnn_lib else ["backends/gpu/target/*.cpp"]) + (
+                    ["backends/htp/host/*.cpp"] if include_aot_qnn_lib else ["backends/htp/target/*.cpp"]) + (
+                    ["backends/ir/host/*.cpp"] if include_aot_qnn_lib else ["backends/ir/target/*.cpp"]) + (
+                    ["backends/lpai/host/*.cpp"] if include_aot_qnn_lib else ["backends/lpai/target/*.cpp"]
+                ),
+                exclude = ["Logging.cpp"],
+            ),
+            exported_headers = glob(
+                [
+                    "*.h",
+                    "backends/*.h",
+                    "backends/gpu/*.h",
+                    "backends/htp/*.h",
+                    "backends/ir/*.h",
+                    "backends/lpai/*.h",
+                ],
+                exclude = ["Logging.h"],
+            ),
+            link_whole = True,
+            platforms = [ANDROID, CXX],
+            resources = ({
+                "qnn_lib": qnn_third_party_dep("qnn_offline_compile_libs"),
+            } if include_aot_qnn_lib else {
+            }),
+            preprocessor_flags = ["-DQNN_LOG={}".format(native.read_config("qnn", "log", "1"))],
+            deps = [
+                qnn_third_party_dep("api"),
+                qnn_third_party_dep("app_sources"),
+                ":logging",
+                "//executorch/backends/qualcomm:schema",
+                "//executorch/backends/qualcomm/aot/wrappers:wrappers",
+                "//executorch/runtime/core:core",
+                "//executorch/extension/tensor:tensor",
+            ] + select({
+                "DEFAULT": [],
+                "ovr_config//os:android": ["fbsource//third-party/toolchains:log"],
+            }),
+            exported_deps = [
+                "//executorch/runtime/backend:interface",
+                "//executorch/runtime/core/exec_aten/util:scalar_type_util",
+                "//executorch/runtime/core:event_tracer",
+            ],
+        )
+"""
+)
+
+
+def _cmake() -> dict[str, str]:
+    return {
+        "CMakeLists.txt": _CMAKE_ROOT,
+        "tools/cmake/Utils.cmake": _CMAKE_UTILS,
+        "third-party/pybind11/CMakeLists.txt": _CMAKE_PYBIND11,
+        f"{QUALCOMM}/CMakeLists.txt": _CMAKE_QUALCOMM,
+        f"{QUALCOMM}/cmake/Schema.cmake": _CMAKE_SCHEMA,
+        f"{QUALCOMM}/aot/python/CMakeLists.txt": _CMAKE_PYTHON,
+        f"{QUALCOMM}/aot/wrappers/CMakeLists.txt": _CMAKE_WRAPPERS,
+        f"{QUALCOMM}/runtime/CMakeLists.txt": _CMAKE_RUNTIME,
+        f"{BACKENDS}/CMakeLists.txt": _CMAKE_BACKENDS + _plain_libraries(),
+        f"{BACKENDS}/direct_mode/CMakeLists.txt": _CMAKE_DIRECT,
+    }
+
+
+def _plain_libraries() -> str:
+    made = ""
+    for library, names in LIBRARIES.items():
+        headers = "\n         ".join(f"${{CMAKE_CURRENT_LIST_DIR}}/{name}.h" for name in names)
+        sources = "\n          ".join(f"${{CMAKE_CURRENT_LIST_DIR}}/{name}.cpp" for name in names)
+        made += f"\ntarget_sources(\n  {library}\n  PUBLIC {headers}\n  PRIVATE {sources}\n)\n"
+    return made
+
+
+_CMAKE_ROOT = """\
+cmake_minimum_required(VERSION 3.28)
+project(executorch LANGUAGES CXX)
+
+option(EXECUTORCH_BUILD_QNN "Build the Qualcomm backend" ON)
+set(QNN_SDK_ROOT "/qnn-sdk" CACHE PATH "Qualcomm SDK root directory")
+include(${CMAKE_CURRENT_SOURCE_DIR}/tools/cmake/Utils.cmake)
+
+foreach(name executorch executorch_core extension_tensor extension_data_loader etdump)
+  add_library(${name} INTERFACE)
+endforeach()
+
+if(EXECUTORCH_BUILD_QNN)
+  add_subdirectory(backends/qualcomm)
+endif()
+"""
+
+_CMAKE_UTILS = """\
+# Keep registrations that nothing refers to.
+function(executorch_target_link_options_shared_lib target_name)
+  target_link_options(${target_name} INTERFACE "SHELL:LINKER:--whole-archive")
+endfunction()
+"""
+
+_CMAKE_PYBIND11 = """\
+add_library(pybind11_module INTERFACE)
+add_library(pybind11::module ALIAS pybind11_module)
+add_library(pybind11_lto INTERFACE)
+add_library(pybind11::lto ALIAS pybind11_lto)
+function(pybind11_extension name)
+  set_target_properties(${name} PROPERTIES PREFIX "")
+endfunction()
+function(pybind11_strip name)
+endfunction()
+"""
+
+_CMAKE_SCHEMA = """\
+set(_qnn_schema__srcs backends/qualcomm/serialization/qc_compiler_spec.fbs)
+set(_qnn_schema__include_dir "${CMAKE_BINARY_DIR}/schema/include")
+set(_qnn_schema__outputs)
+foreach(fbs_file ${_qnn_schema__srcs})
+  string(REGEX REPLACE "serialization/([^/]+)[.]fbs$" "\\\\1_generated.h"
+                       generated "${fbs_file}"
+  )
+  list(APPEND _qnn_schema__outputs
+       "${_qnn_schema__include_dir}/executorch/${generated}"
+  )
+endforeach()
+add_custom_command(
+  OUTPUT ${_qnn_schema__outputs}
+  COMMAND ${CMAKE_COMMAND} -E touch ${_qnn_schema__outputs}
+  WORKING_DIRECTORY ${EXECUTORCH_SOURCE_DIR}
+  COMMENT "Generating qnn_schema headers"
+  VERBATIM
+)
+"""
+
+_CMAKE_QUALCOMM = """\
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+
+get_filename_component(
+  EXECUTORCH_SOURCE_DIR "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE
+)
+get_filename_component(
+  QNN_EXECUTORCH_ROOT_DIR ${CMAKE_CURRENT_LIST_DIR} ABSOLUTE
+)
+
+if(NOT DEFINED QNN_SDK_ROOT)
+  message(
+    FATAL_ERROR
+      "Please define QNN_SDK_ROOT, e.g. cmake <..> -DQNN_SDK_ROOT=<...>"
+  )
+elseif(CMAKE_TOOLCHAIN_FILE MATCHES ".*(iOS|ios\\.toolchain)\\.cmake$")
+  message(FATAL_ERROR "ios is not supported by Qualcomm AI Engine Direct")
+endif()
+
+message(STATUS "Using qnn sdk root ${QNN_SDK_ROOT}")
+
+if(${ANDROID})
+  find_library(android_log log)
+endif()
+
+add_compile_options("-Wall" "-Werror" "-Wno-sign-compare")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options("-Wno-error=attributes")
+endif()
+
+include_directories(BEFORE ${QNN_SDK_ROOT}/include/QNN)
+include(${CMAKE_CURRENT_LIST_DIR}/cmake/Schema.cmake)
+
+#
+# declare targets
+#
+foreach(
+  name
+  qnn_backend qnn_backend_cache qnn_backend_options qnn_backend_unified_registry
+  qnn_context qnn_custom_protocol qnn_device qnn_dlc_manager
+  qnn_executorch_logging qnn_factory qnn_graph qnn_implementation qnn_logger
+  qnn_manager qnn_mem_manager qnn_op_package_manager qnn_profiler
+  qnn_sys_implementation shared_buffer utils wrappers
+)
+  add_library(${name} STATIC)
+endforeach()
+add_library(qnn_executorch_backend SHARED)
+add_library(qnn_executorch_header INTERFACE)
+add_library(qnn_function_interface INTERFACE)
+add_library(qnn_schema INTERFACE ${_qnn_schema__outputs})
+add_library(qnn_sys_function_interface INTERFACE)
+
+#
+# declare dependency
+#
+target_link_libraries(wrappers PRIVATE qnn_executorch_logging)
+target_link_libraries(
+  qnn_implementation PRIVATE qnn_function_interface qnn_executorch_logging
+                             ${CMAKE_DL_LIBS}
+)
+target_link_libraries(
+  qnn_sys_implementation PRIVATE qnn_sys_function_interface
+                                 qnn_executorch_logging ${CMAKE_DL_LIBS}
+)
+target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)
+target_link_libraries(qnn_profiler PRIVATE qnn_executorch_logging)
+target_link_libraries(qnn_logger PRIVATE qnn_implementation ${android_log})
+target_link_libraries(
+  qnn_backend PRIVATE qnn_implementation qnn_logger qnn_op_package_manager
+)
+target_link_libraries(qnn_custom_protocol PRIVATE qnn_logger)
+target_link_libraries(qnn_backend_options PRIVATE qnn_schema)
+target_link_libraries(
+  qnn_device PRIVATE qnn_executorch_logging qnn_implementation qnn_logger
+)
+target_link_libraries(qnn_backend_cache PRIVATE qnn_sys_implementation)
+target_link_libraries(
+  qnn_context PRIVATE qnn_implementation qnn_logger qnn_backend qnn_device
+                      qnn_backend_cache
+)
+target_link_libraries(
+  qnn_graph PRIVATE qnn_executorch_logging qnn_implementation qnn_context
+                    qnn_profiler
+)
+target_link_libraries(
+  qnn_mem_manager PRIVATE qnn_executorch_logging qnn_implementation qnn_context
+)
+target_link_libraries(
+  qnn_factory PRIVATE qnn_schema qnn_backend qnn_device qnn_context qnn_graph
+                      qnn_mem_manager qnn_custom_protocol
+)
+target_link_libraries(
+  qnn_backend_unified_registry PRIVATE qnn_schema qnn_backend qnn_device
+                                       qnn_implementation
+)
+target_link_libraries(
+  qnn_dlc_manager PRIVATE qnn_factory qnn_backend_unified_registry qnn_backend
+)
+target_link_libraries(
+  qnn_manager
+  PRIVATE qnn_factory
+          qnn_backend_unified_registry
+          wrappers
+          qnn_schema
+          utils
+          shared_buffer
+          qnn_dlc_manager
+)
+target_link_libraries(
+  qnn_executorch_backend
+  PRIVATE qnn_executorch_header qnn_schema qnn_manager executorch_core
+          extension_tensor qnn_backend_options
+)
+target_link_libraries(utils PRIVATE qnn_executorch_logging)
+target_link_libraries(
+  shared_buffer PRIVATE qnn_executorch_logging ${CMAKE_DL_LIBS}
+)
+executorch_target_link_options_shared_lib(qnn_executorch_backend)
+
+#
+# add sources
+#
+add_subdirectory(
+  ${QNN_EXECUTORCH_ROOT_DIR}/runtime ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch
+)
+add_subdirectory(
+  ${QNN_EXECUTORCH_ROOT_DIR}/runtime/backends
+  ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch/backends
+)
+add_subdirectory(
+  ${QNN_EXECUTORCH_ROOT_DIR}/aot/wrappers
+  ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch/wrappers
+)
+if(${CMAKE_SYSTEM_PROCESSOR} MATCHES Hexagon)
+  add_subdirectory(
+    ${QNN_EXECUTORCH_ROOT_DIR}/runtime/backends/direct_mode
+    ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch/direct_mode
+  )
+endif()
+install(TARGETS qnn_executorch_backend DESTINATION lib)
+
+# QNN pybind
+if(${CMAKE_SYSTEM_PROCESSOR} MATCHES "x86_64")
+  add_subdirectory(
+    ${EXECUTORCH_SOURCE_DIR}/third-party/pybind11
+    ${CMAKE_CURRENT_BINARY_DIR}/pybind11
+  )
+  add_library(PyQnnManagerAdaptor MODULE)
+  set_target_properties(
+    PyQnnManagerAdaptor PROPERTIES CXX_VISIBILITY_PRESET hidden
+  )
+  target_link_libraries(
+    PyQnnManagerAdaptor
+    PRIVATE pybind11::module
+            pybind11::lto
+            qnn_schema
+            qnn_manager
+            qnn_executorch_header
+            executorch
+            extension_tensor
+            qnn_backend_options
+            wrappers
+            qnn_executorch_logging
+  )
+  pybind11_extension(PyQnnManagerAdaptor)
+  if(NOT MSVC AND NOT ${CMAKE_BUILD_TYPE} MATCHES RelWithDebInfo)
+    pybind11_strip(PyQnnManagerAdaptor)
+  endif()
+  add_subdirectory(
+    ${QNN_EXECUTORCH_ROOT_DIR}/aot/python
+    ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch/python
+  )
+endif()
+"""
+
+_CMAKE_PYTHON = """\
+target_sources(
+  PyQnnManagerAdaptor
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/PyQnnManagerAdaptor.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/PyQnnManagerAdaptor.h
+)
+"""
+
+_CMAKE_WRAPPERS = """\
+target_sources(
+  wrappers
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/OpWrapper.h
+         ${CMAKE_CURRENT_LIST_DIR}/ParamWrapper.h
+         ${CMAKE_CURRENT_LIST_DIR}/QuantizeParamsWrapper.h
+         ${CMAKE_CURRENT_LIST_DIR}/ScalarParamWrapper.h
+         ${CMAKE_CURRENT_LIST_DIR}/TensorParamWrapper.h
+         ${CMAKE_CURRENT_LIST_DIR}/TensorWrapper.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/OpWrapper.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/QuantizeParamsWrapper.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/TensorWrapper.cpp
+)
+"""
+
+_CMAKE_RUNTIME = """\
+# qnn_executorch_header
+target_sources(
+  qnn_executorch_header INTERFACE ${CMAKE_CURRENT_LIST_DIR}/QnnExecuTorch.h
+)
+
+# qnn_executorch_backend
+target_sources(
+  qnn_executorch_backend
+  INTERFACE ${CMAKE_CURRENT_LIST_DIR}/QnnExecuTorchBackend.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/QnnExecuTorchBackend.cpp
+)
+
+# qnn_manager
+target_sources(
+  qnn_manager
+  INTERFACE ${CMAKE_CURRENT_LIST_DIR}/QnnManager.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/QnnManager.cpp
+)
+
+# logging
+target_sources(
+  qnn_executorch_logging
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/Logging.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/Logging.cpp
+)
+
+set(_backend_options QnnBackendOptions.cpp QnnBackendOptions.h)
+target_sources(qnn_backend_options PRIVATE ${_backend_options})
+
+target_sources(
+  utils
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/Utils.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/Utils.cpp
+)
+
+target_sources(
+  shared_buffer PRIVATE ${CMAKE_CURRENT_LIST_DIR}/SharedBuffer.h
+                        ${CMAKE_CURRENT_LIST_DIR}/SharedBuffer.cpp
+)
+"""
+
+_CMAKE_BACKENDS = """\
+# The code for the host prepares offline; the code for the target runs on the device.
+set(_platform "target")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64")
+  set(_platform "host")
+endif()
+foreach(kind gpu htp ir lpai)
+  string(TOUPPER ${kind} _upper)
+  set(HOST_ARCHITECTURE_${_upper} ${CMAKE_CURRENT_LIST_DIR}/${kind}/${_platform})
+endforeach()
+
+target_sources(
+  qnn_function_interface
+  INTERFACE ${CMAKE_CURRENT_LIST_DIR}/QnnFunctionInterface.h
+)
+
+target_sources(
+  qnn_sys_function_interface
+  INTERFACE $<BUILD_INTERFACE:${CMAKE_CURRENT_LIST_DIR}/QnnSysFunctionInterface.h>
+)
+
+# qnn_device
+target_sources(
+  qnn_device
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/QnnDeviceCommon.h
+         ${CMAKE_CURRENT_LIST_DIR}/gpu/GpuDevice.h
+         ${CMAKE_CURRENT_LIST_DIR}/htp/HtpDevice.h
+         ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiDevice.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/QnnDeviceCommon.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/htp/HtpDevice.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/htp/HtpDevicePlatformInfoConfig.h
+          ${CMAKE_CURRENT_LIST_DIR}/htp/HtpDeviceCustomConfig.h
+          # Offline preparation has to provide the platform's facts.
+          ${HOST_ARCHITECTURE_HTP}/HtpDevicePlatformInfoConfig.cpp
+          ${HOST_ARCHITECTURE_HTP}/HtpDeviceCustomConfig.cpp
+          ${HOST_ARCHITECTURE_LPAI}/LpaiDevice.cpp
+)
+
+# qnn_context
+target_sources(
+  qnn_context
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/QnnContextCommon.h
+         ${CMAKE_CURRENT_LIST_DIR}/htp/HtpContext.h
+         ${CMAKE_CURRENT_LIST_DIR}/ir/IrContext.h
+         ${CMAKE_CURRENT_LIST_DIR}/gpu/GpuContext.h
+         ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiContext.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/QnnContextCommon.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/htp/HtpContext.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/htp/HtpContextCustomConfig.h
+          ${CMAKE_CURRENT_LIST_DIR}/gpu/GpuContext.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/gpu/GpuContextCustomConfig.h
+          ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiContext.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiContextCustomConfig.h
+          ${HOST_ARCHITECTURE_GPU}/GpuContextCustomConfig.cpp
+          ${HOST_ARCHITECTURE_HTP}/HtpContextCustomConfig.cpp
+          ${HOST_ARCHITECTURE_IR}/IrContext.cpp
+          ${HOST_ARCHITECTURE_LPAI}/LpaiContextCustomConfig.cpp
+)
+
+# qnn_graph
+file(GLOB _gpu_graph ${CMAKE_CURRENT_LIST_DIR}/gpu/GpuGraph*)
+target_sources(
+  qnn_graph
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/QnnGraphCommon.h
+         ${CMAKE_CURRENT_LIST_DIR}/htp/HtpGraph.h
+         ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiGraph.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/QnnGraphCommon.cpp
+          ${_gpu_graph}
+          ${CMAKE_CURRENT_LIST_DIR}/htp/HtpGraph.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/htp/HtpGraphCustomConfig.h
+          ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiGraph.cpp
+          ${HOST_ARCHITECTURE_HTP}/HtpGraphCustomConfig.cpp
+)
+
+# qnn_backend
+set(_backend_sources GpuBackend.cpp GpuBackendCustomConfig.h GpuBackendCustomConfig.cpp)
+list(TRANSFORM _backend_sources PREPEND "${CMAKE_CURRENT_LIST_DIR}/gpu/")
+list(APPEND _backend_sources ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiBackend.cpp
+     ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiBackendCustomConfig.h
+     ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiBackendCustomConfig.cpp
+)
+target_sources(
+  qnn_backend
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/QnnBackendCommon.h
+         ${CMAKE_CURRENT_LIST_DIR}/gpu/GpuBackend.h
+         ${CMAKE_CURRENT_LIST_DIR}/htp/HtpBackend.h
+         ${CMAKE_CURRENT_LIST_DIR}/ir/IrBackend.h
+         ${CMAKE_CURRENT_LIST_DIR}/lpai/LpaiBackend.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/QnnBackendCommon.cpp ${_backend_sources}
+)
+
+# qnn_dlc_manager
+target_sources(
+  qnn_dlc_manager
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/QnnDlcManager.h
+  PRIVATE ${HOST_ARCHITECTURE_IR}/QnnDlcManager.cpp
+)
+"""
+
+_CMAKE_DIRECT = """\
+if(NOT ${CMAKE_SYSTEM_PROCESSOR} MATCHES Hexagon)
+  message(
+    FATAL_ERROR
+      "This requires Hexagon tool chain, but found: ${CMAKE_SYSTEM_PROCESSOR}"
+  )
+endif()
+
+add_custom_command(
+  OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch_skel.c
+         ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch.h
+  COMMAND ${CMAKE_COMMAND} -E touch ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch_skel.c
+          ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch.h
+  COMMENT "Codegen for fastrpc files"
+)
+
+add_library(
+  qnn_executorch_skel SHARED
+  ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch.h
+  ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch_skel.c qnn_executorch_imp.cpp
+  QnnExecuTorchIdlWrapper.h QnnExecuTorchIdlWrapper.cpp
+)
+target_include_directories(
+  qnn_executorch_skel PRIVATE ${CMAKE_CURRENT_BINARY_DIR}
+)
+target_link_libraries(
+  qnn_executorch_skel PRIVATE extension_data_loader qnn_executorch_backend etdump
+)
+"""
+
+
+def _pins() -> dict[str, str]:
+    return {
+        f"{QUALCOMM}/scripts/qnn_config.sh": (
+            '#!/bin/bash\nQNN_VERSION="2.37.0.250724"\nHEXAGON_SDK_VERSION="6.5.0.0"\n'
+        ),
+        ".ci/docker/build.sh": (
+            "case $1 in\n  *-android)\n    ANDROID_NDK_VERSION=r26c\n    ;;\n"
+            "  *-qnn-sdk)\n    ANDROID_NDK_VERSION=r26c\n    ;;\nesac\n"
+        ),
+        "docs/source/backends-qualcomm.md": (
+            "# Qualcomm AI Engine Backend\n\n"
+            "- [Android NDK](https://developer.android.com/ndk). This example is verified with NDK 26c.\n"
+            "- [QNN 2.37.0](https://softwarecenter.qualcomm.com/) is what the project tests with.\n"
+        ),
+    }
