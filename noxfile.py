@@ -142,6 +142,12 @@ def test_onnx(session: nox.Session) -> None:
 
 
 @nox.session
+def buck_parity(session: nox.Session) -> None:
+    """Check that ExecuTorch's Buck and CMake files build the same; `-- --fix` mends Buck's."""
+    run(session, "tools", "-m", "ci", "buck_parity")
+
+
+@nox.session
 def compat(session: nox.Session) -> None:
     """Measure which QNN builds this executorch can drive."""
     run(session, "executorch", "-m", "ci", "compat")
