@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from provisioning.findings import Finding, Outcome, Report, Severity
-from provisioning.rendering.text import visible
+from provisioning.rendering.text import place_of, visible
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
@@ -75,6 +75,7 @@ def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
 
 def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, object]:
     says = visible("\n".join(part for part in (finding.message, finding.remedy) if part))
+    place = place_of(finding.subject)
     identity = "\0".join((report.stage, report.target, finding.rule, finding.subject))
     return {
         "ruleId": finding.rule,
@@ -85,7 +86,7 @@ def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, obje
             {
                 "physicalLocation": {
                     "artifactLocation": {"uri": _uri(report, finding)},
-                    "region": {"startLine": 1},
+                    "region": {"startLine": place[1] if place else 1},
                 },
                 "logicalLocations": [{"fullyQualifiedName": visible(f"{report.stage}/{finding.subject}")}],
             }
@@ -98,7 +99,9 @@ def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, obje
 
 
 def _uri(report: Report, finding: Finding) -> str:
-    """A file of this repository, which is all that code scanning can show: the subject, or the profile."""
+    """A file of the repository, which is all that code scanning can show: the subject's, or the profile."""
+    if place := place_of(finding.subject):
+        return quote(place[0], errors="surrogatepass")
     if _IN_REPOSITORY.fullmatch(finding.subject) and ".." not in finding.subject.split("/"):
         return quote(finding.subject, errors="surrogatepass")
     return quote(f"manifests/profiles/{report.profile}.toml", errors="surrogatepass")

@@ -17,6 +17,12 @@ DID_NOT_RUN = "report.did-not-run"
 # Controls but tab and newline, the C1 range, what turns text around, and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_PLACE = re.compile(
+    r"(?P<file>(?!/)(?:[^\s:]*/)?(?:[^\s:/]*\.[A-Za-z_]\w*|BUCK|TARGETS|Dockerfile))"
+    r":(?P<line>[1-9][0-9]{0,6})",
+    re.ASCII,
+)
+
 
 def verdict(report: Report) -> Verdict:
     for finding in report.findings:
@@ -45,6 +51,14 @@ def headline(reports: Sequence[Report]) -> str:
     if skipped := len(verdicts) - ran:
         said += f", {skipped} skipped"
     return said if ran else "no stage has reported"
+
+
+def place_of(subject: str) -> tuple[str, int] | None:
+    """File and line of a subject that is `path:line`, with a path that is relative and stays below its start."""
+    found = _PLACE.fullmatch(subject)
+    if found is None or ".." in found["file"].split("/"):
+        return None
+    return found["file"], int(found["line"])
 
 
 def visible(text: str) -> str:

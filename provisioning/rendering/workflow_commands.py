@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provisioning.findings import Finding, Report, Severity
-from provisioning.rendering.text import by_severity, one_line, plural, visible
+from provisioning.rendering.text import by_severity, one_line, place_of, plural, visible
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
@@ -39,7 +39,10 @@ def _annotation(level: str, report: Report, finding: Finding) -> str:
     says = f"{finding.subject}: {finding.message}" if finding.subject else finding.message
     if finding.remedy:
         says += f"\n→ {finding.remedy}"
-    return command(level, visible(says), title=f"{report.stage}: {one_line(finding.rule)}")
+    title = f"{report.stage}: {one_line(finding.rule)}"
+    if place := place_of(finding.subject):
+        return command(level, visible(says), file=place[0], line=str(place[1]), title=title)
+    return command(level, visible(says), title=title)
 
 
 def _data(text: str) -> str:

@@ -1,0 +1,53 @@
+"""A finding about a line of a file is shown on that line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from provisioning.findings import Finding, Outcome, Report, Severity
+from provisioning.rendering import github_annotations, sarif
+from provisioning.rendering.text import place_of
+
+
+def _report(subject: str) -> Report:
+    finding = Finding("parity-missing-in-buck", Severity.ERROR, subject, "message", "remedy")
+    return Report(
+        "buck_parity", "wheels", "", Outcome.FAIL, "2026-01-01T00:00:00+00:00", 0.1, (finding,), (), {}, "nox"
+    )
+
+
+def test_sarif_has_the_file_and_the_line() -> None:
+    result = json.loads(sarif([_report("backends/qualcomm/runtime/targets.bzl:44")]))["runs"][0]["results"][0]
+    location = result["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == "backends/qualcomm/runtime/targets.bzl"
+    assert location["region"] == {"startLine": 44}
+
+
+def test_an_annotation_has_the_file_and_the_line() -> None:
+    line = github_annotations(_report("backends/qualcomm/BUCK:3"))
+    assert line.startswith("::error file=backends/qualcomm/BUCK,line=3,title=buck_parity")
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "/etc/passwd.txt:3",
+        "../up.py:3",
+        "a/../../up.py:3",
+        "127.0.0.1:8080",
+        "libQnnHtp.so",
+        "a b.py:3",
+        "x.py:0",
+        "",
+    ],
+)
+def test_no_place_is_read_out_of_other_subjects(subject: str) -> None:
+    assert place_of(subject) is None
+
+
+def test_a_finding_that_is_about_no_line_stays_at_the_profile() -> None:
+    result = json.loads(sarif([_report("libQnnHtp.so")]))["runs"][0]["results"][0]
+    location = result["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == "manifests/profiles/wheels.toml"
