@@ -95,7 +95,6 @@ def _measure_all(
     its outputs are there to look at."""
     from ci.cache import VerdictCache, key_of
     from ci.delegate.suite import _runner_digest
-    from ci.lowering.compare import missed
     from ci.scheduler import default_slots, memory_budget, run_jobs
 
     cache = VerdictCache(plan.settings.store, "emulator", enabled=not args.no_cache)
@@ -104,8 +103,10 @@ def _measure_all(
     programs = {program.name: program for program in plan.programs}
     measured: dict[str, Measured] = {}
     for name, key in keys.items():
-        if (kept := cache.get(key)) and not missed(programs[name].run.thresholds, _numbers(kept["figures"])):
-            measured[name] = Measured(_numbers(kept["figures"]), _numbers(kept["times"]), cached=True)
+        if kept := cache.get(key):
+            result = Measured(_numbers(kept["figures"]), _numbers(kept["times"]), cached=True)
+            if not findings_of(programs[name], result):
+                measured[name] = result
     jobs = [_job(name, plan.baseline(programs[name]).of(name)) for name in work if name not in measured]
     sys.stderr.write(f"{len(work)} programs on the emulator: {len(measured)} unchanged, {len(jobs)} to run\n")
     slots = args.jobs or default_slots()
@@ -116,7 +117,7 @@ def _measure_all(
 
     def once(job: Job, slot: RunSlot) -> Measured:
         result = slot.measure(work[job.name], plan.settings.logs / job.name.replace("/", "-"))
-        if not result.rule and not missed(programs[job.name].run.thresholds, result.figures):
+        if not result.rule and not findings_of(programs[job.name], result):
             cache.put(keys[job.name], {"figures": dict(result.figures), "times": dict(result.times)})
             shutil.rmtree(result.kept or "", ignore_errors=True)
         return result
@@ -296,6 +297,11 @@ def findings_of(program: Any, result: Measured) -> list[Any]:
     def wrong(rule: str, message: str) -> Finding:
         return Finding(f"emulator-{rule}", Severity.ERROR, program.name, message + where, again)
 
+    if fault := program.run.emulator_fault:
+        if fault in result.message:
+            return []
+        found = result.message or "it runs"
+        return [wrong("fault", f"expected it not to run ({fault}), found: {found}; correct the suite")]
     if result.rule:
         return [wrong(result.rule, result.message)]
     misses = missed(program.run.thresholds, result.figures)
@@ -310,7 +316,8 @@ def row(program: Any, result: Measured | None, findings: Sequence[Any], agreed: 
         **identity(program),
         "verdict": "fail" if findings else "pass",
         "command": repeat(program, "test_emulator"),
-        "thresholds": program.run.thresholds.model_dump(exclude_none=True),
+        "thresholds": program.run.thresholds.model_dump(exclude_none=True) if program.run.thresholds else {},
+        "expected_fault": program.run.emulator_fault,
     }
     if result is None or result.rule:
         return shown

@@ -33,6 +33,7 @@ from provisioning.settings import Selection, add_selection, selection_of
 EXAMPLES = """\
   nox
   nox -- --soc SM8750
+  nox -- --suite ../mine/models.toml
   python -m ci gate --only validate
 """
 
@@ -46,14 +47,16 @@ class Stage:
     """Stages that must have passed, or been skipped on purpose, for this one to make sense."""
     flags: tuple[str, ...] = ()
     """Given to it beside the selection."""
+    takes_suites: bool = False
+    """Whether the gate's --suite is for it."""
 
 
 STAGES: tuple[Stage, ...] = (
     Stage("provision", "provisioning"),
     Stage("validate", "provisioning", needs=("provision",)),
     Stage("build_runner", "ci", needs=("provision",)),
-    Stage("test_lowering", "ci", needs=("validate",), flags=("--tag", "pr")),
-    Stage("test_emulator", "ci", needs=("validate", "build_runner"), flags=("--tag", "pr")),
+    Stage("test_lowering", "ci", ("validate",), ("--tag", "pr"), takes_suites=True),
+    Stage("test_emulator", "ci", ("validate", "build_runner"), ("--tag", "pr"), takes_suites=True),
 )
 
 INTERRUPTED = 130
@@ -90,6 +93,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("stages")
     group.add_argument("--only", action="append", choices=stage_names(), help="run this one; may be repeated")
     group.add_argument("--skip", action="append", choices=stage_names(), help="not this one; may be repeated")
+    group.add_argument(
+        "--suite",
+        action="append",
+        metavar="FILE",
+        help="models of your own for test_lowering and test_emulator; may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,12 +107,17 @@ def run(args: argparse.Namespace) -> int:
     chosen = [name for name in args.only or stage_names() if name not in (args.skip or ())]
     if not chosen:
         raise UsageError("--only and --skip leave no stage to run", remedy="leave one of them out")
-    gate = StageRun(GATE, selection.profile, selection.target, _command(GATE, flags))
-    rans = run_stages(STAGES, chosen, flags, selection)
+    suites = [part for suite in args.suite or () for part in ("--suite", suite)]
+    gate = StageRun(GATE, selection.profile, selection.target, _command(GATE, [*flags, *suites]))
+    rans = run_stages([with_suites(stage, suites) for stage in STAGES], chosen, flags, selection)
     reports = [ran.report for ran in rans]
     summarised(gate, rans).write(selection.reports)
     conclude(reports, selection.reports, os.environ)
     return exit_code(rans)
+
+
+def with_suites(stage: Stage, flags: Sequence[str]) -> Stage:
+    return replace(stage, flags=(*stage.flags, *flags)) if stage.takes_suites else stage
 
 
 def run_stages(

@@ -33,8 +33,10 @@ TOOLKIT = "ci.lowering.lower"
 NOT_LOWERING = ("__init__.py", "suite.py")
 """Imported by it, and without a say: what a suite asks for is in the key itself."""
 
-JUDGED_LATER = {"thresholds", "tags", "socs", "label", "delegates", "cpu_budget"}
+JUDGED_LATER = {"thresholds", "emulator_fault", "tags", "socs", "label", "delegates", "cpu_budget"}
 """Fields of a run that decide nothing of the program's bytes."""
+
+WORKER = ("-m", "ci.lowering.worker")
 
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 LEAST_MEMORY = 4 << 30
@@ -225,7 +227,7 @@ def compile_programs(
         },
         settings.logs,
         settings.timeout,
-        command=("-m", "ci.lowering.worker"),
+        command=WORKER,
     )
 
     def work(job: Job, worker: LoweringWorker) -> Compiled | Fault:

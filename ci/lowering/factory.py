@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,9 @@ CALIBRATION_SEED = 1000
 """Calibration never sees the inputs that are compared."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
+
+
+MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
 
 
 class BadFactory(Exception):
@@ -49,6 +53,8 @@ def make(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Made:
     except MemoryError:
         raise
     except Exception as error:
+        if is_memory(error):
+            raise
         raise BadFactory(f"{dotted} raises {_last(error)}") from error
     return _made(dotted, given)
 
@@ -100,6 +106,10 @@ def _tensors(given: Any) -> tuple[Tensor, ...]:
         if not isinstance(each, Tensor):
             raise BadFactory(f"input {index}: expected a tensor, found {type(each).__name__} {each!r:.60}")
     return tuple(each.detach().contiguous() for each in given)
+
+
+def is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or bool(MEMORY.search(str(error)))
 
 
 def _last(error: BaseException) -> str:

@@ -24,6 +24,9 @@ from provisioning.settings import MANIFESTS, ROOT
 SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
 PAGE = 4096
 
+NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
+"""QNN's own words; the first of them is nearest to the cause."""
+
 REMEDIES = {
     "factory": "correct the factory: docs/lowering.md says what it must give",
     "suite": "correct the case in {suite}",
@@ -63,8 +66,10 @@ def fault_finding(program: Program, fault: Fault, stage: str) -> Finding:
     message = fault.message
     remedy = REMEDIES.get(fault.kind, "read {log}, or python -m ci diagnose {log}")
     if fault.kind in ("compile", "crash") and fault.log.is_file():
-        known = explain(fault.log.read_text(encoding="utf-8", errors="replace"))
-        if known:
+        log = fault.log.read_text(encoding="utf-8", errors="replace")
+        if said := NATIVE_ERROR.findall(log):
+            message = f"{message.rstrip('.')}: {said[0].strip()}"
+        if known := explain(log):
             message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].mend
     remedy = remedy.format(suite=program.suite, log=fault.log)
     return Finding(

@@ -24,18 +24,24 @@ from executorch.backends.qualcomm.utils.utils import (
 )
 from executorch.exir import ExecutorchBackendConfig
 from torch import Tensor
-from torchao.quantization.pt2e import move_exported_model_to_train
+from torchao.quantization.pt2e import MinMaxObserver, move_exported_model_to_train
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ci.lowering.audit import Watch, left_on_cpu, partition_of
 from ci.lowering.compiler_log import Traffic, traffic
-from ci.lowering.factory import CALIBRATION_SEED, BadFactory, Made, find, make
+from ci.lowering.factory import CALIBRATION_SEED, BadFactory, Made, find, is_memory, make
 from ci.lowering.suite import Case, Run
 
 SEGMENT_ALIGNMENT = 4096
 """Of delegate data in the file: a page, so that it can be mapped alone."""
 
 PROGRAM = "program.pte"
+OBSERVERS = {
+    (scheme, "min_max"): MinMaxObserver
+    for scheme in ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
+}
+"""Others have the quantizer's own, a moving average; floats of 16 bits have nothing to observe."""
+
 TRAIN_RATE = 1e-4
 
 
@@ -139,6 +145,7 @@ def _quantized(
         is_qat=run.qat,
         is_conv_per_channel=run.per_channel,
         is_linear_per_channel=run.per_channel,
+        act_observer=None if run.qat else OBSERVERS.get((run.scheme, run.observer)),
     )
     with _step("export"):
         exported = torch.export.export(made.model, sample, strict=True).module()
@@ -265,13 +272,9 @@ def _step(name: str) -> Any:
         raise
     except Exception as error:
         text = str(error).strip() or type(error).__name__
-        if is_memory(text):
+        if is_memory(error):
             raise
         raise Failed(name, f"{type(error).__name__}: {text}"[:2000]) from error
-
-
-def is_memory(text: str) -> bool:
-    return bool(re.search(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory", text))
 
 
 _OPENED: set[str] | None = None

@@ -33,7 +33,10 @@ DTYPES = {
     11: "bool", 15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
 }  # fmt: skip
 
-TARGET = re.compile(rb"soc_type=(\w{1,32});arch=(\d{1,3})\b")
+SOC = re.compile(rb"\bsoc_type=(\w{1,32});")
+ARCH = re.compile(rb"\bmin_arch=(\d{1,3})\b")
+"""Beside the SoC there is an `arch` too: of QNN's own table, which for SSG2115P is not what it compiles for."""
+
 VTCM = re.compile(rb"\bvtcm_size=(\d{1,12})\b")
 PRECISIONS = {0: "quantized", 1: "fp16"}
 
@@ -141,12 +144,11 @@ def parse(data: bytes) -> Program | Context:
 
 
 def context_of(data: memoryview) -> Context:
-    targets = TARGET.findall(data)
     return Context(
         size=len(data),
         build_ids=tuple(sorted({found.decode() for found in BUILD_ID.findall(data)})),
-        socs=tuple(sorted({name.decode() for name, _ in targets})),
-        arches=tuple(sorted({int(arch) for _, arch in targets})),
+        socs=tuple(sorted({found.decode() for found in SOC.findall(data)})),
+        arches=tuple(sorted({int(found) for found in ARCH.findall(data)})),
         vtcm_bytes=tuple(sorted({int(found) for found in VTCM.findall(data)})),
     )
 

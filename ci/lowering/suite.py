@@ -72,9 +72,13 @@ class Run(Model):
     """Tells this run from another of the same scheme; [the scheme, with -qat for QAT]."""
     socs: tuple[str, ...] = Field(min_length=1)
     tags: tuple[Word, ...] = Field(min_length=1)
-    thresholds: Thresholds
+    thresholds: Thresholds | None = None
+    emulator_fault: str = ""
+    """Part of what the runner says where a program that lowers is known not to run; then no thresholds."""
     qat: bool = False
     per_channel: bool = True
+    observer: Literal["min_max", "moving_average"] = "min_max"
+    """How activations' ranges are found: the widest seen, or mostly what the first batches had."""
     calibration: Annotated[int, Field(ge=1)] = 4
     """Batches of inputs that the observers, or the QAT steps, see."""
     modules: tuple[ModuleScheme, ...] = ()
@@ -104,6 +108,8 @@ class Run(Model):
 
     @model_validator(mode="after")
     def _fits(self) -> Run:
+        if (self.thresholds is None) != bool(self.emulator_fault):
+            raise ValueError("thresholds, or emulator_fault in their place")
         if self.qat and self.scheme not in QAT_SCHEMES:
             raise ValueError(f"one of {', '.join(QAT_SCHEMES)} with qat")
         quantizing = (

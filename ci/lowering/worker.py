@@ -35,8 +35,8 @@ MEMORY = "QNN_CI_WORKER_MEMORY"
 
 
 def obey(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.lowering.factory import BadFactory
-    from ci.lowering.lower import Failed, is_memory, lower
+    from ci.lowering.factory import BadFactory, is_memory
+    from ci.lowering.lower import Failed, lower
     from ci.lowering.suite import Case, Run
 
     case = Case.model_validate_json(json.dumps(order["case"]))
@@ -52,11 +52,9 @@ def obey(order: dict[str, Any]) -> dict[str, Any]:
     except Failed as error:
         traceback.print_exc()
         return {"fault": error.step, "message": str(error)}
-    except MemoryError as error:
-        return {"fault": "memory", "message": str(error) or "MemoryError"}
     except Exception as error:
         traceback.print_exc()
-        fault = "memory" if is_memory(str(error)) else "compile"
+        fault = "memory" if is_memory(error) else "compile"
         return {"fault": fault, "message": f"{type(error).__name__}: {error}"[:2000]}
     return {
         **made,

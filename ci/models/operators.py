@@ -217,7 +217,7 @@ class Residual(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(x)))
+        return x + self.down(torch.sigmoid(self.up(x)))
 
 
 def residual() -> tuple[nn.Module, Inputs]:

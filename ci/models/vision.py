@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+SETTLING = 24
+"""Inputs in the batch whose statistics the norms get: with few, the last layers would see none like them."""
+
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
 
@@ -18,13 +21,13 @@ def images(*shape: int) -> Inputs:
 def settled(model: nn.Module, inputs: Inputs) -> nn.Module:
     """Give every batch norm the statistics of what reaches it, as training would."""
     generator = torch.Generator().manual_seed(7)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
-            module.momentum = None
-    model.train()
+    norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d | nn.BatchNorm1d)]
+    for norm in norms:
+        norm.momentum = 1.0
     with torch.no_grad():
-        for _ in range(3):
-            model(*inputs(generator))
+        model.train()(torch.cat([inputs(generator)[0] for _ in range(SETTLING)]))
+    for norm in norms:
+        norm.momentum = 0.01
     return model.eval()
 
 
@@ -210,5 +213,4 @@ class Segmenter(nn.Module):
 
 def segmenter(width: int = 16, size: int = 64, classes: int = 21) -> tuple[nn.Module, Inputs]:
     inputs = images(1, 3, size, size)
-    # One image alone has no statistics for the pooled branch, hence no norm there.
     return settled(Segmenter(width, classes), inputs), inputs

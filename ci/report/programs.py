@@ -91,7 +91,7 @@ def collected(reports: Iterable[Report]) -> list[Shown]:
 
 
 def _matrix(programs: Sequence[Shown]) -> Element:
-    schemes = list(dict.fromkeys(each.scheme for each in programs))
+    schemes = sorted({each.scheme for each in programs}, key=_scheme_order)
     cases = list(dict.fromkeys(each.case for each in programs))
     head = element(
         "tr", element("th", "Model", scope="col"), *(element("th", each, scope="col") for each in schemes)
@@ -104,7 +104,9 @@ def _matrix(programs: Sequence[Shown]) -> Element:
             for each in programs:
                 if (each.case, each.scheme) == (case, scheme):
                     label = (
-                        each.soc if each.run == each.scheme else f"{each.soc} {each.run.removeprefix(scheme)}"
+                        each.soc
+                        if each.run == each.scheme
+                        else f"{each.soc} {each.run.removeprefix(scheme).lstrip('-')}"
                     )
                     kind = "pass" if each.passed else "fail"
                     mark = "✓ " if each.passed else "✗ "
@@ -120,6 +122,11 @@ def _matrix(programs: Sequence[Shown]) -> Element:
         class_="stack",
     )
     return element("div", table, class_="scroll")
+
+
+def _scheme_order(scheme: str) -> tuple[bool, str]:
+    """Float first, then by name."""
+    return not scheme.startswith("fp"), scheme
 
 
 def _filter() -> Element:
@@ -194,10 +201,9 @@ def _partition(parts: Metric) -> Element | None:
     for part in parts if isinstance(parts, list) else []:
         row = _mapping(part)
         where, count = _text(row, "where"), int(_number(row, "count") or 0)
-        operators = _mapping(row.get("operators"))
-        listed = [
-            f"{_short_name(name)} × {value}" for name, value in list(operators.items())[:SHOWN_OPERATORS]
-        ]
+        counts = _mapping(row.get("operators"))
+        operators = sorted(counts, key=lambda name: (-(_number(counts, name) or 0), name))
+        listed = [f"{_short_name(name)} × {counts[name]}" for name in operators[:SHOWN_OPERATORS]]
         if more := len(operators) - len(listed):
             listed.append(f"and {plural(more, 'kind')} more")
         kind = "cpu" if where == "cpu" else "htp"

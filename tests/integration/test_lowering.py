@@ -1,0 +1,160 @@
+"""Lowering with the real compiler: what is left on the CPU, what is kept, and what goes wrong in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provisioning.settings import ROOT
+from tests.support.lowering_suites import Done, command, environment, run, suite
+from tests.support.sdk import sdk_root
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+BAD = {
+    "raises": ("lowering-factory", "RuntimeError: no such checkpoint"),
+    "nonsense": ("lowering-factory", "expected a pair of an nn.Module and its inputs, found a str"),
+    "no_inputs": ("lowering-factory", "expected a tuple of tensors as inputs, found tuple ()"),
+    "text_input": ("lowering-factory", "input 0: expected a tensor, found str 'hello'"),
+    "too_large": ("lowering-memory", "can't allocate memory"),
+}
+
+
+class TestBadInput:
+    @pytest.fixture(scope="class")
+    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Done:
+        base = tmp_path_factory.mktemp("bad")
+        cases = {name: {"factory": f"lowering_models:{name}"} for name in BAD}
+        cases["not_there"] = {"factory": "lowering_models:missing"}
+        cases["no_module"] = {"factory": "no_such_module:net"}
+        cases["nothing_excluded"] = {"run": 'unquantized_nodes = ["conv*"]'}
+        cases["good"] = {}
+        return run("test_lowering", base, "--suite", suite(base, cases))
+
+    @pytest.mark.parametrize("case", BAD)
+    def test_each_ends_in_one_finding_that_says_why(self, done: Done, case: str) -> None:
+        rule, says = BAD[case]
+        (finding,) = [each for each in done.report.findings if each.subject.startswith(f"{case}/")]
+        assert finding.rule == rule and says in finding.message
+
+    @pytest.mark.parametrize(
+        ("case", "says"),
+        [
+            ("not_there", "expected a function missing in lowering_models, found nothing of that name"),
+            ("no_module", "importing no_such_module raises ModuleNotFoundError"),
+            ("nothing_excluded", "unquantized_nodes = 'conv*' matches no node"),
+        ],
+    )
+    def test_names_that_lead_nowhere_are_named(self, done: Done, case: str, says: str) -> None:
+        (finding,) = [each for each in done.report.findings if each.subject.startswith(f"{case}/")]
+        assert says in finding.message
+
+    def test_where_a_factory_raises_is_said(self, done: Done) -> None:
+        (finding,) = [each for each in done.report.findings if each.subject.startswith("raises/")]
+        assert "lowering_models.py:" in finding.message
+
+    def test_the_good_one_among_them_is_good(self, done: Done) -> None:
+        assert not done.rules("good") and done.code == 1
+
+
+def test_what_changes_a_program_compiles_it_again_and_nothing_else_does(tmp_path: Path) -> None:
+    cases: dict[str, dict[str, str]] = {
+        name: {} for name in ("same", "judged", "source", "arguments", "scheme", "soc", "spec")
+    }
+    cases["weights"] = {"factory": "lowering_models:from_file"}
+    first = run("test_lowering", tmp_path, "--suite", suite(tmp_path / "one", cases))
+    assert first.code == 0 and not first.cached()
+    # The source's change is in another folder: one module serves all cases of a suite.
+    again = dict(cases)
+    again["judged"] = {"thresholds": "sqnr_db = 51"}
+    again["arguments"] = {"arguments": "width = 48"}
+    again["scheme"] = {"scheme": "8a8w"}
+    again["soc"] = {"soc": "SM8750"}
+    again["spec"] = {"run": "per_channel = false"}
+    del again["source"]
+    changed = suite(tmp_path / "two", {"source": {}})
+    with (tmp_path / "two/lowering_models.py").open("a") as stream:
+        stream.write("\nCHANGED = True\n")
+    here = suite(tmp_path / "one", again)
+    (tmp_path / "one/scale.txt").write_text("2.0")
+    second = run("test_lowering", tmp_path, "--suite", here, "--suite", changed)
+    assert second.code == 0
+    assert second.cached() == {"same", "judged"}
+
+
+def test_another_sdk_compiles_it_again(tmp_path: Path) -> None:
+    one = suite(tmp_path, {"net": {}})
+    assert not run("test_lowering", tmp_path, "--suite", one).cached()
+    other = tmp_path / "sdk"
+    shutil.copytree(sdk_root(), other, copy_function=os.link, symlinks=True)
+    library = other / "lib/x86_64-linux-clang/libQnnSaver.so"
+    content = library.read_bytes()
+    library.unlink()
+    library.write_bytes(content + b"\0")
+    again = run("test_lowering", tmp_path, "--suite", one, environ=environment(QNN_SDK_ROOT=str(other)))
+    assert again.code == 0 and not again.cached()
+    assert run("test_lowering", tmp_path, "--suite", one).cached() == {"net"}
+
+
+def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Path) -> None:
+    old = tmp_path / "sdk"
+    (old / "lib").mkdir(parents=True)
+    (old / "lib/x86_64-linux-clang").symlink_to(sdk_root() / "lib/x86_64-linux-clang")
+    (old / "lib/hexagon-v79/unsigned").mkdir(parents=True)
+    done = run(
+        "test_lowering",
+        tmp_path,
+        *("--suite", suite(tmp_path, {"net": {"soc": "SM8850"}})),
+        environ=environment(QNN_SDK_ROOT=str(old)),
+    )
+    assert (done.code, done.rules("net")) == (1, {"lowering-soc"})
+    assert "SM8850 has HTP v81, and QNN v2.49.40" in done.report.findings[0].message
+
+
+def test_a_suite_with_unknown_keys_is_wrong_use(tmp_path: Path) -> None:
+    done = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"net": {"case": "colour = 1"}}))
+    assert done.code == 2 and "colour" in done.err and "try:" in done.err
+
+
+def _children(pid: int) -> list[int]:
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in listed.stdout.split()]
+
+
+def _alive(pids: list[int]) -> Iterator[int]:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                yield pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_interrupted_it_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})
+    process = subprocess.Popen(
+        command("test_lowering", tmp_path, "--suite", one),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(workers := _children(process.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(2)
+    process.send_signal(number)
+    code = process.wait(60)
+    while list(_alive(workers)) and time.monotonic() < deadline + 60:
+        time.sleep(0.2)
+    assert len(workers) == 2 and not list(_alive(workers))
+    assert code == (130 if number == signal.SIGINT else -number)

@@ -1,0 +1,74 @@
+"""Factories for suites in tests, copied beside them: good ones, and one for every way to be bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, width), nn.Linear(width, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+class WithErf(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.erf(self.first(x)))
+
+
+def _inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return (torch.randn(1, 8, 16, generator=generator),)
+
+
+def net(width: int = 32) -> Any:
+    return Net(width).eval(), _inputs
+
+
+def with_erf() -> Any:
+    return WithErf(32).eval(), _inputs
+
+
+def from_file() -> Any:
+    """Scales its weights by what a file says that the suite does not name."""
+    model = Net(32).eval()
+    with torch.no_grad():
+        model.first.weight.mul_(float(Path(__file__).with_name("scale.txt").read_text()))
+    return model, _inputs
+
+
+def spoil_a_weight(graph: torch.fx.GraphModule) -> None:
+    """As an annotation: makes the lowered model another than the eager one."""
+    weight = max((each for each in graph.parameters()), key=lambda each: each.numel())
+    spoilt = weight.detach().clone()
+    spoilt[: spoilt.shape[0] // 2] *= -1
+    for name, each in graph.named_parameters():
+        if each is weight:
+            owner, _, last = name.rpartition(".")
+            setattr(graph.get_submodule(owner), last, nn.Parameter(spoilt, requires_grad=False))
+
+
+def raises() -> Any:
+    raise RuntimeError("no such checkpoint")
+
+
+def nonsense() -> Any:
+    return "a model"
+
+
+def no_inputs() -> Any:
+    return Net(8).eval(), ()
+
+
+def text_input() -> Any:
+    return Net(8).eval(), ("hello",)
+
+
+def too_large() -> Any:
+    return torch.zeros(1 << 42), _inputs
