@@ -88,10 +88,11 @@ def read_array(path: Path) -> Array:
     import numpy as np
 
     try:
-        found: Array = np.load(path, allow_pickle=False)
+        with path.open("rb") as stream:
+            found: Array = np.load(stream, allow_pickle=False)
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file", remedy="name an .npy that is there") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise CheckFailed(
             f"{path}: expected an array that numpy.save wrote, found something else ({error})",
             remedy="save it again with numpy.save",
@@ -103,7 +104,7 @@ def _npz(path: Path) -> Sample:
     import numpy as np
 
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file", remedy="name an .npz that is there") from None

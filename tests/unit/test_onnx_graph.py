@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from ci.onnx.graph import (
+    external_files,
+    fix_dimensions,
+    is_context,
+    load_graph,
+    problems_of,
+    signature_of,
+)
+from provisioning.errors import CheckFailed, ToolkitError, UsageError
+from tests.support.onnx_models import context_model, conv_model, model_of, with_external_data, write
+
+
+def rules(model: Any) -> list[str]:
+    return [problem.rule for problem in problems_of(model)]
+
+
+def test_a_static_float_model_has_no_problem() -> None:
+    assert problems_of(conv_model()) == []
+
+
+def test_the_signature_names_inputs_without_weights() -> None:
+    signature = signature_of(conv_model())
+    assert [str(tensor) for tensor in signature.inputs] == ["x: float32[1, 3, 8, 8]"]
+    assert [str(tensor) for tensor in signature.outputs] == ["y: float32[1, 4, 8, 8]"]
+
+
+def test_a_named_dimension_is_a_problem_whose_mend_is_a_flag() -> None:
+    problem = problems_of(conv_model(("batch", 3, 8, 8)))[0]
+    assert (problem.rule, problem.subject) == ("onnx-dynamic-shape", "x")
+    assert problem.remedy == "fix it: --dimension batch=N"
+
+
+def test_a_dimension_without_a_name_must_be_fixed_at_export() -> None:
+    problem = problems_of(conv_model((None, 3, 8, 8)))[0]
+    assert problem.remedy == "export with every size of x fixed"
+
+
+def test_a_fixed_dimension_is_no_problem_any_more() -> None:
+    model = conv_model(("batch", 3, 8, 8))
+    fix_dimensions(model, {"batch": 2})
+    assert problems_of(model) == []
+    assert signature_of(model).outputs[0].shape == (2, 4, 8, 8)
+
+
+def test_an_unknown_dimension_gets_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        fix_dimensions(conv_model(("batch", 3, 8, 8)), {"bach": 1})
+    assert caught.value.remedy == "use one of: batch"
+
+
+@pytest.mark.parametrize("operator", ["If", "Loop"])
+def test_control_flow_is_named_with_its_mend(operator: str) -> None:
+    body = helper.make_graph([], "body", [], [])
+    names = {"If": {"then_branch": body, "else_branch": body}, "Loop": {"body": body}}[operator]
+    node = helper.make_node(operator, ["x"], ["y"], name="flow", **names)
+    problem = next(one for one in problems_of(model_of([node])) if one.rule == "onnx-control-flow")
+    assert problem.subject == "flow"
+    assert operator in problem.message
+    assert problem.remedy
+
+
+def test_a_node_without_a_name_is_named_by_what_it_makes() -> None:
+    node = helper.make_node("Loop", ["x"], ["y"], body=helper.make_graph([], "body", [], []))
+    assert problems_of(model_of([node]))[0].subject == "the Loop that makes y"
+
+
+def test_an_output_whose_size_the_data_decides_is_a_problem() -> None:
+    node = helper.make_node("NonZero", ["x"], ["y"], name="where")
+    assert "onnx-dynamic-shape" in rules(model_of([node]))
+
+
+def test_float64_is_a_problem() -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], name="relu")
+    found = problems_of(model_of([node], kind=TensorProto.DOUBLE, output=(1, 3, 8, 8)))
+    assert {problem.subject for problem in found if problem.rule == "onnx-type"} == {"x", "y"}
+
+
+def test_a_model_that_breaks_the_rules_of_onnx_is_a_problem() -> None:
+    node = helper.make_node("Conv", ["x", "nowhere"], ["y"], name="conv")
+    assert rules(model_of([node])) == ["onnx-malformed"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"PK\x03\x04 not this", b"\xff" * 1000])
+def test_other_files_are_said_to_be_no_model(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(CheckFailed, match="expected an ONNX model"):
+        load_graph(path)
+
+
+def test_any_part_of_a_model_is_refused_in_words(tmp_path: Path) -> None:
+    whole = write(conv_model(), tmp_path / "model.onnx").read_bytes()
+    part = tmp_path / "part.onnx"
+    for length in range(0, len(whole), 37):
+        part.write_bytes(whole[:length])
+        try:
+            problems_of(load_graph(part))
+        except ToolkitError as error:
+            assert str(part) in error.message
+
+
+def test_a_missing_model_is_a_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        load_graph(tmp_path / "absent.onnx")
+
+
+def test_external_data_beside_the_model_is_found(tmp_path: Path) -> None:
+    path = with_external_data(tmp_path / "model.onnx")
+    assert external_files(load_graph(path), tmp_path) == [tmp_path / "weights.bin"]
+
+
+def test_missing_external_data_is_named(tmp_path: Path) -> None:
+    path = with_external_data(tmp_path / "model.onnx")
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(CheckFailed, match=r"external data of w: .*weights\.bin is missing"):
+        external_files(load_graph(path), tmp_path)
+
+
+@pytest.mark.parametrize("location", ["../weights.bin", "/etc/passwd", "a/../../weights.bin"])
+def test_external_data_outside_the_models_folder_is_refused(tmp_path: Path, location: str) -> None:
+    path = with_external_data(tmp_path / "in" / "model.onnx", location)
+    (tmp_path / "weights.bin").write_bytes(b"0" * 1000)
+    with pytest.raises(CheckFailed, match="expected a file below"):
+        external_files(load_graph(path), tmp_path / "in")
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    path = with_external_data(tmp_path / "in" / "model.onnx")
+    (tmp_path / "in" / "weights.bin").rename(tmp_path / "weights.bin")
+    (tmp_path / "in" / "weights.bin").symlink_to(tmp_path / "weights.bin")
+    with pytest.raises(CheckFailed, match="expected a file below"):
+        external_files(load_graph(path), tmp_path / "in")
+
+
+def test_external_data_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    path = with_external_data(tmp_path / "model.onnx")
+    (tmp_path / "weights.bin").write_bytes(b"0" * 10)
+    with pytest.raises(CheckFailed, match=r"expected 432 bytes at 0 of .*, which has 10"):
+        external_files(load_graph(path), tmp_path)
+
+
+def test_external_data_inside_a_branch_is_looked_at_too(tmp_path: Path) -> None:
+    inner = load_graph(with_external_data(tmp_path / "in" / "model.onnx", "../out.bin")).graph
+    node = helper.make_node("If", ["x"], ["y"], name="flow", then_branch=inner, else_branch=inner)
+    with pytest.raises(CheckFailed, match="expected a file below"):
+        external_files(model_of([node]), tmp_path / "in")
+
+
+def test_a_compiled_model_is_told_from_others(tmp_path: Path) -> None:
+    assert is_context(load_graph(context_model(tmp_path)))
+    assert not is_context(conv_model())
+
+
+def test_large_weights_do_not_slow_the_look_down() -> None:
+    weights = np.zeros((4, 3, 3, 3), np.float32)
+    model = model_of(
+        [helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])], weights={"w": weights}
+    )
+    before = model.SerializeToString()
+    problems_of(model)
+    assert model.SerializeToString() == before

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import pytest
+
+from ci.onnx.options import Value, described, options, parse_assignments, settings_of
+from provisioning.errors import UsageError
+from provisioning.manifest import soc_named
+
+SM8650 = soc_named("SM8650")
+
+
+def refused(given: dict[str, Value], *, embed: bool = False, soc: str = "SM8650") -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        settings_of(given, soc=soc_named(soc), embed=embed)
+    return caught.value
+
+
+def test_options_go_to_where_they_belong() -> None:
+    settings = settings_of(
+        {
+            "htp_performance_mode": "burst",
+            "ep.context_node_name_prefix": "a_",
+            "qnn.rpc_control_latency": 100,
+        },
+        soc=SM8650,
+        embed=False,
+    )
+    assert settings.as_dict() == {
+        "provider": {"htp_performance_mode": "burst"},
+        "session": {"ep.context_node_name_prefix": "a_"},
+        "run": {"qnn.rpc_control_latency": "100"},
+    }
+
+
+def test_a_flag_may_be_said_as_true() -> None:
+    assert settings_of({"extended_udma": True}, soc=SM8650, embed=False).provider == {"extended_udma": "1"}
+
+
+def test_an_unknown_name_gets_the_nearest() -> None:
+    assert refused({"htp_perfomance_mode": "burst"}).remedy == "did you mean htp_performance_mode?"
+
+
+def test_an_unknown_value_gets_the_nearest() -> None:
+    error = refused({"htp_performance_mode": "bursty"})
+    assert error.remedy == "did you mean burst?"
+    assert "'bursty'" in error.message
+
+
+@pytest.mark.parametrize("value", ["-3", "abc", "0", "1.5", ""])
+def test_a_size_must_be_a_whole_number_above_zero(value: str) -> None:
+    assert "vtcm_mb" in refused({"vtcm_mb": value}).message
+
+
+def test_more_vtcm_than_the_chip_has_is_refused() -> None:
+    error = refused({"vtcm_mb": 9})
+    assert error.message.endswith("this chip has 8 MB")
+    assert error.remedy == "vtcm_mb=8"
+
+
+def test_a_flag_takes_only_two_values() -> None:
+    assert "expected 0 or 1, found '2'" in refused({"extended_udma": 2}).message
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("soc_model", "--soc"),
+        ("enable_htp_fp16_precision", "--precision fp16"),
+        ("profiling_level", "--profile"),
+    ],
+)
+def test_what_the_toolkit_sets_is_refused_with_where_to_say_it(name: str, instead: str) -> None:
+    assert instead in refused({name: "1"}).message
+
+
+def test_an_option_without_effect_is_refused() -> None:
+    assert refused({"json_qnn_graph_dir": "out"}).remedy == "add dump_json_qnn_graph=1"
+
+
+def test_the_option_it_needs_makes_it_right() -> None:
+    given: dict[str, Value] = {"json_qnn_graph_dir": "out", "dump_json_qnn_graph": 1}
+    assert settings_of(given, soc=SM8650, embed=False).provider["json_qnn_graph_dir"] == "out"
+
+
+def test_a_needed_option_that_is_off_does_not_count() -> None:
+    assert "no effect" in refused({"json_qnn_graph_dir": "out", "dump_json_qnn_graph": 0}).message
+
+
+def test_contradictions_are_refused() -> None:
+    error = refused({"htp_share_resource_optimization": "1", "enable_vtcm_backup_buffer_sharing": 1})
+    assert "contradicts" in error.message
+
+
+def test_what_does_not_work_embedded_is_refused_there_only() -> None:
+    given: dict[str, Value] = {"ep.share_ep_contexts": 1}
+    assert "embedded" in refused(given, embed=True).message
+    assert settings_of(given, soc=SM8650, embed=False).session == {"ep.share_ep_contexts": "1"}
+
+
+def test_what_only_another_platform_heeds_is_refused() -> None:
+    assert "Windows" in refused({"disable_file_mapped_weights": 1}).message
+
+
+def test_bfloat16_is_for_newer_chips() -> None:
+    assert "88 or more" in refused({"htp_bf16_enable": 1}).message
+    assert settings_of({"htp_bf16_enable": 1}, soc=soc_named("SM8845"), embed=False).provider
+
+
+def test_op_packages_have_a_form() -> None:
+    assert "TYPE:PATH:SYMBOL" in refused({"op_packages": "Conv"}).message
+
+
+def test_every_option_that_another_names_is_in_the_table() -> None:
+    named = {other for option in options().values() for other in (*option.needs, *option.conflicts)}
+    assert named <= set(options())
+
+
+def test_the_list_shows_every_option_that_can_be_given() -> None:
+    text = described()
+    assert all((f"  {name}=" in text) != bool(option.set_by) for name, option in options().items())
+
+
+@pytest.mark.parametrize("text", ["vtcm_mb", "=4", "vtcm_mb="])
+def test_an_assignment_has_a_name_and_a_value(text: str) -> None:
+    with pytest.raises(UsageError, match="expected NAME=VALUE"):
+        parse_assignments([text])
+
+
+def test_an_option_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="given twice"):
+        parse_assignments(["vtcm_mb=4", "vtcm_mb=8"])
+
+
+def test_a_value_may_hold_an_equals_sign() -> None:
+    assert parse_assignments(["qnn.lora_config=a=b"]) == {"qnn.lora_config": "a=b"}

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ci.onnx.graph import Signature, Tensor
+from ci.onnx.samples import checked, read_inputs, read_samples
+from provisioning.errors import CheckFailed, ToolkitError, UsageError
+
+ONE = Signature((Tensor("x", "float32", (1, 4)),), ())
+TWO = Signature((Tensor("tokens", "int32", (1, 4)), Tensor("mask", "float32", (1, 4))), ())
+GOOD = np.ones((1, 4), np.float32)
+
+
+def test_npy_files_serve_a_model_of_one_input(tmp_path: Path) -> None:
+    for number in range(3):
+        np.save(tmp_path / f"{number}.npy", GOOD * number)
+    samples = read_samples(tmp_path, ONE)
+    assert [float(sample["x"][0, 0]) for sample in samples] == [0.0, 1.0, 2.0]
+
+
+def test_npz_files_hold_inputs_by_name(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", tokens=np.ones((1, 4), np.int32), mask=GOOD)
+    assert list(read_samples(tmp_path, TWO)[0]) == ["tokens", "mask"]
+
+
+def test_folders_hold_one_input_each(tmp_path: Path) -> None:
+    for name, array in (("tokens", np.ones((1, 4), np.int32)), ("mask", GOOD)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "0.npy", array)
+    assert len(read_samples(tmp_path, TWO)) == 1
+
+
+def test_folders_must_hold_as_many_samples(tmp_path: Path) -> None:
+    for name, count in (("tokens", 1), ("mask", 2)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            np.save(tmp_path / name / f"{number}.npy", GOOD)
+    with pytest.raises(CheckFailed, match="1 of tokens, 2 of mask"):
+        read_samples(tmp_path, TWO)
+
+
+def test_an_npy_does_not_say_which_of_two_inputs_it_is(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", GOOD)
+    with pytest.raises(UsageError, match="does not say which"):
+        read_samples(tmp_path, TWO)
+
+
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no sample"):
+        read_samples(tmp_path, ONE)
+
+
+def test_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"expected a directory of \.npy or \.npz"):
+        read_samples(tmp_path / "absent", ONE)
+
+
+def test_both_kinds_at_once_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", GOOD)
+    np.savez(tmp_path / "0.npz", x=GOOD)
+    with pytest.raises(UsageError, match="both"):
+        read_samples(tmp_path, ONE)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused_with_its_place(bad: float) -> None:
+    array = GOOD.copy()
+    array[0, 2] = bad
+    with pytest.raises(CheckFailed, match=f"x holds {bad} at 2"):
+        checked({"x": array}, ONE, "here")
+
+
+def test_another_shape_is_refused() -> None:
+    with pytest.raises(CheckFailed) as caught:
+        checked({"x": np.ones((2, 4), np.float32)}, ONE, "here")
+    assert caught.value.message == "here: expected x: float32[1, 4], found float32[2, 4]"
+
+
+def test_another_type_is_refused() -> None:
+    with pytest.raises(CheckFailed, match=r"found float64\[1, 4\]"):
+        checked({"x": np.ones((1, 4))}, ONE, "here")
+
+
+def test_an_unknown_name_gets_the_known_ones() -> None:
+    with pytest.raises(CheckFailed) as caught:
+        checked({"y": GOOD}, ONE, "here")
+    assert caught.value.remedy == "its inputs are x"
+
+
+def test_an_absent_input_is_named() -> None:
+    with pytest.raises(CheckFailed, match="nothing for the input mask"):
+        checked({"tokens": np.ones((1, 4), np.int32)}, TWO, "here")
+
+
+@pytest.mark.parametrize("name", ["bad.npy", "bad.npz"])
+@pytest.mark.parametrize("content", [b"", b"no array at all", b"\x93NUMPY\x01\x00", b"PK\x03\x04"])
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckFailed, match=name):
+        read_samples(tmp_path, ONE)
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    np.save(tmp_path / "0.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(CheckFailed, match="something else"):
+        read_samples(tmp_path, ONE)
+
+
+def test_inputs_of_the_command_line_go_by_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.ones((1, 4), np.int32))
+    np.save(tmp_path / "m.npy", GOOD)
+    found = read_inputs([f"mask={tmp_path}/m.npy", f"tokens={tmp_path}/t.npy"], TWO)
+    assert list(found) == ["tokens", "mask"]
+
+
+def test_an_input_given_twice_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", GOOD)
+    with pytest.raises(UsageError, match="given twice"):
+        read_inputs([f"x={tmp_path}/a.npy", f"{tmp_path}/a.npy"], ONE)
+
+
+def test_a_missing_file_is_a_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError) as caught:
+        read_inputs([str(tmp_path / "absent.npy")], ONE)
+    assert caught.value.exit_code == 2
