@@ -54,7 +54,7 @@ def headline(reports: Sequence[Report]) -> str:
 
 
 def place_of(subject: str) -> tuple[str, int] | None:
-    """File and line of a subject that is `path:line`, with a path that is relative and stays below its start."""
+    """File and line of a subject that is `path:line`, with a relative path that stays below its start."""
     found = _PLACE.fullmatch(subject)
     if found is None or ".." in found["file"].split("/"):
         return None
