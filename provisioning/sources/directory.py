@@ -64,10 +64,11 @@ def is_root(component: str, path: Path) -> bool:
 def _check(component: str, path: Path, where: str, variable: str) -> None:
     if not path.exists():
         near = next((parent for parent in path.parents if parent.is_dir()), None)
-        searched = near if near != Path("/") else None
+        if near == Path("/"):
+            near = None
         raise EnvironmentLacking(
             f"{where}: there is no such folder" + (f" (there is {near})" if near else ""),
-            remedy=_export(variable, _nearby(component, searched) if searched else None),
+            remedy=_export(variable, _nearby(component, near) if near else None),
         )
     if path.is_file():
         if path.name.lower().endswith(ARCHIVES):

@@ -73,7 +73,9 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
 def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, "qnn-sdk")
     if not context.answers:
-        raise NotApplicable("a directory named by --tree is not asked, only an environment is")
+        if tree.origin == "tree":
+            raise NotApplicable("a directory named by --tree is not asked, only an environment is")
+        raise NotApplicable("the SDK was provisioned for devices alone, so nothing is lowered with it")
     for soc, answer in context.answers.items():
         if answer.step == "absent":
             raise CouldNotRun(
@@ -103,7 +105,7 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
         return Problem(
             soc,
             f"the compiler cannot load libQnnHtp.so of {sdk}: {answer.detail}",
-            "validate --rule needed-resolved names what it lacks",
+            "`nox -s validate -- --rule needed-resolved` names what it lacks",
         )
     if answer.step == "soc":
         return Problem(

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from provisioning import loader
 from provisioning.compat import load_measured
-from provisioning.environment import resolve
+from provisioning.environment import HOST_LIBRARIES, resolve
 from provisioning.manifest import load_profile, soc_named
-from provisioning.settings import Selection
+from provisioning.settings import DEFAULT_TARGET, Selection
 from provisioning.validation.context import Context, Host, Library, Need, Tool, Tree
 from provisioning.validation.probe import Answer, ask
 from provisioning.validation.scan import Cache, answer_key, libraries, record_of
@@ -46,13 +46,10 @@ def gather(
     targets = selection.targets or (selection.target,)
     socs = {name: soc_named(name) for name in selection.socs or (selection.soc,)}
     trees, variables = _trees(selection, targets, environ, tree)
+    asked = socs if Need.COMPILER in needs and tree is None and _lowers(targets, trees) else ()
     with ThreadPoolExecutor(8) as pool:
         # The compiler and the tools are other processes: they run while this one reads libraries.
-        answers = {
-            soc: pool.submit(_answer, soc, variables, cache)
-            for soc in socs
-            if Need.COMPILER in needs and tree is None
-        }
+        answers = {soc: pool.submit(_answer, soc, variables, cache) for soc in asked}
         tools = _TOOLS if Need.TOOLS in needs else ()
         host = pool.submit(_host, variables, profile.packages, tools) if Need.HOST in needs else None
         found: list[Library] = []
@@ -78,6 +75,13 @@ def gather(
     return context
 
 
+def _lowers(targets: tuple[str, ...], trees: Mapping[str, Tree]) -> bool:
+    """Whether models are lowered here: not with an SDK that was provisioned for devices alone."""
+    return DEFAULT_TARGET in targets or any(
+        (tree.path / "lib" / HOST_LIBRARIES).is_dir() for name, tree in trees.items() if name == "qnn-sdk"
+    )
+
+
 def _answer(soc: str, variables: Mapping[str, str], cache: Cache) -> Answer:
     """Ask the compiler, unless it made a device before and nothing that it is made of has changed since."""
     key = answer_key(soc, variables)
@@ -94,7 +98,7 @@ def _trees(
     selection: Selection, targets: tuple[str, ...], environ: Mapping[str, str], tree: Path | None
 ) -> tuple[dict[str, Tree], dict[str, str]]:
     if tree is not None:
-        directory = str(tree / "lib" / "x86_64-linux-clang")
+        directory = str(tree / "lib" / HOST_LIBRARIES)
         return (
             {"qnn-sdk": Tree(tree, "tree", stated=stated_versions("qnn-sdk", tree))},
             {**environ, "QNN_SDK_ROOT": str(tree), "LD_LIBRARY_PATH": directory},

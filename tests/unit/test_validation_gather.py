@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from provisioning.settings import Selection
+from provisioning.settings import TARGETS, Selection
 from provisioning.validation import gather as gathering
 from provisioning.validation import scan
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather, stated_versions
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import Cache
-from tests.support.environments import NDK, PIN, PROFILE, write_ndk, write_sdk
+from tests.support.environments import NDK, PIN, PROFILE, X86, write_ndk, write_sdk
 
 
 @pytest.fixture
@@ -50,6 +51,22 @@ def test_every_target_of_the_selection_brings_its_components(selection: Selectio
     both = replace(selection, targets=("x86_64-linux", "aarch64-android"))
     context = gathered(both, tmp_path, ANDROID_NDK_ROOT=str(ndk))
     assert context.trees["android-ndk"].stated == {"source.properties": NDK}
+
+
+@pytest.mark.parametrize(("targets", "asked"), [(("aarch64-linux",), []), ((TARGETS[0],), ["SM8650"])])
+def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
+    selection: Selection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    targets: tuple[str, ...],
+    asked: list[str],
+) -> None:
+    monkeypatch.setattr("provisioning.validation.gather.ask", lambda soc, variables: Answer("absent"))
+    sdk = write_sdk(tmp_path / "device only")
+    shutil.rmtree(sdk / "lib" / X86)
+    chosen = replace(selection, target=targets[0], targets=targets)
+    context = gather(chosen, {"QNN_SDK_ROOT": str(sdk)}, {Need.COMPILER}, cache=Cache(None))
+    assert list(context.answers) == asked
 
 
 def test_a_named_tree_is_the_sdk_and_needs_no_environment(selection: Selection, tmp_path: Path) -> None:

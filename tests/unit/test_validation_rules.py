@@ -819,6 +819,7 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
     ("soc-libraries", changed(targets=("x86_64-linux",))),
+    ("compiler-answers", changed(answers={})),
     ("lpai-libraries", changed(socs={"SM8650": soc_named("SM8650")})),
     ("symbol-versions", changed(system_libraries=SystemLibraries())),
 ]
