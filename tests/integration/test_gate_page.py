@@ -1,0 +1,107 @@
+"""The page of models in a real browser: nothing goes wrong, nothing is fetched, links and filters work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ci.report.html import html
+from tests.support.chromium import Page, page
+from tests.support.program_reports import BAD, GOOD, reports
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(180)]
+
+SHOWN = "[...document.querySelectorAll('.program')].filter((each) => !each.hidden).map((each) => each.id)"
+
+
+def _anchor(name: str) -> str:
+    return "program-" + name.replace("/", "-")
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(html(reports()), encoding="utf-8")
+    with page() as browser:
+        browser.seen_as(width=1280)
+        browser.open(path)
+        yield browser
+
+
+def test_it_renders_without_a_word_on_the_console_or_a_request(opened: Page) -> None:
+    assert opened.ask("document.querySelectorAll('.program').length") == 2
+    assert not opened.troubles
+
+
+def test_the_matrix_is_coloured_by_verdict(opened: Page) -> None:
+    colour = "getComputedStyle(document.querySelector('#matrix a.badge.{}')).color"
+    assert opened.ask(colour.format("pass")) != opened.ask(colour.format("fail"))
+
+
+def test_the_bad_program_is_open_and_the_good_one_folded(opened: Page) -> None:
+    state = "document.getElementById('{}').open"
+    assert opened.ask(state.format(_anchor(BAD))) is True
+    assert opened.ask(state.format(_anchor(GOOD))) is False
+
+
+def test_every_link_of_the_page_leads_somewhere(opened: Page) -> None:
+    links = "[...document.querySelectorAll('a')]"
+    broken = links + ".filter((a) => !document.getElementById(a.hash.slice(1))).length"
+    assert opened.ask("document.querySelectorAll('a').length") == 2
+    assert opened.ask(broken) == 0
+
+
+def test_a_chip_of_the_matrix_unfolds_its_program(opened: Page) -> None:
+    opened.ask(f"document.querySelector('a[href=\"#{_anchor(GOOD)}\"]').click()")
+    opened.ask("new Promise((done) => setTimeout(done, 100))")
+    opened.ask(f"location.hash = '#{_anchor(GOOD)}'; dispatchEvent(new HashChangeEvent('hashchange'))")
+    assert opened.ask(f"document.getElementById('{_anchor(GOOD)}').open") is True
+
+
+def test_the_filter_keeps_what_has_the_words(opened: Page) -> None:
+    opened.ask("document.querySelector('#program-filter').elements.words.value = 'resnet'")
+    opened.ask("document.querySelector('#program-filter').dispatchEvent(new Event('input'))")
+    assert opened.ask(SHOWN) == [_anchor(GOOD)]
+    opened.ask("document.querySelector('#program-filter').reset()")
+
+
+def test_only_bad_ones_leaves_the_bad_ones(opened: Page) -> None:
+    opened.ask("document.querySelector('#program-filter').elements.bad.click()")
+    assert opened.ask(SHOWN) == [_anchor(BAD)]
+    opened.ask("document.querySelector('#program-filter').elements.bad.click()")
+    assert len(opened.ask(SHOWN)) == 2
+
+
+@pytest.mark.parametrize("width", [360, 768, 1280])
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_fits_the_screen(opened: Page, width: int, dark: bool) -> None:
+    opened.seen_as(width=width, dark=dark)
+    assert opened.ask("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_stands_out_from_what_is_behind_it(opened: Page, dark: bool) -> None:
+    opened.seen_as(width=1280, dark=dark)
+    for selector in ("body", ".partition .cpu", ".partition .htp", "a.badge.fail", "a.badge.pass"):
+        assert _contrast(opened, selector) >= 4.5, selector
+
+
+def _contrast(opened: Page, selector: str) -> float:
+    style = f"getComputedStyle(document.querySelector('{selector}'))"
+    one, other = (_luminance(opened.ask(f"{style}.{name}")) for name in ("color", "backgroundColor"))
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_the_page_is_one_file(tmp_path: Path) -> None:
+    text = html(reports())
+    assert "http://" not in text.replace("http://www.w3.org", "") and "src=" not in text.replace(
+        "script-src", ""
+    )

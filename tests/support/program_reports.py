@@ -1,0 +1,75 @@
+"""Reports of test_lowering and test_emulator with two programs: one good, one with an operator on the CPU."""
+
+from __future__ import annotations
+
+from provisioning.findings import Finding, Metric, Outcome, Report, Severity
+
+GOOD, BAD = "resnet/8a8w/SM8650", "gelu/fp16/SM8750"
+
+
+def _row(name: str, verdict: str, stage: str) -> dict[str, Metric]:
+    case, run, soc = name.split("/")
+    identity: dict[str, Metric] = {"case": case, "run": run, "scheme": run, "soc": soc, "tags": ["pr"]}
+    return {**identity, "verdict": verdict, "command": f"nox -s {stage} -- -k {name}"}
+
+
+def _lowered(name: str, verdict: str, on_cpu: int) -> dict[str, Metric]:
+    htp: dict[str, Metric] = {"where": "htp 0", "count": 52, "operators": {"aten.convolution.default": 40}}
+    cpu: dict[str, Metric] = {"where": "cpu", "count": 1, "operators": {"aten.erf.default": 1}}
+    tail: dict[str, Metric] = {**htp, "where": "htp 1"}
+    return {
+        **_row(name, verdict, "test_lowering"),
+        "cached": False,
+        "seconds": 3.5,
+        "peak_bytes": 600_000_000,
+        "delegates": 1 + on_cpu,
+        "cpu_operators": on_cpu,
+        "partition": [htp, cpu, tail] if on_cpu else [htp],
+        "costs": {"ddr_read": 2_854_912, "ddr_written": 2048, "pte_bytes": 58712, "cpu_seconds": 3.1},
+        "baseline": {"ddr_read": 2_000_000, "ddr_written": 2048, "pte_bytes": 58712, "cpu_seconds": 3.0},
+    }
+
+
+def _ran(name: str) -> dict[str, Metric]:
+    return {
+        **_row(name, "pass", "test_emulator"),
+        "figures": {"sqnr_db": 34.5, "cosine": 0.9998, "reference_sqnr_db": 60.0},
+        "thresholds": {"sqnr_db": 33.5, "cosine": 0.9997},
+        "load_ms": 93.0,
+        "run_ms": 1.9,
+    }
+
+
+ERF = Finding(
+    "lowering-cpu-operator",
+    Severity.ERROR,
+    BAD,
+    "aten.erf.default at net.py:12 `torch.erf(x)` stays on the CPU: No node visitor, unsupported",
+    "for GELU call torch.nn.functional.gelu",
+)
+
+
+def reports() -> list[Report]:
+    lowered: dict[str, Metric] = {GOOD: _lowered(GOOD, "pass", 0), BAD: _lowered(BAD, "fail", 1)}
+    ran: dict[str, Metric] = {GOOD: _ran(GOOD), BAD: _ran(BAD)}
+    return [
+        _report("test_lowering", Outcome.FAIL, lowered, (ERF,)),
+        _report("test_emulator", Outcome.PASS, ran, ()),
+    ]
+
+
+def _report(
+    stage: str, outcome: Outcome, programs: dict[str, Metric], findings: tuple[Finding, ...]
+) -> Report:
+    return Report(
+        stage=stage,
+        profile="wheels",
+        target="x86_64-linux",
+        outcome=outcome,
+        started="2026-11-20T08:00:00+00:00",
+        seconds=12.5,
+        findings=findings,
+        artifacts=(),
+        metrics={"selected": len(programs), "programs": programs},
+        command=f"nox -s {stage}",
+    )

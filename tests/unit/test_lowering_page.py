@@ -1,0 +1,100 @@
+"""The page's part about models, from the reports alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from xml.etree.ElementTree import Element, tostring
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ci.report.html import html
+from ci.report.programs import collected, programs_section
+from provisioning.findings import Metric
+from tests.support.program_reports import BAD, GOOD, reports
+
+
+@pytest.fixture
+def section() -> Element:
+    found = programs_section(reports())
+    assert found is not None
+    return found
+
+
+def _text(element: Element) -> str:
+    return " ".join("".join(element.itertext()).split())
+
+
+def test_both_stages_words_come_together_in_one_program() -> None:
+    programs = {each.name: each for each in collected(reports())}
+    assert set(programs[GOOD].rows) == {"test_lowering", "test_emulator"}
+    assert (programs[GOOD].passed, programs[BAD].passed) == (True, False)
+
+
+def test_every_chip_of_the_matrix_leads_to_its_program(section: Element) -> None:
+    anchors = {each.get("id") for each in section.iter("details")}
+    links = [str(each.get("href")) for each in section.iter("a")]
+    assert len(links) == 2 and {link[1:] for link in links} == anchors
+
+
+def test_the_bad_one_comes_first_and_unfolded(section: Element) -> None:
+    first, second = section.iter("details")
+    assert (first.get("data-verdict"), first.get("open"), second.get("open")) == ("fail", "open", None)
+
+
+def test_a_failure_has_operator_reason_way_out_and_command(section: Element) -> None:
+    text = _text(next(section.iter("details")))
+    for part in (
+        "aten.erf.default",
+        "No node visitor",
+        "torch.nn.functional.gelu",
+        f"nox -s test_lowering -- -k {BAD}",
+    ):
+        assert part in text
+
+
+def test_the_partition_is_drawn_in_order(section: Element) -> None:
+    boxes = next(each for each in section.iter("ol"))
+    assert [each.get("class", "").split()[0] for each in boxes] == ["htp", "cpu", "htp"]
+    assert "CPU 1 operatorerf × 1" in _text(boxes)
+
+
+def test_bars_are_marked_at_the_baseline_and_bad_beyond_it(section: Element) -> None:
+    bars = {str(bar.get("aria-label")): bar for bar in section.iter("svg")}
+    worse = next(bar for label, bar in bars.items() if label.startswith("2.85 MB (baseline 2 MB)"))
+    value, mark = worse
+    assert value.get("class") == "bad" and float(str(mark.get("x"))) < float(str(value.get("width")))
+    same = next(bar for label, bar in bars.items() if label.startswith("2.05 kB"))
+    assert same[0].get("class") == "good"
+
+
+def test_without_programs_there_is_no_such_part() -> None:
+    assert programs_section([replace(each, metrics={}) for each in reports()]) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = ("verdict", "partition", "costs", "figures", "baseline", "thresholds", "seconds", "delegates", "case")
+
+
+@given(st.dictionaries(st.text(max_size=20), st.dictionaries(st.sampled_from(KEYS), JSON), max_size=3))
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_report_says_becomes_a_page(programs: dict[str, dict[str, Metric]]) -> None:
+    made: dict[str, Metric] = {name: dict(row) for name, row in programs.items()}
+    assert html([replace(each, metrics={"programs": made}) for each in reports()]).endswith("</html>\n")
+
+
+def test_nothing_of_a_report_becomes_markup() -> None:
+    evil = "<script>alert(1)</script>"
+    rows: dict[str, Metric] = {evil: {"verdict": "fail", "case": evil, "partition": [{"where": evil}]}}
+    page = html([replace(reports()[0], metrics={"programs": rows})])
+    assert not re.search(r"<script>alert", page)
+
+
+def test_the_section_can_be_written(section: Element) -> None:
+    assert tostring(section, encoding="unicode", method="html").count("<details") == 2
