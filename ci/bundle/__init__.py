@@ -1,0 +1,53 @@
+"""`bundle`: exactly the files that a device needs, checked as one, with scripts to push and run them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from provisioning.cli import command_line
+from provisioning.errors import CheckFailed, ToolkitError
+from provisioning.findings import Outcome, Severity, StageRun
+from provisioning.settings import add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s bundle -- --soc SM8750 --target aarch64-android model.pte
+  nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
+  nox -s bundle -- --soc SM8850 --target aarch64-android --lpai model.pte
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.pte", help="programs to run there")
+    parser.add_argument(
+        "--dist", type=Path, metavar="DIR", help="the build that the runner is taken from [dist/TARGET]"
+    )
+    parser.add_argument("--lpai", action="store_true", help="with LPAI's libraries and its signed skel")
+    parser.add_argument(
+        "--signed", type=Path, metavar="DIR", help="where sign_lpai put what it signed [dist/overlay]"
+    )
+    parser.add_argument(
+        "--output", "-o", type=Path, metavar="DIR", help="where it is written [dist/bundles/TARGET-SOC]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.bundle.assemble import assemble
+    from provisioning.rendering.terminal import show
+
+    selection = selection_of(args)
+    command = command_line("nox -s bundle --", sys.argv[2:]).removesuffix(" --")
+    stage = StageRun("bundle", selection.profile, selection.target, command)
+    try:
+        assemble(args, selection, stage)
+    except ToolkitError as error:
+        stage.add("bundle", Severity.ERROR, selection.soc, error.message, error.remedy)
+        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
+        stage.finish(outcome).write(selection.reports)
+        raise
+    report = stage.finish()
+    report.write(selection.reports)
+    show(report)
+    return 0 if report.outcome is Outcome.PASS else 1

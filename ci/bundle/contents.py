@@ -1,0 +1,149 @@
+"""Which files a device needs for a target and a chip, and where they come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.build.staged import RUNNER
+from ci.lowering.program import Context, Program
+from ci.lowering.program import read as read_program
+from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.findings import Artifact
+from provisioning.manifest import Soc
+from provisioning.validation import tables
+
+BACKEND = "libqnn_executorch_backend.so"
+ONLINE = "libQnnHtpPrepare.so"
+"""Compiles on the device itself; programs that were compiled ahead do without."""
+
+QNN = "qnn"
+DSP = "dsp"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """`kind`: runner, library (of ExecuTorch), qnn (of the SDK), dsp (for Hexagon), model."""
+
+    kind: str
+    path: Path
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    path: Path
+    contents: Program | Context
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        if isinstance(self.contents, Context):
+            return (self.contents,)
+        return tuple(each.context for each in self.contents.delegates if each.context)
+
+    @property
+    def for_qnn(self) -> bool:
+        contents = self.contents
+        return isinstance(contents, Context) or any(
+            each.options or each.context for each in contents.delegates
+        )
+
+    @property
+    def online(self) -> bool:
+        contents = self.contents
+        return isinstance(contents, Program) and any(
+            each.options is not None and each.options.online_prepare for each in contents.delegates
+        )
+
+
+def read_models(paths: Sequence[Path]) -> list[Model]:
+    names = [path.name for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two models are named {name}", remedy="rename one: they go into one folder")
+    return [Model(path, read_program(path)) for path in paths]
+
+
+def built_items(dist: Path, target: str) -> Iterator[Item]:
+    """The runner and its libraries, exactly as they were staged."""
+    remedy = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
+    if not (dist / RUNNER).is_file():
+        raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", remedy=remedy)
+    manifest = dist / "manifest.json"
+    if manifest.is_file():
+        made = json.loads(manifest.read_text(encoding="utf-8"))
+        if made["target"] != target:
+            raise UsageError(f"{dist} was built for {made['target']}, not for {target}", remedy=remedy)
+        for file in made["files"]:
+            path = dist / file["path"]
+            found = Artifact.of("", path).sha256 if path.is_file() else "no such file"
+            if found != file["sha256"]:
+                raise CheckFailed(
+                    f"{path}: expected {file['sha256']} as its build recorded, found {found}",
+                    remedy=f"{remedy}: something else was put there since",
+                )
+    yield Item("runner", dist / RUNNER, str(RUNNER))
+    for path in sorted((dist / "lib").glob("*.so*")):
+        yield Item("library", path, f"lib/{path.name}")
+
+
+def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool) -> Iterator[Item]:
+    """QNN's libraries for the device, and the skel of the chip's arch."""
+    table = {str(name): each for name, each in tables.libraries().targets.items()}[target]
+    folder = library_folder(sdk, target)
+    groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
+    if online:
+        groups.append((ONLINE,))
+    for group in groups:
+        found = next((folder / name for name in group if (folder / name).is_file()), None)
+        if found is None:
+            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{' or '.join(group)}", target, soc)
+        yield Item(QNN, found, f"lib/{found.name}")
+    for name in table.skels:
+        path = sdk / "lib" / name.format(arch=soc.arch)
+        if not path.is_file():
+            raise _lacking(sdk, f"lib/{name.format(arch=soc.arch)}", target, soc)
+        yield Item(DSP, path, f"dsp/{path.name}")
+
+
+def lpai_items(sdk: Path, target: str, soc_name: str, soc: Soc, signed: Path) -> Iterator[Item]:
+    """What LPAI needs besides: its libraries, and its skel as it was signed."""
+    if soc.lpai is None:
+        raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", remedy="leave out --lpai")
+    table = tables.libraries().lpai.get(str(soc.lpai))
+    if table is None:
+        raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
+    folder = library_folder(sdk, target)
+    for name in table.libraries:
+        if not (folder / name).is_file():
+            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{name}", target, soc)
+        yield Item(QNN, folder / name, f"lib/{name}")
+    for skel in table.skels:
+        name = Path(skel).name
+        found = sorted(signed.rglob(name)) if signed.is_dir() else []
+        if len(found) != 1:
+            raise EnvironmentLacking(
+                f"{signed}: expected one signed {name} in it, found {len(found)}",
+                remedy=f"nox -s sign_lpai -- --soc {soc_name}",
+            )
+        yield Item("signed", found[0], f"dsp/{name}")
+
+
+def library_folder(sdk: Path, target: str) -> Path:
+    table = {str(name): each for name, each in tables.libraries().targets.items()}[target]
+    for name in table.directories:
+        if (sdk / "lib" / name).is_dir():
+            return sdk / "lib" / name
+    raise EnvironmentLacking(
+        f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none",
+        remedy=f"nox -s provision -- --target {target}; for Android name an official SDK with QNN_SDK_ROOT",
+    )
+
+
+def _lacking(sdk: Path, what: str, target: str, soc: Soc) -> EnvironmentLacking:
+    return EnvironmentLacking(
+        f"{sdk}: expected {what} for {target} and Hexagon v{soc.arch}, found none",
+        remedy="provision it for this target and chip, or name an SDK that has it with QNN_SDK_ROOT",
+    )

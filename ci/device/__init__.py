@@ -1,0 +1,76 @@
+"""`run_device`: push a bundle's changed files to a device, run it there, bring back outputs and logs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from provisioning.cli import command_line
+from provisioning.errors import CheckFailed, ToolkitError
+from provisioning.findings import Outcome, Severity, StageRun
+from provisioning.settings import add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s run_device -- --serial 1a2b3c4d --inputs input_list.txt
+  nox -s run_device -- dist/bundles/aarch64-linux-QCS9100 --ssh root@board --inputs input_list.txt
+  nox -s run_device -- BUNDLE --serial 1a2b3c4d --model resnet.pte --runner-arg=--iteration=10
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "bundle", nargs="?", type=Path, metavar="BUNDLE", help="what `bundle` made [dist/bundles/TARGET-SOC]"
+    )
+    way = parser.add_argument_group("the device")
+    way.add_argument(
+        "--serial", metavar="S", help="a device that adb sees; may be left out when it is the only one"
+    )
+    way.add_argument("--ssh", metavar="USER@HOST", help="a Linux device, as ssh knows it")
+    way.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
+    way.add_argument(
+        "--device-dir",
+        metavar="DIR",
+        help="where files go [QNN_CI_DEVICE_DIR, a folder of its own by target]",
+    )
+    way.add_argument(
+        "--wrap", default="", metavar="COMMAND", help="run the runner with this: an emulator, taskset"
+    )
+    what = parser.add_argument_group("the run")
+    what.add_argument("--model", metavar="NAME", help="which of the bundle's models [the only one]")
+    what.add_argument(
+        "--inputs", type=Path, metavar="LIST", help="an input list; the files that it names are pushed too"
+    )
+    what.add_argument(
+        "--runner-arg",
+        action="append",
+        default=[],
+        metavar="ARG",
+        help="give this to the runner; may be repeated",
+    )
+    what.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="[%(default)g]")
+    what.add_argument("--push-only", action="store_true", help="bring the device up to date and run nothing")
+    what.add_argument(
+        "--output", "-o", type=Path, metavar="DIR", help="for outputs and logs [REPORTS/device]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.device.verb import run_bundle
+    from provisioning.rendering.terminal import show
+
+    selection = selection_of(args)
+    command = command_line("nox -s run_device --", sys.argv[2:]).removesuffix(" --")
+    stage = StageRun("run_device", selection.profile, selection.target, command)
+    try:
+        run_bundle(args, selection, stage)
+    except ToolkitError as error:
+        stage.add("device", Severity.ERROR, args.ssh or args.serial or "", error.message, error.remedy)
+        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
+        stage.finish(outcome).write(selection.reports)
+        raise
+    report = stage.finish()
+    report.write(selection.reports)
+    show(report)
+    return 0 if report.outcome is Outcome.PASS else 1

@@ -1,0 +1,168 @@
+"""A bundle on a device: bring it up to date there, run it, bring back what it made and said."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ci.bundle.manifest import Bundle
+from ci.bundle.scripts import RUN, WRAPPER
+from ci.device.transport import SECONDS, Answer, Device, TimedOut
+from provisioning.errors import UpstreamError, UsageError
+from provisioning.findings import Artifact
+
+OUTPUTS = "outputs"
+INPUTS = "inputs"
+INPUT_LIST = f"{INPUTS}/list.txt"
+PROCESS = "run.pid"
+KEPT_CLEAN = ("bin", "lib", "dsp", INPUTS)
+"""Folders where a file of an earlier bundle would be found and loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    sent: tuple[str, ...]
+    removed: tuple[str, ...]
+    unchanged: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    code: int | None
+    """None: it did not end in time."""
+    out: str
+
+
+def files_of(bundle: Bundle, folder: Path, inputs: Mapping[str, Path]) -> dict[str, Path]:
+    return {**{file.path: folder / file.path for file in bundle.files}, **inputs}
+
+
+def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
+    """The raw files that an input list names, and the list as it must be on the device."""
+    lines: list[str] = []
+    files: dict[str, Path] = {}
+    try:
+        text = listed.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--inputs {listed}: {error.strerror}") from error
+    for number, line in enumerate(text.splitlines()):
+        names = []
+        for index, word in enumerate(shlex.split(line)):
+            path = listed.parent / word
+            if not path.is_file():
+                raise UsageError(f"--inputs {listed}: line {number + 1}: there is no file {path}")
+            place = f"{INPUTS}/{number:04d}_{index}.raw"
+            files[place] = path
+            names.append(place)
+        if names:
+            lines.append(" ".join(names))
+    if not lines:
+        raise UsageError(f"--inputs {listed}: expected a line for each inference, found none")
+    made = scratch / "list.txt"
+    made.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {**files, INPUT_LIST: made}
+
+
+def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
+    """Send what is not there yet, by hash; take away what an earlier bundle left; make sure that it arrived."""
+    wanted = {place: Artifact.of("", path) for place, path in files.items()}
+    folders = sorted({str(PurePosixPath(place).parent) for place in files} | {OUTPUTS, *KEPT_CLEAN})
+    _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be made")
+    there = hashes(device, folder, sorted({*wanted, *_found(device, folder)}))
+    stale = sorted(place for place in there if place not in wanted)
+    if stale:
+        _expect(device.shell(f"rm -f {_below(folder, stale)}"), device, "an old file could not be removed")
+    missing = [place for place, artifact in wanted.items() if there.get(place) != artifact.sha256]
+    if missing:
+        device.push({place: files[place] for place in missing}, folder)
+        arrived = hashes(device, folder, missing)
+        for place in missing:
+            if arrived.get(place) != wanted[place].sha256:
+                raise UpstreamError(
+                    f"{device.name}: {folder}/{place}: expected {wanted[place].sha256} after pushing, "
+                    f"found {arrived.get(place, 'no such file')}",
+                    remedy="see that the device has space left: df -h, then run it again",
+                )
+    size = sum(wanted[place].size for place in missing)
+    return Pushed(tuple(missing), tuple(stale), len(wanted) - len(missing), size)
+
+
+def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]:
+    """Of those that are there."""
+    names = " ".join(map(shlex.quote, places))
+    script = (
+        f'cd {shlex.quote(folder)} || exit 1\nfor f in {names}; do [ -f "$f" ] && sha256sum "$f"; done\n:'
+    )
+    answer = _expect(device.shell(script), device, f"no hashes of the files in {folder}")
+    found = {}
+    for line in answer.out.splitlines():
+        digest, _, place = line.partition("  ")
+        if len(digest) == 64:
+            found[place.strip()] = digest
+    return found
+
+
+def run(
+    device: Device, folder: str, arguments: Sequence[str], *, wrapper: str = "", seconds: float = SECONDS
+) -> Ran:
+    """run.sh of the bundle, in an emptied outputs/. Ends it on the device when it takes too long."""
+    place = shlex.quote(folder)
+    prefix = f"{WRAPPER}={shlex.quote(wrapper)} " if wrapper else ""
+    script = (
+        f"cd {place} || exit 1\nrm -rf {OUTPUTS}\nmkdir -p {OUTPUTS}\n"
+        # The shell becomes the runner, so that its number is the one to end.
+        f"echo $$ > {PROCESS}\n{prefix}sh {RUN} {shlex.join(arguments)}\n"
+        f"code=$?\nrm -f {PROCESS}\nexit $code"
+    )
+    try:
+        answer = device.shell(script, seconds=seconds)
+    except TimedOut as late:
+        stop(device, folder)
+        return Ran(None, late.out)
+    except KeyboardInterrupt:
+        stop(device, folder)
+        raise
+    return Ran(answer.code, answer.out)
+
+
+def stop(device: Device, folder: str) -> None:
+    """End what `run` started and what that started."""
+    place = shlex.quote(f"{folder}/{PROCESS}")
+    device.shell(
+        f"pid=$(cat {place} 2>/dev/null) || exit 0\n"
+        "for child in $(ps -A -o pid= -o ppid= 2>/dev/null | awk -v p=\"$pid\" '$2 == p {print $1}'); do "
+        'kill "$child"; done\n'
+        f'kill "$pid"\nrm -f {place}\n:',
+        seconds=60,
+    )
+
+
+def fetch_outputs(device: Device, folder: str, into: Path) -> list[Path]:
+    shutil.rmtree(into, ignore_errors=True)
+    device.pull(f"{folder}/{OUTPUTS}", into)
+    return sorted(path for path in into.rglob("*") if path.is_file())
+
+
+def _found(device: Device, folder: str) -> Iterator[str]:
+    """What is in the folders that must hold nothing of an earlier bundle."""
+    listed = " ".join(f"{name}/*" for name in KEPT_CLEAN)
+    script = f'cd {shlex.quote(folder)} || exit 1\nfor f in {listed}; do [ -f "$f" ] && echo "$f"; done\n:'
+    answer = _expect(device.shell(script), device, f"{folder} could not be listed")
+    yield from (line.strip() for line in answer.out.splitlines() if line.startswith(tuple(KEPT_CLEAN)))
+
+
+def _below(folder: str, places: Sequence[str]) -> str:
+    return " ".join(shlex.quote(f"{folder}/{place}") for place in places)
+
+
+def _expect(answer: Answer, device: Device, what: str) -> Answer:
+    if answer.code != 0:
+        said = answer.out.strip().splitlines()[-1:] or ["no reason given"]
+        raise UpstreamError(
+            f"{device.name}: {what}: {said[0]}", remedy="name a folder that you may write with --device-dir"
+        )
+    return answer

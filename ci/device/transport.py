@@ -1,0 +1,209 @@
+"""Ways to a device: adb to a phone, ssh to embedded Linux. Each runs a script there and moves files."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from provisioning.errors import EnvironmentLacking, UpstreamError
+
+SECONDS = 600.0
+"""How long moving files or a short command may take."""
+
+_EXIT = "qnn-ci-exit:"
+_ADB_LACKS = (
+    ("unauthorized", "unlock the device and accept this computer's key, then run it again"),
+    ("more than one device", "name one with --serial; `adb devices` lists them"),
+    ("no devices/emulators found", "connect a device, and see `adb devices`"),
+    ("not found", "see `adb devices` for the serials that are there"),
+    ("offline", "connect the device again, and see `adb devices`"),
+    ("cannot connect to daemon", "adb kill-server, then run it again"),
+)
+
+
+class TimedOut(Exception):
+    """What ran on the device did not end in time; `out` is what it had said."""
+
+    def __init__(self, out: str) -> None:
+        super().__init__("timed out")
+        self.out = out
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    code: int
+    out: str
+    """Standard output and standard error, in the order in which they came."""
+
+
+class Device(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def shell(self, script: str, *, seconds: float = SECONDS) -> Answer: ...
+
+    def push(self, files: Mapping[str, Path], folder: str) -> None:
+        """`files`: place below `folder` → local file. The folders are there."""
+        ...
+
+    def pull(self, folder: str, into: Path) -> None:
+        """The files of a folder on the device, without folders in it."""
+        ...
+
+    def system_log(self) -> str:
+        """The latest of the device's own log; empty where there is none to be had."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adb:
+    program: str
+    serial: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.serial or "the device"
+
+    def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
+        # Devices before Android 7 give no exit code of their own, so the script says it.
+        said = self._adb(["shell", f"( {script}\n) 2>&1; echo {_EXIT}$?"], seconds).replace("\r\n", "\n")
+        out, mark, code = said.rpartition(_EXIT)
+        if not mark or not code.strip().isdecimal():
+            raise UpstreamError(
+                f"{self.name}: the connection broke: {said.strip()[-300:] or 'no answer'}",
+                remedy="see `adb devices`, then run it again: what was pushed is not pushed again",
+            )
+        return Answer(int(code), out)
+
+    def push(self, files: Mapping[str, Path], folder: str) -> None:
+        for below, places in _by_folder(files).items():
+            named = [(place, files[place]) for place in places]
+            same = [str(path) for place, path in named if path.name == PurePosixPath(place).name]
+            target = f"{folder}/{below}/"
+            if same:
+                self._adb(["push", *same, target], SECONDS)
+            for place, path in named:
+                if path.name != PurePosixPath(place).name:
+                    self._adb(["push", str(path), f"{folder}/{place}"], SECONDS)
+
+    def pull(self, folder: str, into: Path) -> None:
+        into.mkdir(parents=True, exist_ok=True)
+        self._adb(["pull", f"{folder}/.", str(into)], SECONDS)
+
+    def system_log(self) -> str:
+        return self._adb(["logcat", "-d", "-t", "2000"], 60)
+
+    def _adb(self, arguments: Sequence[str], seconds: float) -> str:
+        command = [self.program, *(["-s", self.serial] if self.serial else []), *arguments]
+        done = _run(command, None, seconds)
+        said = done.stderr.decode("utf-8", "replace").strip()
+        if done.returncode != 0 and (said.startswith(("error:", "adb:", "* ")) or not done.stdout):
+            last = (said or done.stdout.decode("utf-8", "replace").strip() or "no answer").splitlines()[-1]
+            for words, remedy in _ADB_LACKS:
+                if words in said:
+                    raise EnvironmentLacking(f"{self.name}: {last}", remedy=remedy)
+            raise UpstreamError(f"{self.name}: adb {arguments[0]}: {last}", remedy="see `adb devices`")
+        return done.stdout.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    program: str
+    destination: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.destination
+
+    def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
+        done = self._ssh(f"( {script}\n) 2>&1; echo {_EXIT}$?", None, seconds)
+        out, mark, code = done.decode("utf-8", "replace").rpartition(_EXIT)
+        if not mark or not code.strip().isdecimal():
+            raise UpstreamError(f"{self.name}: the connection broke", remedy=f"try: ssh {self.destination}")
+        return Answer(int(code), out)
+
+    def push(self, files: Mapping[str, Path], folder: str) -> None:
+        packed = io.BytesIO()
+        with tempfile.TemporaryFile() as spool:
+            with tarfile.open(fileobj=spool, mode="w") as tar:
+                for place, path in files.items():
+                    tar.add(path, place, filter=_plain)
+            spool.seek(0)
+            packed.write(spool.read())
+        self._ssh(f"tar -C {shlex.quote(folder)} -xf -", packed.getvalue(), SECONDS)
+
+    def pull(self, folder: str, into: Path) -> None:
+        into.mkdir(parents=True, exist_ok=True)
+        packed = self._ssh(f"tar -C {shlex.quote(folder)} -cf - .", None, SECONDS)
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.isfile() else None
+                if content is not None:
+                    # The name alone: a device does not say where on this machine it goes.
+                    (into / PurePosixPath(member.name).name).write_bytes(content.read())
+
+    def system_log(self) -> str:
+        return self.shell("dmesg 2>/dev/null | tail -n 200", seconds=60).out
+
+    def _ssh(self, script: str, given: bytes | None, seconds: float) -> bytes:
+        settings = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", *self.options)
+        done = _run([self.program, *settings, self.destination, script], given, seconds)
+        if done.returncode != 0:
+            said = done.stderr.decode("utf-8", "replace").strip() or "no answer"
+            kind = EnvironmentLacking if done.returncode == 255 else UpstreamError
+            raise kind(
+                f"{self.name}: {said.splitlines()[-1]}",
+                remedy=f"make this work first: ssh {self.destination}",
+            )
+        return done.stdout
+
+
+def adb(serial: str | None) -> Adb:
+    return Adb(_program("adb", "apt-get install adb, or install Android's platform-tools"), serial)
+
+
+def ssh(destination: str, config: Path | None) -> Ssh:
+    options = ("-F", str(config)) if config else ()
+    return Ssh(_program("ssh", "apt-get install openssh-client"), destination, options)
+
+
+def _program(name: str, remedy: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise EnvironmentLacking(f"there is no {name} on PATH", remedy=remedy)
+    return found
+
+
+def _run(command: Sequence[str], given: bytes | None, seconds: float) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            command,
+            input=given if given is not None else b"",
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimedOut((error.stdout or b"").decode("utf-8", "replace")) from error
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _by_folder(files: Mapping[str, Path]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for place in sorted(files):
+        found.setdefault(str(PurePosixPath(place).parent), []).append(place)
+    return found

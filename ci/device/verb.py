@@ -1,0 +1,100 @@
+"""Running a bundle on a device and judging what came back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+from ci.bundle.manifest import Bundle, read_bundle
+from ci.device import session, transport
+from ci.device.transport import Device
+from ci.diagnose import explain
+from provisioning.environment import DEVICE_DIRECTORIES
+from provisioning.errors import UsageError
+from provisioning.findings import Artifact, Severity, StageRun
+from provisioning.settings import ROOT, Selection
+
+_TAIL = 5
+
+
+def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    folder = args.bundle or ROOT / "dist" / "bundles" / f"{selection.target}-{selection.soc}"
+    bundle = read_bundle(folder)
+    stage.target = bundle.target
+    device = _device(args, bundle)
+    where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
+    if not where.startswith("/") or where.strip("/") == "" or any(c in where for c in ";'\"\n"):
+        raise UsageError(f"--device-dir: expected a folder from / on without quotes or `;`, found {where!r}")
+    into = (args.output or selection.reports / "device").absolute()
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        inputs = session.stage_inputs(args.inputs, Path(scratch)) if args.inputs else {}
+        pushed = session.push(device, where, session.files_of(bundle, folder, inputs))
+    stage.metrics |= {
+        "device": device.name,
+        "pushed": list(pushed.sent),
+        "removed": list(pushed.removed),
+        "unchanged": pushed.unchanged,
+        "pushed_bytes": pushed.size,
+    }
+    if args.push_only:
+        return
+    flags = _flags(args, bundle, with_inputs=bool(inputs))
+    ran = session.run(device, where, flags, wrapper=args.wrap, seconds=args.timeout)
+    _keep(into / "run.log", ran.out, "log", stage)
+    stage.metrics["exit_code"] = ran.code
+    outputs = session.fetch_outputs(device, where, into / session.OUTPUTS)
+    stage.artifacts += [Artifact.of("output", path) for path in outputs]
+    stage.metrics["outputs"] = len(outputs)
+    if ran.code != 0:
+        _explain(ran, device, into, stage, args.timeout)
+
+
+def _device(args: argparse.Namespace, bundle: Bundle) -> Device:
+    if args.ssh:
+        if args.serial:
+            raise UsageError("--serial is of adb, --ssh of another way: give one of them")
+        return transport.ssh(args.ssh, args.ssh_config)
+    if bundle.target != "aarch64-android" and not args.serial:
+        raise UsageError(
+            f"the bundle is for {bundle.target}: expected --ssh USER@HOST, found none",
+            remedy="--ssh USER@HOST; a Linux device that speaks adb is named with --serial",
+        )
+    return transport.adb(args.serial)
+
+
+def _flags(args: argparse.Namespace, bundle: Bundle, *, with_inputs: bool) -> list[str]:
+    models = {Path(place).name: place for place in bundle.models}
+    name = args.model or (next(iter(models)) if len(models) == 1 else None)
+    if name is None or name not in models:
+        found = ", ".join(models) or "none"
+        raise UsageError(
+            f"--model: expected one of the bundle's, which are {found}", remedy="name one with --model NAME"
+        )
+    flags = ["--model_path", models[name], "--output_folder_path", session.OUTPUTS]
+    if with_inputs:
+        flags += ["--input_list_path", session.INPUT_LIST]
+    return flags + list(args.runner_arg)
+
+
+def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seconds: float) -> None:
+    system = device.system_log()
+    if system:
+        _keep(into / "system.log", system, "log", stage)
+    if ran.code is None:
+        message = f"the runner did not end within {seconds:g} s and was stopped"
+    else:
+        message = f"the runner ended with exit code {ran.code}"
+    lines = [line for line in ran.out.splitlines() if line.strip()][-_TAIL:]
+    remedy = f"read {into / 'run.log'}"
+    stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), remedy)
+    for text, subject in ((ran.out, "run.log"), (system, "system.log")):
+        for shown in explain(text):
+            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {shown.id}", shown.cause, shown.mend)
+
+
+def _keep(path: Path, text: str, kind: str, stage: StageRun) -> None:
+    path.write_text(text, encoding="utf-8")
+    stage.artifacts.append(Artifact.of(kind, path))

@@ -1,0 +1,301 @@
+"""The builds from source, of a miniature tree: really compiled, and run under qemu."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from provisioning import elf
+from tests.support.builds import Built, build
+from tests.support.miniature_executorch import digest, make_old, make_sdk, make_tree
+from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
+
+RUNNER = "bin/qnn_executor_runner"
+LIBRARY = "lib/libqnn_executorch_backend.so"
+ARM64 = "build_linux_arm64"
+
+
+@dataclass(frozen=True)
+class Given:
+    tree: Path
+    sdk: Path
+    ndk: Path
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
+    folder = tmp_path_factory.mktemp("given")
+    return Given(make_tree(folder), make_sdk(folder / "sdk"), make_ndk(folder / "ndk"), folder)
+
+
+@pytest.fixture(scope="module")
+def arm64(given: Given) -> Built:
+    return build(ARM64, given.folder / "arm64", given.tree, given.sdk)
+
+
+@pytest.fixture(scope="module")
+def android(given: Given) -> Built:
+    return build("build_android", given.folder / "android", given.tree, given.sdk, ndk=given.ndk)
+
+
+def hashes(dist: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(dist)): digest(path)
+        for path in sorted(dist.rglob("*"))
+        if path.is_file() and "overlay" not in path.parts
+    }
+
+
+def test_arm64_builds_and_says_so(arm64: Built) -> None:
+    assert (arm64.code, arm64.report["outcome"]) == (0, "pass"), arm64.err
+
+
+def test_the_arm64_runner_runs(arm64: Built, tmp_path: Path) -> None:
+    """As far as it can without QNN's libraries, and its messages name no folder of this machine."""
+    (tmp_path / "model.pte").write_bytes(b"soc_type=SM8650;arch=75 ")
+    (tmp_path / "input.raw").write_bytes(b"abc")
+    (tmp_path / "list.txt").write_text("input.raw\n", encoding="utf-8")
+    flags = ("--model_path=model.pte", "--input_list_path=list.txt")
+    done = subprocess.run(
+        ["qemu-aarch64", "-L", str(GLIBC.parent), str(arm64.dist / RUNNER), *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "[executorch] executorch/examples/qualcomm/executor_runner/qnn_executor_runner.cpp" in done.stderr
+    assert "error 1009" in done.stderr
+
+
+def test_the_manifest_is_what_is_there(arm64: Built) -> None:
+    listed = {file["path"]: file["sha256"] for file in arm64.manifest["files"]}
+    assert listed == {path: digest(arm64.dist / path) for path in (LIBRARY, RUNNER)}
+
+
+def test_the_manifest_says_what_it_was_made_of(arm64: Built, given: Given) -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=given.tree, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    manifest = arm64.manifest
+    assert (manifest["commit"], manifest["changed"], manifest["qnn_build_id"], manifest["executorch"]) == (
+        commit,
+        False,
+        "v2.37.0.250724175447_124859",
+        "1.5.1",
+    )
+
+
+def test_what_is_shipped_names_no_folder_of_this_machine(arm64: Built, given: Given) -> None:
+    for path in arm64.dist.rglob("*"):
+        if path.is_file():
+            assert os.fsencode(given.folder) not in path.read_bytes(), path
+
+
+def test_the_bill_of_materials_has_each_file(arm64: Built) -> None:
+    bill = json.loads((arm64.dist / "sbom.cdx.json").read_text(encoding="utf-8"))
+    files = {
+        each["name"]: each["hashes"][0]["content"] for each in bill["components"] if each["type"] == "file"
+    }
+    assert files == {path: digest(arm64.dist / path) for path in (LIBRARY, RUNNER)}
+
+
+def test_licence_texts_keep_their_place(arm64: Built) -> None:
+    assert (arm64.dist / "licences" / "third-party" / "gflags" / "LICENSE").is_file()
+
+
+def test_the_tree_is_left_as_it_was(arm64: Built, given: Given) -> None:
+    status = ["git", "status", "--porcelain", "--ignored"]
+    said = subprocess.run(status, cwd=given.tree, capture_output=True, text=True, check=True).stdout
+    assert said == ""
+
+
+def test_an_unchanged_tree_costs_no_compiling(arm64: Built, given: Given) -> None:
+    again = build(ARM64, given.folder / "arm64", given.tree, given.sdk)
+    assert again.code == 0, again.err
+    assert not re.findall(r"Building CXX object", again.log)
+
+
+def test_another_folder_gives_the_same_bytes(arm64: Built, given: Given, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "somewhere" / "else")
+    sdk = make_sdk(tmp_path / "an-sdk")
+    other = build(ARM64, tmp_path / "out", tree, sdk, "--jobs", "1")
+    assert other.code == 0, other.err
+    assert hashes(other.dist) == hashes(arm64.dist)
+
+
+def test_the_dry_run_is_a_script_that_gives_the_same_bytes(
+    arm64: Built, given: Given, tmp_path: Path
+) -> None:
+    printed = build(ARM64, tmp_path, given.tree, given.sdk, "--dry-run")
+    assert not (tmp_path / "build").exists()
+    script = tmp_path / "build.sh"
+    script.write_text(printed.out, encoding="utf-8")
+    subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=600)
+    assert [digest(tmp_path / "dist" / path) for path in (RUNNER, LIBRARY)] == [
+        digest(arm64.dist / path) for path in (RUNNER, LIBRARY)
+    ]
+
+
+def test_another_compiler_starts_anew(given: Given, tmp_path: Path) -> None:
+    for name in ("gcc", "g++"):
+        (tmp_path / f"vendor-{name}").symlink_to(str(shutil.which(f"aarch64-linux-gnu-{name}")))
+    first = build(ARM64, tmp_path, given.tree, given.sdk)
+    second = build(ARM64, tmp_path, given.tree, given.sdk, "--compiler", tmp_path / "vendor-")
+    assert first.code == second.code == 0, second.err
+    assert [reason.split()[0] for reason in second.report["metrics"]["rebuilt_because"]] == ["toolchain"]
+
+
+def test_a_changed_source_is_compiled_alone(tmp_path: Path) -> None:
+    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
+    build(ARM64, tmp_path, tree, sdk)
+    source = tree / "backends/qualcomm/runtime/backends/htp/target/HtpDevice.cpp"
+    source.write_text(source.read_text(encoding="utf-8").replace("4000", "4001"), encoding="utf-8")
+    again = build(ARM64, tmp_path, tree, sdk)
+    assert again.code == 0, again.err
+    assert len(re.findall(r"Building CXX object", again.log)) == 1
+    assert again.manifest["changed"] is True
+
+
+def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None:
+    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
+    source = tree / "runtime" / "platform.cpp"
+    source.write_text(source.read_text(encoding="utf-8") + "int broken = nothing;\n", encoding="utf-8")
+    done = build(ARM64, tmp_path, tree, sdk)
+    assert (done.code, done.report["outcome"]) == (1, "fail")
+    assert "error: 'nothing' was not declared in this scope" in done.err.replace("‘", "'").replace("’", "'")
+    assert not done.dist.exists()
+
+
+def test_a_folder_with_something_else_in_it_is_not_touched(given: Given, tmp_path: Path) -> None:
+    precious = tmp_path / "build" / "thesis.txt"
+    precious.parent.mkdir()
+    precious.write_text("years of work", encoding="utf-8")
+    done = build(ARM64, tmp_path, given.tree, given.sdk, "--clean")
+    assert (done.code, precious.is_file()) == (2, True)
+
+
+def test_an_option_that_nothing_reads_is_reported(tmp_path: Path) -> None:
+    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
+    listing = tree / "examples" / "qualcomm" / "CMakeLists.txt"
+    text = listing.read_text(encoding="utf-8").replace(
+        "option(SUPPORT_REGEX_LOOKAHEAD", "# SUPPORT_REGEX_LOOKAHEAD ("
+    )
+    listing.write_text(text, encoding="utf-8")
+    done = build(ARM64, tmp_path, tree, sdk)
+    assert [f["subject"] for f in done.report["findings"] if f["rule"] == "build-option"] == [
+        "SUPPORT_REGEX_LOOKAHEAD"
+    ]
+
+
+def test_release_is_stripped(given: Given, arm64: Built, tmp_path: Path) -> None:
+    done = build(ARM64, tmp_path, given.tree, given.sdk, "--release")
+    assert done.code == 0, done.err
+    assert (
+        b".symtab" in (arm64.dist / LIBRARY).read_bytes(),
+        b".symtab" in (done.dist / LIBRARY).read_bytes(),
+    ) == (
+        True,
+        False,
+    )
+
+
+def test_android_builds_and_says_so(android: Built) -> None:
+    assert (android.code, android.report["outcome"]) == (0, "pass"), android.err
+
+
+def test_android_gets_large_pages_its_loader_and_its_api(android: Built) -> None:
+    runner = elf.read(android.dist / RUNNER)
+    assert (min(runner.alignments), runner.interpreter, runner.android_api) == (
+        0x4000,
+        "/system/bin/linker64",
+        30,
+    )
+
+
+def test_the_android_runner_starts_on_a_device_of_its_names(android: Built, tmp_path: Path) -> None:
+    libraries = f"LD_LIBRARY_PATH=/system/lib64:{android.dist / 'lib'}"
+    emulated = ("qemu-aarch64", "-L", str(make_device_root(tmp_path / "device")), "-E", libraries)
+    done = subprocess.run(
+        [*emulated, str(android.dist / RUNNER), "--model_path=nowhere.pte"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "cannot open nowhere.pte" in done.stderr) == (1, True), done.stderr
+
+
+def test_another_ndk_starts_anew_and_is_reported(given: Given, tmp_path: Path) -> None:
+    newer = make_ndk(tmp_path / "ndk", revision="28.2.13676358")
+    build("build_android", tmp_path, given.tree, given.sdk, ndk=given.ndk)
+    done = build("build_android", tmp_path, given.tree, given.sdk, ndk=newer)
+    assert done.code == 0, done.err
+    assert "28.2.13676358" in done.report["metrics"]["rebuilt_because"][0]
+    assert "build-ndk" in {finding["rule"] for finding in done.report["findings"]}
+
+
+def test_a_binary_for_a_newer_android_is_refused(given: Given, tmp_path: Path) -> None:
+    newer = make_ndk(tmp_path / "ndk", api=35)
+    done = build("build_android", tmp_path, given.tree, given.sdk, ndk=newer)
+    assert (done.code, done.rules()) == (1, {"build-android-api"})
+    assert not (done.dist / "manifest.json").exists()
+
+
+@pytest.fixture(scope="module")
+def x86_tree(given: Given) -> Path:
+    tree = make_tree(given.folder / "x86", pybind11=True)
+    make_old(tree)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def x86(given: Given, x86_tree: Path) -> Built:
+    return build("build_x86", given.folder / "x86", x86_tree, given.sdk)
+
+
+@pytest.mark.heavy
+def test_each_adaptor_that_the_tree_defines_is_built(x86: Built) -> None:
+    assert x86.code == 0, x86.err
+    adaptors = [f["path"] for f in x86.manifest["files"] if f["kind"] == "adaptor"]
+    assert [Path(path).name.partition(".")[0] for path in adaptors] == [
+        "PyQnnManagerAdaptor",
+        "PyQnnWrapperAdaptor",
+    ]
+
+
+@pytest.mark.heavy
+def test_the_overlay_is_imported_with_the_printed_python_path(x86: Built, tmp_path: Path) -> None:
+    line = next(line for line in x86.out.splitlines() if line.startswith("export PYTHONPATH="))
+    code = (
+        "from executorch.backends.qualcomm.python import PyQnnManagerAdaptor as a, PyQnnWrapperAdaptor\n"
+        "from executorch.exir._serialize import schema\n"
+        "print(a.add(2, 3), a.api, 'ET12' in schema())\n"
+    )
+    (tmp_path / "try.py").write_text(code, encoding="utf-8")
+    command = f"{line}\nexec {sys.executable} try.py"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "5 2.27.0 True", done.stderr
+
+
+@pytest.mark.heavy
+def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
+    assert [path.name for path in (x86_tree / "backends/qualcomm/python").iterdir()] == ["__init__.py"]
+
+
+@pytest.mark.heavy
+def test_install_puts_them_into_the_tree_and_takes_old_ones_away(x86: Built, x86_tree: Path) -> None:
+    folder = x86_tree / "backends" / "qualcomm" / "python"
+    (folder / "PyQnnManagerAdaptor.cpython-38-x86_64-linux-gnu.so").write_bytes(b"of another day")
+    done = build("build_x86", x86.folder, x86_tree, x86.folder.parent / "sdk", "--install")
+    assert done.code == 0, done.err
+    assert len(list(folder.glob("Py*.so"))) == 2
+    assert (x86_tree / "exir" / "_serialize" / "program.fbs").is_file()

@@ -1,0 +1,78 @@
+"""Running a build from source as a user would, and what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provisioning.settings import ROOT
+
+STEERING = ("QNN_SDK_ROOT", "EXECUTORCH_ROOT", "ANDROID_NDK_ROOT", "QNN_CI_PROFILE", "QNN_CI_SOC")
+
+
+@dataclass(frozen=True)
+class Built:
+    code: int
+    out: str
+    err: str
+    folder: Path
+    stage: str
+
+    @property
+    def dist(self) -> Path:
+        return self.folder / "dist"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "build" / "build.log").read_text(encoding="utf-8")
+
+    @property
+    def report(self) -> Any:
+        return json.loads((self.folder / "reports" / f"{self.stage}.json").read_text(encoding="utf-8"))
+
+    @property
+    def manifest(self) -> Any:
+        return json.loads((self.dist / "manifest.json").read_text(encoding="utf-8"))
+
+    def rules(self) -> set[str]:
+        return {finding["rule"] for finding in self.report["findings"] if finding["severity"] == "error"}
+
+
+def run_stage(
+    stage: str, *flags: str | Path, environ: Mapping[str, str | Path]
+) -> subprocess.CompletedProcess[str]:
+    # So that what is compiled twice is compiled twice.
+    given = {"CCACHE_DISABLE": "1", **{name: str(value) for name, value in environ.items()}}
+    kept = {name: value for name, value in os.environ.items() if name not in STEERING}
+    return subprocess.run(
+        [sys.executable, "-m", "ci", stage, *map(str, flags)],
+        cwd=ROOT,
+        env={**kept, **given},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+def build(
+    stage: str, folder: Path, tree: Path, sdk: Path, *flags: str | Path, ndk: Path | None = None
+) -> Built:
+    """In folder: build/, dist/ and reports/."""
+    places = ("--build-dir", folder / "build", "--output", folder / "dist", "--reports", folder / "reports")
+    environ: dict[str, str | Path] = {
+        "QNN_SDK_ROOT": sdk,
+        "EXECUTORCH_ROOT": tree,
+        "QNN_CI_STORE": folder / "store",
+    }
+    if ndk is not None:
+        environ["ANDROID_NDK_ROOT"] = ndk
+    # The profile whose pins the stand-ins have.
+    done = run_stage(stage, "--profile", "qnn-2.37", *places, *flags, environ=environ)
+    return Built(done.returncode, done.stdout, done.stderr, folder, stage)
