@@ -130,6 +130,18 @@ def build_linux_arm64(session: nox.Session) -> None:
 
 
 @nox.session
+def bundle(session: nox.Session) -> None:
+    """Gather the exact files that a device needs, checked as one."""
+    run(session, "tools", "-m", "ci", "bundle")
+
+
+@nox.session
+def run_device(session: nox.Session) -> None:
+    """Push a bundle to a device, run it and bring back what it says."""
+    run(session, "tools", "-m", "ci", "run_device")
+
+
+@nox.session
 def test_delegate(session: nox.Session) -> None:
     """Run ExecuTorch's own delegate suite on the HTP emulator."""
     run(session, "executorch", "-m", "ci", "test_delegate")

@@ -15,6 +15,8 @@ VERBS = {
     "build_linux_arm64": Verb(
         "ci.build.linux_arm64", "build the backend and the runner for embedded Linux from source"
     ),
+    "bundle": Verb("ci.bundle", "the exact files that a device needs, checked as one"),
+    "run_device": Verb("ci.device", "push a bundle to a device, run it and bring back what it says"),
     "test_delegate": Verb("ci.delegate", "run ExecuTorch's own delegate suite on the HTP emulator"),
     "compat": Verb("ci.compat", "measure which QNN builds this executorch can drive"),
     "diagnose": Verb("ci.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
