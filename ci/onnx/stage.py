@@ -30,6 +30,7 @@ from ci.scheduler import Job, default_slots, memory_budget, run_jobs
 from provisioning.cli import command_line
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Finding, Metric, Severity, StageRun
+from provisioning.manifest import soc_named
 from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
 
 FORMAT = 1
@@ -64,6 +65,11 @@ class Plan:
     jobs: int | None
     timeout: float
     keep: bool
+
+    @property
+    def versions(self) -> Mapping[str, Metric]:
+        found = self.basis.get("versions")
+        return found if isinstance(found, dict) else {}
 
     def key(self, program: Program) -> str:
         return key_of({**self.basis, **_inputs(program)})
@@ -297,7 +303,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
         "failed": sum(isinstance(row, dict) and row["verdict"] != "pass" for row in rows.values()),
         "socs": len({program.soc for program in plan.programs}),
         "build_id": ", ".join(sorted(builds)) or "unknown",
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "versions": dict(plan.versions),
         "programs": rows,
     }
 
@@ -443,7 +449,7 @@ def _inputs(program: Program) -> dict[str, Metric]:
         "files": files,
         "case": case.model_dump(mode="json", exclude={"runs"}),
         "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
-        "soc": program.soc,
+        "soc": {program.soc: soc_named(program.soc).model_dump()},
     }
 
 
