@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import docker
 
 INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
+DEFAULT_HOST = "unix:///var/run/docker.sock"
 NO_SPACE = "no space left on device"
 
 
@@ -110,11 +112,19 @@ class Engine:
                 container.remove(force=True, v=True)
 
 
-def connect() -> Engine:
+def connect(environ: Mapping[str, str] = os.environ) -> Engine:
     import docker
 
     with translated():
+        _knock(environ.get("DOCKER_HOST") or DEFAULT_HOST)
         return Engine(docker.from_env())
+
+
+def _knock(host: str) -> None:
+    """A socket that does not let us in says why here, where docker's SDK would wrap it and leave it open."""
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as tried:
+            tried.connect(host.removeprefix("unix://"))
 
 
 @contextmanager
@@ -125,13 +135,13 @@ def translated() -> Iterator[None]:
 
     try:
         yield
-    except (docker.errors.DockerException, requests.RequestException) as error:
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise fault_of(error) from error
 
 
 def fault_of(error: BaseException) -> ToolkitError:
     causes = list(_causes(error))
-    where = os.environ.get("DOCKER_HOST") or "its socket"
+    where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
     if any(isinstance(cause, PermissionError) for cause in causes):
         return EnvironmentLacking(
             f"the container engine is there, but you may not use it ({where}: permission denied)",

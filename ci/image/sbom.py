@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from provisioning.errors import CheckFailed
 
 SPECIFICATION = "1.6"
 
-LIST_DISTRIBUTIONS = (
-    "import importlib.metadata as m, json;"
-    "print(json.dumps(sorted({(d.metadata['Name'], d.version, d.metadata['License-Expression'] or '')"
-    " for d in m.distributions()})))"
-)
-LIST_PACKAGES = r"${Package}\t${Version}\t${Architecture}\n"
+LIST_PACKAGES = r"dpkg-query --show --showformat '${Package}\t${Version}\n'"
+LIST_DISTRIBUTIONS = """
+import importlib.metadata as metadata, json
+found = {(d.name, d.version, d.metadata["License-Expression"] or "") for d in metadata.distributions()}
+print(json.dumps(sorted(found)))
+"""
+PYTHONS = "/opt/qnn-ci/environments/{environment}/bin/python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,17 @@ class Ingredient:
 
 def ingredients_of(plan: Plan, engine: Engine, image: str) -> list[Ingredient]:
     """What the image itself says it holds, and what the manifest says of the vendors' parts."""
-    found = [Ingredient("deb", *line.split("\t")[:2]) for line in _ask(engine, image, _DPKG).splitlines()]
-    for environment in plan.environments:
-        python = f"/opt/qnn-ci/environments/{environment}/bin/python"
-        for name, version, licence in json.loads(_ask(engine, image, [python, "-c", LIST_DISTRIBUTIONS])):
-            found.append(Ingredient("pypi", name, version, licence))
+    asked = [shlex.join([PYTHONS.format(environment=e), "-c", LIST_DISTRIBUTIONS]) for e in plan.environments]
+    # One container for all: starting it is most of the work.
+    done = engine.run(Job(image, ["sh", "-ec", " && ".join([*asked, LIST_PACKAGES])], read_only=True))
+    if done.code:
+        raise CheckFailed(
+            f"{image} cannot say what it holds: {done.stderr.strip()}", remedy="build the image again"
+        )
+    lines = done.stdout.splitlines()
+    found = [Ingredient("deb", *line.split("\t")) for line in lines[len(asked) :]]
+    for line in lines[: len(asked)]:
+        found += [Ingredient("pypi", name, version, licence) for name, version, licence in json.loads(line)]
     if plan.profile is not None:
         for name in plan.components:
             component = plan.profile.components[name]  # type: ignore[index]
@@ -88,15 +96,3 @@ def document(plan: Plan, ingredients: Iterable[Ingredient], properties: Mapping[
     }
     serial = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(body, sort_keys=True))
     return json.dumps({**body, "serialNumber": f"urn:uuid:{serial}"}, indent=2, sort_keys=True) + "\n"
-
-
-_DPKG = ["dpkg-query", "--show", "--showformat", LIST_PACKAGES]
-
-
-def _ask(engine: Engine, image: str, command: list[str]) -> str:
-    done = engine.run(Job(image, command, read_only=True))
-    if done.code:
-        raise CheckFailed(
-            f"{command[0]} in {image} failed: {done.stderr.strip()}", remedy="build the image again"
-        )
-    return done.stdout

@@ -1,0 +1,106 @@
+"""Which program builds, how it is called, and what its failures mean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.image.builders import Buildah, Docker, Order, choose, failure
+from provisioning.errors import CheckFailed, EnvironmentLacking
+
+
+def program(folder: Path, name: str, body: str) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\nimport sys\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def docker(folder: Path, version: str, buildx: bool = False) -> str:
+    plugin = 'print("github.com/docker/buildx v0.17.1")' if buildx else "sys.exit(1)"
+    said = f'print("Docker version {version}, build 1")'
+    return program(folder, "docker", f"if 'buildx' in sys.argv:\n    {plugin}\nelse:\n    {said}")
+
+
+def test_a_client_with_the_plugin_builds_by_it(tmp_path: Path) -> None:
+    found = docker(tmp_path / "a", "28.2.2", buildx=True)
+    assert choose("auto", {"PATH": str(tmp_path / "a")}) == Docker(found, buildx=True)
+
+
+def test_an_older_client_speaks_buildkit_itself(tmp_path: Path) -> None:
+    found = docker(tmp_path / "a", "20.10.24+dfsg1")
+    assert choose("auto", {"PATH": str(tmp_path / "a")}) == Docker(found, buildx=False)
+
+
+def test_a_newer_client_without_the_plugin_is_passed_over(tmp_path: Path) -> None:
+    docker(tmp_path / "a", "28.2.2")
+    found = docker(tmp_path / "b", "20.10.24")
+    assert choose("docker", {"PATH": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}) == Docker(found, buildx=False)
+
+
+def test_buildah_serves_where_no_docker_can(tmp_path: Path) -> None:
+    docker(tmp_path / "a", "28.2.2")
+    found = program(tmp_path / "a", "buildah", "")
+    assert choose("auto", {"PATH": str(tmp_path / "a")}) == Buildah(found)
+
+
+def test_buildah_is_taken_when_asked_for(tmp_path: Path) -> None:
+    docker(tmp_path / "a", "20.10.24")
+    found = program(tmp_path / "a", "buildah", "")
+    assert choose("buildah", {"PATH": str(tmp_path / "a")}) == Buildah(found)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "docker", "buildah"])
+def test_no_builder_at_all_says_what_to_install(wanted: str, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking) as caught:
+        choose(wanted, {"PATH": str(tmp_path)})
+    assert "apt-get install" in caught.value.remedy
+
+
+def order(folder: Path) -> Order:
+    return Order(
+        context=folder,
+        stage="qnn-sdk",
+        base="debian@sha256:1",
+        base_id="sha256:2",
+        tag="qnn-ci/wheels:latest",
+        epoch=5,
+        arguments={"COMPONENTS": "components/wheels"},
+        labels={"b": "2", "a": "1"},
+        log=folder / "logs" / "build.log",
+    )
+
+
+def test_docker_builds_without_network(tmp_path: Path) -> None:
+    said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
+    Docker(said, buildx=False).build(order(tmp_path))
+    log = (tmp_path / "logs" / "build.log").read_text()
+    assert "'--network', 'none'" in log
+
+
+def test_both_builders_are_told_stage_base_and_labels(tmp_path: Path) -> None:
+    flags = order(tmp_path).flags
+    assert flags[2:4] == ["--target", "qnn-sdk"]
+    assert "BASE=debian@sha256:1" in flags and "SOURCE_DATE_EPOCH=5" in flags
+    assert flags.index("a=1") < flags.index("b=2")
+
+
+def test_a_build_that_fails_shows_its_last_lines_and_its_log(tmp_path: Path) -> None:
+    failing = program(tmp_path / "a", "docker", "print('E: Unable to locate'); sys.exit(1)")
+    with pytest.raises(CheckFailed, match="E: Unable to locate") as caught:
+        Docker(failing, buildx=False).build(order(tmp_path))
+    assert caught.value.remedy == f"less {tmp_path / 'logs' / 'build.log'}"
+
+
+def test_a_full_disk_is_the_environments_fault() -> None:
+    fault = failure("building", "#8 writing\nwrite /a: no space left on device\nmore", "less log")
+    assert isinstance(fault, EnvironmentLacking)
+    assert "docker system prune" in fault.remedy
+
+
+def test_a_socket_that_refuses_us_is_the_environments_fault() -> None:
+    said = "Got permission denied while trying to connect to the Docker daemon socket"
+    assert isinstance(failure("building", said, "less log"), EnvironmentLacking)

@@ -1,0 +1,139 @@
+"""What images are built from: packages with the locked hashes, trees by hard links."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from ci.image.context import Apt, check_packages, keep_packages, link_tree, packages_in, trees_of
+from ci.image.engine import Done, Engine, Job
+from ci.image.plan import Package, plan_of
+from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
+from provisioning.store import Store
+
+CONTENT = b"a package"
+GPP = Package("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
+
+
+class AptInContainer(Engine):
+    """Stands for an engine whose container leaves these files, or says this."""
+
+    def __init__(self, files: dict[str, bytes], code: int = 0, stderr: str = "") -> None:
+        self.files = files
+        self.result = Done(code, "", stderr)
+        self.jobs: list[Job] = []
+        self.rootless = False
+
+    def run(self, job: Job) -> Done:
+        self.jobs.append(job)
+        folder = Path(job.mounts[0].source)
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+        return self.result
+
+
+@pytest.fixture
+def apt() -> AptInContainer:
+    return AptInContainer({"g++_4%3a12.2.0-3_amd64.deb": CONTENT})
+
+
+def test_a_package_file_says_name_and_version(tmp_path: Path) -> None:
+    (tmp_path / "g++_4%3a12.2.0-3_amd64.deb").write_bytes(CONTENT)
+    assert packages_in(tmp_path) == [GPP]
+
+
+def test_locked_packages_are_asked_for_by_version(apt: AptInContainer, tmp_path: Path) -> None:
+    keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
+    assert apt.jobs[0].command[-1] == "g++=4:12.2.0-3"
+
+
+def test_packages_that_are_there_are_not_fetched_again(apt: AptInContainer, tmp_path: Path) -> None:
+    for _ in range(2):
+        keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
+    assert len(apt.jobs) == 1
+
+
+def test_another_base_has_them_fetched_again(apt: AptInContainer, tmp_path: Path) -> None:
+    for base in ("base", "other"):
+        keep_packages([GPP], apt, base, Apt(), tmp_path / "packages")
+    assert len(apt.jobs) == 2
+
+
+def test_other_bytes_under_the_same_version_are_refused(apt: AptInContainer, tmp_path: Path) -> None:
+    apt.files = dict.fromkeys(apt.files, b"not the package")
+    with pytest.raises(IntegrityError, match=GPP.sha256):
+        keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
+
+
+def test_refused_packages_are_not_taken_for_kept_ones(apt: AptInContainer, tmp_path: Path) -> None:
+    apt.files = dict.fromkeys(apt.files, b"not the package")
+    for _ in range(2):
+        with pytest.raises(IntegrityError):
+            keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
+
+
+def test_a_package_that_is_not_pinned_is_refused() -> None:
+    with pytest.raises(CheckFailed, match=r"zlib1g 1\.2"):
+        check_packages([GPP], [GPP, Package("zlib1g", "1.2", "0" * 64)])
+
+
+def test_what_apt_says_reaches_the_user(tmp_path: Path) -> None:
+    failing = AptInContainer({}, 100, "W: old\nE: Version '4:12.2.0-3' for 'g++' was not found\n")
+    with pytest.raises(UpstreamError, match="for 'g\\+\\+' was not found") as caught:
+        keep_packages([GPP], failing, "base", Apt(), tmp_path / "packages")
+    assert "--apt-sources" in caught.value.remedy
+
+
+def test_the_users_apt_sources_are_mounted_for_reading(apt: AptInContainer, tmp_path: Path) -> None:
+    sources = tmp_path / "mine.sources"
+    sources.write_text("Types: deb\n")
+    keep_packages([GPP], apt, "base", Apt(sources=sources), tmp_path / "packages")
+    mount = apt.jobs[0].mounts[-1]
+    assert (mount.source, mount.target, mount.read_only) == (str(sources), "/run/apt/sources", True)
+
+
+class TestLinkTree:
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        (tmp_path / "tree" / "lib").mkdir(parents=True, mode=0o700)
+        (tmp_path / "tree" / "lib" / "a.so").write_text("a")
+        (tmp_path / "tree" / "b.so").symlink_to("lib/a.so")
+        return tmp_path / "tree"
+
+    def test_files_are_the_same_files(self, tree: Path, tmp_path: Path) -> None:
+        link_tree(tree, "key", tmp_path / "linked")
+        assert (tmp_path / "linked" / "lib" / "a.so").samefile(tree / "lib" / "a.so")
+
+    def test_links_stay_links(self, tree: Path, tmp_path: Path) -> None:
+        link_tree(tree, "key", tmp_path / "linked")
+        assert (tmp_path / "linked" / "b.so").readlink() == Path("lib/a.so")
+
+    def test_folders_do_not_depend_on_the_umask(self, tree: Path, tmp_path: Path) -> None:
+        link_tree(tree, "key", tmp_path / "linked")
+        assert (tmp_path / "linked" / "lib").stat().st_mode & 0o777 == 0o755
+
+    def test_another_key_replaces_what_was_there(self, tree: Path, tmp_path: Path) -> None:
+        link_tree(tree, "key", tmp_path / "linked")
+        (tree / "lib" / "a.so").unlink()
+        link_tree(tree, "other", tmp_path / "linked")
+        assert not (tmp_path / "linked" / "lib" / "a.so").exists()
+
+    def test_the_same_key_leaves_it_alone(self, tree: Path, tmp_path: Path) -> None:
+        link_tree(tree, "key", tmp_path / "linked")
+        (tmp_path / "linked" / "lib" / "mark").write_text("")
+        link_tree(tree, "key", tmp_path / "linked")
+        assert (tmp_path / "linked" / "lib" / "mark").exists()
+
+
+def test_a_profile_that_was_not_provisioned_names_the_command_that_brings_it(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking) as caught:
+        trees_of(plan_of("wheels"), Store(tmp_path / "store"))
+    assert caught.value.remedy == "nox -s provision"
+
+
+def test_a_vendors_licence_comes_before_its_sdk(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking) as caught:
+        trees_of(plan_of("qnn-2.37-ndk-r26c"), Store(tmp_path / "store"))
+    assert "--accept-licence qualcomm-ai-stack" in caught.value.remedy

@@ -1,0 +1,75 @@
+"""The command line that enters an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ci.image.plan import plan_of
+from ci.image.shell import accounts, docker_run
+
+PLAN = plan_of("wheels")
+
+
+def argv(tmp_path: Path, owner: str = "1000:1000", where: Path | None = None, **environ: str) -> list[str]:
+    return docker_run(
+        PLAN,
+        ["true"],
+        owner=owner,
+        terminal=False,
+        environ=environ,
+        where=where or tmp_path,
+        root=tmp_path,
+    )
+
+
+def test_runs_as_the_caller(tmp_path: Path) -> None:
+    said = argv(tmp_path, "1234:99")
+    assert said[said.index("--user") + 1] == "1234:99"
+
+
+def test_nothing_of_the_image_can_be_written(tmp_path: Path) -> None:
+    assert "--read-only" in argv(tmp_path)
+
+
+def test_the_checkout_keeps_its_path(tmp_path: Path) -> None:
+    assert f"type=bind,source={tmp_path},target={tmp_path}" in argv(tmp_path)
+
+
+def test_starts_where_the_caller_is(tmp_path: Path) -> None:
+    said = argv(tmp_path, where=tmp_path / "docs")
+    assert said[said.index("--workdir") + 1] == str(tmp_path / "docs")
+
+
+def test_a_place_outside_the_checkout_is_mounted_too(tmp_path: Path) -> None:
+    said = argv(tmp_path / "checkout", where=tmp_path / "models")
+    assert f"type=bind,source={tmp_path / 'models'},target={tmp_path / 'models'}" in said
+
+
+@pytest.mark.parametrize(("owner", "named"), [("1000:1000", False), ("0:0", False), ("1234:99", True)])
+def test_a_caller_whom_the_image_does_not_know_gets_a_name(tmp_path: Path, owner: str, named: bool) -> None:
+    assert any("target=/etc/passwd,readonly" in word for word in argv(tmp_path, owner)) == named
+
+
+def test_the_name_has_the_callers_ids() -> None:
+    said = accounts("1234:99")
+    assert "dev:x:1234:99:" in said["passwd"] and "dev:x:99:" in said["group"]
+
+
+def test_the_roots_group_keeps_its_name() -> None:
+    assert accounts("1234:0")["group"].count(":0:") == 1
+
+
+def test_each_user_has_a_volume_of_their_own(tmp_path: Path) -> None:
+    volumes = [[w for w in argv(tmp_path, owner) if "type=volume" in w] for owner in ("1:1", "2:2")]
+    assert volumes[0] != volumes[1]
+
+
+def test_only_known_variables_pass(tmp_path: Path) -> None:
+    said = argv(tmp_path, QNN_CI_SOC="SM8750", QNN_SDK_ROOT="/mine")
+    assert "QNN_CI_SOC" in said and "QNN_SDK_ROOT" not in said
+
+
+def test_the_command_comes_last(tmp_path: Path) -> None:
+    assert argv(tmp_path)[-2:] == [PLAN.tag, "true"]

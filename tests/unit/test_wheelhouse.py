@@ -1,0 +1,82 @@
+"""A folder with every distribution of a locked environment, fetched by the user's own pip."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from provisioning import wheelhouse
+from provisioning.errors import EnvironmentLacking, UpstreamError
+from provisioning.wheelhouse import Wanted, fill
+from tests.support.wheels import make_wheel
+
+WANTED = Wanted("3.11", "2.36")
+PURE = "demo-1.0-py3-none-any.whl"
+TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place that pip looks at."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    (folder / PURE).write_bytes(make_wheel(PURE))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def lock(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "demo.txt"
+    digest = hashlib.sha256((index / PURE).read_bytes()).hexdigest()
+    path.write_text(f"# a comment\ndemo==1.0 \\\n    --hash=sha256:{digest}\n")
+    monkeypatch.setattr(wheelhouse, "lock_path", lambda _: path)
+    return path
+
+
+def test_holds_the_distributions_and_the_lock(lock: Path, tmp_path: Path) -> None:
+    fill("demo", tmp_path / "wheels", WANTED)
+    assert sorted(path.name for path in (tmp_path / "wheels").iterdir()) == [PURE, "lock.txt"]
+
+
+def test_is_not_fetched_again_while_the_lock_is_the_same(lock: Path, index: Path, tmp_path: Path) -> None:
+    fill("demo", tmp_path / "wheels", WANTED)
+    (index / PURE).unlink()
+    assert fill("demo", tmp_path / "wheels", WANTED) is False
+
+
+def test_another_lock_leaves_nothing_of_the_old_one(lock: Path, tmp_path: Path) -> None:
+    fill("demo", tmp_path / "wheels", WANTED)
+    (tmp_path / "wheels" / "old-1.whl").write_text("")
+    lock.write_text(lock.read_text() + "# changed\n")
+    fill("demo", tmp_path / "wheels", WANTED)
+    assert not (tmp_path / "wheels" / "old-1.whl").exists()
+
+
+def test_other_bytes_are_refused(lock: Path, index: Path, tmp_path: Path) -> None:
+    (index / PURE).write_bytes(make_wheel(PURE, padding=1))
+    with pytest.raises(UpstreamError, match="HASH"):
+        fill("demo", tmp_path / "wheels", WANTED)
+
+
+def test_torch_comes_as_its_cpu_build_for_the_wanted_system(lock: Path, index: Path, tmp_path: Path) -> None:
+    (index / TORCH).write_bytes(make_wheel(TORCH))
+    lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
+    fill("demo", tmp_path / "wheels", WANTED)
+    assert (tmp_path / "wheels" / TORCH).is_file()
+
+
+def test_an_index_without_it_is_told_with_what_to_set(lock: Path, tmp_path: Path) -> None:
+    lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
+    with pytest.raises(EnvironmentLacking, match=r"no CPU build of torch==2\.13\.0") as caught:
+        fill("demo", tmp_path / "wheels", WANTED)
+    assert "PIP_EXTRA_INDEX_URL" in caught.value.remedy
+
+
+def test_no_newer_glibc_is_taken_than_the_systems() -> None:
+    platforms = [word for word in WANTED.flags if word.startswith("manylinux_2_")]
+    assert platforms[0] == "manylinux_2_36_x86_64"
