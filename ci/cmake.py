@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking
 
 PACKAGES = {
@@ -145,9 +146,10 @@ class Build:
                 command, stdout=log, stderr=subprocess.STDOUT, env=dict(self.environ), check=False
             )
         if result.returncode != 0:
-            text = self.log.read_text(encoding="utf-8", errors="replace")
+            error = first_error(self.log.read_text(encoding="utf-8", errors="replace"))
             raise CheckFailed(
-                f"{doing} {self.source.name} failed with exit code {result.returncode}:\n{first_error(text)}",
+                f"{doing} {self.source.name} failed with exit code {result.returncode}:\n"
+                f"{error}{causes(error)}",
                 remedy=f"read {self.log}",
             )
 

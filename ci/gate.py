@@ -174,7 +174,7 @@ def judge(stage: Stage, code: int, selection: Selection, took: float, command_li
         Severity.ERROR,
         stage.name,
         f"{ended}, and {fault}",
-        f"read what it printed, and repeat with: {command_line}",
+        f"read what it printed, repeat with: {command_line}; python -m ci diagnose explains a saved log",
     )
     report = replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
     return Ran(report, code if code in MEANING and code != 1 else LACKING)

@@ -16,6 +16,7 @@ from pathlib import Path
 from ci.bench.frame import Aim, Benchmark, Contender
 from ci.delegate.ledger import load_ledger
 from ci.delegate.stage import find_runner, worker_environment
+from provisioning.diagnosis import causes
 from provisioning.environment import resolve
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.findings import Report
@@ -105,4 +106,4 @@ def _plain(sample: Sequence[str], environment: Mapping[str, str], into: Path) ->
         )
     if ended.returncode != 0:
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise CheckFailed(f"the plain run of the suite ended with {ended.returncode}:\n{tail}")
+        raise CheckFailed(f"the plain run of the suite ended with {ended.returncode}:\n{tail}{causes(tail)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from ci.build.probe import INPUTS, PROGRAM
 from ci.build.staged import RUNNER
 from ci.cmake import Program
+from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.findings import Finding, Severity
 from provisioning.settings import ROOT
@@ -79,7 +80,8 @@ def probe_in(folder: Path) -> Path:
         )
         if result.returncode != 0:
             raise EnvironmentLacking(
-                f"{sys.executable} cannot export the probe:\n  {result.stderr.strip()[-400:]}",
+                f"{sys.executable} cannot export the probe:\n  {result.stderr.strip()[-400:]}"
+                f"{causes(result.stderr)}",
                 remedy="nox -s build_runner uses an environment with torch and executorch",
             )
     return folder
@@ -100,7 +102,8 @@ def outputs(command: list[str], probe: Path, into: Path) -> list[float]:
     if result.returncode != 0:
         raise CheckFailed(
             f"{' '.join(command)} failed on the probe with exit code {result.returncode}:\n"
-            f"  {result.stderr.strip()[-400:]}"
+            f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
+            remedy="run that command by hand; a runner that was moved or changed is built anew with --clean",
         )
     values = array.array("f")
     for path in sorted(into.iterdir()):

@@ -20,6 +20,7 @@ from ci.build.emulated import compare, probe_in, sysroot_of
 from ci.build.staged import LIBRARIES, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from provisioning.cli import command_line
+from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.findings import Artifact, Metric, Outcome, Severity, StageRun
 from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
@@ -355,7 +356,9 @@ def _backends(runner: Path) -> list[Metric]:
     found = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
     if result.returncode != 0 or found is None:
         raise CheckFailed(
-            f"{runner} --version failed with exit code {result.returncode}:\n  {result.stderr.strip()[-400:]}"
+            f"{runner} --version failed with exit code {result.returncode}:\n"
+            f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
+            remedy="run it by hand; --clean builds it anew",
         )
     return [*found.group(1).split()]
 

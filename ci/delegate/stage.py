@@ -24,8 +24,8 @@ from ci.delegate.ledger import (
 from ci.delegate.pool import Setup, Verdict, Workers, tail
 from ci.delegate.progress import Lines, progress
 from ci.delegate.suite import Basis, basis_of, installed_suite, list_tests
-from ci.diagnose import Explanation, explain
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs, shard
+from provisioning.diagnosis import Explanation, nearest
 from provisioning.environment import Environment, resolve
 from provisioning.errors import EnvironmentLacking, ToolkitError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
@@ -320,8 +320,7 @@ def _surprise(verdict: Verdict, expected: str, cause: str, logs: Path, again: st
 
 def explanation_of(verdict: Verdict, logs: Path) -> Explanation | None:
     text = tail(logs / f"{verdict.test}.log")
-    found = explain(f"{text}\n{verdict.reason}\n")
-    return found[0] if found else None
+    return nearest(f"{text}\n{verdict.reason}\n")
 
 
 def counts(verdicts: Iterable[Verdict], ledger: Ledger, soc: str) -> dict[str, int]:

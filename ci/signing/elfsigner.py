@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.signing import process
+from provisioning.diagnosis import nearest
 from provisioning.errors import (
     CheckFailed,
     EnvironmentLacking,
@@ -139,8 +141,10 @@ class Elfsigner:
                 f"{self.python} has no module imp, which elfsigner imports",
                 remedy="uv python install 3.11, or --python PATH",
             )
+        known = nearest(said)
         raise SignerFailed(
-            f"elfsigner ended with status {status}: {tail(said)}", remedy="run it by hand, or with --debug"
+            f"elfsigner ended with status {status}: {tail(said)}" + (f". {known}" if known else ""),
+            remedy=known.mend if known else f"run it by hand: {shlex.join(command)}",
         )
 
     def _written(self, into: Path, name: str, said: str) -> Path:

@@ -80,6 +80,7 @@ def test_refusal_ends_it(bench: Bench) -> None:
     ("behaviour", "error", "words"),
     [
         ("status", SignerFailed, "status 7.*certificate expired"),
+        ("old-glibc", SignerFailed, "status 1.*C library of this host or image is older"),
         ("no-output", SignerFailed, "wrote no file"),
         ("empty", SignerFailed, "wrote an empty file"),
         ("network", SignerOffline, "could not reach its server"),

@@ -58,6 +58,9 @@ def main() -> int:
     if behaviour == "status":
         print("ERROR: certificate expired")
         return 7
+    if behaviour == "old-glibc":
+        print("signer: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found (required by signer)")
+        return 1
     if behaviour.startswith("network"):
         print("urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>")
         return 0 if behaviour == "network-silent" else 1

@@ -138,6 +138,16 @@ def test_a_failing_build_is_told_with_its_first_error_and_its_log(tmp_path: Path
     assert build.log.read_text(encoding="utf-8").startswith(f"$ {failing} -S ")
 
 
+def test_a_failing_build_is_explained_where_its_error_is_known(tmp_path: Path) -> None:
+    said = "CMake Error: x links to executorch::backend_qnn but the target was not found."
+    failing = program(tmp_path / "bin", "cmake", said, code=1)
+    tool = Program(failing, "cmake version 4.0.0")
+    build = Build(tool, tool, tmp_path / "source", tmp_path / "tree", tmp_path / "tree" / "build.log")
+
+    with pytest.raises(CheckFailed, match="CMake older than 3.28"):
+        build.configure({})
+
+
 @pytest.mark.parametrize(
     ("definitions", "inputs", "kept"),
     [({"A": "1"}, "same", True), ({"A": "2"}, "same", False), ({"A": "1"}, "other", False)],

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ci import diagnose
 from ci.__main__ import VERBS
+from provisioning import diagnosis
 from provisioning.cli import main
 from provisioning.errors import ManifestError
 
-ENTRIES = diagnose.knowledge().entries
+ENTRIES = diagnosis.knowledge().entries
 
 
 def verb(*argv: str) -> int:
@@ -22,18 +22,18 @@ def verb(*argv: str) -> int:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-def test_an_entry_explains_its_own_excerpt_first(entry: diagnose.Entry) -> None:
-    assert [found.id for found in diagnose.explain(entry.example)][:1] == [entry.id]
+def test_an_entry_explains_its_own_excerpt_first(entry: diagnosis.Entry) -> None:
+    assert [found.id for found in diagnosis.explain(entry.example)][:1] == [entry.id]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-def test_an_entry_names_cause_mend_and_where_it_comes_from(entry: diagnose.Entry) -> None:
+def test_an_entry_names_cause_mend_and_where_it_comes_from(entry: diagnosis.Entry) -> None:
     assert entry.cause and entry.mend
     assert re.fullmatch(r"https://github\.com/\S+|docs/\w+\.md", entry.source)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-def test_every_pattern_of_an_entry_is_needed_by_no_healthy_log(entry: diagnose.Entry) -> None:
+def test_every_pattern_of_an_entry_is_needed_by_no_healthy_log(entry: diagnosis.Entry) -> None:
     assert not [p.pattern for p in entry.patterns if p.search(HEALTHY_LOG)]
 
 
@@ -49,7 +49,7 @@ HEALTHY_LOG = """\
 
 
 def test_a_healthy_log_is_not_explained() -> None:
-    assert not diagnose.diagnose(HEALTHY_LOG).explained
+    assert not diagnosis.diagnose(HEALTHY_LOG).explained
 
 
 def test_a_device_log_is_explained_by_its_cause_and_not_by_the_chain_after_it() -> None:
@@ -61,13 +61,13 @@ def test_a_device_log_is_explained_by_its_cause_and_not_by_the_chain_after_it() 
 [ERROR] [Qnn ExecuTorch]:  <E> Failed to parse platform config: 14001
 [ERROR] [Qnn ExecuTorch]: Failed to create device_handle for Backend ID 6, error=14001
 """
-    found = diagnose.explain(log)
+    found = diagnosis.explain(log)
     assert [(shown.id, shown.line) for shown in found] == [("stub-mismatch", 2)]
 
 
 def test_explanations_come_in_the_order_of_the_lines() -> None:
     log = "Missing out variants: {'quantized_decomposed::add'}\nModuleNotFoundError: No module named 'imp'\n"
-    assert [shown.line for shown in diagnose.explain(log)] == [1, 2]
+    assert [shown.line for shown in diagnosis.explain(log)] == [1, 2]
 
 
 def test_the_emulators_device_failure_points_to_the_qnn_build() -> None:
@@ -75,7 +75,7 @@ def test_the_emulators_device_failure_points_to_the_qnn_build() -> None:
         "Failed to set scatter gather parameters: unknown custom config socModel 0\n"
         "Failed to create device_handle for Backend ID 6, error=14001\n"
     )
-    assert [shown.id for shown in diagnose.explain(log)] == ["qnn-build-not-driven"]
+    assert [shown.id for shown in diagnosis.explain(log)] == ["qnn-build-not-driven"]
 
 
 @pytest.mark.parametrize(
@@ -90,31 +90,31 @@ def test_the_emulators_device_failure_points_to_the_qnn_build() -> None:
     ],
 )
 def test_a_code_is_named_however_it_is_written(given: int, code: int, name: str) -> None:
-    found = diagnose.code_named(given)
+    found = diagnosis.code_named(given)
     assert (found.code, found.name) == (code, name)
 
 
 def test_a_code_without_a_name_is_placed_in_its_range() -> None:
-    assert diagnose.code_named(6789) == diagnose.Code(6789, "graph", "")
+    assert diagnosis.code_named(6789) == diagnosis.Code(6789, "graph", "")
 
 
 def test_codes_are_found_where_a_log_calls_them_errors() -> None:
     log = "<E> Failed to create transport for device, error: 4000\nError 0x80000416: open_dev\nport 1002\n"
-    assert [code.code for code in diagnose.codes_in(log)] == [4000, 0x80000416]
+    assert [code.code for code in diagnosis.codes_in(log)] == [4000, 0x80000416]
 
 
 def test_every_code_of_an_entry_has_a_name() -> None:
-    known = diagnose.knowledge()
+    known = diagnosis.knowledge()
     assert {code for entry in known.entries for code in entry.codes} <= known.codes.keys()
 
 
 def test_every_named_code_lies_in_a_range() -> None:
-    assert all(diagnose.code_named(code).component for code in diagnose.knowledge().codes)
+    assert all(diagnosis.code_named(code).component for code in diagnosis.knowledge().codes)
 
 
 def test_a_log_file_is_explained_and_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "run.log"
-    log.write_text("\n" + diagnose.knowledge().entry("libcxx-missing").example, encoding="utf-8")
+    log.write_text("\n" + diagnosis.knowledge().entry("libcxx-missing").example, encoding="utf-8")
     assert verb(str(log)) == 0
     assert "libcxx-missing  (line 2: [ERROR]" in capsys.readouterr().out
 
@@ -159,11 +159,11 @@ def test_a_file_that_is_not_there_is_wrong_use(capsys: pytest.CaptureFixture[str
 def test_an_unknown_id_in_unless_is_a_fault_of_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = diagnose.MANIFEST.read_text(encoding="utf-8").replace(
+    text = diagnosis.MANIFEST.read_text(encoding="utf-8").replace(
         'unless = ["per-channel-input-channels"]', 'unless = ["no-such-entry"]', 1
     )
     manifest = tmp_path / "diagnose.toml"
     manifest.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(diagnose, "MANIFEST", manifest)
+    monkeypatch.setattr(diagnosis, "MANIFEST", manifest)
     with pytest.raises(ManifestError, match="no-such-entry"):
-        diagnose.knowledge.__wrapped__()
+        diagnosis.knowledge.__wrapped__()
