@@ -19,6 +19,7 @@ from ci.delegate.stage import find_runner
 from provisioning import compat, progress
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, Measured, Pair, Result, Step
+from provisioning.diagnosis import causes
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, ToolkitError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
@@ -117,16 +118,17 @@ def report_builds(
         # Written after each, so that an interrupted run has not measured for nothing.
         measured = measured.with_pair(pair)
         _write(compat.path(), measured.as_json())
+        error = pair.error + causes(pair.error)
         if build.build_id == pinned.build_id and not pair.works:
             stage.add(
                 "compat-profile-broken",
                 Severity.ERROR,
                 f"QNN {build.qnn}",
-                f"the build that profile {profile.name} pins does not work: {pair.error}",
-                "python -m ci diagnose with the message; pin another build in manifests/profiles",
+                f"the build that profile {profile.name} pins does not work: {error}",
+                "pin a build that works in manifests/profiles: docs/compat.md lists them",
             )
         elif not pair.works:
-            stage.add("compat-broken", Severity.NOTE, f"QNN {build.qnn}", pair.error, f"docs/{PAGE.name}")
+            stage.add("compat-broken", Severity.NOTE, f"QNN {build.qnn}", error, f"docs/{PAGE.name}")
         stage.metrics[build.qnn] = "works" if pair.works else "broken"
     write_docs(measured)
     stage.artifacts += [Artifact.of("compat", compat.path())]
@@ -214,6 +216,8 @@ def emulate(directory: Path, variables: Mapping[str, str], runner: Path, timeout
     outputs.mkdir()
     command = [str(runner), "--model_path", str(directory / "model.pte")]
     command += ["--input_list_path", str(directory / "list.txt"), "--output_folder_path", str(outputs)]
+    # By custom it would write both where the stage runs.
+    command += ["--etdump_path=", "--performance_output_path="]
     ran = run_step(command, variables, timeout)
     if ran.result != "passed":
         return ran

@@ -202,6 +202,24 @@ def test_a_step_that_hangs_fails() -> None:
     assert step == Step(result="failed", error="no end after 0.3 s")
 
 
+def test_running_a_program_leaves_nothing_where_the_stage_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = tmp_path / "runner"
+    runner.write_text(
+        f"#!{sys.executable}\nimport sys, pathlib\n"
+        "for flag, name in (('etdump', 'etdump.etdp'), ('performance_output', 'inference_speed.txt')):\n"
+        "    if f'--{flag}_path=' not in sys.argv: pathlib.Path(name).touch()\n",
+        encoding="utf-8",
+    )
+    runner.chmod(0o755)
+    monkeypatch.setattr(stage, "ROOT", tmp_path / "here")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "work").mkdir()
+    stage.emulate(tmp_path / "work", {}, runner, 60)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Step]:
     """What each command of a measurement gives: `fp16`, `8a8w` for lowering."""
@@ -303,6 +321,7 @@ def test_the_stage_fails_when_the_profiles_build_does_not(
         ("compat-profile-broken", Severity.ERROR),
         ("compat-broken", Severity.NOTE),
     ]
+    assert all("this ExecuTorch do not fit" in finding.message for finding in run.findings)
 
 
 def test_measuring_one_build_leaves_the_others(measured_stage: Path) -> None:
