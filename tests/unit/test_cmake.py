@@ -144,7 +144,7 @@ def test_a_failing_build_is_explained_where_its_error_is_known(tmp_path: Path) -
     tool = Program(failing, "cmake version 4.0.0")
     build = Build(tool, tool, tmp_path / "source", tmp_path / "tree", tmp_path / "tree" / "build.log")
 
-    with pytest.raises(CheckFailed, match="CMake older than 3.28"):
+    with pytest.raises(CheckFailed, match=r"CMake older than 3\.28"):
         build.configure({})
 
 
