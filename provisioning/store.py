@@ -43,6 +43,7 @@ from provisioning.compose import (
     selection_of,
 )
 from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, Unlocked, UsageError
+from provisioning.identity import identity_of
 from provisioning.inventory import (
     Fault,
     Inventory,
@@ -723,8 +724,8 @@ class _Assembly:
 
         root = self._staging / "tree"
         component = self._component
-        found = _own_version(self._name, root)
-        if found is not None and not _same_version(found, component.version):
+        found = identity_of(self._name, root).version
+        if found and not _same_version(found, component.version):
             raise IntegrityError(
                 f"{self._name}: expected version {component.version}, found {found} inside what was fetched",
                 remedy="correct the version or the address in the manifest",
@@ -854,25 +855,6 @@ def _in_parallel(work: Callable[[T], R], things: Sequence[T]) -> list[R]:
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(things))]
-
-
-def _own_version(name: str, root: Path) -> str | None:
-    """The version that the component's own metadata shows."""
-    import re
-
-    files = {
-        "qnn-sdk": ("sdk.yaml", r"^\s*version\s*:\s*['\"]?v?([\d.]+)"),
-        "android-ndk": ("source.properties", r"^Pkg\.Revision\s*=\s*(\S+)"),
-    }
-    if name not in files:
-        return None
-    file, pattern = files[name]
-    try:
-        text = (root / file).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
-    match = re.search(pattern, text, re.MULTILINE)
-    return match.group(1) if match else None
 
 
 def _same_version(found: str, expected: str) -> bool:

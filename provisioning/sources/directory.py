@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.errors import EnvironmentLacking
+from provisioning.identity import identity_of, metadata_text
 
 LANDMARKS: Mapping[str, tuple[str, ...]] = {
     "qnn-sdk": ("include/QNN", "lib/x86_64-linux-clang", "sdk.yaml"),
@@ -133,32 +134,14 @@ def _version_order(path: Path) -> tuple[tuple[int, ...], str]:
 
 
 def _identity(component: str, path: Path) -> tuple[str, str]:
-    if component == "qnn-sdk":
-        text = _text(path / "sdk.yaml")
-        version = _yaml_value(text, "version") or _version_in(path.name)
-        return version.lstrip("v"), _yaml_value(text, "build[_-]?id")
-    if component == "android-ndk":
-        match = re.search(r"^Pkg\.Revision\s*=\s*(\S+)", _text(path / "source.properties"), re.MULTILINE)
-        return (match.group(1) if match else ""), ""
     if component == "executorch-source":
-        return _text(path / "version.txt").strip(), ""
-    return _version_in(path.name), ""
-
-
-def _yaml_value(text: str, key: str) -> str:
-    """One scalar of a flat YAML file: enough for the few lines SDKs put there, and no parser to load."""
-    match = re.search(rf"^\s*{key}\s*:\s*(['\"]?)([^\s'\"#]+)\1\s*(?:#.*)?$", text, re.MULTILINE)
-    return match.group(2) if match else ""
+        return metadata_text(path / "version.txt").strip(), ""
+    found = identity_of(component, path)
+    # An NDK is told by its metadata alone: its folder is named by release, r26c, or by the user.
+    version = found.version or ("" if component == "android-ndk" else _version_in(path.name))
+    return version, found.build_id
 
 
 def _version_in(name: str) -> str:
     match = re.search(r"\d+(?:\.\d+)+", name)
     return match.group() if match else ""
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            return stream.read(65536)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return ""

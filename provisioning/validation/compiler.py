@@ -8,7 +8,7 @@ from provisioning.findings import Severity
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need
 from provisioning.validation.probe import Answer
-from provisioning.validation.versions import tree_of
+from provisioning.validation.versions import holders_of_build_ids, tree_of
 
 _NO_DEVICE = 14001
 
@@ -29,12 +29,7 @@ _NO_DEVICE = 14001
     mend="use a QNN build that works with this executorch: docs/compat.md has the measured pairs",
 )
 def qnn_compat(context: Context) -> Iterator[Problem]:
-    tree = tree_of(context, "qnn-sdk")
-    held = sorted({build_id for library in context.libraries for build_id in library.build_ids})
-    if not held and tree.origin == "tree":
-        raise NotApplicable("no library holds a QNN build id")
-    if not held:
-        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+    held = sorted({id_ for library in holders_of_build_ids(context) for id_ in library.build_ids})
     installed = context.host.packages.get("executorch") if context.host else None
     executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
     working = context.measured.working(executorch) if context.measured else ()

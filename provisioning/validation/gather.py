@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -16,6 +17,7 @@ from pathlib import Path
 from provisioning import loader
 from provisioning.compat import load_measured
 from provisioning.environment import HOST_LIBRARIES, resolve
+from provisioning.identity import METADATA, identity_of
 from provisioning.manifest import load_profile, soc_named
 from provisioning.settings import DEFAULT_TARGET, Selection
 from provisioning.validation.context import Context, Host, Library, Need, Tool, Tree
@@ -119,26 +121,17 @@ def _trees(
 def stated_versions(component: str, root: Path) -> dict[str, str]:
     """What a component's own files, and the name of its directory, say its version is."""
     stated: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        found = identity_of(component, root)
+        if found.version:
+            stated[METADATA[component]] = found.version
+        if found.build_id:
+            stated[f"{METADATA[component]} build_id"] = found.build_id
     if component == "android-ndk":
-        properties = _text(root / "source.properties")
-        if found := re.search(r"^Pkg\.Revision\s*=\s*(\S+)", properties, re.MULTILINE):
-            stated["source.properties"] = found[1]
         return stated
-    if component == "qnn-sdk":
-        text = _text(root / "sdk.yaml")
-        for key in ("version", "build_id"):
-            if found := re.search(rf"^\s*{key}\s*:\s*[\"']?([\w.]+)", text, re.MULTILINE):
-                stated["sdk.yaml" if key == "version" else "sdk.yaml build_id"] = found[1]
     if re.fullmatch(r"v?\d+(?:\.\d+){2,}", root.resolve().name):
         stated["directory"] = root.resolve().name.removeprefix("v")
     return stated
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _system_libraries(cache: Cache) -> loader.SystemLibraries:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from provisioning.elf import version_key
 from provisioning.findings import Severity
 from provisioning.manifest import Archive, Profile, Soc, load_profile, profile_names
-from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
+from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Need, Tree
 from provisioning.validation.tables import TargetLibraries
-from provisioning.validation.versions import tree_of
+from provisioning.validation.versions import holders_of_build_ids, tree_of
 
 
 def _directory(context: Context, wanted: TargetLibraries) -> str | None:
@@ -165,12 +165,7 @@ def _official(profile: Profile) -> bool:
     mend="take every QNN library from one SDK: nox -s provision",
 )
 def one_build_id(context: Context) -> Iterator[Problem]:
-    tree = tree_of(context, "qnn-sdk")
-    holders = [library for library in context.libraries if library.build_ids]
-    if not holders and tree.origin == "tree":
-        raise NotApplicable("no library holds a QNN build id")
-    if not holders:
-        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+    holders = holders_of_build_ids(context)
     counted = Counter(build_id for library in holders for build_id in library.build_ids)
     common = max(counted, key=lambda build_id: (counted[build_id], build_id))
     for library in holders:

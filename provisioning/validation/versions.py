@@ -9,7 +9,7 @@ from provisioning.elf import version_key
 from provisioning.findings import Severity
 from provisioning.manifest import Requirement
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
-from provisioning.validation.context import Context, Host, Need, Tree
+from provisioning.validation.context import Context, Host, Library, Need, Tree
 
 
 def tree_of(context: Context, component: str) -> Tree:
@@ -17,6 +17,17 @@ def tree_of(context: Context, component: str) -> Tree:
     if component not in context.trees:
         raise NotApplicable(f"this selection uses no {component}")
     return context.trees[component]
+
+
+def holders_of_build_ids(context: Context) -> list[Library]:
+    """The libraries that hold a QNN build id, or a reason for the rule not to apply."""
+    tree = tree_of(context, "qnn-sdk")
+    holders = [library for library in context.libraries if library.build_ids]
+    if not holders and tree.origin == "tree":
+        raise NotApplicable("no library holds a QNN build id")
+    if not holders:
+        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+    return holders
 
 
 def host_of(context: Context) -> Host:
@@ -83,11 +94,7 @@ def _same_release(version: str, pinned: str) -> bool:
 )
 def qnn_build_id(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, "qnn-sdk")
-    holders = [library for library in context.libraries if library.build_ids]
-    if not holders and tree.origin == "tree":
-        raise NotApplicable("no library holds a QNN build id")
-    if not holders:
-        raise CouldNotRun(f"no library below {tree.named} holds a QNN build id")
+    holders = holders_of_build_ids(context)
     pin = context.profile.components["qnn-sdk"]
     expected = {f"profile {context.profile.name}": pin.build_id or f"v{pin.version}"}
     if stated := tree.stated.get("sdk.yaml build_id"):

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioning.identity import Identity, identity_of
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "version: 2.37.0.250724\nbuild_id: v2.37.0.250724175447\n",
+            ("2.37.0.250724", "v2.37.0.250724175447"),
+        ),
+        ("version: 'v2.40.0'  # the release\nbuild-id: \"b\"\n", ("2.40.0", "b")),
+        ("product: QAIRT\n  version : 2.40.0\n", ("2.40.0", "")),
+        ("versions: 3\nmy_version: 3\n", ("", "")),
+        ("version:\n", ("", "")),
+        ("\0\xff version", ("", "")),
+    ],
+)
+def test_an_sdk_is_what_its_yaml_says(tmp_path: Path, text: str, found: tuple[str, str]) -> None:
+    (tmp_path / "sdk.yaml").write_text(text, encoding="latin-1")
+    assert identity_of("qnn-sdk", tmp_path) == Identity(*found)
+
+
+def test_an_ndk_is_what_its_properties_say(tmp_path: Path) -> None:
+    (tmp_path / "source.properties").write_text("Pkg.Desc = NDK\nPkg.Revision = 26.2.11394342\n")
+    assert identity_of("android-ndk", tmp_path) == Identity("26.2.11394342")
+
+
+@pytest.mark.parametrize("component", ["qnn-sdk", "android-ndk", "hexagon-sdk"])
+def test_without_metadata_nothing_is_said(tmp_path: Path, component: str) -> None:
+    (tmp_path / "sdk.yaml").mkdir()
+    assert identity_of(component, tmp_path) == Identity()
