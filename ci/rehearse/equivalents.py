@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -194,7 +195,7 @@ def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
             if inputs.get("overwrite") != "true":
                 raise CheckFailed(f"there is an artifact {name!r} already: each needs a name of its own")
             shutil.rmtree(target)
-        root = Path(os.path.commonpath([file.parent for file in files]))
+        root = Path(os.path.commonpath(_search_roots(inputs["path"], place)))
         digest = hashlib.sha256()
         for file in files:
             copy = target / file.relative_to(root)
@@ -307,6 +308,17 @@ def _matching(patterns: str, place: Place, *, hidden: bool) -> list[Path]:
             elif hidden or not _hidden(file, place):
                 chosen[file] = None
     return sorted(chosen)
+
+
+def _search_roots(patterns: str, place: Place) -> list[Path]:
+    """Each pattern's directory before its first wildcard; an artifact has paths below what they share."""
+    roots: list[Path] = []
+    for line in _lines(patterns):
+        if not line.startswith("!"):
+            plain = itertools.takewhile(lambda part: not set(part) & set("*?["), place.path(line).parts)
+            root = Path(*plain)
+            roots.append(root.parent if root.is_file() else root)
+    return roots
 
 
 def _files(pattern: str, place: Place) -> list[Path]:

@@ -265,14 +265,15 @@ def _run_job(rehearsal: Rehearsal, running: _Running, job: Job, choice: Choice) 
                 found, result, given = _call(rehearsal, running, job, inside, choice, title)
                 results[number] = JobResult(running.prefix + title, result, outputs=given)
                 called[number] = found
-            elif stop.is_set() or rehearsal.cancelled.is_set():
-                results[number] = JobResult(running.prefix + title, "cancelled")
             else:
                 with rehearsal.slots:
+                    if stop.is_set() or rehearsal.cancelled.is_set():
+                        results[number] = JobResult(running.prefix + title, "cancelled")
+                        return
                     results[number] = _JobRun(rehearsal, running, job, inside, running.prefix + title).run()
+                    if results[number].result == "failure" and truthy(_expanded(job.fail_fast, inside, {})):
+                        stop.set()
             outputs.update(results[number].outputs)
-            if results[number].result == "failure" and truthy(_expanded(job.fail_fast, inside, {})):
-                stop.set()
         except BaseException as fault:
             running.faults.append(fault)
             rehearsal.cancelled.set()
@@ -679,12 +680,13 @@ class _JobRun:
         watcher = threading.Thread(target=watch)
         watcher.start()
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                told.hear(line)
-                self.masks += [mask for mask in told.masks if mask not in self.masks]
-                self._log(line.rstrip("\n"))
-            return process.wait()
+            with process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    told.hear(line)
+                    self.masks += [mask for mask in told.masks if mask not in self.masks]
+                    self._log(line.rstrip("\n"))
+            return process.returncode
         finally:
             over.set()
             watcher.join()
@@ -724,8 +726,8 @@ def hash_files(workspace: Path, *patterns: Value) -> str:
 
 
 def fresh_environment(environ: Mapping[str, str], given: Sequence[str], hidden: Path) -> dict[str, str]:
-    """What a hosted runner's environment would have here: nothing of the user's but how to reach an index, and
-    what is downloaded once for all. Programs under `hidden` are not found."""
+    """A hosted runner's environment: nothing of the user's but how to reach an index, and what was downloaded
+    from it. Programs under `hidden` are not found."""
     kept = ("PIP_", "UV_", "SSL_", "LC_", "REQUESTS_")
     named = ("HOME", "LANG", "USER", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "QNN_CI_MIRROR")
     env = {

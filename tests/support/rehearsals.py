@@ -1,0 +1,89 @@
+"""A repository with workflows of its own, and a rehearsal of them."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ci.rehearse.equivalents import Machine
+from ci.rehearse.expression import Value
+from ci.rehearse.model import read_workflow
+from ci.rehearse.runner import Choice, JobResult, Rehearsal, fresh_environment, run_workflow
+from ci.rehearse.verb import make_event, snapshot_of
+
+WORKFLOW = ".github/workflows/w.yml"
+SHA = "0123456789abcdef0123456789abcdef01234567"
+"""No third-party action is looked up, so any commit will do."""
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+
+
+def repository(root: Path, files: Mapping[str, str]) -> Path:
+    """A git repository at `root` with these files committed."""
+    write(root, files)
+    initial = ["init", "--quiet", "--initial-branch=main"]
+    for command in (initial, ["add", "--all"], [*_WHO, "commit", "--quiet", "-m", "x"]):
+        subprocess.run(["git", *command], cwd=root, check=True, capture_output=True)
+    return root
+
+
+_WHO = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+
+
+def rehearsal(
+    root: Path, scratch: Path, *, slots: int = 2, env: Sequence[str] = (), git: bool = True
+) -> Rehearsal:
+    """Of a repository; where no step needs git, of a mere directory, which is quicker."""
+    snapshot, sha = root, SHA
+    if git:
+        snapshot = scratch / "repository"
+        sha, _ = snapshot_of(root, snapshot, uncommitted=False)
+    said: list[str] = []
+    event = make_event(read_workflow(snapshot, WORKFLOW), None, "0" * 40, sha)
+    machine = Machine(snapshot, "o/r", sha, scratch / "cache", scratch / "artifacts", scratch / "python")
+    return Rehearsal(
+        root=snapshot,
+        scratch=scratch / "jobs",
+        machine=machine,
+        event=event,
+        sha=sha,
+        env=fresh_environment({"PATH": "/usr/bin:/bin", "HOME": str(scratch)}, env, Path("/nowhere")),
+        slots=threading.Semaphore(slots),
+        say=said.append,
+        keep_logs=scratch / "logs",
+    )
+
+
+def rehearse(
+    tmp_path: Path,
+    workflow: str,
+    files: Mapping[str, str] | None = None,
+    *,
+    choice: Choice | None = None,
+    inputs: Mapping[str, Value] | None = None,
+    env: Sequence[str] = (),
+    slots: int = 2,
+) -> dict[str, JobResult]:
+    """Run a workflow of which only `jobs:` and what follows is given; the results by the jobs' names."""
+    text = "on: [push]\n" + textwrap.dedent(workflow)
+    every = {**(files or {}), WORKFLOW: text}
+    git = "checkout@" in text or "$/" in text
+    root = tmp_path / "origin"
+    (repository if git else write)(root, every)
+    made = rehearsal(root, tmp_path / "scratch", env=env, slots=slots, git=git)
+    read = read_workflow(made.root, WORKFLOW)
+    results, _, _ = run_workflow(made, read, inputs or {}, choice or Choice())
+    return {result.name: result for result in results}
+
+
+def log_of(result: JobResult) -> str:
+    assert result.log is not None
+    return result.log.read_text(encoding="utf-8")

@@ -1,0 +1,309 @@
+"""What the workflows do, without GitHub: plan, place, setup, stage, verdict and release."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ci import github as verb
+from ci.github import place, plan, release, setup, stage, verdict
+from ci.rehearse.commands import pairs
+from provisioning.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
+from provisioning.findings import Outcome, StageRun
+from provisioning.settings import MANIFESTS
+from tests.support.rehearsals import repository
+
+ROWS = {
+    "always": plan.Row(stage="lint", minutes=5),
+    "some": plan.Row(stage="tests", minutes=5, paths=("ci/**", "manifests/*.toml")),
+    "late": plan.Row(stage="bench", minutes=5, when="nightly"),
+}
+EVERYWHERE = ("noxfile.py",)
+
+
+@pytest.mark.parametrize(
+    ("occasion", "changed", "expected"),
+    [
+        ("gate", ["docs/x.md"], ["always"]),
+        ("gate", ["docs/x.md", "ci/a/b.py"], ["always", "some"]),
+        ("gate", ["manifests/locks/a.toml"], ["always"]),
+        ("gate", ["noxfile.py"], ["always", "some"]),
+        ("gate", None, ["always", "some"]),
+        ("gate", [], ["always"]),
+        ("nightly", None, ["always", "some", "late"]),
+    ],
+)
+def test_a_change_decides_which_rows_run(
+    occasion: str, changed: list[str] | None, expected: list[str]
+) -> None:
+    chosen, reasons = plan.choose(ROWS, EVERYWHERE, occasion, changed)
+    assert list(chosen) == expected
+    assert list(reasons) == list(ROWS)
+
+
+def test_a_row_with_shards_is_a_job_for_each() -> None:
+    row = plan.Row(stage="test_delegate", minutes=9, arguments="-x", shards=2, provision=True)
+    assert list(plan.jobs_of("delegate", row, "gate", "")) == [
+        {
+            "name": f"delegate {n}/2",
+            "artifact": f"reports-delegate-{n}-of-2",
+            "stage": "test_delegate",
+            "arguments": f"-x --shard {n}/2",
+            "minutes": 9,
+            "provision": True,
+        }
+        for n in (1, 2)
+    ]
+
+
+def test_a_row_of_the_suite_is_split_as_nox_s_matrix_says() -> None:
+    row = plan.Row(stage="test_lowering", minutes=9, suite=2)
+    jobs = list(plan.jobs_of("lowering", row, "gate", ""))
+    assert [job["name"] for job in jobs] == ["lowering 1/2", "lowering 2/2"]
+    assert [job["arguments"] for job in jobs] == ["--tag pr --shard 1/2", "--tag pr --shard 2/2"]
+
+
+def test_the_table_is_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "gate.toml"
+    path.write_text('everywhere = []\n[row.a]\nstage = "lint"\nminute = 5\n')
+    with pytest.raises(ManifestError):
+        plan.load_table(path)
+
+
+def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
+    assert list(plan.named_only(ROWS, "tests, always")) == ["always", "some"]
+    with pytest.raises(UsageError, match="no job 'nonsense'"):
+        plan.named_only(ROWS, "nonsense")
+
+
+@pytest.mark.parametrize("base", ["", "0" * 40, "feedfacefeedfacefeedfacefeedfacefeedface"])
+def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
+    assert plan.changed_files(base) is None
+
+
+def test_the_plan_is_an_output_that_a_matrix_can_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "output"
+    code = plan.run({"GITHUB_OUTPUT": str(output), "QNN_CI_STAGES": "validate,delegate"})
+    assert code == 0
+    names = [job["name"] for job in json.loads(pairs(output)["jobs"])]
+    assert names == ["validate", *(f"delegate {n}/4" for n in range(1, 5))]
+
+
+WANTED = place.Wanted("wheels", (), ("x86_64-linux",), ("SM8650",))
+
+
+def test_the_caches_key_follows_the_manifests_and_the_selection(tmp_path: Path) -> None:
+    for name in ("profiles/wheels.toml", "socs.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((MANIFESTS / name).read_bytes())
+    keys = {place.cache_key(WANTED, tmp_path)}
+    keys.add(place.cache_key(place.Wanted("wheels", (), ("aarch64-android",), ("SM8650",)), tmp_path))
+    with (tmp_path / "profiles" / "wheels.toml").open("a") as stream:
+        stream.write("# changed\n")
+    keys.add(place.cache_key(WANTED, tmp_path))
+    assert len(keys) == 3
+    assert place.cache_key(WANTED) == place.cache_key(WANTED)
+
+
+@pytest.mark.parametrize(("profile", "cached"), [("wheels", True), ("qnn-2.37", False)])
+def test_what_a_licence_was_accepted_for_is_never_cached(profile: str, cached: bool) -> None:
+    assert place.may_be_cached(place.Wanted(profile, (), (), ())) is cached
+
+
+def test_the_store_is_the_jobs_own_and_later_steps_know_it(tmp_path: Path) -> None:
+    environ = {
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_ENV": str(tmp_path / "env"),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+    }
+    place.run(environ)
+    store = str(tmp_path / "qnn-ci-store")
+    assert pairs(tmp_path / "env") == {"QNN_CI_STORE": store}
+    assert pairs(tmp_path / "output")["store"] == store
+
+
+def test_inputs_become_flags_whatever_separates_them() -> None:
+    wanted = place.Wanted.of(
+        {"QNN_CI_TARGETS": "x86_64-linux, aarch64-android", "QNN_CI_COMPONENTS": "qnn-sdk"}
+    )
+    assert wanted.flags() == [
+        *("--component", "qnn-sdk"),
+        *("--target", "aarch64-android", "--target", "x86_64-linux"),
+    ]
+
+
+def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {
+        **os.environ,
+        "QNN_SDK_ROOT": str(tmp_path),
+        "QNN_CI_STORE": str(tmp_path / "store"),
+        "QNN_CI_REPORTS": str(tmp_path / "reports"),
+    }
+    assert setup.run(environ) == 3
+    assert "::error title=provision" in capfd.readouterr().out
+
+
+# stage
+
+
+def run_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, **more: str) -> int:
+    """With a stand-in for nox that writes down how it was called, and then does what the test says."""
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    nox = bin_ / "nox"
+    nox.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv\n{script}\n')
+    nox.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}{os.pathsep}{os.environ['PATH']}")
+    environ = {
+        "PATH": os.environ["PATH"],
+        "GITHUB_WORKSPACE": str(tmp_path),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "QNN_CI_STAGE": "validate",
+        **more,
+    }
+    return stage.run(environ)
+
+
+def report_of(tmp_path: Path, outcome: Outcome) -> str:
+    """A command that leaves a stage's report."""
+    run = StageRun("validate", "wheels", "x86_64-linux", "nox -s validate")
+    made = run.finish(outcome).write(tmp_path)
+    return f"mkdir -p {tmp_path}/reports; cp {made} {tmp_path}/reports/validate.json"
+
+
+def test_a_stages_arguments_are_split_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = report_of(tmp_path, Outcome.PASS)
+    code = run_stage(tmp_path, monkeypatch, script, QNN_CI_ARGUMENTS="-k 'a b' $(touch x); ls")
+    assert code == 0
+    argv = (tmp_path / "argv").read_text().splitlines()
+    assert argv[2:] == ["-s", "validate", "--", "-k", "a b", "$(touch", "x);", "ls"]
+
+
+def test_a_stages_report_is_the_jobs_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_stage(tmp_path, monkeypatch, report_of(tmp_path, Outcome.PASS)) == 0
+    assert "1 stage passed" in (tmp_path / "summary").read_text()
+    assert pairs(tmp_path / "output")["outcome"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("exit 0", 1, "wrote no report"),
+        ("exit 7", 7, "exit code 7, wrote no report"),
+        ("PASS; exit 1", 1, "its report says pass"),
+        ("FAIL; exit 0", 1, "its report says fail"),
+    ],
+)
+def test_a_stage_whose_report_is_missing_or_belied_is_no_pass(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    script: str,
+    code: int,
+    says: str,
+) -> None:
+    for outcome in (Outcome.PASS, Outcome.FAIL):
+        if outcome.name in script:
+            script = script.replace(outcome.name, report_of(tmp_path, outcome))
+    assert run_stage(tmp_path, monkeypatch, script) == code
+    assert says in capfd.readouterr().out
+
+
+def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = tmp_path / "reports"
+    StageRun("validate", "wheels", "x86_64-linux", "").finish(Outcome.PASS).write(reports)
+    assert run_stage(tmp_path, monkeypatch, "exit 0") == 1
+
+
+def test_sessions_without_a_report_pass_by_their_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_stage(tmp_path, monkeypatch, "exit 0", QNN_CI_STAGE="tests") == 0
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-f", "x;y"])
+def test_a_stage_must_look_like_a_session(name: str) -> None:
+    with pytest.raises(UsageError):
+        stage.run({"QNN_CI_STAGE": name})
+
+
+# verdict
+
+
+@pytest.mark.parametrize(
+    ("results", "code"),
+    [
+        (["success", "success"], 0),
+        (["success", "failure"], 1),
+        (["success", "skipped"], 1),
+        (["cancelled", "success"], 1),
+        (["success", "left out"], 1),
+    ],
+)
+def test_only_success_is_success(
+    results: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = {f"job{n}": {"result": result, "outputs": {}} for n, result in enumerate(results)}
+    environ = {"QNN_CI_NEEDS": json.dumps(needs), "GITHUB_STEP_SUMMARY": str(tmp_path / "s")}
+    assert verdict.run(environ) == code
+    assert capsys.readouterr().out.count("::error") == sum(r != "success" for r in results)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"a": {}}', '{"a": "success"}', "{"])
+def test_a_verdict_on_nothing_is_an_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        verdict.run({"QNN_CI_NEEDS": text})
+
+
+def test_an_error_is_an_annotation_on_github(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("QNN_CI_NEEDS", "")
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    with pytest.raises(UsageError):
+        verb.run(parser.parse_args(["verdict"]))
+    assert capsys.readouterr().out.startswith("::error title=verdict::QNN_CI_NEEDS")
+
+
+# release
+
+
+def test_the_source_archive_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
+    root = repository(tmp_path / "a", {"x.txt": "1"})
+    subprocess.run(["git", "clone", "-q", root, tmp_path / "b"], check=True)
+    assert release.source_archive(root, "p/") == release.source_archive(tmp_path / "b", "p/")
+
+
+def test_a_release_needs_a_git_checkout(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking):
+        release.source_archive(tmp_path, "p/")
+
+
+def test_the_bill_names_what_locks_and_profiles_pin(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    archive.write_bytes(b"x")
+    when = dt.datetime(2026, 1, 2, tzinfo=dt.timezone.utc)
+    bill = release.bill_of_materials("1.0", archive, when, MANIFESTS)
+    assert bill == release.bill_of_materials("1.0", archive, when, MANIFESTS)
+    names = {package["name"] for package in bill["packages"]}
+    assert {"requests", "executorch", "qnn-sdk (x86-64) of the profile wheels"} <= names
+    identifiers = [package["SPDXID"] for package in bill["packages"]]
+    assert len(identifiers) == len(set(identifiers)) == len(bill["relationships"])
+
+
+def test_a_tag_that_is_not_the_version_is_refused() -> None:
+    with pytest.raises(CheckFailed, match=r"v9\.9 is not the version"):
+        release.run({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v9.9"})

@@ -1,0 +1,439 @@
+"""Miniature workflows run as GitHub would run them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from ci import rehearse as verb
+from ci.rehearse.runner import Choice, hash_files
+from provisioning.errors import UsageError
+from provisioning.findings import Outcome, Report
+from tests.support.rehearsals import SHA, log_of, rehearse, repository
+
+
+def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        env: {LEVEL: workflow, W: w}
+        jobs:
+          a:
+            env: {LEVEL: job}
+            steps:
+              - id: first
+                run: |
+                  echo "FROM_FILE=set" >> "$GITHUB_ENV"
+                  printf 'many<<E\\n1\\n2\\nE\\n' >> "$GITHUB_OUTPUT"
+                  mkdir bin; printf '#!/bin/sh\\necho mine' > bin/tool; chmod +x bin/tool
+                  echo "$PWD/bin" >> "$GITHUB_PATH"
+                  echo "# told" >> "$GITHUB_STEP_SUMMARY"
+              - env: {LEVEL: step, MANY: "${{ steps.first.outputs.many }}"}
+                run: echo "$LEVEL $W $FROM_FILE $(tool) $MANY ${{ env.FROM_FILE }}"
+        """,
+    )
+    assert jobs["a"].result == "success"
+    assert "step w set mine 1\n2 set" in log_of(jobs["a"])
+    assert jobs["a"].summary == "# told\n"
+
+
+def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            steps:
+              - {name: breaks, run: exit 3}
+              - {name: plain, run: "true"}
+              - {name: asks, if: failure(), run: "true"}
+              - {name: always, if: always(), run: "true"}
+        """,
+    )
+    assert [(s.title, s.outcome) for s in jobs["a"].steps] == [
+        ("breaks", "failure"),
+        ("plain", "skipped"),
+        ("asks", "success"),
+        ("always", "success"),
+    ]
+    assert jobs["a"].result == "failure"
+    assert jobs["a"].fault == "breaks: ended with exit code 3"
+
+
+def test_a_failed_pipe_fails_only_where_the_shell_is_named(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          named: {steps: [{shell: bash, run: "false | true"}]}
+          default: {steps: [{run: "false | true"}]}
+        """,
+    )
+    assert (jobs["named"].result, jobs["default"].result) == ("failure", "success")
+
+
+def test_a_step_that_may_fail_does_not_fail_the_job(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            steps:
+              - {id: x, run: exit 1, continue-on-error: true}
+              - run: test "${{ steps.x.outcome }} ${{ steps.x.conclusion }}" = "failure success"
+        """,
+    )
+    assert jobs["a"].result == "success"
+
+
+def test_needs_carry_results_and_outputs_and_skip_what_depends_on_a_failure(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          one:
+            outputs: {word: "${{ steps.s.outputs.word }}"}
+            steps: [{id: s, run: 'echo "word=hello" >> "$GITHUB_OUTPUT"'}]
+          two:
+            needs: one
+            steps: [{run: 'echo "${{ needs.one.outputs.word }}" > x; test "$(cat x)" = hello; exit 1'}]
+          three: {needs: [one, two], steps: [{run: "true"}]}
+          four: {needs: three, if: "always()", steps: [{env: {N: "${{ toJSON(needs) }}"}, run: 'echo "$N"'}]}
+          five: {needs: four, steps: [{run: "true"}]}
+        """,
+    )
+    results = {name: job.result for name, job in jobs.items()}
+    assert results == {
+        "one": "success",
+        "two": "failure",
+        "three": "skipped",
+        "four": "success",
+        "five": "skipped",  # for an ancestor failed, though its own need did not
+    }
+    assert '"result": "skipped"' in log_of(jobs["four"])
+
+
+def test_a_matrix_from_an_output_makes_a_job_a_row(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          plan:
+            outputs: {rows: "${{ steps.s.outputs.rows }}"}
+            steps:
+              - id: s
+                run: echo 'rows=[{"n":"a","c":0},{"n":"b","c":1}]' >> "$GITHUB_OUTPUT"
+          row:
+            name: row ${{ matrix.n }}
+            needs: plan
+            strategy: {fail-fast: false, matrix: {include: "${{ fromJSON(needs.plan.outputs.rows) }}"}}
+            steps: [{run: "exit ${{ matrix.c }}"}]
+          end: {needs: row, if: "failure()", steps: [{run: "true"}]}
+        """,
+    )
+    assert (jobs["row a"].result, jobs["row b"].result, jobs["end"].result) == (
+        "success",
+        "failure",
+        "success",
+    )
+
+
+def test_with_fail_fast_the_rows_that_wait_are_cancelled(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          row:
+            strategy: {matrix: {n: [1, 2, 3]}}
+            steps: [{run: sleep 0.2; exit 1}]
+        """,
+        slots=1,
+    )
+    assert sorted(job.result for job in jobs.values()) == ["cancelled", "cancelled", "failure"]
+
+
+def test_only_some_rows_and_what_a_job_needs_can_be_chosen(tmp_path: Path) -> None:
+    text = """
+        jobs:
+          first: {steps: [{run: "true"}]}
+          row:
+            needs: first
+            strategy: {matrix: {n: [1, 2]}}
+            steps: [{run: "true"}]
+          other: {steps: [{run: exit 1}]}
+        """
+    jobs = rehearse(tmp_path, text, choice=Choice(only=("row",), rows=("row (2)",)))
+    assert {name: job.result for name, job in jobs.items()} == {
+        "first": "success",
+        "row (1)": "left out",
+        "row (2)": "success",
+        "other": "left out",
+    }
+
+
+def test_a_row_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    text = "jobs: {row: {strategy: {matrix: {n: [1]}}, steps: [{run: 'true'}]}}"
+    with pytest.raises(UsageError, match="has no job 9"):
+        rehearse(tmp_path, text, choice=Choice(rows=("9",)))
+
+
+ACTION = """
+    name: greet
+    inputs: {who: {default: you}}
+    outputs: {said: {value: "${{ steps.say.outputs.said }}"}}
+    runs:
+      using: composite
+      steps:
+        - id: say
+          shell: bash
+          env: {WHO: "${{ inputs.who }}"}
+          run: |
+            cat "$GITHUB_ACTION_PATH/word.txt"
+            echo "said=hi $WHO" >> "$GITHUB_OUTPUT"
+            test "$WHO" != nobody
+        - {if: always(), shell: bash, run: "echo after $GITHUB_ACTION_PATH"}
+    """
+
+
+@pytest.mark.parametrize("uses", ["./actions/greet", "$/actions/greet"])
+def test_a_composite_action_has_its_own_inputs_outputs_and_path(tmp_path: Path, uses: str) -> None:
+    jobs = rehearse(
+        tmp_path,
+        f"""
+        jobs:
+          a:
+            steps:
+              - uses: actions/checkout@{SHA}
+              - {{id: g, uses: {uses}, with: {{who: me}}}}
+              - run: test "${{{{ steps.g.outputs.said }}}}" = "hi me"
+        """,
+        {"actions/greet/action.yml": ACTION, "actions/greet/word.txt": "word\n"},
+    )
+    assert jobs["a"].result == "success"
+    assert "word" in log_of(jobs["a"])
+
+
+def test_a_workspace_action_needs_a_checkout_and_a_self_reference_none(tmp_path: Path) -> None:
+    files = {"actions/greet/action.yml": ACTION, "actions/greet/word.txt": ""}
+    assert (
+        rehearse(tmp_path / "1", "jobs: {a: {steps: [{uses: $/actions/greet}]}}", files)["a"].result
+        == "success"
+    )
+    with pytest.raises(UsageError, match=r"no action\.yml in actions/greet"):
+        rehearse(tmp_path / "2", "jobs: {a: {steps: [{uses: ./actions/greet}]}}", files)
+
+
+def test_a_failure_inside_an_action_is_named_and_its_later_steps_still_run(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        "jobs: {a: {steps: [{uses: $/actions/greet, with: {who: nobody}}]}}",
+        {"actions/greet/action.yml": ACTION, "actions/greet/word.txt": ""},
+    )
+    assert jobs["a"].fault.startswith("$/actions/greet: a step of $/actions/greet failed: ")
+    assert "after " in log_of(jobs["a"])
+
+
+CALLED = """
+    on:
+      workflow_call:
+        inputs: {n: {type: number, required: true}, flag: {type: boolean}}
+        outputs: {twice: {value: "${{ jobs.inner.outputs.twice }}"}}
+    jobs:
+      inner:
+        outputs: {twice: "${{ steps.s.outputs.twice }}"}
+        steps:
+          - id: s
+            if: ${{ !inputs.flag }}
+            run: echo "twice=$((2 * ${{ inputs.n }}))" >> "$GITHUB_OUTPUT"
+    """
+
+
+def test_a_called_workflow_takes_inputs_and_gives_outputs(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          call: {uses: ./.github/workflows/called.yml, with: {n: 21}}
+          after: {needs: call, steps: [{run: 'test 42 = "${{ needs.call.outputs.twice }}"'}]}
+        """,
+        {".github/workflows/called.yml": CALLED},
+    )
+    assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": "success"}
+
+
+def test_an_input_of_the_wrong_type_is_an_error(tmp_path: Path) -> None:
+    text = "jobs: {call: {uses: ./.github/workflows/called.yml, with: {n: 1, flag: 'yes'}}}"
+    with pytest.raises(UsageError, match="expected a boolean, found yes"):
+        rehearse(tmp_path, text, {".github/workflows/called.yml": CALLED})
+
+
+def test_artifacts_and_caches_really_copy_between_jobs(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        f"""
+        jobs:
+          make:
+            steps:
+              - run: mkdir -p out/deep store && echo x > out/deep/f && echo y > store/g && chmod 700 store/g
+              - {{uses: actions/upload-artifact@{SHA}, with: {{name: n, path: out/}}}}
+              - {{uses: actions/cache/save@{SHA}, with: {{path: store, key: k-1}}}}
+          use:
+            needs: make
+            steps:
+              - {{uses: actions/download-artifact@{SHA}, with: {{name: n, path: in}}}}
+              - {{id: c, uses: actions/cache/restore@{SHA}, with: {{path: store, key: k-1}}}}
+              - run: test "$(cat in/deep/f)" = x && test "$(cat store/g)" = y && test -x store/g
+              - run: test "${{{{ steps.c.outputs.cache-hit }}}}" = true
+              - {{id: d, uses: actions/cache/restore@{SHA}, with: {{path: other, key: k-1}}}}
+              - run: test "${{{{ steps.d.outputs.cache-hit }}}}" = ""
+        """,
+    )
+    assert {name: job.result for name, job in jobs.items()} == {"make": "success", "use": "success"}
+
+
+UPLOAD = f"actions/upload-artifact@{SHA}"
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (f"{{uses: actions/download-artifact@{SHA}, with: {{name: none}}}}", "there is no artifact 'none'"),
+        (
+            f"{{uses: actions/upload-artifact@{SHA}, with: {{path: no, if-no-files-found: error}}}}",
+            "no files match no",
+        ),
+        (
+            f"{{uses: actions/upload-artifact@{SHA}, with: {{name: a/b, path: .}}}}",
+            "characters that GitHub refuses",
+        ),
+        ("{run: 'echo GITHUB_REF=x >> $GITHUB_ENV'}", "GITHUB_ENV cannot set GITHUB_REF"),
+        ("{run: 'echo nonsense >> $GITHUB_OUTPUT'}", "expected NAME=value"),
+        ("{run: sleep 30, timeout-minutes: 0.005}", "ended with exit code -15"),
+    ],
+)
+def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: str) -> None:
+    job = rehearse(tmp_path, f"jobs: {{a: {{steps: [{step}]}}}}")["a"]
+    assert job.result == "failure"
+    assert says in job.fault
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (f"{{uses: someone/else@{SHA}}}", "someone/else has no local equivalent"),
+        (f"{{uses: actions/checkout@{SHA}, with: {{sparse: x}}}}", "found sparse"),
+        ("{uses: actions/checkout}", "names no version"),
+        ("{run: 'echo ${{ github.nonsense }}'}", "github.nonsense is not known"),
+        ("{run: 'echo ${{ steps.none.outputs.x }}'}", "steps.none is not known"),
+        ("{run: x, shell: pwsh}", "shell 'pwsh' is not known"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_an_error_and_no_pass(tmp_path: Path, step: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        rehearse(tmp_path, f"jobs: {{a: {{steps: [{step}]}}}}")
+    assert says in caught.value.message
+
+
+def test_a_checkout_is_the_commit_with_as_much_history_as_asked_for(tmp_path: Path) -> None:
+    job = rehearse(
+        tmp_path,
+        f"""
+        jobs:
+          a:
+            steps:
+              - {{uses: actions/checkout@{SHA}, with: {{path: p, persist-credentials: false}}}}
+              - run: test "$(git -C p rev-parse HEAD)" = "$GITHUB_SHA" && test -z "$(git -C p remote)"
+              - run: test "$(git -C p rev-parse --is-shallow-repository)" = true
+        """,
+    )["a"]
+    assert job.fault == ""
+
+
+def test_masked_values_do_not_reach_logs_or_summaries(tmp_path: Path) -> None:
+    job = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            steps:
+              - run: echo "::add-mask::hush"
+              - run: echo "it is hush"; echo "hush too" >> "$GITHUB_STEP_SUMMARY"
+        """,
+    )["a"]
+    assert "it is ***" in log_of(job)
+    assert job.summary == "*** too\n"
+
+
+def test_jobs_share_no_files_and_nothing_of_the_users_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_SDK_ROOT", "/somewhere")
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a: {steps: [{run: 'touch here; test -z "$QNN_SDK_ROOT"; test "$GIVEN" = 1'}]}
+          b: {needs: a, steps: [{run: test ! -e here}]}
+        """,
+        env=["GIVEN=1"],
+    )
+    assert {job.result for job in jobs.values()} == {"success"}
+
+
+def test_hash_files_depends_on_content_and_is_empty_for_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1")
+    before = hash_files(tmp_path, "*.txt")
+    (tmp_path / "a.txt").write_text("2")
+    assert len(before) == 64
+    assert hash_files(tmp_path, "**/*.txt") != before
+    assert hash_files(tmp_path, "*.txt", "!a.txt") == ""
+
+
+# The verb itself
+
+
+def run_verb(tmp_path: Path, *flags: str, workflow: str) -> tuple[int, Report]:
+    text = f"on: [pull_request]\njobs: {{a: {{steps: [{{run: '{workflow}'}}]}}}}\n"
+    if not (root := tmp_path / "origin").exists():
+        repository(root, {".github/workflows/w.yml": text})
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    reports = tmp_path / "reports"
+    code = verb.run(parser.parse_args(["w", "--root", str(root), "--reports", str(reports), *flags]))
+    return code, Report.read(reports / "rehearse.json")
+
+
+def test_a_green_rehearsal_exits_0_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = run_verb(tmp_path, workflow="true")
+    assert (code, report.outcome) == (0, Outcome.PASS)
+    assert capsys.readouterr().out.endswith("green: 1 success\n")
+
+
+def test_a_red_rehearsal_exits_1_and_shows_annotations_and_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, report = run_verb(tmp_path, workflow="echo ::error title=t::it broke; exit 4")
+    assert (code, report.outcome) == (1, Outcome.FAIL)
+    assert [(f.rule, f.message) for f in report.findings] == [
+        ("rehearse.job", "echo ::error title=t::it broke; exit 4: ended with exit code 4"),
+        ("rehearse.error", "error: t: it broke"),
+    ]
+    assert "a: error: t: it broke" in capsys.readouterr().out
+
+
+def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_verb(tmp_path, workflow="true")
+    file = tmp_path / "origin" / ".github" / "workflows" / "w.yml"
+    file.write_text(file.read_text().replace("true", "false"))
+    assert run_verb(tmp_path, workflow="")[0] == 0
+    assert "1 uncommitted changes are not rehearsed" in capsys.readouterr().out
+    assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
+
+
+def test_an_event_that_the_workflow_is_not_on_is_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not run on push"):
+        run_verb(tmp_path, "--event", "push", workflow="true")

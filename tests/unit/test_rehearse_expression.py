@@ -1,0 +1,158 @@
+"""GitHub's expressions mean here what they mean there, and what is not understood is an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ci.rehearse.expression import Known, Value, condition, evaluate, expand, parse, plain
+from provisioning.errors import UsageError
+
+CONTEXTS: dict[str, Value] = {
+    "github": Known("github", {"event_name": "pull_request", "event": {"pull_request": {"number": 7}}}),
+    "needs": {"plan": {"result": "success", "outputs": {"jobs": '[{"name": "a"}]'}}},
+    "steps": {"one": {"outputs": {"cache-hit": "true"}}},
+    "matrix": {"provision": False, "minutes": 5},
+    "list": [{"x": 1}, {"x": 2}, {"y": 3}],
+}
+
+
+def value(text: str) -> Value:
+    return evaluate(parse(text), CONTEXTS, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 == '1'", True),
+        ("'A' == 'a'", True),
+        ("null == 0", True),
+        ("'' == false", True),
+        ("'x' == 0", False),
+        ("true != 'true'", True),
+        ("2 > '1'", True),
+        ("'b' >= 'A'", True),
+        ("0x10 == 16", True),
+        ("-1 < 0", True),
+        ("!true || 1 == 1", True),
+        ("1 == 1 && 2 == 3 || 'z'", "z"),
+        ("'' && 'x' || 'y'", "y"),
+        ("(1 == 2) == false", True),
+        ("'it''s'", "it's"),
+        ("github.EVENT_NAME", "pull_request"),
+        ("github.event.pull_request.number", 7),
+        ("github['event']['pull_request']['number'] == 7", True),
+        ("github.event.merge_group.base_sha", None),
+        ("steps.one.outputs.cache-hit == 'true'", True),
+        ("needs.*.result", ["success"]),
+        ("list.*.x", [1, 2]),
+        ("list[1].x", 2),
+        ("list[9]", None),
+        ("contains('Hello', 'ELL')", True),
+        ('contains(fromJSON(\'["push", "schedule"]\'), github.event_name)', False),
+        ("contains(needs.*.result, 'success')", True),
+        ("startsWith('refs/tags/v1', 'REFS/tags/')", True),
+        ("endsWith('a.yml', '.YML')", True),
+        ("format('{0}-{1}-{{}}', 'a', 2)", "a-2-{}"),
+        ("join(list.*.x, '+')", "1+2"),
+        ("fromJSON(needs.plan.outputs.jobs)[0].name", "a"),
+        ("fromJSON('true')", True),
+    ],
+)
+def test_an_expression_has_githubs_value(text: str, expected: object) -> None:
+    found = value(text)
+    assert plain(found) == expected
+    assert type(plain(found)) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("github.nonsense", "github.nonsense is not known"),
+        ("gihub.ref", "context 'gihub' cannot be used"),
+        ("hashfile('x')", "function hashfile() cannot be used"),
+        ("contains('x')", "takes 2 to 2 arguments, found 1"),
+        ("1 ==", "ends where a value is expected"),
+        ("1 2", "goes on with '2'"),
+        ("'open", "cannot be read"),
+        ("a.", "where a name is expected"),
+        ("(1", "has 'its end' where ) is expected"),
+        ("format('{1}', 'a')", "no argument for '{1}'"),
+        ("fromJSON('{')", "fromJSON"),
+        ("true + 1", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_an_error_that_says_why(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        value(text)
+    assert says in caught.value.message
+
+
+def test_a_string_takes_its_expressions_values_as_text() -> None:
+    assert expand("a ${{ 1 == 1 }} ${{ null }}${{ 'x}}y' }} ${{ 2.50 }}", CONTEXTS, {}) == "a true x}}y 2.5"
+
+
+def test_nothing_but_an_expression_keeps_its_type() -> None:
+    assert expand(" ${{ fromJSON('[1]') }} ", CONTEXTS, {}) == [1]
+
+
+def test_an_expression_that_is_not_closed_is_an_error() -> None:
+    with pytest.raises(UsageError, match="not closed"):
+        expand("${{ 1", CONTEXTS, {})
+
+
+@pytest.mark.parametrize("wrapped", ["{}", "${{{{ {} }}}}"])
+@pytest.mark.parametrize(
+    ("text", "after_failure", "after_success"),
+    [
+        ("", False, True),
+        ("1 == 1", False, True),
+        ("always()", True, True),
+        ("failure()", True, False),
+        ("!failure()", False, True),
+        ("always() && 'x' == ''", False, False),
+        ("matrix.provision", False, False),
+    ],
+)
+def test_a_condition_implies_success_unless_it_asks_for_the_status(
+    wrapped: str, text: str, after_failure: bool, after_success: bool
+) -> None:
+    for failed, expected in ((True, after_failure), (False, after_success)):
+        status = {"always": _says(True), "success": _says(not failed), "failure": _says(failed)}
+        assert condition(wrapped.format(text) if text else "", CONTEXTS, status) is expected
+
+
+def _says(answer: bool) -> Callable[[], Value]:
+    return lambda: answer
+
+
+def test_a_condition_that_is_text_around_an_expression_is_refused() -> None:
+    with pytest.raises(UsageError, match="always true"):
+        condition("${{ false }} && true", CONTEXTS, {"success": lambda: True})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**31), 2**31) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40)
+@given(JSON)
+def test_json_survives_both_ways(data: object) -> None:
+    text = json.dumps(data).replace("'", "''")
+    assert json.loads(str(value(f"toJSON(fromJSON('{text}'))"))) == data
+
+
+@settings(max_examples=40)
+@given(st.text(max_size=40))
+def test_any_text_is_parsed_or_refused_with_a_message(text: str) -> None:
+    try:
+        parse(text)
+    except UsageError as error:
+        assert error.message

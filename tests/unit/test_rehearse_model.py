@@ -1,0 +1,96 @@
+"""Workflow files are read strictly: what would not be honoured is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ci.rehearse.model import Input, given_inputs, matrix_rows, read_action, read_workflow
+from provisioning.errors import UsageError
+
+STEP = "steps: [{run: 'true'}]"
+
+
+def workflow(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "w.yml").write_text(text)
+    return tmp_path
+
+
+def test_on_is_a_name_and_not_a_truth(tmp_path: Path) -> None:
+    read = read_workflow(workflow(tmp_path, f"on: [push]\njobs: {{a: {{{STEP}}}}}"), "w.yml")
+    assert list(read.events) == ["push"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"on: push\njobs: {{a: {{{STEP}, containr: x}}}}", "containr"),
+        ("on: push\njobs: {a: {steps: [{rn: x}]}}", "rn"),
+        (f"on: push\njobs: {{a: {{needs: b, {STEP}}}}}", "found b"),
+        (f"on: push\njobs: {{a: {{{STEP}, uses: ./x}}}}", "either uses or steps"),
+        ("on: push\njobs: {a: {steps: [{id: x, run: a}, {id: x, run: b}]}}", "each id once"),
+        (f"on: push\njobs: {{a: {{{STEP}}}}}\njobs: {{}}", "twice"),
+        ("on: push\njobs: {a: {steps: [{run: a, uses: b}]}}", "either uses or run"),
+        (f"on: push\ndefaults: {{run: {{shell: sh}}}}\njobs: {{a: {{{STEP}}}}}", "defaults"),
+        ("on: [", "no YAML"),
+    ],
+)
+def test_what_would_not_be_honoured_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_workflow(workflow(tmp_path, text), "w.yml")
+    assert says in caught.value.message
+
+
+def test_a_composite_step_that_runs_something_needs_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "action.yml").write_text("runs: {using: composite, steps: [{run: x}]}")
+    with pytest.raises(UsageError, match="a shell"):
+        read_action(tmp_path, ".")
+
+
+def test_only_composite_actions_are_run(tmp_path: Path) -> None:
+    (tmp_path / "action.yml").write_text("runs: {using: node20, main: x.js}")
+    with pytest.raises(UsageError, match="expected composite, found node20"):
+        read_action(tmp_path, ".")
+
+
+@pytest.mark.parametrize(
+    ("matrix", "rows"),
+    [
+        ({"a": [1, 2]}, [{"a": 1}, {"a": 2}]),
+        ({"include": [{"x": 1}, {"x": 2}]}, [{"x": 1}, {"x": 2}]),
+        ({"a": [1, 2], "exclude": [{"a": 1}]}, [{"a": 2}]),
+        ({"a": [1, 2], "include": [{"a": 1, "b": 3}]}, [{"a": 1, "b": 3}, {"a": 2}]),
+        ({"a": [1], "include": [{"c": 5}, {"a": 9}]}, [{"a": 1, "c": 5}, {"a": 9}]),
+        ({"a": [1, 2], "b": ["x"]}, [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]),
+    ],
+)
+def test_a_matrix_has_githubs_combinations(matrix: object, rows: list[object]) -> None:
+    assert matrix_rows(matrix) == rows
+
+
+@pytest.mark.parametrize("matrix", [{"include": []}, {"a": []}, {"a": 1}])
+def test_a_matrix_without_a_job_is_an_error(matrix: object) -> None:
+    with pytest.raises(UsageError):
+        matrix_rows(matrix)
+
+
+DECLARED = {
+    "need": Input(True, None, "string"),
+    "flag": Input(False, None, "boolean"),
+    "n": Input(False, 3, "number"),
+}
+
+
+def test_inputs_default_by_their_type() -> None:
+    assert given_inputs("x", DECLARED, {"need": "a"}, typed=True) == {"need": "a", "flag": False, "n": 3}
+
+
+def test_an_actions_inputs_are_text() -> None:
+    assert given_inputs("x", DECLARED, {"need": "a"}, typed=False) == {"need": "a", "flag": "false", "n": "3"}
+
+
+@pytest.mark.parametrize("given", [{}, {"need": "a", "other": 1}, {"need": "a", "flag": "true"}])
+def test_inputs_that_do_not_fit_are_errors(given: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        given_inputs("x", DECLARED, given, typed=True)

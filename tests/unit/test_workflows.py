@@ -1,0 +1,365 @@
+"""The files under .github/: pinned, minimal, complete, and in agreement with sessions, manifests and docs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ci import github as verb
+from ci.github import plan
+from ci.lint import tracked_files
+from ci.rehearse.equivalents import EQUIVALENTS
+from ci.rehearse.model import Action, Step, Workflow, read_action, read_workflow
+from provisioning.settings import MANIFESTS, ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+GITHUB = ROOT / ".github"
+FILES = sorted([*GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.yml")])
+PINS = tomllib.loads((MANIFESTS / "actions.toml").read_text(encoding="utf-8"))
+
+NOX_IN_ACTIONS = 'nox -f "${QNN_CI_TOOLKIT:-$GITHUB_ACTION_PATH/../../..}/noxfile.py" '
+BOOTSTRAP = (
+    "python -m pip install --quiet --require-hashes --no-deps"
+    ' --requirement "$GITHUB_ACTION_PATH/../../../manifests/locks/nox.txt"'
+)
+"""The one line that cannot call nox, as it installs it."""
+
+WITHOUT_CACHE = ("release.yml", "update-pins.yml")
+
+
+def workflows() -> dict[str, Workflow]:
+    paths = sorted(GITHUB.glob("workflows/*.yml"))
+    return {path.name: read_workflow(ROOT, str(path.relative_to(ROOT))) for path in paths}
+
+
+def actions() -> dict[str, Action]:
+    folders = sorted(GITHUB.glob("actions/*"))
+    return {folder.name: read_action(ROOT, str(folder.relative_to(ROOT))) for folder in folders}
+
+
+def raw(path: Path) -> dict[Any, Any]:
+    data: dict[Any, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return data
+
+
+def sessions() -> set[str]:
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(d).startswith("nox.session") for d in node.decorator_list)
+    }
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step, and where it is."""
+
+    where: str
+    step: Step
+
+
+def steps() -> list[Placed]:
+    found = [
+        Placed(f"{name}: {job.id}: {step.title}", step)
+        for name, workflow in workflows().items()
+        for job in workflow.jobs.values()
+        for step in job.steps
+    ]
+    return found + [
+        Placed(f"{name}: {step.title}", step) for name, action in actions().items() for step in action.steps
+    ]
+
+
+def jobs() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for path in sorted(GITHUB.glob("workflows/*.yml")):
+        for name, job in raw(path)["jobs"].items():
+            yield f"{path.name}: {name}", job
+
+
+ALL_STEPS = steps()
+ALL_JOBS = dict(jobs())
+
+
+def each_step(placed: list[Placed]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("placed", placed, ids=lambda p: p.where)
+
+
+def test_there_is_something_to_check() -> None:
+    assert set(workflows()) == {"gate.yml", "nightly.yml", "pr.yml", "release.yml", "update-pins.yml"}
+    assert set(actions()) == {"setup-nox", "setup-ndk", "setup-qnn", "run-stage"}
+
+
+# Pins
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(GITHUB)))
+def test_every_pin_is_the_commit_and_version_of_the_manifest(path: Path) -> None:
+    wrong = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        match = re.match(r"^\s*(?:- )?uses:\s*(\S+)(?:\s+#\s*(\S+))?", line)
+        if match is None or match[1].startswith("$/"):
+            continue
+        name, _, commit = match[1].partition("@")
+        pin = PINS["actions"].get(name, {})
+        if not re.fullmatch("[0-9a-f]{40}", commit) or pin != {"version": match[2], "commit": commit}:
+            wrong.append(line.strip())
+    assert wrong == []
+
+
+def test_the_manifest_pins_nothing_that_is_not_used() -> None:
+    used = {placed.step.uses.partition("@")[0] for placed in ALL_STEPS if "@" in placed.step.uses}
+    assert used | {"actions/download-artifact"} == set(PINS["actions"])
+
+
+def test_every_pinned_action_has_a_local_equivalent() -> None:
+    assert set(PINS["actions"]) == set(EQUIVALENTS)
+
+
+def test_runner_and_python_are_the_manifests() -> None:
+    runners = {job["runs-on"] for job in ALL_JOBS.values() if "runs-on" in job}
+    pythons = {a.inputs["python-version"].default for a in actions().values() if "python-version" in a.inputs}
+    assert (runners, pythons) == ({PINS["runner"]}, {PINS["python"]})
+
+
+# Practice
+
+
+@pytest.mark.parametrize("path", sorted(GITHUB.glob("workflows/*.yml")), ids=lambda p: p.name)
+def test_a_workflow_gives_no_permission_of_its_own(path: Path) -> None:
+    assert raw(path)["permissions"] == {}
+
+
+@pytest.mark.parametrize("name", ALL_JOBS)
+def test_a_job_says_what_it_may_do(name: str) -> None:
+    assert isinstance(ALL_JOBS[name].get("permissions"), dict)
+
+
+def test_only_the_jobs_that_must_write_may() -> None:
+    writing = {
+        name: sorted(scope for scope, access in job["permissions"].items() if access == "write")
+        for name, job in ALL_JOBS.items()
+    }
+    assert {name: scopes for name, scopes in writing.items() if scopes} == {
+        "release.yml: attest": ["attestations", "id-token"],
+        "update-pins.yml: propose": ["contents", "pull-requests"],
+    }
+
+
+def test_jobs_that_may_write_wait_for_a_protected_environment() -> None:
+    for name, job in ALL_JOBS.items():
+        assert ("environment" in job) == ("write" in job["permissions"].values()), name
+
+
+@pytest.mark.parametrize("name", ALL_JOBS)
+def test_a_job_that_runs_has_a_time_limit(name: str) -> None:
+    job = ALL_JOBS[name]
+    assert "uses" in job or "timeout-minutes" in job
+
+
+@pytest.mark.parametrize("path", sorted(GITHUB.glob("workflows/*.yml")), ids=lambda p: p.name)
+def test_a_workflow_limits_how_often_it_runs_at_once(path: Path) -> None:
+    assert {"group", "cancel-in-progress"} <= set(raw(path)["concurrency"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(GITHUB)))
+def test_nothing_runs_with_a_strangers_code_and_our_rights(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"pull_request_target|workflow_run\b|secrets\b|GITHUB_TOKEN", text)
+
+
+@each_step([p for p in ALL_STEPS if p.step.run])
+def test_what_is_run_is_one_line_that_calls_an_existing_session(placed: Placed) -> None:
+    run = placed.step.run.strip()
+    if placed.where.startswith("setup-nox:"):
+        assert run == BOOTSTRAP
+        return
+    line = run.replace(NOX_IN_ACTIONS, "nox ", 1)
+    match = re.fullmatch(r"nox -s (\w+)(?: -- ([\w-]+(?: [\w-]+)*))?", line)
+    assert match is not None, run
+    assert match[1] in sessions()
+    if match[1] == "github":
+        assert match[2] in verb.PARTS
+
+
+@each_step([p for p in ALL_STEPS if p.step.uses.startswith("actions/checkout@")])
+def test_a_checkout_leaves_no_credentials_behind(placed: Placed) -> None:
+    assert placed.step.inputs["persist-credentials"] is False
+
+
+@each_step([p for p in ALL_STEPS if p.step.uses.startswith("$/")])
+def test_our_own_actions_are_given_only_inputs_that_they_have(placed: Placed) -> None:
+    action = read_action(ROOT, placed.step.uses.removeprefix("$/"))
+    assert set(placed.step.inputs) <= set(action.inputs)
+    assert {name for name, one in action.inputs.items() if one.required} <= set(placed.step.inputs)
+
+
+def test_a_change_is_gated_in_the_merge_queue_as_well() -> None:
+    assert {"pull_request", "merge_group", "push"} <= set(workflows()["pr.yml"].events)
+
+
+# The gate has no hole
+
+
+def test_the_verdict_needs_every_other_job_of_the_gate_and_always_runs() -> None:
+    gate = workflows()["gate.yml"].jobs
+    assert set(gate["verdict"].needs) == set(gate) - {"verdict"}
+    assert gate["verdict"].condition == "always()"
+    (step,) = [step for step in gate["verdict"].steps if step.run]
+    assert step.env == {"QNN_CI_NEEDS": "${{ toJSON(needs) }}"}
+
+
+def test_no_job_of_the_gate_can_be_skipped_or_fail_unseen() -> None:
+    for job in workflows()["gate.yml"].jobs.values():
+        assert job.condition in ("", "always()"), job.id
+        assert job.continue_on_error is False, job.id
+        assert all(step.continue_on_error is False for step in job.steps), job.id
+
+
+def test_no_step_of_an_action_may_fail_unseen() -> None:
+    assert all(step.continue_on_error is False for a in actions().values() for step in a.steps)
+
+
+# Caches
+
+
+def test_what_is_restored_is_verified_before_it_is_used() -> None:
+    steps = actions()["setup-qnn"].steps
+    titles = [step.id or step.title for step in steps]
+    restore, setup = titles.index("restore"), titles.index("setup")
+    verify = next(n for n, step in enumerate(steps) if step.run.endswith("-s store -- verify"))
+    assert restore < verify < setup
+    assert steps[verify].condition == "steps.restore.outputs.cache-hit == 'true'"
+    assert steps[restore].inputs["key"] == "${{ steps.place.outputs.key }}"
+    assert "restore-keys" not in steps[restore].inputs
+
+
+@pytest.mark.parametrize(
+    ("event", "ref", "saved"),
+    [
+        ("push", "refs/heads/main", True),
+        ("schedule", "refs/heads/main", True),
+        ("pull_request", "refs/pull/1/merge", False),
+        ("pull_request_target", "refs/heads/main", False),
+        ("push", "refs/heads/topic", False),
+        ("push", "refs/tags/main", False),
+        ("merge_group", "refs/heads/gh-readonly-queue/main/pr-1", False),
+    ],
+)
+def test_a_cache_is_saved_from_the_default_branch_only(event: str, ref: str, saved: bool) -> None:
+    from ci.rehearse.expression import Value, condition
+
+    (save,) = [s for s in actions()["setup-qnn"].steps if s.uses.startswith("actions/cache/save@")]
+    contexts: dict[str, Value] = {
+        "github": {"event_name": event, "ref": ref, "event": {"repository": {"default_branch": "main"}}},
+        "inputs": {"cache": "true"},
+        "steps": {"place": {"outputs": {"cacheable": "true"}}, "restore": {"outputs": {}}},
+    }
+    assert condition(save.condition, contexts, {"success": lambda: True}) is saved
+
+
+@pytest.mark.parametrize("name", WITHOUT_CACHE)
+def test_what_signs_or_writes_touches_no_cache(name: str) -> None:
+    used = {step.uses for job in workflows()[name].jobs.values() for step in job.steps}
+    assert not any("cache" in uses or uses in ("$/.github/actions/setup-qnn",) for uses in used)
+    nox = actions()["setup-nox"]
+    assert not any("cache" in step.uses or "cache" in step.inputs for step in nox.steps)
+
+
+# Tables and documents
+
+
+def test_every_row_of_the_gate_is_an_existing_session() -> None:
+    stages = {row.stage for row in plan.load_table().row.values()}
+    assert stages <= sessions()
+
+
+def test_every_stage_that_decides_a_change_has_a_row() -> None:
+    rows = {row.stage for row in plan.load_table().row.values()}
+    deciding = {
+        "lint",
+        "tests",
+        "validate",
+        "build_runner",
+        "test_delegate",
+        "test_lowering",
+        "test_emulator",
+    }
+    assert deciding <= rows
+
+
+def test_the_paths_of_rows_exist() -> None:
+    table = plan.load_table()
+    files = [str(path.relative_to(ROOT)) for path in tracked_files(ROOT)]
+    unmatched = {
+        pattern
+        for pattern in {*table.everywhere, *(p for row in table.row.values() for p in row.paths)}
+        if not any(plan.matches(name, [pattern]) for name in files)
+    }
+    assert unmatched == set()
+
+
+def test_the_matrix_is_given_what_the_plan_makes() -> None:
+    used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
+    (job,) = plan.jobs_of("x", plan.Row(stage="lint", minutes=1), "gate", "")
+    assert used == set(job)
+
+
+@pytest.mark.parametrize("name", sorted(actions()))
+def test_an_actions_readme_has_its_inputs_and_outputs(name: str) -> None:
+    action = raw(GITHUB / "actions" / name / "action.yml")
+    readme = (GITHUB / "actions" / name / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+?) \|", readme, re.M))
+    expected = {
+        key: str(one["description"]).strip()
+        for part in ("inputs", "outputs")
+        for key, one in action.get(part, {}).items()
+    }
+    assert rows == expected
+
+
+@pytest.mark.parametrize("name", sorted(actions()))
+def test_an_actions_example_is_a_step_that_it_takes(name: str) -> None:
+    readme = (GITHUB / "actions" / name / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", readme, re.S)
+    given = yaml.safe_load(example)
+    mine = [step for step in given if f"/.github/actions/{name}@" in step.get("uses", "")]
+    assert mine
+    action = read_action(ROOT, f".github/actions/{name}")
+    for step in mine:
+        assert set(step.get("with", {})) <= set(action.inputs)
+        assert {n for n, one in action.inputs.items() if one.required} <= set(step.get("with", {}))
+    for used in re.findall(r"steps\.\w+\.outputs\.([\w-]+)", json.dumps(given)):
+        assert used in action.outputs
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/github.md"])
+def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (example,) = [e for e in re.findall(r"```yaml\n(.*?)```", text, re.S) if "workflows/gate.yml@" in e]
+    assert len(example.strip().splitlines()) <= 12
+    (job,) = yaml.safe_load(example)["jobs"].values()
+    gate = workflows()["gate.yml"]
+    assert set(job["with"]) <= set(gate.inputs)
+    known = {*plan.load_table().row, *(row.stage for row in plan.load_table().row.values())}
+    assert set(job["with"]["stages"].replace(",", " ").split()) <= known
+
+
+def test_the_page_names_every_workflow_action_and_input_of_the_gate() -> None:
+    text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
+    named = [*workflows(), *actions(), *(f"`{name}`" for name in workflows()["gate.yml"].inputs)]
+    assert [name for name in named if name not in text] == []
