@@ -22,6 +22,9 @@ BENCHMARKS = {
         "ci.bench.provision", "a generated SDK against ExecuTorch's downloader and curl + unzip"
     ),
     "delegate": Verb("ci.bench.delegate", "the delegate suite's sample against its plain run in one process"),
+    "gate": Verb(
+        "ci.bench.gate", "the gate's models, cold and unchanged, against a script that does them in turn"
+    ),
     "runner": Verb("ci.bench.runner", "start to first output against a bare Module-based program"),
     "validate": Verb("ci.bench.validate", "the whole wheels tree in a second, beside readelf over its files"),
 }
