@@ -198,7 +198,8 @@ def _audit_text(args: argparse.Namespace, problems: list[dict[str, Any]], audit:
         lines.append(f"  {node['node']} ({node['operator']}) stays on the CPU: {node['reason']}")
     if audit["nodes"]:
         taken = audit["nodes"] - len(audit["unsupported"])
-        lines.append(f"  {taken} of {audit['nodes']} nodes on HTP, in {audit['graphs']} graphs")
+        graphs = f"{audit['graphs']} graph" + ("" if audit["graphs"] == 1 else "s")
+        lines.append(f"  {taken} of {audit['nodes']} nodes on HTP, in {graphs}")
     else:
         lines.append("  the provider was not asked, because it takes only models of fixed shapes")
     return "\n".join(lines)

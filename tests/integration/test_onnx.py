@@ -1,0 +1,348 @@
+"""The commands as users meet them, with the real provider and the HTP emulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from provisioning.settings import ROOT
+from tests.support.onnx_models import conv_model, model_of, with_external_data, write
+
+pytestmark = pytest.mark.heavy
+
+
+def onnx_command(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ci", "onnx", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )
+    assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
+    assert "Traceback" not in ended.stderr
+    return ended
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(conv_model(), tmp_path_factory.mktemp("model") / "net.onnx")
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    generator = np.random.default_rng(1)
+    for number in range(3):
+        np.save(folder / f"{number}.npy", generator.standard_normal((1, 3, 8, 8)).astype(np.float32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiled(model: Path, samples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compiled")
+    onnx_command("compile", model, "--precision", "u16u8", "--calibrate", samples, "-o", out)
+    return out
+
+
+@pytest.fixture
+def copied(compiled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(compiled, tmp_path / "copied"))
+
+
+class TestCompile:
+    def test_leaves_the_context_its_model_and_a_record(self, compiled: Path) -> None:
+        assert sorted(path.name for path in compiled.iterdir()) == [
+            "net_ctx.json",
+            "net_ctx.onnx",
+            "net_ctx_qnn.bin",
+        ]
+
+    def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
+        onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
+        assert json.loads((tmp_path / "out" / "net_ctx.json").read_text())["arch"] == 79
+
+    def test_fixes_a_named_dimension(self, tmp_path: Path) -> None:
+        model = write(conv_model(("batch", 3, 8, 8)), tmp_path / "dynamic.onnx")
+        said = onnx_command("compile", model, "-o", tmp_path / "out", code=1).stderr
+        assert "--dimension batch=N" in said
+        onnx_command("compile", model, "--dimension", "batch=2", "-o", tmp_path / "out")
+        assert (tmp_path / "out" / "dynamic_ctx_qnn.bin").is_file()
+
+    def test_says_which_operators_took_longest(self, model: Path, tmp_path: Path) -> None:
+        said = onnx_command("compile", model, "--profile-run", "-o", tmp_path / "out").stdout
+        assert "conv" in said
+        assert "cycles)" in said
+
+    def test_reads_external_data(self, tmp_path: Path) -> None:
+        model = with_external_data(tmp_path / "model.onnx")
+        onnx_command("compile", model, "-o", tmp_path / "out")
+        assert (tmp_path / "out" / "model_ctx.onnx").is_file()
+
+    def test_names_the_node_that_htp_does_not_take(self, tmp_path: Path) -> None:
+        nodes = [
+            helper.make_node("Relu", ["x"], ["r"], name="relu"),
+            helper.make_node("Det", ["r"], ["y"], name="determinant"),
+        ]
+        model = write(model_of(nodes, output=(1, 3)), tmp_path / "det.onnx")
+        said = onnx_command("compile", model, "-o", tmp_path / "out", code=1).stderr
+        assert "determinant (Det): Operators of type `Det` are not supported" in said
+        assert not (tmp_path / "out").exists()
+
+    def test_options_reach_the_provider(self, model: Path, tmp_path: Path) -> None:
+        graphs = tmp_path / "graphs"
+        onnx_command(
+            *("compile", model, "-o", tmp_path / "out"),
+            *("--option", "dump_json_qnn_graph=1", "--option", f"json_qnn_graph_dir={graphs}"),
+        )
+        assert list(graphs.glob("*.json"))
+
+
+class TestBadInput:
+    """Each in words, with the right exit code, and with nothing left behind."""
+
+    def refused(self, out: Path, *arguments: str | Path, code: int) -> str:
+        said = onnx_command("compile", *arguments, "-o", out, code=code).stderr
+        assert not out.exists() or list(out.iterdir()) == []
+        return said
+
+    def test_a_corrupt_model(self, model: Path, tmp_path: Path) -> None:
+        bad = tmp_path / "bad.onnx"
+        bad.write_bytes(model.read_bytes()[:200])
+        assert "expected an ONNX model" in self.refused(tmp_path / "out", bad, code=1)
+
+    def test_missing_external_data(self, tmp_path: Path) -> None:
+        model = with_external_data(tmp_path / "model.onnx")
+        (tmp_path / "weights.bin").unlink()
+        assert "weights.bin is missing" in self.refused(tmp_path / "out", model, code=1)
+
+    def test_external_data_outside_its_folder(self, tmp_path: Path) -> None:
+        model = with_external_data(tmp_path / "in" / "model.onnx", "../weights.bin")
+        (tmp_path / "weights.bin").write_bytes(b"0" * 4096)
+        assert "expected a file below" in self.refused(tmp_path / "out", model, code=1)
+
+    @pytest.mark.parametrize(
+        ("array", "said"),
+        [
+            (np.full((1, 3, 8, 8), np.nan, np.float32), "holds nan at 0"),
+            (np.zeros((1, 3, 8, 9), np.float32), "found float32[1, 3, 8, 9]"),
+            (np.zeros((1, 3, 8, 8)), "found float64[1, 3, 8, 8]"),
+        ],
+    )
+    def test_calibration_that_does_not_fit(self, model: Path, tmp_path: Path, array: Any, said: str) -> None:
+        samples = tmp_path / "samples"
+        samples.mkdir()
+        np.save(samples / "0.npy", array)
+        arguments = (model, "--precision", "u8u8", "--calibrate", samples)
+        assert said in self.refused(tmp_path / "out", *arguments, code=1)
+
+    def test_calibration_under_another_name(self, model: Path, tmp_path: Path) -> None:
+        samples = tmp_path / "samples"
+        samples.mkdir()
+        np.savez(samples / "0.npz", z=np.zeros((1, 3, 8, 8), np.float32))
+        arguments = (model, "--precision", "u8u8", "--calibrate", samples)
+        assert "no input 'z'" in self.refused(tmp_path / "out", *arguments, code=1)
+
+    def test_no_calibration(self, model: Path, tmp_path: Path) -> None:
+        said = self.refused(tmp_path / "out", model, "--precision", "u8u8", code=2)
+        assert "needs calibration data" in said
+
+    def test_a_type_combination_that_htp_gets_wrong(self, model: Path, samples: Path, tmp_path: Path) -> None:
+        arguments = (model, "--precision", "u16u16", "--calibrate", samples)
+        assert "use u16s16" in self.refused(tmp_path / "out", *arguments, code=2)
+
+    def test_an_unknown_option(self, model: Path, tmp_path: Path) -> None:
+        said = self.refused(tmp_path / "out", model, "--option", "vtcm=4", code=2)
+        assert "did you mean vtcm_mb?" in said
+
+    def test_an_unknown_chip(self, model: Path, tmp_path: Path) -> None:
+        assert "SM8650" in self.refused(tmp_path / "out", model, "--soc", "SM8651", code=2)
+
+    def test_an_output_that_is_a_file(self, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "out").write_text("mine")
+        said = onnx_command("compile", model, "-o", tmp_path / "out", code=2).stderr
+        assert "cannot be written" in said
+        assert (tmp_path / "out").read_text() == "mine"
+
+    def test_two_compiles_into_one_directory(self, model: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        codes: list[tuple[int, str]] = []
+
+        def one() -> None:
+            ended = subprocess.run(
+                [sys.executable, "-m", "ci", "onnx", "compile", str(model), "-o", str(out)],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            codes.append((ended.returncode, ended.stderr))
+
+        threads = [threading.Thread(target=one) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        refused = [said for code, said in codes if code == 2]
+        assert all("another compile is writing there" in said for said in refused)
+        assert sorted(code for code, _ in codes) in ([0, 0], [0, 2])
+        assert sorted(path.name for path in out.iterdir()) == [
+            "net_ctx.json",
+            "net_ctx.onnx",
+            "net_ctx_qnn.bin",
+        ]
+
+
+class TestRun:
+    def test_gives_outputs_near_the_float_model(self, compiled: Path, samples: Path, tmp_path: Path) -> None:
+        import onnxruntime
+
+        onnx_command(
+            "run", compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--output", tmp_path / "y.npz"
+        )
+        session = onnxruntime.InferenceSession(
+            conv_model().SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+        expected = session.run(None, {"x": np.load(samples / "0.npy")})[0]
+        with np.load(tmp_path / "y.npz") as found:
+            assert np.abs(found["y"] - expected).max() < 0.05 * np.abs(expected).max()
+
+    def test_a_context_away_from_its_model_is_told(self, copied: Path, samples: Path) -> None:
+        (copied / "net_ctx_qnn.bin").unlink()
+        said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
+        assert "net_ctx_qnn.bin is not beside it" in said
+
+    @pytest.mark.parametrize("place", [4, 100, -10])
+    def test_a_changed_byte_is_told(self, copied: Path, samples: Path, place: int) -> None:
+        data = copied / "net_ctx_qnn.bin"
+        content = bytearray(data.read_bytes())
+        content[place] ^= 0x41
+        data.write_bytes(content)
+        said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
+        assert "was changed after it was compiled" in said
+
+    def test_without_a_record_a_context_that_cannot_be_read_is_told(
+        self, copied: Path, samples: Path
+    ) -> None:
+        (copied / "net_ctx.json").unlink()
+        data = copied / "net_ctx_qnn.bin"
+        data.write_bytes(data.read_bytes()[:5000])
+        said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
+        assert "error:" in said
+
+    def test_another_chip_is_told(self, compiled: Path, samples: Path) -> None:
+        arguments = ("run", compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--soc", "SM8750")
+        assert "made for chip 57 (v75), not for 69 (v79)" in onnx_command(*arguments, code=1).stderr
+
+    def test_another_qnn_is_told(self, copied: Path, samples: Path) -> None:
+        import onnx
+
+        (copied / "net_ctx.json").unlink()
+        model = onnx.load(str(copied / "net_ctx.onnx"))
+        for attribute in model.graph.node[0].attribute:
+            if attribute.name == "ep_sdk_version":
+                attribute.s = b"v2.49.40.260810104044"
+        onnx.save(model, str(copied / "net_ctx.onnx"))
+        said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
+        assert "v2.49.40.260810104044" in said
+
+
+class TestAudit:
+    def test_names_what_stays_on_the_cpu(self, tmp_path: Path) -> None:
+        nodes = [
+            helper.make_node("Relu", ["x"], ["r"], name="relu"),
+            helper.make_node("Det", ["r"], ["y"], name="determinant"),
+        ]
+        model = write(model_of(nodes, output=(1, 3)), tmp_path / "det.onnx")
+        found = json.loads(onnx_command("audit", model, "--json", code=1).stdout)
+        assert [(node["node"], node["operator"]) for node in found["unsupported"]] == [("determinant", "Det")]
+
+    def test_passes_a_model_that_htp_takes_whole(self, model: Path) -> None:
+        assert "4 of 4 nodes on HTP, in 1 graph" in onnx_command("audit", model).stdout
+
+
+SUITE = """\
+schema = 1
+[case.mine]
+model = "net.onnx"
+calibrate = "samples"
+inferences = 1
+[[case.mine.run]]
+precision = "u8u8"
+socs = ["SM8650", "SM8850"]
+tags = ["pr"]
+thresholds = {{ sqnr_db = {threshold} }}
+"""
+
+
+class TestStage:
+    def stage(self, folder: Path, code: int) -> dict[str, Any]:
+        command = [sys.executable, "-m", "ci", "test_onnx", "--suite", str(folder / "suite.toml")]
+        command += ["--store", str(folder / "store"), "--reports", str(folder / "reports")]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert ended.returncode == code, ended.stderr
+        report: dict[str, Any] = json.loads((folder / "reports" / "test_onnx.json").read_text())
+        return report
+
+    def test_judges_and_remembers_a_model_of_the_users(
+        self, model: Path, samples: Path, tmp_path: Path
+    ) -> None:
+        shutil.copy(model, tmp_path / "net.onnx")
+        shutil.copytree(samples, tmp_path / "samples")
+        (tmp_path / "suite.toml").write_text(SUITE.format(threshold=20))
+        assert self.stage(tmp_path, 0)["metrics"]["cached"] == 0
+        assert self.stage(tmp_path, 0)["metrics"]["cached"] == 2
+        (tmp_path / "suite.toml").write_text(SUITE.format(threshold=150))
+        findings = self.stage(tmp_path, 1)["findings"]
+        assert {finding["rule"] for finding in findings} == {"onnx-accuracy"}
+        (tmp_path / "net.onnx").write_bytes(b"no model")
+        findings = self.stage(tmp_path, 1)["findings"]
+        assert all("expected an ONNX model" in finding["message"] for finding in findings)
+
+
+def test_every_option_of_the_table_is_in_the_provider() -> None:
+    import onnxruntime_qnn
+
+    from ci.onnx.options import options
+
+    library = Path(onnxruntime_qnn.get_library_path()).read_bytes()
+    runtime = b"session.disable_cpu_ep_fallback"
+    absent = [name for name in options() if name.encode() not in library and name.encode() != runtime]
+    assert absent == []
+
+
+NO_OPTIONS = {"op_mappings", "op_types", "qnn_subgraphs", "soc_traces"} | {
+    "ep.dynamic.qnn_htp_performance_mode",
+    "ep.dynamic.workload_type",
+}
+"""Names of the same form that the provider uses for other things; the dynamic ones are for a living session."""
+
+OPTION = re.compile(
+    rb"(?<=\0)((?:enable|disable|dump|htp|qnn|skip|profiling|rpc|soc|vtcm|op|genie|json|extended|offload"
+    rb"|framework|backend|device)_[a-z0-9_]+|(?:ep|qnn|session)\.[a-z0-9_.]+)(?=\0)"
+)
+
+
+def test_every_option_of_the_provider_is_in_the_table() -> None:
+    import onnxruntime_qnn
+
+    from ci.onnx.options import options
+
+    library = Path(onnxruntime_qnn.get_library_path()).read_bytes()
+    found = {name.decode() for name in OPTION.findall(library)}
+    assert len(found) > 30
+    assert found - set(options()) - NO_OPTIONS == set()
