@@ -329,7 +329,7 @@ NO_OPTIONS = {"op_mappings", "op_types", "qnn_subgraphs", "soc_traces"} | {
     "ep.dynamic.qnn_htp_performance_mode",
     "ep.dynamic.workload_type",
 }
-"""Names of the same form that the provider uses for other things; the dynamic ones are for a living session."""
+"""Names of that form which the provider uses for other things; dynamic ones are for a living session."""
 
 OPTION = re.compile(
     rb"(?<=\0)((?:enable|disable|dump|htp|qnn|skip|profiling|rpc|soc|vtcm|op|genie|json|extended|offload"
