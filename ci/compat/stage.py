@@ -130,6 +130,8 @@ def report_builds(
         elif not pair.works:
             stage.add("compat-broken", Severity.NOTE, f"QNN {build.qnn}", error, f"docs/{PAGE.name}")
         stage.metrics[build.qnn] = "works" if pair.works else "broken"
+    if lane := profile.onnx.get("onnxruntime-qnn"):
+        stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
     write_docs(measured)
     stage.artifacts += [Artifact.of("compat", compat.path())]
 
