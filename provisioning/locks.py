@@ -105,11 +105,24 @@ def faults(environment: str) -> list[str]:
     if not found and _comments(text, "inputs-sha256") != [digest_of(wanted)]:
         found.append(f"{path.name}: inputs-sha256 is not that of its inputs")
     entries = parse(text)
+    found += [
+        f"{path.name}: {one.line!r} is no requirement" for one in entries if not _is_requirement(one.line)
+    ]
     found += [f"{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
     found += [f"{path.name}: holds an address: {line}" for line in text.splitlines() if "://" in line]
     if not found:
         found += [f"{path.name}: {one} is asked for but not pinned" for one in _unmet(wanted, entries, text)]
     return found
+
+
+def _is_requirement(line: str) -> bool:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        Requirement(line)
+    except InvalidRequirement:
+        return False
+    return True
 
 
 def lock(environment: str, *, upgrade: bool = False, upgrade_packages: Sequence[str] = ()) -> bool:

@@ -58,6 +58,12 @@ def write(name: str, entries: str) -> Path:
     return path
 
 
+def test_a_damaged_line_is_named(table: dict[str, PythonEnvironment]) -> None:
+    path = write("tools", "filelock==3.1 \\\n    --hash=sha256:aa\nrich==13.1 \\\n    --hash=sha256:bb\n")
+    path.write_text(path.read_text().replace("rich==13.1 \\", "rich==13.1 \\0"))
+    assert "tools.txt: 'rich==13.1 \\\\0' is no requirement" in locks.faults("tools")
+
+
 TOOLS = "rich==15.0 \\\n    --hash=sha256:aa\nfilelock==4.1 \\\n    --hash=sha256:bb\n"
 
 
