@@ -44,6 +44,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|Users|root|work|farm)/[A-Za-
 MAY_BE_BINARY = ("ci/runner/fuzz/seeds/",)
 """Fuzzers' inputs of a few bytes, with NULs between arguments."""
 
+SHEBANG = re.compile(r"#!.*\b(?:ba|da)?sh\b")
+
 LEFT_BEHIND = re.compile(
     r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X)\b|Not" r"ImplementedError|pytest\.mark\.(?:skip|xfail)"
 )
@@ -60,6 +62,11 @@ class Tool:
 
 PYTHON = sys.executable
 
+
+def _github_files(pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / ".github").glob(pattern))
+
+
 TOOLS = {
     "style": Tool(["ruff", "check", "."], "nox -s lint -- --fix", ["ruff", "check", "--fix", "."]),
     "format": Tool(["ruff", "format", "--check", "."], "nox -s lint -- --fix", ["ruff", "format", "."]),
@@ -70,7 +77,38 @@ TOOLS = {
         [PYTHON, "-m", "provisioning", "generate"],
     ),
     "locks": Tool([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
+    # The strictest persona; its few false alarms are answered beside the line that they are about.
+    "zizmor": Tool(
+        ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],
+        "mend what is named above, or answer it with `# zizmor: ignore[rule]` and the reason",
+    ),
+    "workflows": Tool(
+        [
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.github-workflows",
+            *_github_files("workflows/*.yml"),
+        ],
+        "mend the keys that are named above",
+    ),
+    "actions": Tool(
+        [
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.github-actions",
+            *_github_files("actions/*/action.yml"),
+        ],
+        "mend the keys that are named above",
+    ),
 }
+
+ACTIONLINT = [
+    "actionlint",
+    # Newer than its newest release, 1.7.12: `$/` and the job context's workflow_*.
+    *("-ignore", r'"\$/[^"]*"'),
+    *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
+]
+"""Run where it is installed: no package that can be locked brings the program."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +123,8 @@ def run(args: argparse.Namespace) -> int:
     checks: dict[str, Callable[[], list[Finding]]] = {
         **{name: lambda name=name, tool=tool: _run_tool(name, tool) for name, tool in TOOLS.items()},  # type: ignore[misc]
         "tree": lambda: list(tree_findings(ROOT, tracked_files(ROOT))),
+        "shell": lambda: shell_findings(ROOT, tracked_files(ROOT)),
+        "actionlint": actionlint_findings,
     }
     chosen = args.only or list(checks)
     for name in chosen:
@@ -102,7 +142,9 @@ def run(args: argparse.Namespace) -> int:
         ):
             stage.findings += findings
             stage.metrics[f"{name}_seconds"] = round(seconds, 2)
-            print(f"{'FAIL' if findings else 'ok  '} {name:<10} {seconds:5.1f} s", flush=True)
+            bad = any(finding.severity is Severity.ERROR for finding in findings)
+            mark = "FAIL" if bad else "note" if findings else "ok  "
+            print(f"{mark} {name:<10} {seconds:5.1f} s", flush=True)
             for finding in findings:
                 print(f"     {finding.subject}: {finding.message}\n       try: {finding.remedy}")
     report = stage.finish()
@@ -158,6 +200,46 @@ def _line_findings(subject: str, line: str, *, code: bool) -> Iterator[Finding]:
         yield _finding(
             "tree-left-behind", subject, f"{found[0]!r} is work left for later", "do it, or open an issue"
         )
+
+
+def shell_findings(root: Path, files: Sequence[Path]) -> list[Finding]:
+    """What shellcheck says of every script, and of every `run:` of a workflow or action."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        scripts = [path for path in files if SHEBANG.match(_first_line(path))]
+        for number, (where, script) in enumerate(run_scripts(root)):
+            path = Path(folder) / f"{number}-{re.sub(r'[^a-z0-9]+', '-', where)}.sh"
+            path.write_text(f"#!/usr/bin/env bash\n# {where}\n{script}\n", encoding="utf-8")
+            scripts.append(path)
+        command = ["shellcheck", "--severity=style", "--external-sources", *map(str, scripts)]
+        return _run_tool("shell", Tool(command, "mend what is named above")) if scripts else []
+
+
+def run_scripts(root: Path) -> Iterator[tuple[str, str]]:
+    import yaml
+
+    for path in sorted((root / ".github").glob("**/*.yml")):
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        jobs = [data["runs"]] if "runs" in data else list(data.get("jobs", {}).values())
+        for job in jobs:
+            for step in job.get("steps", []):
+                if "run" in step:
+                    yield f"{path.relative_to(root)}: {step.get('name', '')}", step["run"]
+
+
+def actionlint_findings() -> list[Finding]:
+    import shutil
+
+    if shutil.which("actionlint", path=_environment()["PATH"]) is None:
+        said = "is not installed, so it did not run; zizmor and the schemas did"
+        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", said, "install actionlint")]
+    return _run_tool("actionlint", Tool(ACTIONLINT, "mend what is named above"))
+
+
+def _first_line(path: Path) -> str:
+    with path.open("rb") as stream:
+        return stream.readline(200).decode("utf-8", "replace")
 
 
 def _finding(rule: str, subject: str, message: str, remedy: str) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import itertools
 import json
 import os
@@ -112,10 +113,8 @@ def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
     home = place.machine.python
     with place.machine.lock:
         if not (home / "bin" / "python").exists():
-            base = getattr(sys, "_base_executable", sys.executable)
-            subprocess.run(
-                [sys.executable, "-m", "virtualenv", "--quiet", "--python", base, home], check=True
-            )
+            maker = "virtualenv" if importlib.util.find_spec("virtualenv") else "venv"
+            subprocess.run([sys.executable, "-m", maker, str(home)], check=True, stdout=subprocess.DEVNULL)
     return Done(
         {"python-version": running, "python-path": str(home / "bin" / "python")}, (str(home / "bin"),)
     )

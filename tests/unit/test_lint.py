@@ -67,3 +67,40 @@ def test_a_failing_tool_is_a_finding_with_its_output_and_remedy() -> None:
 def test_a_missing_tool_is_a_finding() -> None:
     (finding,) = lint._run_tool("style", lint.Tool(["no-such-tool"], ""))
     assert "not installed" in finding.message
+
+
+def test_scripts_and_the_lines_that_workflows_run_are_checked_as_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in that objects to every line with BAD."""
+    tool = tmp_path / "bin" / "shellcheck"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\nshift 2\n! grep -H BAD "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setattr(lint, "_environment", lambda: {"PATH": f"{tool.parent}:/usr/bin:/bin"})
+    action = tmp_path / ".github" / "actions" / "a" / "action.yml"
+    action.parent.mkdir(parents=True)
+    action.write_text("runs: {using: composite, steps: [{run: echo BAD 1, shell: bash}]}\n")
+    script = tmp_path / "script"
+    script.write_text("#!/usr/bin/env bash\necho BAD 2\n")
+    python = tmp_path / "x.py"
+    python.write_text("#!/usr/bin/env python3\n# BAD 3\n")
+    (finding,) = lint.shell_findings(tmp_path, [script, python])
+    assert "BAD 1" in finding.message
+    assert "BAD 2" in finding.message
+    assert "BAD 3" not in finding.message
+
+
+def test_actionlint_that_is_not_installed_says_that_it_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint, "_environment", lambda: {"PATH": "/nowhere"})
+    (finding,) = lint.actionlint_findings()
+    assert (finding.severity.value, "did not run" in finding.message) == ("note", True)
+
+
+def test_actionlint_that_is_installed_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "actionlint"
+    tool.write_text("#!/bin/sh\necho objection; exit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(lint, "_environment", lambda: {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    (finding,) = lint.actionlint_findings()
+    assert "objection" in finding.message

@@ -1,0 +1,114 @@
+"""The pull request's own workflow, rehearsed with real sessions: green, and red when a stage fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioning.findings import Outcome, Report
+from provisioning.settings import ROOT
+
+pytestmark = pytest.mark.heavy
+
+ROW = "validate"
+"""The only row of the gate that is run here; `nox -s rehearse -- pr` runs them all."""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    code: int
+    output: str
+    report: Report
+    logs: Path
+
+    @property
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        jobs: Any = self.report.metrics["jobs"]
+        return {job["name"]: job for job in jobs if job["result"] != "left out"}
+
+    def results(self) -> dict[str, str]:
+        return {name: job["result"] for name, job in self.jobs.items()}
+
+
+def rehearse(reports: Path, *flags: str) -> Rehearsed:
+    command = [sys.executable, "-m", "ci", "rehearse", "pr", "--row", ROW, "--reports", str(reports), *flags]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "QNN_"))}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return Rehearsed(
+        done.returncode, done.stdout, Report.read(reports / "rehearse.json"), reports / "rehearsal"
+    )
+
+
+@pytest.fixture(scope="module")
+def green(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    """As a push to main, which fills the cache."""
+    return rehearse(tmp_path_factory.mktemp("green"), "--event", "push")
+
+
+@pytest.fixture(scope="module")
+def red(green: Rehearsed, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    """As a pull request, in jobs whose QNN SDK is an empty shell."""
+    sdk = tmp_path_factory.mktemp("sdk") / "hollow"
+    (sdk / "include" / "QNN").mkdir(parents=True)
+    (sdk / "include" / "QNN" / "QnnCommon.h").write_text("#define QNN_API_VERSION_MAJOR 2\n")
+    return rehearse(tmp_path_factory.mktemp("red"), "--env", f"QNN_SDK_ROOT={sdk}")
+
+
+def test_the_gate_is_green_from_plan_to_verdict(green: Rehearsed) -> None:
+    expected = {f"gate / {name}": "success" for name in ("plan", "provision", ROW, "verdict")}
+    assert (green.code, green.results()) == (0, expected), green.output
+    assert green.report.outcome is Outcome.PASS
+
+
+def test_the_summary_of_a_stage_is_what_github_would_show(green: Rehearsed) -> None:
+    assert "## ✅ 1 stage passed" in green.jobs[f"gate / {ROW}"]["summary"]
+    assert "| stage | ✅ success |" in green.jobs["gate / verdict"]["summary"]
+    assert "| delegate | " in green.jobs["gate / plan"]["summary"]
+
+
+def test_rows_that_were_not_run_are_said_to_be_left_out(green: Rehearsed) -> None:
+    left_out = {f.subject for f in green.report.findings if f.rule == "rehearse.left-out"}
+    assert {"gate / lint", "gate / tests"} <= left_out
+
+
+def test_a_failing_stage_makes_the_verdict_red(red: Rehearsed) -> None:
+    assert red.code == 1, red.output
+    assert red.results() == {
+        "gate / plan": "success",
+        "gate / provision": "success",
+        f"gate / {ROW}": "failure",
+        "gate / verdict": "failure",
+    }
+
+
+def test_the_annotations_of_a_failing_stage_are_its_findings(red: Rehearsed) -> None:
+    annotations = red.jobs[f"gate / {ROW}"]["annotations"]
+    assert any(one.startswith("error: validate: required-libraries: ") for one in annotations)
+    assert red.jobs["gate / verdict"]["annotations"] == ["error: verdict: stage: failure"]
+
+
+def test_a_failing_stage_still_has_its_summary_and_its_reports(red: Rehearsed) -> None:
+    assert "❌" in red.jobs[f"gate / {ROW}"]["summary"]
+    log = (red.logs / f"gate___{ROW}.log").read_text(encoding="utf-8")
+    assert f"files as reports-{ROW}" in log
+
+
+def test_a_pull_request_verifies_what_main_cached_and_saves_nothing(red: Rehearsed) -> None:
+    log = (red.logs / "gate___provision.log").read_text(encoding="utf-8")
+    assert "restored the cache qnn-ci-store-" in log
+    assert ": whole (" in log
+    assert "saved the cache" not in log
