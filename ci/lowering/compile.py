@@ -209,7 +209,9 @@ def compile_programs(
     results: dict[str, Compiled | Fault] = {
         name: kept for name, each in keys.items() if (kept := cache.get(each))
     }
-    todo = {program.name: program for program in programs if program.name not in results}
+    # Programs of one key are the same, whatever their cases are called.
+    first = {keys[program.name]: program for program in reversed(programs) if program.name not in results}
+    todo = {program.name: program for program in reversed(first.values())}
     sys.stderr.write(
         f"{len(programs)} programs, QNN {basis.build_id}: {len(results)} unchanged, {len(todo)} to compile\n"
     )
@@ -241,7 +243,11 @@ def compile_programs(
             memory=memory,
             observer=_Shown(shown),
         )
-    return results
+    return results | {
+        program.name: results[first[keys[program.name]].name]
+        for program in programs
+        if program.name not in results
+    }
 
 
 def _job(program: Program, baseline: Baseline) -> Job:

@@ -12,7 +12,7 @@ from ci.lowering import compile as compiling
 from ci.lowering.baseline import Baseline
 from ci.lowering.compile import Compiled, Fault, Settings, compile_programs
 from ci.lowering.stage import refusals
-from ci.lowering.suite import Program
+from ci.lowering.suite import Program, programs_of
 from provisioning.environment import Environment
 from provisioning.settings import ROOT
 from tests.support.lowering import BASIS, SUITE, make_program
@@ -24,8 +24,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def _program(tmp_path: Path, what: str, name: str = "net") -> Program:
+def _program(tmp_path: Path, what: str, name: str = "net", width: int = 8) -> Program:
     text = SUITE.replace("net:make", f"net:{what}").replace("case.net", f"case.{name}")
+    text = text.replace("width = 8", f"width = {width}")
     return make_program(tmp_path / name, text=text)
 
 
@@ -82,8 +83,18 @@ def test_nothing_half_made_stays_in_the_store(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
+def test_two_cases_of_one_content_are_compiled_once_and_both_have_it(tmp_path: Path) -> None:
+    text = SUITE + SUITE[SUITE.index("[case") :].replace("case.net", "case.twin")
+    make_program(tmp_path, text=text)
+    results = _compile(tmp_path, *programs_of(tmp_path / "suite.toml"))
+    made = [each for each in results.values() if isinstance(each, Compiled)]
+    assert len(made) == 2 and made[0].folder == made[1].folder
+
+
 def test_a_worker_is_kept_from_program_to_program(tmp_path: Path) -> None:
-    results = _compile(tmp_path, *(_program(tmp_path, "make", f"net{number}") for number in range(6)))
+    results = _compile(
+        tmp_path, *(_program(tmp_path, "make", f"net{number}", width=number + 1) for number in range(6))
+    )
     pids = {each.facts["pid"] for each in results.values() if isinstance(each, Compiled)}
     assert len(pids) <= 2 and len(results) == 6
 
