@@ -98,8 +98,17 @@ class Trees(Protocol):
     def find(self, component_name: str, component: Component, want: Want) -> Tree | None: ...
 
 
-def resolve(selection: Selection, environ: Mapping[str, str], *, trees: Trees | None = None) -> Environment:
-    """Find every component the selection needs: the user's own first, then the store."""
+def resolve(
+    selection: Selection,
+    environ: Mapping[str, str],
+    *,
+    trees: Trees | None = None,
+    needs: Sequence[str] | None = None,
+) -> Environment:
+    """Find every component the selection needs: the user's own first, then the store.
+
+    `needs`: the components without which the caller can do nothing, when they are not all of the target's.
+    """
     from provisioning.manifest import COMPONENT_VARIABLES, load_profile, soc_named
 
     profile = load_profile(selection.profile)
@@ -114,7 +123,7 @@ def resolve(selection: Selection, environ: Mapping[str, str], *, trees: Trees | 
     pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
     for component, variable in COMPONENT_VARIABLES.items():
         pin = pins.get(component)
-        needed = component in NEEDED[selection.target] and (
+        needed = component in (NEEDED[selection.target] if needs is None else needs) and (
             component == "qnn-sdk" or (pin is not None and component not in profile.optional)
         )
         root = _users_root(component, needed, selection, environ, notes)
