@@ -2,7 +2,8 @@
 
     <overlay>/executorch/ → every entry of the tree, but for the folders on the way to what is ours
 
-PYTHONPATH names <overlay>: `import executorch` then finds the tree's Python and the adaptors just built.
+PYTHONPATH names <overlay>: `import executorch` then finds the tree's Python and the adaptors just built, also
+where an executorch wheel is installed: its packages would hide folders of the tree that have no __init__.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Farm:
 
     folders: tuple[str, ...]
     links: tuple[str, ...]
+    packages: tuple[str, ...]
+    """Folders that get an empty __init__.py."""
 
 
 def farm(tree: Path, folders: Collection[str]) -> Farm:
@@ -40,7 +43,8 @@ def farm(tree: Path, folders: Collection[str]) -> Farm:
             stale = folder_name in folders and any(fnmatch.fnmatch(path.name, each) for each in STALE)
             if place not in real and not stale and path.name != ".git":
                 links.append(place)
-    return Farm(tuple(sorted(real)), tuple(links))
+    packages = [each for each in sorted(real) if each != "." and not (tree / each / "__init__.py").is_file()]
+    return Farm(tuple(sorted(real)), tuple(links), tuple(packages))
 
 
 def make(tree: Path, files: Mapping[str, Path], into: Path) -> Path:
@@ -52,6 +56,8 @@ def make(tree: Path, files: Mapping[str, Path], into: Path) -> Path:
         (part / OWN_NAME / folder).mkdir(parents=True, exist_ok=True)
     for link in made.links:
         (part / OWN_NAME / link).symlink_to(tree / link)
+    for package in made.packages:
+        (part / OWN_NAME / package / "__init__.py").touch()
     for place, path in files.items():
         shutil.copyfile(path, part / OWN_NAME / place)
     shutil.rmtree(into, ignore_errors=True)

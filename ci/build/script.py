@@ -73,6 +73,8 @@ def _overlaid(plan: Plan, into: Path) -> Iterator[str]:
         yield f"mkdir -p {_quoted(root / folder)}"
     for link in made.links:
         yield f"ln -s {_quoted(plan.tree.root / link)} {_quoted(root / link)}"
+    for package in made.packages:
+        yield f": > {_quoted(root / package / '__init__.py')}"
     yield from _copied(plan, root)
 
 

@@ -30,7 +30,7 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     items = list(contents.built_items(dist, selection.target))
     # A bundle without models is for any that come later.
     if args.lpai or not models or any(model.for_qnn for model in models):
-        sdk = resolve(selection, os.environ).root("qnn-sdk").path
+        sdk = resolve(selection, os.environ, needs=("qnn-sdk",)).root("qnn-sdk").path
         online = any(model.online for model in models)
         items += contents.qnn_items(sdk, selection.target, soc, online=online)
         if args.lpai:

@@ -68,7 +68,7 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
 
 
 def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
-    """Send what is not there yet, by hash; take away what an earlier bundle left; make sure that it arrived."""
+    """Send what is not there yet, by hash; take away what an earlier bundle left; see that it arrived."""
     wanted = {place: Artifact.of("", path) for place, path in files.items()}
     folders = sorted({str(PurePosixPath(place).parent) for place in files} | {OUTPUTS, *KEPT_CLEAN})
     _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be made")
@@ -115,7 +115,7 @@ def run(
     script = (
         f"cd {place} || exit 1\nrm -rf {OUTPUTS}\nmkdir -p {OUTPUTS}\n"
         # The shell becomes the runner, so that its number is the one to end.
-        f"echo $$ > {PROCESS}\n{prefix}sh {RUN} {shlex.join(arguments)}\n"
+        f"{prefix}sh -c 'echo $$ > {PROCESS}; exec sh {RUN} \"$@\"' sh {shlex.join(arguments)}\n"
         f"code=$?\nrm -f {PROCESS}\nexit $code"
     )
     try:
@@ -130,15 +130,10 @@ def run(
 
 
 def stop(device: Device, folder: str) -> None:
-    """End what `run` started and what that started."""
+    """End what `run` started."""
     place = shlex.quote(f"{folder}/{PROCESS}")
-    device.shell(
-        f"pid=$(cat {place} 2>/dev/null) || exit 0\n"
-        "for child in $(ps -A -o pid= -o ppid= 2>/dev/null | awk -v p=\"$pid\" '$2 == p {print $1}'); do "
-        'kill "$child"; done\n'
-        f'kill "$pid"\nrm -f {place}\n:',
-        seconds=60,
-    )
+    script = f'pid=$(cat {place} 2>/dev/null) || exit 0\nkill "$pid" 2>/dev/null\nrm -f {place}\n:'
+    device.shell(script, seconds=60)
 
 
 def fetch_outputs(device: Device, folder: str, into: Path) -> list[Path]:

@@ -288,12 +288,13 @@ def test_the_overlay_is_imported_with_the_printed_python_path(x86: Built, tmp_pa
 
 @pytest.mark.heavy
 def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
-    assert [path.name for path in (x86_tree / "backends/qualcomm/python").iterdir()] == ["__init__.py"]
+    assert not (x86_tree / "backends" / "qualcomm" / "python").exists()
 
 
 @pytest.mark.heavy
 def test_install_puts_them_into_the_tree_and_takes_old_ones_away(x86: Built, x86_tree: Path) -> None:
     folder = x86_tree / "backends" / "qualcomm" / "python"
+    folder.mkdir()
     (folder / "PyQnnManagerAdaptor.cpython-38-x86_64-linux-gnu.so").write_bytes(b"of another day")
     done = build("build_x86", x86.folder, x86_tree, x86.folder.parent / "sdk", "--install")
     assert done.code == 0, done.err

@@ -21,7 +21,7 @@ int find_skel(int arch) {
     }
     entry = end ? end + 1 : nullptr;
   }
-  ET_LOG("Failed to load skel");
+  ET_LOG("Failed to load skel, error: 4000");
   return 4000;
 }
 } // namespace qnn
