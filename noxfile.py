@@ -66,7 +66,7 @@ def env(session: nox.Session) -> None:
 @nox.session
 def shell(session: nox.Session) -> None:
     """Open a shell, or run a command, in the environment of a target, or with --image in a container."""
-    if "--image" in session.posargs:
+    if session.posargs and session.posargs[0].startswith("--image"):
         run(session, "tools", "-m", "ci", "shell")
     else:
         run(session, "executorch", "-m", "provisioning", "shell")

@@ -68,7 +68,7 @@ class Docker:
         return f"{self.program} with BuildKit"
 
     def build(self, order: Order) -> None:
-        verb = ["buildx", "build", "--load", "--provenance=false"] if self.buildx else ["build"]
+        verb = ["buildx", "build", "--load"] if self.buildx else ["build"]
         command = [self.program, *verb, "--network", "none", "--progress", "plain", *order.flags]
         environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
         _run([*command, str(order.context)], order.log, environ)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ci.image.engine import Engine, Job, Mount
-from ci.image.plan import DOCKER, Package, Plan
+from ci.image.plan import DOCKER, Package, Plan, load_images
 from provisioning import licences
 from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
 from provisioning.settings import DEFAULT_PROFILE, ROOT
@@ -46,6 +47,10 @@ def components_folder(plan: Plan) -> str:
     return f"components/{plan.name}"
 
 
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
 def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT) -> None:
     """Bring the context up to what the plan needs."""
     from provisioning.wheelhouse import Wanted, fill
@@ -55,11 +60,10 @@ def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, cont
     _mirror_scripts(context / "docker")
     keep_packages(plan.packages, engine, base, apt, context / "packages")
     wanted = Wanted(plan.system.python, plan.system.glibc)
-    from ci.image.plan import load_images
-
     for environment in plan.environments:
         folder = context / "environments" / environment
-        fill(environment, folder, wanted)
+        if fill(environment, folder, wanted):
+            say(f"fetched the wheels of {environment}")
         _write(folder / "imports.txt", "\n".join([*load_images().imports[environment], ""]))
     for name, tree in trees.items():
         link_tree(tree.root, tree.key, context / components_folder(plan) / name)
@@ -93,6 +97,7 @@ def keep_packages(packages: Sequence[Package], engine: Engine, base: str, apt: A
     if folder.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == current:
         return
     stamp.unlink(missing_ok=True)
+    say(f"fetching {len(packages)} Debian packages with the apt of {base}")
     fetch_packages([f"{one.name}={one.version}" for one in packages], engine, base, apt, folder)
     check_packages(packages, packages_in(folder))
     stamp.write_text(current, encoding="utf-8")

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.list:
         for name, entry in load_images().images.items():
-            sys.stdout.write(f"{name:<18}  {entry.summary}\n")
+            sys.stdout.write(f"{name:<25}  {entry.summary}\n")
         return 0
     names = list(load_images().images)
     if args.name is None and not args.lock:

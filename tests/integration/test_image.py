@@ -17,11 +17,12 @@ import pytest
 from ci.image.builders import Order, choose, find_buildah
 from ci.image.context import CONTEXT
 from ci.image.engine import Engine, Job, connect
-from ci.image.plan import plan_of
+from ci.image.plan import STAGES, plan_of
 from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
 from ci.lint import tracked_files
 from provisioning.errors import EnvironmentLacking
+from provisioning.manifest import COMPONENT_VARIABLES
 from provisioning.settings import ROOT
 from tests.support.engine import make_base, running
 
@@ -180,11 +181,10 @@ def test_a_vendors_image_finds_its_sdks_by_their_variables(
         log=tmp_path / "build.log",
     )
     choose("auto").build(order)
-    shown = (
-        'cat "$QNN_SDK_ROOT/source.properties" "$ANDROID_NDK_ROOT/source.properties"; echo $QNN_CI_PROFILE'
-    )
+    roots = " ".join(f"${COMPONENT_VARIABLES[name]}/source.properties" for name in STAGES)
+    shown = f"cat {roots}; echo $QNN_CI_PROFILE"
     done = engine.run(Job(tag, ["sh", "-c", shown]))
-    assert done.stdout == "stands for qnn-sdk\nstands for android-ndk\nqnn-2.37\n"
+    assert done.stdout.splitlines() == [*(f"stands for {name}" for name in STAGES), "qnn-2.48"]
 
 
 def test_an_image_built_twice_is_the_same(engine: Engine, tmp_path: Path) -> None:

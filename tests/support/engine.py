@@ -49,9 +49,11 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def tell(config: pytest.Config, reporter: pytest.TerminalReporter) -> None:
     left_out = config.stash.get(LEFT_OUT, [])
-    if left_out:
+    # With xdist the workers collect, and this process only knows that they did as it would.
+    by_workers = bool(getattr(config.option, "numprocesses", None)) and os.environ.get(SWITCH) != "required"
+    if left_out or (by_workers and lacking()):
         reporter.section("container engine")
-        reporter.line(f"{len(left_out)} checks did not run: {lacking()}")
+        reporter.line(f"{len(left_out) or 'The'} checks marked {MARKER} did not run: {lacking()}")
         for nodeid in left_out:
             reporter.line(f"  {nodeid}")
 

@@ -23,7 +23,12 @@ BASE = "sha256:" + "1" * 64
 
 @pytest.mark.parametrize(
     ("name", "stage"),
-    [("base", "base"), ("wheels", "qnn-sdk"), ("qnn-2.37-ndk-r26c", "android-ndk")],
+    [
+        ("base", "base"),
+        ("wheels", "qnn-sdk"),
+        ("qnn-2.37-ndk-r26c", "android-ndk"),
+        ("qnn-2.48-ndk-r26c-hexagon", "hexagon-sdk"),
+    ],
 )
 def test_an_image_is_the_stage_with_its_components(name: str, stage: str) -> None:
     assert plan_of(name).stage == stage
