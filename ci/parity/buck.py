@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as MappingOf
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ci.parity.model import Glob, Item, Library, Place, Side, Trouble, is_source
@@ -35,7 +35,7 @@ _EXTERNAL = frozenset({"external_deps", "exported_external_deps"})
 
 _PRELUDE = ":prelude"
 _FRAME = re.compile(r"^  \* (?P<file>[^\n]+?):(?P<line>\d+), in ", re.MULTILINE)
-_ERROR_AT = re.compile(r"^\s*--> (?P<file>[^\n]+?):(?P<line>\d+):\d+$", re.MULTILINE)
+_ERROR_AT = re.compile(r"^\s*--> (?P<file>[^\n]+?):(?P<line>\d+):\d+(?:-[\d:]+)?$", re.MULTILINE)
 _ERROR_SAYS = re.compile(r"^error: (?P<says>.+)$", re.MULTILINE)
 
 _FUNCTIONS = """\
@@ -297,15 +297,9 @@ class _Evaluation:
 
     # Where things were written
 
-    def _frames(self, stack: str) -> Iterator[Place]:
-        """From the innermost call outwards, without our own functions."""
-        for match in reversed(list(_FRAME.finditer(stack))):
-            if match["file"] != _PRELUDE:
-                yield Place(match["file"], int(match["line"]))
-
     def _place(self, stack: str, value: str) -> Place:
         """The literal that says it, in the file of any caller; else the line of the call."""
-        frames = list(self._frames(stack))
+        frames = _frames(stack)
         for frame in frames:
             if literal := nearest(self._literals_of(frame.file), value, frame.line):
                 return Place(frame.file, literal.line)
@@ -314,7 +308,7 @@ class _Evaluation:
     def _place_of_file(self, stack: str, path: str, full: str) -> Place:
         for use in reversed(self.side.globs):
             if use.package == self.package and not use.exclude and full in use.matched:
-                frames = list(self._frames(stack))
+                frames = _frames(stack)
                 if not any(nearest(self._literals_of(frame.file), path, frame.line) for frame in frames):
                     return use.place
         return self._place(stack, path)
@@ -326,7 +320,7 @@ class _Evaluation:
 
     def _trouble(self, path: str, text: str) -> None:
         at = [Place(match["file"], int(match["line"])) for match in _ERROR_AT.finditer(text)]
-        at += self._frames(text)
+        at += _frames(text)
         says = _ERROR_SAYS.search(text)
         why = says["says"] if says else text.strip()
         for name in ("LookupError: ", "ValueError: "):
@@ -334,6 +328,13 @@ class _Evaluation:
         place = next((place for place in at if place.file in self.tree.files), Place(path, 1))
         lines = self.tree.read(place.file).count("\n") + 1
         self.side.troubles.append(Trouble(Place(place.file, min(place.line, lines)), path, why))
+
+
+@lru_cache(maxsize=64)
+def _frames(stack: str) -> tuple[Place, ...]:
+    """From the innermost call outwards, without our own functions."""
+    found = [Place(match["file"], int(match["line"])) for match in _FRAME.finditer(stack)]
+    return tuple(place for place in reversed(found) if place.file != _PRELUDE)
 
 
 def _paths(attribute: str, value: object) -> Iterator[str]:

@@ -23,16 +23,23 @@ class Checked:
 
 
 def check(
-    tree: Tree, mapping: Mapping, *, source: compare.Source, replies: MappingOf[str, Reply] | None = None
+    tree: Tree,
+    mapping: Mapping,
+    *,
+    source: compare.Source,
+    replies: MappingOf[str, Reply] | None = None,
+    cmake: MappingOf[str, Side] | None = None,
 ) -> Checked:
-    """`source` is where the mapping came from; `replies` are configured builds by variant."""
+    """`source` is where the mapping came from; `replies` are configured builds by variant; `cmake` is that
+    side of an earlier check, when no CMake file has changed since."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
     found = compare.Findings(mapping, source)
     bucks: dict[str, Side] = {}
     cmakes: dict[str, Side] = {}
     for variant in mapping.variants:
         bucks[variant.name] = buck.evaluate(tree, mapping.buck, variant, constraints, mapping.scope.root)
-        side = cmakes[variant.name] = evaluate(tree, project(mapping, variant))
+        side = cmake[variant.name] if cmake else evaluate(tree, project(mapping, variant))
+        cmakes[variant.name] = side
         if reply := (replies or {}).get(variant.name):
             compare.against_reply(found, variant.name, side, reply)
         compare.variant(found, variant.name, bucks[variant.name], side)

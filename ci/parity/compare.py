@@ -393,7 +393,7 @@ def _compiled_twice(found: Findings, variant: str, side: Side, leave_out: set[st
             continue
         if library.name.startswith("//"):
             for item in duplicates(library):
-                _twice(found, variant, item, library.name, f"twice in {library.name}")
+                _listed_twice(found, variant, item, library.name)
         for path, place in first_places(library.compiled).items():
             other = first.setdefault(path, library.name)
             if other != library.name:
@@ -410,6 +410,20 @@ def _compiled_again(found: Findings, variant: str, cmake: Side) -> None:
         for item in reached(cmake, library):
             if is_source(item.name):
                 _twice(found, variant, item, library.name, f"{item.scope} here, so again in {library.name}")
+
+
+def _listed_twice(found: Findings, variant: str, item: Item, name: str) -> None:
+    found.add(
+        Difference(
+            "parity-listed-twice",
+            item.place,
+            item.name,
+            name,
+            f"{name} names {item.name} twice, which Buck refuses",
+            "name it once, or let --fix do it",
+        ),
+        variant,
+    )
 
 
 def _twice(found: Findings, variant: str, item: Item, where: str, how: str) -> None:

@@ -7,11 +7,13 @@ import difflib
 import posixpath
 from collections import Counter
 from collections.abc import Callable, Iterator
+from collections.abc import Mapping as MappingOf
 from pathlib import PurePosixPath
 
 from ci.parity.check import Checked
 from ci.parity.compare import Difference
 from ci.parity.mapping import Mapping
+from ci.parity.model import Side
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -25,16 +27,19 @@ ORDER = (
     "parity-glob-empty",
     "parity-exclude-empty",
     "parity-missing-file",
-    "parity-compiled-twice",
+    "parity-listed-twice",
     "parity-heavy-dependency",
 )
 """What is missing goes first: it may be what a pattern that matches nothing was meant to be."""
 
 
-def mend(tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked]) -> dict[str, str]:
-    """The changed texts by path; empty where nothing is certain."""
+def mend(
+    tree: Tree, mapping: Mapping, check: Callable[[Tree, MappingOf[str, Side] | None], Checked]
+) -> dict[str, str]:
+    """The changed texts by path; empty where nothing is certain. `check` gets a tree, and the CMake side
+    where that is known already."""
     changed: dict[str, str] = {}
-    current = check(tree)
+    current = check(tree, None)
     given_up: set[tuple[str, str, str]] = set()
     while found := _next(current, given_up):
         mended = _mended(tree.changed(changed), mapping, check, current, found)
@@ -70,11 +75,15 @@ def _identity(found: Difference) -> tuple[str, str, str, str]:
 
 
 def _mended(
-    tree: Tree, mapping: Mapping, check: Callable[[Tree], Checked], current: Checked, found: Difference
+    tree: Tree,
+    mapping: Mapping,
+    check: Callable[[Tree, MappingOf[str, Side] | None], Checked],
+    current: Checked,
+    found: Difference,
 ) -> tuple[str, str, Checked] | None:
     before = Counter(_identity(one) for one in current.differences)
     for path, text in _candidates(tree, mapping, current, found):
-        checked = check(tree.changed({path: text}))
+        checked = check(tree.changed({path: text}), current.cmake)
         after = Counter(_identity(one) for one in checked.differences)
         if after <= before and after[_identity(found)] < before[_identity(found)]:
             return path, text, checked

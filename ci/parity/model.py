@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".S"})
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".inc"})
@@ -85,11 +85,11 @@ class Side:
 
 
 def is_source(path: str) -> bool:
-    return PurePosixPath(path).suffix in SOURCE_SUFFIXES
+    return posixpath.splitext(path)[1] in SOURCE_SUFFIXES
 
 
 def is_header(path: str) -> bool:
-    return PurePosixPath(path).suffix in HEADER_SUFFIXES
+    return posixpath.splitext(path)[1] in HEADER_SUFFIXES
 
 
 def is_native(path: str) -> bool:

@@ -93,9 +93,9 @@ class Tree:
         start = len(folder) + 1 if folder else 0
         fits = glob_regex(pattern).fullmatch
         head, _, tail = pattern.rpartition("/")
-        if not any(sign in head for sign in "*?["):
+        if tail != "**" and not any(sign in head for sign in "*?["):
             # Most patterns name one directory, and most trees have many.
-            paths = self._by_directory.get(normal(posixpath.join(folder, head)), []) if tail else []
+            paths = self._by_directory.get(normal(posixpath.join(folder, head)), [])
             return frozenset(path for path in paths if fits(path[start:]))
         return frozenset(path for path in self.under(folder) if fits(path[start:]))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ci.parity.check import Checked
     from ci.parity.file_api import Reply
     from ci.parity.mapping import Mapping
+    from ci.parity.model import Side
     from ci.parity.tree import Tree
     from provisioning.findings import StageRun
 
@@ -96,8 +97,8 @@ def _check(
     begun = time.perf_counter()
     tree = Tree(root)
 
-    def checked(tree: Tree) -> Checked:
-        return check(tree, mapping, source=source, replies=replies)
+    def checked(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
+        return check(tree, mapping, source=source, replies=replies, cmake=cmake)
 
     found = checked(tree)
     stage.metrics["check_seconds"] = round(time.perf_counter() - begun, 3)

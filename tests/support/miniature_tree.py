@@ -170,6 +170,8 @@ oncall("executorch")
 
 non_fbcode_target(_kind = define_common_targets)
 
+load(":targets.bzl", "define_common_targets")
+
 fbcode_target(_kind = define_common_targets)
 """
 
@@ -265,18 +267,35 @@ def define_common_targets():
             "-DEXECUTORCH_PYTHON_MODULE_NAME={}".format(PYTHON_MODULE_NAME),
         ],
         deps = [
-            "//executorch/backends/qualcomm:schema",
+            "//executorch/runtime/core:core",
+            "//executorch/backends/qualcomm/aot/python:python_lib",
             "//executorch/backends/qualcomm/aot/wrappers:wrappers",
             "//executorch/backends/qualcomm/runtime:logging",
+            "//executorch/backends/qualcomm:schema",
             "//executorch/backends/qualcomm/runtime:runtime",
-            "//executorch/extension/tensor:tensor",
-            "//executorch/runtime/core:core",
-            "fbsource//third-party/pybind11:pybind11",
             qnn_third_party_dep("api"),
             qnn_third_party_dep("app_sources"),
+            qnn_third_party_dep("pybind11"),
         ],
         external_deps = ["libtorch_python"],
         use_static_deps = True,
+    )
+
+    runtime.cxx_library(
+        name = "python_lib",
+        srcs = glob([
+            "*.cpp",
+        ]),
+        exported_headers = glob([
+            "*.h",
+        ]),
+        platforms = (CXX),
+        deps = [
+            "//executorch/backends/qualcomm/aot/wrappers:wrappers",
+            "//executorch/backends/qualcomm/runtime:logging",
+            qnn_third_party_dep("api"),
+            qnn_third_party_dep("pybind11"),
+        ],
     )
 """
 )
@@ -300,6 +319,7 @@ def define_common_targets():
             qnn_third_party_dep("api"),
             qnn_third_party_dep("app_sources"),
             "//executorch/runtime/backend:interface",
+            "//executorch/runtime/core:core",
         ],
         exported_deps = [
             "//executorch/backends/qualcomm/runtime:logging",
@@ -329,7 +349,9 @@ def define_common_targets():
             "//executorch/runtime/backend:interface",
         ],
         exported_deps = [
+            qnn_third_party_dep("log"),
             "//executorch/backends/qualcomm:schema",
+            "//executorch/runtime/core:core",
         ],
     )
 
@@ -381,7 +403,7 @@ def define_common_targets():
                 "//executorch/extension/tensor:tensor",
             ] + select({
                 "DEFAULT": [],
-                "ovr_config//os:android": ["fbsource//third-party/toolchains:log"],
+                "ovr_config//os:android": ["//executorch/runtime/platform:platform"],
             }),
             exported_deps = [
                 "//executorch/runtime/backend:interface",

@@ -19,7 +19,7 @@ SOURCE = "/source"
 BINARY = "/binary"
 """Where the tree and the build would be: values hold these, so that no path of a machine gets into them."""
 
-MOST_STEPS = 200_000
+MOST_STEPS = 20_000
 DEEPEST = 60
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", ";": "\\;"}

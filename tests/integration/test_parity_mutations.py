@@ -1,0 +1,26 @@
+"""The mutation test: random drifts of a clean tree are all found, and random harmless edits are all silent."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.parity_cases import case
+from tests.support.parity_mutations import DRIFTS, EDITS
+
+CASES = int(os.environ.get("QNN_CI_PARITY_CASES", "120"))
+"""As many as go through every drift once; 600 and more are run by hand (docs/parity.md)."""
+
+BLOCK = 20
+
+
+@pytest.mark.parametrize("begin", range(0, CASES, BLOCK))
+def test_no_miss_and_no_false_alarm(begin: int) -> None:
+    made = [case(seed) for seed in range(begin, min(begin + BLOCK, CASES))]
+    assert [(one.name, verdict) for one in made if (verdict := one.verdict())] == []
+
+
+def test_every_drift_and_every_edit_gets_its_turn() -> None:
+    names = " + ".join(case(seed).name for seed in range(1000)).split(" + ")
+    assert {*DRIFTS, *EDITS} <= set(names)

@@ -1,0 +1,84 @@
+"""One random case a seed: harmless edits, and in every other case a drift on top of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ci.parity.check import Checked, check
+from ci.parity.compare import Source
+from ci.parity.mapping import MAPPING, Mapping, load_mapping
+from ci.parity.model import Side
+from ci.parity.tree import Tree
+from tests.support import miniature_tree
+from tests.support.parity_mutations import DRIFTS, EDITS, Expected, Files, Inapplicable
+
+
+@cache
+def mapping() -> Mapping:
+    return load_mapping()
+
+
+@cache
+def source() -> Source:
+    return Source("manifests/parity.toml", MAPPING.read_text(encoding="utf-8"))
+
+
+def tree_of(files: Files) -> Tree:
+    """A tree in memory alone."""
+    return Tree(Path("miniature"), dict(files), listing=frozenset())
+
+
+def checked(files: Files, *, by: Mapping | None = None) -> Checked:
+    return check(tree_of(files), by or mapping(), source=source())
+
+
+def check_tree(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
+    return check(tree, mapping(), source=source(), cmake=cmake)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    files: Files
+    expected: Expected | None
+
+    def verdict(self) -> str:
+        """What is wrong with what parity says of it; empty when nothing is."""
+        found = checked(self.files).differences
+        said = [f"{one.rule} {one.what} at {one.place}: {one.message}" for one in found]
+        if self.expected is None:
+            return "; ".join(said[:3])
+        if any(one.rule in self.expected.rules and self.expected.what in one.what for one in found):
+            return ""
+        return f"expected {self.expected}, found {said[:3] or 'nothing'}"
+
+
+def case(seed: int) -> Case:
+    """The same for the same seed. Even seeds drift, going through the drifts in turn; odd ones do not."""
+    rng = random.Random(seed)
+    files = miniature_tree.files()
+    names: list[str] = []
+    for _ in range(rng.randrange(3) if seed % 2 == 0 else rng.randrange(1, 5)):
+        name = rng.choice(sorted(EDITS))
+        tried = dict(files)
+        try:
+            EDITS[name](rng, tried)
+        except Inapplicable:
+            continue
+        files = tried
+        names.append(name)
+    if seed % 2:
+        return Case(" + ".join(names), files, None)
+    name = sorted(DRIFTS)[seed // 2 % len(DRIFTS)]
+    tried = dict(files)
+    try:
+        expected = DRIFTS[name](rng, tried)
+    except Inapplicable:
+        # The edits took away what it changes, so it is made to the clean tree.
+        names, tried = [], miniature_tree.files()
+        expected = DRIFTS[name](rng, tried)
+    return Case(" + ".join([*names, name]), tried, expected)

@@ -1,0 +1,233 @@
+"""Buck parity on a miniature ExecuTorch tree: what is found, what stays silent, what is mended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.__main__ import VERBS
+from ci.parity import fix
+from ci.parity.compare import Difference
+from ci.parity.mapping import Deliberate, load_mapping
+from provisioning.cli import main
+from provisioning.errors import ManifestError
+from provisioning.findings import Outcome, Report
+from tests.support import miniature_tree
+from tests.support.miniature_tree import BACKENDS, QUALCOMM
+from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
+from tests.support.parity_mutations import DRIFTS, RUNTIME_BUCK, TOP_CMAKE
+
+SAMPLE = (3, 7, 16, 21, 40, 65)
+"""A few random cases, for CI; tests/integration/test_parity_mutations.py has the many."""
+
+FORGOTTEN = {
+    '                    "backends/lpai/*.cpp",\n': "",
+    '                    "backends/lpai/*.h",\n': "",
+    ') + (\n                    ["backends/lpai/host/*.cpp"] if include_aot_qnn_lib'
+    ' else ["backends/lpai/target/*.cpp"]\n': "\n",
+    'exclude = ["Logging.cpp"],': 'exclude = ["Logging.cpp", "backends/lpai/aarch64/LpaiGraph.cpp"],',
+}
+"""What was forgotten and slipped in when the LPAI backend came, according to seed 003."""
+
+
+def _with(path: str, changes: dict[str, str]) -> dict[str, str]:
+    files = miniature_tree.files()
+    for old, new in changes.items():
+        assert old in files[path]
+        files[path] = files[path].replace(old, new, 1)
+    return files
+
+
+def _found(files: dict[str, str], rule: str) -> list[Difference]:
+    return [one for one in checked(files).differences if one.rule == rule]
+
+
+def test_the_miniature_tree_is_clean() -> None:
+    assert checked(miniature_tree.files()).differences == ()
+
+
+def test_the_miniature_tree_is_of_the_size_that_is_claimed() -> None:
+    names = [path.rpartition("/")[2] for path in miniature_tree.files()]
+    assert len(names) >= 300
+    assert sum(name in ("BUCK", "targets.bzl") for name in names) >= 15
+    assert sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names) >= 10
+
+
+def test_there_are_drifts_enough() -> None:
+    assert len(DRIFTS) >= 25 + 4
+
+
+def test_the_new_backend_of_seed_003_is_missing_file_by_file() -> None:
+    found = _found(_with(RUNTIME_BUCK, FORGOTTEN), "parity-missing-in-buck")
+    lpai = {path for path in miniature_tree.files() if f"{BACKENDS}/lpai/" in path}
+    assert {one.what for one in found} == lpai
+
+
+def test_a_missing_file_is_found_where_cmake_names_it_for_the_platforms_it_is_for() -> None:
+    found = _found(_with(RUNTIME_BUCK, FORGOTTEN), "parity-missing-in-buck")
+    [one] = [one for one in found if one.what.endswith("lpai/target/LpaiDevice.cpp")]
+    line = miniature_tree.files()[f"{BACKENDS}/CMakeLists.txt"].split("\n")[one.place.line - 1]
+    assert "LpaiDevice.cpp" in line
+    assert one.variants == ["android", "hexagon"]
+
+
+def test_an_exclude_of_a_file_that_does_not_exist_has_its_line() -> None:
+    files = _with(RUNTIME_BUCK, FORGOTTEN)
+    [one] = _found(files, "parity-exclude-empty")
+    assert "aarch64/LpaiGraph.cpp" in files[RUNTIME_BUCK].split("\n")[one.place.line - 1]
+
+
+def test_a_directory_that_could_not_be_evaluated_is_not_compared() -> None:
+    files = miniature_tree.files()
+    files[RUNTIME_BUCK] += "nothing_of_the_kind()\n"
+    assert {one.rule for one in checked(files).differences} == {"parity-not-evaluated"}
+
+
+def test_a_deliberate_difference_that_is_gone_is_an_error_on_its_line() -> None:
+    entry = Deliberate(rule="parity-missing-in-buck", what="a.cpp", reason="because it was once so")
+    by = mapping().model_copy(update={"deliberate": (*mapping().deliberate, entry)})
+    [one] = checked(miniature_tree.files(), by=by).differences
+    assert (one.rule, one.place.file) == ("parity-stale-entry", "manifests/parity.toml")
+
+
+def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
+    files = _with(TOP_CMAKE, {"pybind11::lto": ""})
+    [one] = _found(files, "parity-stale-entry")
+    assert one.what == "pybind11::lto"
+
+
+def test_a_deliberate_difference_is_silent_only_where_it_is_meant() -> None:
+    path = f"{QUALCOMM}/aot/python/targets.bzl"
+    files = _with(path, {'"PyQnnManagerAdaptor.cpp",': '"PyQnnManagerAdaptor.cpp", "Other.cpp",'})
+    files[f"{QUALCOMM}/aot/python/Other.cpp"] = ""
+    assert [one.what for one in _found(files, "parity-compiled-twice")] == [
+        f"{QUALCOMM}/aot/python/Other.cpp"
+    ]
+
+
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_a_random_case(seed: int) -> None:
+    made = case(seed)
+    assert made.verdict() == "", made.name
+
+
+class TestMending:
+    def mended(self, files: dict[str, str]) -> dict[str, str]:
+        tree = tree_of(files)
+        changed = fix.mend(tree, mapping(), check_tree)
+        return {**files, **changed}
+
+    def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:
+        assert checked(self.mended(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()
+
+    def test_a_file_in_a_plain_list_comes_back_as_a_file(self) -> None:
+        path = f"{QUALCOMM}/aot/python/targets.bzl"
+        clean = miniature_tree.files()[path]
+        files = _with(path, {'            "PyQnnManagerAdaptor.cpp",\n': '            "Adaptor.cpp",\n'})
+        assert self.mended(files)[path] == clean
+
+    def test_a_source_named_twice_is_named_once(self) -> None:
+        path = f"{QUALCOMM}/aot/python/targets.bzl"
+        line = '            "PyQnnManagerAdaptor.cpp",\n'
+        assert self.mended(_with(path, {line: line * 2}))[path] == miniature_tree.files()[path]
+
+    def test_a_missing_dependency_is_added_in_the_files_own_spelling(self) -> None:
+        line = '                "//executorch/extension/tensor:tensor",\n'
+        after = self.mended(_with(RUNTIME_BUCK, {line: ""}))
+        assert checked(after).differences == ()
+        assert line.strip() in after[RUNTIME_BUCK]
+
+    def test_what_is_not_certain_is_left_alone(self) -> None:
+        files = miniature_tree.files()
+        files[f"{BACKENDS}/htp/New.cpp"] = "// in Buck's globs, and in no CMake file\n"
+        assert self.mended(files) == files
+
+
+class TestVerb:
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        return miniature_tree.write(tmp_path / "executorch")
+
+    def run(self, root: Path, *more: str) -> tuple[int, Report]:
+        reports = root.parent / "reports"
+        argv = ["buck_parity", "--executorch", str(root), "--reports", str(reports), *more]
+        code = main("python -m ci", "", VERBS, argv)
+        return code, Report.read(reports / "buck_parity.json")
+
+    def test_a_clean_tree_passes(self, root: Path) -> None:
+        code, report = self.run(root)
+        assert (code, report.outcome) == (0, Outcome.PASS)
+
+    def test_fix_mends_writes_the_patch_and_running_again_is_clean(self, root: Path) -> None:
+        file = root / RUNTIME_BUCK
+        file.write_text(_with(RUNTIME_BUCK, FORGOTTEN)[RUNTIME_BUCK], encoding="utf-8")
+        assert self.run(root)[0] == 1
+        code, report = self.run(root, "--fix")
+        assert (code, [artifact.kind for artifact in report.artifacts]) == (0, ["patch"])
+        assert "+" in (root.parent / "reports" / "buck_parity.patch").read_text(encoding="utf-8")
+        again, clean = self.run(root, "--fix")
+        assert (again, clean.artifacts) == (0, ())
+
+    def test_a_dry_run_changes_nothing(self, root: Path) -> None:
+        file = root / RUNTIME_BUCK
+        text = _with(RUNTIME_BUCK, FORGOTTEN)[RUNTIME_BUCK]
+        file.write_text(text, encoding="utf-8")
+        self.run(root, "--fix", "--dry-run")
+        assert file.read_text(encoding="utf-8") == text
+
+    def test_findings_carry_file_and_line(self, root: Path) -> None:
+        (root / BACKENDS / "htp" / "New.cpp").write_text("", encoding="utf-8")
+        _, report = self.run(root)
+        assert all(finding.subject.startswith(f"{RUNTIME_BUCK}:") for finding in report.findings)
+
+    def test_a_tree_of_the_store_is_not_mended(self, root: Path) -> None:
+        code, report = self.run(root, "--fix", "--store", str(root.parent))
+        assert (code, report.outcome) == (2, Outcome.ERROR)
+
+    def test_without_a_tree_the_environment_lacks_it(self, root: Path) -> None:
+        assert self.run(root / "nowhere")[0] == 3
+
+    def test_a_build_of_an_unknown_variant_is_wrong_use(self, root: Path) -> None:
+        assert self.run(root, "--build", "windows=b")[0] == 2
+
+    def test_a_build_that_was_never_configured_is_lacking(self, root: Path) -> None:
+        assert self.run(root, "--build", f"host={root}")[0] == 3
+
+
+def test_a_one_sided_dependency_needs_a_reason(tmp_path: Path) -> None:
+    file = tmp_path / "parity.toml"
+    text = Path("manifests/parity.toml").read_text(encoding="utf-8")
+    file.write_text(f'{text}\n[[dependencies]]\nname = "x"\nbuck = ["//x:x"]\n', encoding="utf-8")
+    with pytest.raises(ManifestError, match="a reason"):
+        load_mapping(file)
+
+
+def test_a_reply_that_disagrees_is_a_finding_and_counts(tmp_path: Path) -> None:
+    from ci.parity.check import check
+    from ci.parity.file_api import Reply, Target
+    from ci.parity.model import Item, Place
+    from tests.support.parity_cases import source
+
+    place = Place(f"{QUALCOMM}/runtime/CMakeLists.txt", 1)
+    utils = Target("utils", QUALCOMM, (Item(f"{QUALCOMM}/runtime/Utils.h", place),))
+    found = check(
+        tree_of(miniature_tree.files()),
+        mapping(),
+        source=source(),
+        replies={"host": Reply({"utils": utils})},
+    ).differences
+    missing = [one for one in found if one.rule == "parity-evaluator-disagrees" and one.where == "utils"]
+    assert f"{QUALCOMM}/runtime/Utils.cpp" in [one.what for one in missing]
+    assert f"{QUALCOMM}/runtime/Utils.cpp" in [
+        one.what for one in found if one.rule == "parity-missing-in-cmake"
+    ]
+
+
+def test_the_schema_of_the_mapping_is_committed() -> None:
+    from ci.parity.mapping import schema
+
+    assert json.loads(Path("manifests/schema/parity.json").read_text(encoding="utf-8")) == json.loads(
+        schema()
+    )

@@ -1,0 +1,175 @@
+"""The Buck evaluator: real Starlark, our own stand-ins for Buck's functions, and a line for everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from ci.parity.buck import evaluate
+from ci.parity.model import Side
+from ci.parity.starlark_text import literals, with_after, without
+from ci.parity.tree import Tree, glob_regex
+from tests.support.parity_cases import mapping, tree_of
+
+RUNTIME = 'load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")\n'
+CODE = {f"p/{name}": "" for name in ("a.cpp", "a.h", "sub/b.cpp", "sub/deep/c.cpp", ".hidden.cpp")}
+
+
+def run(
+    text: str, *, variant: int = 0, others: dict[str, str] | None = None, name: str = "targets.bzl"
+) -> Side:
+    tree = tree_of({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
+    variants = mapping().variants
+    constraints = frozenset(key for one in variants for key in one.select)
+    return evaluate(tree, mapping().buck, variants[variant], constraints, "p")
+
+
+def sources(side: Side) -> list[str]:
+    assert side.troubles == []
+    return sorted(item.name for item in side.libraries["//p:x"].files)
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ('["a.cpp"]', ["a.cpp"]),
+        ('glob(["*.cpp"])', ["a.cpp"]),
+        ('glob(["**/*.cpp"])', ["a.cpp", "sub/b.cpp", "sub/deep/c.cpp"]),
+        ('glob(["*/*.cpp", "a.cpp"], exclude = ["sub/b.cpp"])', ["a.cpp"]),
+        ('native.glob(["sub/**"])', ["sub/b.cpp", "sub/deep/c.cpp"]),
+        ('[f for f in glob(["**/*.cpp"]) if "deep" not in f]', ["a.cpp", "sub/b.cpp"]),
+        ('["{}.cpp".format(n) for n in ["a"]] + (["sub/b.cpp"] if True else [])', ["a.cpp", "sub/b.cpp"]),
+        ('select({"ovr_config//os:linux": ["a.cpp"], "DEFAULT": []})', ["a.cpp"]),
+        ('select({"ovr_config//os:android": ["a.cpp"], "DEFAULT": ["sub/b.cpp"]})', ["sub/b.cpp"]),
+        ('[("a.cpp", ["-Wall"]), ":generated[x.cpp]"]', ["a.cpp"]),
+        ('{"x/a.cpp": "a.cpp"}.values()', ["a.cpp"]),
+        ('["a.cpp"] if native.read_config("s", "k", "no") == "no" else []', ["a.cpp"]),
+    ],
+)
+def test_sources(expression: str, found: list[str]) -> None:
+    side = run(f'runtime.cxx_library(name = "x", srcs = {expression})\n')
+    assert sources(side) == [f"p/{name}" for name in found]
+
+
+def test_the_variant_chooses_the_branch() -> None:
+    branches = '{"DEFAULT": [], "ovr_config//os:android": ["a.cpp"]}'
+    text = f'runtime.cxx_library(name = "x", srcs = select({branches}))\n'
+    assert sources(run(text, variant=1)) == ["p/a.cpp"]
+
+
+def test_the_trees_own_configuration_is_read() -> None:
+    text = 'runtime.cxx_library(name = "x", srcs = [native.read_config("qnn", "file")])\n'
+    assert sources(run(text, others={".buckconfig": "[qnn]\n  file = a.cpp\n"})) == ["p/a.cpp"]
+
+
+def test_lists_and_functions_are_loaded_from_other_files() -> None:
+    lists = 'FILES = ["a.cpp"]\ndef library(rule, **given):\n    rule(srcs = FILES, **given)\n'
+    text = 'load(":lists.bzl", "library")\nlibrary(runtime.cxx_library, name = "x")\n'
+    assert sources(run(text, others={"p/lists.bzl": lists})) == ["p/a.cpp"]
+
+
+def test_a_build_file_calls_its_macros() -> None:
+    macros = RUNTIME + 'def define_common_targets():\n    runtime.cxx_library(name = "x", srcs = ["a.cpp"])\n'
+    side = run(
+        'load(":targets.bzl", "define_common_targets")\ndefine_common_targets()\n',
+        others={"p/targets.bzl": macros},
+        name="BUCK",
+    )
+    assert sources(side) == ["p/a.cpp"]
+
+
+def test_labels_have_one_form() -> None:
+    labels = [":y", "//executorch/a/b", "//executorch/a/b:c", "@other//d:e"]
+    text = f'runtime.cxx_library(name = "x", deps = {labels})\n'
+    names = [item.name for item in run(text).libraries["//p:x"].dependencies]
+    assert names == ["//p:y", "//a/b:b", "//a/b:c", "@other//d:e"]
+
+
+def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
+    text = 'runtime.cxx_library(\n  name = "x",\n  srcs = ["a.cpp"] + glob([\n    "sub/*.cpp",\n  ]))\n'
+    places = {item.name: str(item.place) for item in run(text).libraries["//p:x"].files}
+    assert places == {"p/a.cpp": "p/targets.bzl:4", "p/sub/b.cpp": "p/targets.bzl:5"}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "why"),
+    [
+        ("x = [\n", 1, "Parse error"),
+        ("\nnothing()\n", 3, "nothing"),
+        ('load("@elsewhere//:x.bzl", "x")\n', 2, "outside the tree"),
+        ('load(":gone.bzl", "x")\n', 2, "does not exist"),
+        ('runtime.new_rule(name = "x")\n', 2, "new_rule"),
+        ('\n\nselect({"ovr_config//os:none": 1, "DEFAULT": 2})\n', 4, "no variant"),
+        ('select({"ovr_config//os:android": 1})\n', 2, "no branch"),
+        ('fail("stop here")\n', 2, "stop here"),
+        ('runtime.cxx_library(name = "x", srcs = [1])\n', 2, "expected text"),
+        ('runtime.cxx_library(name = "x", platform_srcs = ["a.cpp"])\n', 2, "platform_srcs"),
+        ('glob(["*.cpp"], unknown_option = 1)\n', 2, "unknown_option"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_with_its_line(text: str, line: int, why: str) -> None:
+    [trouble] = run(text).troubles
+    assert (trouble.place.file, trouble.place.line) == ("p/targets.bzl", line)
+    assert why in trouble.why
+
+
+def test_the_same_target_declared_otherwise_again_is_said() -> None:
+    text = 'runtime.cxx_library(name = "x", srcs = ["a.cpp"])\nruntime.cxx_library(name = "x", srcs = [])\n'
+    assert "declared again" in run(text).troubles[0].why
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "fits"),
+    [
+        ("*.cpp", "a.cpp", True),
+        ("*.cpp", "a/b.cpp", False),
+        ("*.cpp", ".a.cpp", False),
+        ("**/*.cpp", "a.cpp", True),
+        ("**/*.cpp", "a/b/c.cpp", True),
+        ("a/**/z.cpp", "a/z.cpp", True),
+        ("a/**", "a/b/c", True),
+        ("[ab]?.h", "b1.h", True),
+        ("[!a].h", "a.h", False),
+        ("a+b.h", "a+b.h", True),
+    ],
+)
+def test_glob_patterns(pattern: str, path: str, fits: bool) -> None:
+    assert bool(glob_regex(pattern).fullmatch(path)) is fits
+
+
+def test_a_literal_in_a_comment_is_none() -> None:
+    assert [literal.value for literal in literals('# "a"\nx = ["b", \'c\'] # "d"\n')] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ('x = [\n    "a",  # why\n    "b",\n]\n', 'x = [\n    "b",\n]\n'),
+        ('x = ["a", "b"]\n', 'x = ["b"]\n'),
+        ('x = ["c", "a"]\n', 'x = ["c"]\n'),
+        ('x = ["a"]\n', "x = []\n"),
+    ],
+)
+def test_taking_an_element_out(text: str, after: str) -> None:
+    [literal] = [one for one in literals(text) if one.value == "a"]
+    assert without(text, literal) == after
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ('x = [\n    "a",\n]\n', 'x = [\n    "a",\n    "b",\n]\n'),
+        ('x = ["a"]\n', 'x = ["a", "b"]\n'),
+    ],
+)
+def test_putting_an_element_in(text: str, after: str) -> None:
+    assert with_after(text, literals(text)[0], "b") == after
+
+
+def test_a_directory_is_listed_without_build_directories(tmp_path: object) -> None:
+    from pathlib import Path
+
+    root = Path(str(tmp_path))
+    for name in ("a.cpp", "build/CMakeCache.txt", "build/b.cpp", "third-party/c.cpp", ".git/d"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    assert Tree(root).files == {"a.cpp"}

@@ -1,0 +1,178 @@
+"""The CMake evaluator: each construct gives the files and links that CMake gives, and what it cannot know it
+says."""
+
+from __future__ import annotations
+
+import pytest
+
+from ci.parity.cmake import genex
+from ci.parity.cmake.evaluator import Project, evaluate, split
+from ci.parity.cmake.parser import SyntaxFault, parse
+from ci.parity.model import Side
+from tests.support.parity_cases import tree_of
+
+SOURCES = ("a.cpp", "b.cpp", "c.cpp", "sub/d.cpp", "sub/e.h")
+
+
+def run(text: str, *, others: dict[str, str] | None = None, **variables: str) -> Side:
+    files = {**{f"p/{name}": "" for name in SOURCES}, **(others or {}), "p/CMakeLists.txt": text}
+    values = {"CMAKE_SYSTEM_NAME": "Linux", **variables}
+    return evaluate(
+        tree_of(files), Project("p/CMakeLists.txt", values, frozenset(), frozenset(), frozenset({"outer"}))
+    )
+
+
+def files_of(side: Side, name: str = "x") -> set[str]:
+    assert side.troubles == []
+    return {item.name.removeprefix("p/") for item in side.libraries[name].files}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add_library(x a.cpp b.cpp)",
+        "add_library(x STATIC EXCLUDE_FROM_ALL a.cpp b.cpp)",
+        "ADD_LIBRARY(x)\nTARGET_SOURCES(x PUBLIC a.cpp PRIVATE b.cpp)",
+        "set(s a.cpp b.cpp)\nadd_library(x ${s})",
+        'set(s "a.cpp;b.cpp")\nadd_library(x ${s})',
+        "set(s a)\nset(a_list a.cpp b.cpp)\nadd_library(x ${${s}_list})",
+        "set(s b.cpp)\nlist(APPEND s a.cpp)\nadd_library(x ${s})",
+        "set(s a b)\nlist(TRANSFORM s APPEND .cpp)\nadd_library(x ${s})",
+        "set(s a.cpp b.cpp c.cpp)\nlist(REMOVE_ITEM s c.cpp)\nadd_library(x ${s})",
+        "set(s a.cpp b.cpp c.cpp)\nlist(FILTER s EXCLUDE REGEX ^c)\nadd_library(x ${s})",
+        "set(s a.cpp b.cpp c.cpp)\nlist(SUBLIST s 0 2 s)\nadd_library(x ${s})",
+        "foreach(n a b)\n  list(APPEND s ${n}.cpp)\nendforeach()\nadd_library(x ${s})",
+        "set(n a b)\nforeach(n IN LISTS n)\n list(APPEND s ${n}.cpp)\nendforeach()\nadd_library(x ${s})",
+        "foreach(i RANGE 3)\n if(i EQUAL 1)\n  continue()\n endif()\n list(APPEND s ${i})\nendforeach()\n"
+        'if(s STREQUAL "0;2;3")\n add_library(x a.cpp b.cpp)\nendif()',
+        "set(i 0)\nwhile(i LESS 3)\n math(EXPR i ${i}+1)\nendwhile()\n"
+        "if(i EQUAL 3)\n add_library(x a.cpp b.cpp)\nendif()",
+        "function(add n)\n add_library(${n} ${ARGN})\nendfunction()\nadd(x a.cpp b.cpp)",
+        "macro(s)\n set(files ${ARGV})\nendmacro()\ns(a.cpp b.cpp)\nadd_library(x ${files})",
+        "function(s)\n set(files a.cpp PARENT_SCOPE)\nendfunction()\ns()\nadd_library(x ${files} b.cpp)",
+        'function(s)\n cmake_parse_arguments(A "" "NAME" "SRCS" ${ARGN})\n'
+        " add_library(${A_NAME} ${A_SRCS})\n"
+        "endfunction()\ns(SRCS a.cpp b.cpp NAME x)",
+        "add_library(x a.cpp)\nif(CMAKE_SYSTEM_NAME STREQUAL Linux AND NOT ANDROID)\n"
+        " target_sources(x PRIVATE b.cpp)\nelse()\n target_sources(x PRIVATE c.cpp)\nendif()\nset(ANDROID)",
+        'string(REGEX REPLACE "([a-z]+)[.]h" "\\\\1.cpp" s "a.h;b.h")\nadd_library(x ${s})',
+        "string(TOUPPER s n)\nset(S_FILES a.cpp b.cpp)\nadd_library(x ${${n}_FILES})",
+        "get_filename_component(d ${CMAKE_CURRENT_LIST_DIR}/sub/.. ABSOLUTE)\n"
+        "add_library(x ${d}/a.cpp ${d}/b.cpp)",
+        "file(GLOB s [ab].cpp)\nadd_library(x ${s})",
+        "add_library(x $<BUILD_INTERFACE:a.cpp;b.cpp> $<INSTALL_INTERFACE:c.cpp>)",
+        "add_library(x a.cpp $<$<PLATFORM_ID:Linux>:b.cpp> $<$<PLATFORM_ID:Android>:c.cpp>)",
+        "add_library(x a.cpp $<IF:$<BOOL:${NOTHING}>,c.cpp,b.cpp>)\nset(NOTHING)",
+        "add_library(x a.cpp b.cpp ${CMAKE_CURRENT_BINARY_DIR}/made.cpp)",
+        "add_library(x)\ntarget_sources(x PUBLIC FILE_SET HEADERS BASE_DIRS . FILES a.cpp PRIVATE b.cpp)",
+        "#[[ a comment\nadd_library(x c.cpp) ]]\nadd_library(x a.cpp # c.cpp\n b.cpp)",
+        "set(s [[a.cpp]] [=[b.cpp]=])\nadd_library(x ${s})",
+        "add_library(y INTERFACE)\nadd_library(n::x ALIAS y)\n"
+        "if(TARGET n::x)\n add_library(x a.cpp b.cpp)\nendif()",
+    ],
+)
+def test_a_library_of_two_files(text: str) -> None:
+    assert files_of(run(text, NOTHING_SET="")) == {"a.cpp", "b.cpp"}
+
+
+def test_subdirectories_have_their_own_scope_and_directory() -> None:
+    sub = "set(here a)\ntarget_sources(x PRIVATE d.cpp ${CMAKE_CURRENT_LIST_DIR}/e.h)\n"
+    side = run(
+        "set(here b)\nadd_library(x)\nadd_subdirectory(sub)\ntarget_sources(x PRIVATE ${here}.cpp)",
+        others={"p/sub/CMakeLists.txt": sub},
+    )
+    assert files_of(side) == {"sub/d.cpp", "sub/e.h", "b.cpp"}
+
+
+def test_included_files_share_the_scope() -> None:
+    side = run("include(lists.cmake)\nadd_library(x ${s})", others={"p/lists.cmake": "set(s a.cpp)\n"})
+    assert files_of(side) == {"a.cpp"}
+
+
+def test_links_have_their_scope_and_no_flags() -> None:
+    side = run(
+        "add_library(x)\ntarget_link_libraries(x -s PUBLIC one PRIVATE $<$<BOOL:1>:two> /lib/three.so)"
+    )
+    assert [(item.name, item.scope) for item in side.libraries["x"].dependencies] == [
+        ("one", "PUBLIC"),
+        ("two", "PRIVATE"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("add_library(x\n  a.cpp\n  b.cpp\n)", 3),
+        ("set(s\n  b.cpp\n)\nadd_library(x ${s})", 2),
+        ("set(s\n  a\n  b\n)\nlist(TRANSFORM s APPEND .cpp)\nadd_library(x ${s})", 3),
+        ("set(d ${CMAKE_CURRENT_LIST_DIR})\nadd_library(x\n ${d}/b.cpp)", 3),
+    ],
+)
+def test_a_file_is_where_it_was_written(text: str, line: int) -> None:
+    side = run(text)
+    places = {item.name: item.place for item in side.libraries["x"].files}
+    assert str(places["p/b.cpp"]) == f"p/CMakeLists.txt:{line}"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("frobnicate(x)", "frobnicate()"),
+        ("add_library(x ${FROM_ELSEWHERE})", "${FROM_ELSEWHERE}"),
+        ("if(FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(FROM_ELSEWHERE)"),
+        ("if(NOT DEFINED FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(NOT DEFINED FROM_ELSEWHERE)"),
+        ("if(TARGET elsewhere)\n add_library(x a.cpp)\nendif()", "if(TARGET elsewhere)"),
+        ("find_program(P ls)\nadd_library(x ${P})", "add_library(x ${P})"),
+        ("file(READ list.txt s)\nadd_library(x ${s})", "add_library(x ${s})"),
+        ("add_library(x $<TARGET_FILE:outer>)", "$<TARGET_FILE:outer>"),
+        ("add_subdirectory(nowhere)", "add_subdirectory(nowhere)"),
+        ("include(nowhere)", "include(nowhere)"),
+        ("target_sources(elsewhere PRIVATE a.cpp)", "target_sources(elsewhere)"),
+        ("message(FATAL_ERROR stop)", "message(FATAL_ERROR)"),
+        ("set_property(TARGET x APPEND PROPERTY SOURCES a.cpp)", "set_property(SOURCES)"),
+        ("while(TRUE)\n set(a b)\nendwhile()", "p/CMakeLists.txt"),
+        ("macro(m)\n m()\nendmacro()\nm()", "p/CMakeLists.txt"),
+        ("add_library(x a.cpp\n", "p/CMakeLists.txt"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said(text: str, what: str) -> None:
+    assert what in [trouble.what for trouble in run(text).troubles]
+
+
+def test_a_condition_around_nothing_that_matters_needs_no_answer() -> None:
+    assert run("if(FROM_ELSEWHERE)\n message(STATUS hello)\nendif()").troubles == []
+
+
+def test_a_named_file_that_is_not_there_is_missing() -> None:
+    assert [item.name for item in run("add_library(x a.cpp nowhere.cpp)").missing] == ["p/nowhere.cpp"]
+
+
+def test_a_generated_file_is_not_missing() -> None:
+    side = run("add_custom_command(OUTPUT made.cpp COMMAND touch)\nadd_library(x a.cpp made.cpp)")
+    assert side.missing == []
+
+
+@pytest.mark.parametrize("text", ["if(A)\nelse()\n", "endif()", "set(a", "set a)", ")", 'set(a "b)'])
+def test_a_syntax_fault_has_its_line(text: str) -> None:
+    with pytest.raises(SyntaxFault) as raised:
+        parse(f"\n{text}")
+    assert raised.value.line >= 2
+
+
+def test_lists_are_split_outside_of_brackets() -> None:
+    assert split("a;[b;c];d\\;e") == ["a", "[b;c]", "d;e"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$<AND:1,$<NOT:0>>", "1"),
+        ("$<OR:0,0>", "0"),
+        ("$<IN_LIST:b,a;b>", "1"),
+        ("a$<1:b,c>d", "ab,cd"),
+        ("$<TARGET_EXISTS:t>", "1"),
+        ("$<CONFIG:Debug,Release>", "1"),
+    ],
+)
+def test_generator_expressions(text: str, value: str) -> None:
+    assert genex.evaluate(text, {"CMAKE_BUILD_TYPE": "Release"}, lambda name: name == "t") == value
