@@ -67,7 +67,7 @@ def readiness(plan: Plan) -> Readiness:
         return Readiness(None, ())
     kept = recall(root)
     if kept is None:
-        if (not (plan.build / "CMakeCache.txt").is_file() and plan.build.exists()) or not _ours(root):
+        if not _ours(root):
             raise UsageError(
                 f"{root} is not empty, and not a build directory that was made here",
                 remedy="name an empty or new directory with --build-dir",
@@ -103,7 +103,8 @@ def prepare(plan: Plan) -> None:
 
 
 def _ours(root: Path) -> bool:
-    return {path.name for path in root.iterdir()} <= {"build", "build.log", "flags.cmake", MEMORY}
+    names = {path.name for path in root.iterdir()}
+    return "flags.cmake" in names and names <= {"build", "build.log", "flags.cmake", MEMORY}
 
 
 def _differences(before: dict[str, str], now: dict[str, str]) -> list[str]:

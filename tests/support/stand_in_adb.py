@@ -1,7 +1,7 @@
 """An adb server with one phone, whose shell is this machine's: for the real adb client to talk to.
 
 It speaks what the client uses: host requests to find the device, `shell,v2` to run commands there with an
-exit code, and `sync` to move files. The phone's paths are this machine's: tests give it a folder of their own.
+exit code, and `sync` to move files. The paths on the phone are ours: tests give it a folder of their own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,277 @@
+"""Bundles, really run: the arm64 runner under qemu over ssh, the Android one behind the real adb client."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioning.settings import ROOT
+from tests.support.builds import Built, build, run_stage
+from tests.support.devices import make_device_sdk, make_inputs, make_program
+from tests.support.miniature_executorch import digest, make_tree
+from tests.support.sshd import HOST, ssh_server
+from tests.support.stand_in_adb import SERIAL, Phone, adb_server
+from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
+
+QEMU = f"qemu-aarch64 -L {GLIBC.parent}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One kind of device, and a bundle for it."""
+
+    bundle: Path
+    flags: tuple[str | Path, ...]
+    environ: Mapping[str, str]
+    folder: Path
+    """On the device."""
+
+    def run(
+        self, *flags: str | Path, into: Path, bundle: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        places = ("--device-dir", self.folder, "--reports", into)
+        return run_stage(
+            "run_device", bundle or self.bundle, *self.flags, *places, *flags, environ=self.environ
+        )
+
+
+def report(folder: Path, stage: str = "run_device") -> Any:
+    return json.loads((folder / f"{stage}.json").read_text(encoding="utf-8"))
+
+
+def bundle(built: Built, sdk: Path, *flags: str | Path, target: str) -> subprocess.CompletedProcess[str]:
+    places = ("--dist", built.dist, "-o", built.folder / "bundle", "--reports", built.folder / "reports")
+    return run_stage(
+        "bundle",
+        *("--profile", "qnn-2.37", "--target", target, "--soc", "SM8650"),
+        *places,
+        *flags,
+        environ={"QNN_SDK_ROOT": sdk, "QNN_CI_STORE": built.folder / "store"},
+    )
+
+
+@pytest.fixture(scope="module")
+def linux(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("linux")
+    sdk = make_device_sdk(folder / "sdk", "aarch64-linux")
+    built = build("build_linux_arm64", folder, make_tree(folder), sdk)
+    made = bundle(built, sdk, make_program(folder / "a model.pte"), target="aarch64-linux")
+    assert made.returncode == 0, made.stderr + made.stdout
+    keys = tmp_path_factory.mktemp("keys")
+    with ssh_server(keys) as config:
+        flags = ("--ssh", HOST, "--ssh-config", config, "--wrap", QEMU)
+        yield Bench(folder / "bundle", flags, {}, tmp_path_factory.mktemp("board") / "qnn ci")
+
+
+@pytest.fixture(scope="module")
+def phone() -> Phone:
+    return Phone()
+
+
+@pytest.fixture(scope="module")
+def android(tmp_path_factory: pytest.TempPathFactory, phone: Phone) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("android")
+    sdk = make_device_sdk(folder / "sdk", "aarch64-android")
+    built = build("build_android", folder, make_tree(folder), sdk, ndk=make_ndk(folder / "ndk"))
+    made = bundle(built, sdk, make_program(folder / "model.pte"), target="aarch64-android")
+    assert made.returncode == 0, made.stderr + made.stdout
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "logcat").write_text("#!/bin/sh\necho 'adsprpc: no unsigned PD'\n", encoding="utf-8")
+    (programs / "logcat").chmod(0o755)
+    phone.path = f"{programs}:{phone.path}"
+    root = make_device_root(folder / "device")
+    wrap = f"env LD_LIBRARY_PATH=/system/lib64:./lib qemu-aarch64 -L {root}"
+    with adb_server(phone) as environ:
+        flags = ("--serial", SERIAL, "--wrap", wrap)
+        yield Bench(folder / "bundle", flags, environ, tmp_path_factory.mktemp("phone") / "qnn-ci")
+
+
+def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Bench, tmp_path: Path) -> None:
+    done = linux.run("--inputs", make_inputs(tmp_path / "in", b"abc", b"HAL"), into=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    outputs = sorted((tmp_path / "device" / "outputs").iterdir())
+    assert [path.read_bytes() for path in outputs] == [b"bcd", b"IBM"]
+
+
+def test_what_is_there_already_is_not_pushed_again(linux: Bench, tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "in", b"abc")
+    linux.run("--inputs", inputs, into=tmp_path)
+    (tmp_path / "in" / "input 0.raw").write_bytes(b"xyz")
+    done = linux.run("--inputs", inputs, into=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert report(tmp_path)["metrics"]["pushed"] == ["inputs/0000_0.raw"]
+
+
+def test_a_file_damaged_on_the_device_is_pushed_again(linux: Bench, tmp_path: Path) -> None:
+    linux.run("--push-only", into=tmp_path)
+    (linux.folder / "lib" / "libQnnHtp.so").write_bytes(b"of another SDK")
+    linux.run("--push-only", into=tmp_path)
+    assert report(tmp_path)["metrics"]["pushed"] == ["lib/libQnnHtp.so"]
+
+
+def test_a_skel_of_an_earlier_bundle_is_taken_away(linux: Bench, tmp_path: Path) -> None:
+    linux.run("--push-only", into=tmp_path)
+    stale = linux.folder / "dsp" / "libQnnHtpV79Skel.so"
+    stale.write_bytes(b"of an earlier bundle")
+    linux.run("--push-only", into=tmp_path)
+    assert (report(tmp_path)["metrics"]["removed"], stale.exists()) == (["dsp/libQnnHtpV79Skel.so"], False)
+
+
+def test_a_missing_skel_fails_with_its_explanation(linux: Bench, tmp_path: Path) -> None:
+    """The chip's skel is not found when the program is for another arch."""
+    other = tmp_path / "bundle"
+    shutil.copytree(linux.bundle, other)
+    model = other / "models" / "a model.pte"
+    model.write_bytes(model.read_bytes().replace(b"arch=75", b"arch=79"))
+    manifest = json.loads((other / "manifest.json").read_text(encoding="utf-8"))
+    for file in manifest["files"]:
+        file["sha256"] = digest(other / file["path"])
+    (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    done = linux.run("--inputs", make_inputs(tmp_path / "in", b"abc"), into=tmp_path, bundle=other)
+    found = report(tmp_path)
+    assert (done.returncode, found["outcome"], found["metrics"]["exit_code"]) == (1, "fail", 1)
+    assert "error 4000" in found["findings"][0]["message"]
+    assert "device-diagnosis" in {finding["rule"] for finding in found["findings"]}
+
+
+def test_a_bundle_that_was_changed_is_refused(linux: Bench, tmp_path: Path) -> None:
+    other = tmp_path / "bundle"
+    shutil.copytree(linux.bundle, other)
+    (other / "lib" / "libQnnSystem.so").write_bytes(b"something else")
+    done = linux.run(into=tmp_path, bundle=other)
+    assert (done.returncode, "libQnnSystem.so" in done.stderr) == (1, True)
+
+
+def test_a_runner_that_hangs_is_ended_on_the_device(linux: Bench, tmp_path: Path) -> None:
+    flags = [flag for flag in linux.flags if flag not in ("--wrap", QEMU)]
+    sleeper = make_sleeper(tmp_path)
+    slow = Bench(linux.bundle, (*flags, "--wrap", str(sleeper)), {}, linux.folder)
+    done = slow.run("--timeout", "3", into=tmp_path)
+    assert (done.returncode, report(tmp_path)["metrics"]["exit_code"]) == (1, None)
+    process = int((linux.folder / "sleeper.pid").read_text(encoding="utf-8"))
+    assert _gone(process)
+
+
+def test_a_host_that_does_not_answer_is_said(linux: Bench, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host nowhere\n  HostName 127.0.0.1\n  Port 1\n", encoding="utf-8")
+    done = run_stage(
+        "run_device",
+        linux.bundle,
+        "--ssh",
+        "nowhere",
+        "--ssh-config",
+        config,
+        "--reports",
+        tmp_path,
+        environ={},
+    )
+    assert (done.returncode, "Connection refused" in done.stderr) == (3, True)
+
+
+def test_push_sh_does_the_same(linux: Bench, tmp_path: Path) -> None:
+    config = linux.flags[3]
+    environ = {**os.environ, "DEVICE_DIR": str(tmp_path / "board")}
+    subprocess.run(
+        ["sh", str(linux.bundle / "push.sh"), "-F", str(config), HOST], env=environ, check=True, timeout=120
+    )
+    pushed = {str(p.relative_to(tmp_path / "board")) for p in (tmp_path / "board").rglob("*") if p.is_file()}
+    listed = json.loads((linux.bundle / "manifest.json").read_text(encoding="utf-8"))["files"]
+    assert pushed == {file["path"] for file in listed}
+
+
+def test_a_program_runs_over_adb_and_its_outputs_come_back(android: Bench, tmp_path: Path) -> None:
+    done = android.run("--inputs", make_inputs(tmp_path / "in", b"abc"), into=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [path.read_bytes() for path in (tmp_path / "device" / "outputs").iterdir()] == [b"bcd"]
+
+
+def test_adb_pushes_what_changed_alone(android: Bench, phone: Phone, tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "in", b"abc")
+    android.run("--inputs", inputs, into=tmp_path)
+    phone.received.clear()
+    (tmp_path / "in" / "input 0.raw").write_bytes(b"xyz")
+    android.run("--inputs", inputs, into=tmp_path)
+    assert phone.received == [str(android.folder / "inputs" / "0000_0.raw")]
+
+
+def test_the_phones_own_log_comes_back_when_a_run_fails(android: Bench, tmp_path: Path) -> None:
+    done = android.run("--runner-arg=--model_path=nowhere.pte", into=tmp_path)
+    assert done.returncode == 1
+    assert "adsprpc" in (tmp_path / "device" / "system.log").read_text(encoding="utf-8")
+
+
+def test_a_phone_that_loses_bytes_is_found_out(android: Bench, phone: Phone, tmp_path: Path) -> None:
+    phone.corrupt = True
+    try:
+        done = android.run("--inputs", make_inputs(tmp_path / "in", b"lost"), into=tmp_path)
+    finally:
+        phone.corrupt = False
+    assert (done.returncode, "after pushing" in done.stderr) == (4, True)
+
+
+@pytest.mark.parametrize("state", ["unauthorized", "offline"])
+def test_a_phone_that_is_not_ready_is_said(android: Bench, phone: Phone, tmp_path: Path, state: str) -> None:
+    phone.state = state
+    try:
+        done = android.run(into=tmp_path)
+    finally:
+        phone.state = "device"
+    assert (done.returncode, state in done.stderr) == (3, True)
+
+
+def test_another_serial_is_not_there(android: Bench, tmp_path: Path) -> None:
+    done = run_stage(
+        "run_device", android.bundle, "--serial", "nobody", "--reports", tmp_path, environ=android.environ
+    )
+    assert (done.returncode, "'nobody' not found" in done.stderr) == (3, True)
+
+
+def test_an_interrupted_run_ends_the_runner(linux: Bench, tmp_path: Path) -> None:
+    sleeper = make_sleeper(tmp_path)
+    (linux.folder / "sleeper.pid").unlink(missing_ok=True)
+    flags = [flag for flag in linux.flags if flag not in ("--wrap", QEMU)]
+    command = [sys.executable, "-m", "ci", "run_device", linux.bundle, *flags, "--wrap", sleeper]
+    command += ["--device-dir", linux.folder, "--reports", tmp_path]
+    with subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=subprocess.PIPE) as process:
+        written = linux.folder / "sleeper.pid"
+        deadline = time.monotonic() + 60
+        while not (written.is_file() and written.read_text(encoding="utf-8").strip()):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    assert _gone(int(written.read_text(encoding="utf-8")))
+
+
+def make_sleeper(folder: Path) -> Path:
+    """Stands before the runner, takes any flags and never ends by itself."""
+    sleeper = folder / "sleeper"
+    sleeper.write_text("#!/bin/sh\necho $$ > sleeper.pid\nexec sleep 300\n", encoding="utf-8")
+    sleeper.chmod(0o755)
+    return sleeper
+
+
+def _gone(process: int) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False

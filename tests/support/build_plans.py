@@ -1,0 +1,38 @@
+"""A plan of a build, without compilers: for what is decided before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ci.build.plan import Plan, Sdk
+from ci.build.recipes import load_recipe
+from ci.build.toolchain import Toolchain
+from ci.build.tree import SourceTree
+from ci.cmake import Program
+
+COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"
+
+
+def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> Plan:
+    plan = Plan(
+        target=target,
+        recipe=load_recipe(target),
+        tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, changed=False, time=1767323045),
+        sdk=Sdk(root / "sdk", "v2.37.0.250724175447_124859"),
+        toolchain=Toolchain(
+            "vendor g++ 12.2.0", {"CMAKE_CXX_COMPILER": "/opt/vendor/g++"}, values={"ndk": "/opt/ndk"}
+        ),
+        cmake=Program(Path("/opt/bin/cmake"), "cmake version 4.0.0"),
+        ninja=Program(Path("/opt/bin/ninja"), "1.12.1"),
+        python=Path("/opt/bin/python3"),
+        python_identity="cpython-311 3.11.7 at /opt/bin/python3",
+        build_type="RelWithDebInfo",
+        launcher=None,
+        extra=(),
+        jobs=2,
+        root=root / "work",
+        dist=root / "dist",
+    )
+    return replace(plan, **changes)

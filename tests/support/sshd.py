@@ -1,0 +1,71 @@
+"""An ssh server for this user alone, on a port and with keys of its own."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from getpass import getuser
+from pathlib import Path
+
+HOST = "board"
+_CONFIG = """\
+ListenAddress 127.0.0.1:{port}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+PidFile none
+"""
+_CLIENT = """\
+Host {host}
+  HostName 127.0.0.1
+  Port {port}
+  User {user}
+  IdentityFile {folder}/user
+  IdentitiesOnly yes
+  StrictHostKeyChecking accept-new
+  UserKnownHostsFile {folder}/known_hosts
+"""
+
+
+@contextmanager
+def ssh_server(folder: Path) -> Iterator[Path]:
+    """The client's configuration, in which the server is called `board`."""
+    program = shutil.which("sshd") or "/usr/sbin/sshd"
+    for name in ("host", "user"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=60
+        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = folder / "sshd_config"
+    config.write_text(_CONFIG.format(port=port, folder=folder), encoding="utf-8")
+    client = folder / "ssh_config"
+    client.write_text(_CLIENT.format(host=HOST, port=port, user=getuser(), folder=folder), encoding="utf-8")
+    # Where the server separates privileges; Debian's own start script makes it.
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with subprocess.Popen([program, "-D", "-e", "-f", str(config)], stderr=subprocess.PIPE) as server:
+        try:
+            _await(server, port)
+            yield client
+        finally:
+            server.terminate()
+
+
+def _await(server: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise RuntimeError(server.stderr.read().decode() if server.stderr else "sshd ended")
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError("sshd does not answer")

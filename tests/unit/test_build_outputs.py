@@ -1,0 +1,98 @@
+"""What was built is held against its target by its ELF headers and its bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.build.outputs import Built, check, demands_of
+from tests.support.elves import AARCH64, X86_64, Library
+
+LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}
+ANDROID = {
+    "machine": AARCH64,
+    "interpreter": "/system/bin/linker64",
+    "needed": ["libc.so", "liblog.so"],
+    "alignment": 0x4000,
+    "android_api": 30,
+}
+
+
+def rules(
+    folder: Path, target: str, library: Library, *, kind: str = "runner", private: str = "/home/me/src"
+) -> list[str]:
+    path = library.write(folder / "qnn_executor_runner")
+    built = Built(kind, path, "bin/qnn_executor_runner")  # type: ignore[arg-type]
+    return [found.rule for found in check([built], demands_of(target, "2.34"), [Path(private)])]
+
+
+@pytest.mark.parametrize(("target", "good"), [("aarch64-linux", LINUX), ("aarch64-android", ANDROID)])
+def test_a_good_runner_has_nothing_said_of_it(tmp_path: Path, target: str, good: dict[str, Any]) -> None:
+    assert rules(tmp_path, target, Library(**good)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"machine": X86_64}, "build-machine"),
+        ({"interpreter": "/system/bin/linker64"}, "build-loader"),
+        ({"needed": ["libmine.so"]}, "build-needed"),
+        ({"runpath": "/opt/build/lib"}, "build-search-path"),
+        ({"rpath": "$ORIGIN:/opt/build/lib"}, "build-search-path"),
+        ({"versions": {"libc.so.6": ["GLIBC_2.35"]}}, "build-glibc"),
+        ({"textrel": True}, "build-relocations"),
+        ({"execstack": True}, "build-stack"),
+        ({"content": b"/home/me/src/runner.cpp\0"}, "build-paths"),
+    ],
+)
+def test_each_fault_of_a_linux_runner_is_said_alone(
+    tmp_path: Path, change: dict[str, Any], rule: str
+) -> None:
+    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **change})) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"alignment": 0x1000}, "build-page-size"),
+        ({"android_api": 31}, "build-android-api"),
+        ({"android_api": None}, "build-android-api"),
+        ({"needed": ["libc++_shared.so"]}, "build-needed"),
+    ],
+)
+def test_each_fault_of_an_android_runner_is_said_alone(
+    tmp_path: Path, change: dict[str, Any], rule: str
+) -> None:
+    assert rules(tmp_path, "aarch64-android", Library(**{**ANDROID, **change})) == [rule]
+
+
+def test_an_older_glibc_and_search_beside_itself_are_good(tmp_path: Path) -> None:
+    fine = {"versions": {"libc.so.6": ["GLIBC_2.17", "GLIBC_2.34"]}, "runpath": "$ORIGIN:$ORIGIN/../lib"}
+    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **fine})) == []  # type: ignore[arg-type]
+
+
+def test_a_folder_that_begins_alike_is_another(tmp_path: Path) -> None:
+    assert rules(tmp_path, "aarch64-linux", Library(**LINUX, content=b"/home/me/src2/a.cpp\0")) == []  # type: ignore[arg-type]
+
+
+def test_a_library_needs_no_loader(tmp_path: Path) -> None:
+    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, "interpreter": ""}), kind="library") == []  # type: ignore[arg-type]
+
+
+def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
+    runner = Library(**{**LINUX, "needed": ["libqnn_executorch_backend.so"]})  # type: ignore[arg-type]
+    library = Library(machine=AARCH64, soname="libqnn_executorch_backend.so")
+    built = [
+        Built("runner", runner.write(tmp_path / "r"), "bin/r"),
+        Built("library", library.write(tmp_path / "l"), "lib/libqnn_executorch_backend.so"),
+    ]
+    assert check(built, demands_of("aarch64-linux", "2.34"), []) == []
+
+
+def test_a_file_that_is_no_elf_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "runner"
+    path.write_text("<html>", encoding="utf-8")
+    found = check([Built("runner", path, "bin/r")], demands_of("aarch64-linux", "2.34"), [])
+    assert [each.rule for each in found] == ["build-elf"]

@@ -1,0 +1,67 @@
+"""Recipes: what is built for a target, as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ci.build.recipes import RECIPES, filled, load_recipe
+from provisioning.errors import ManifestError
+from provisioning.settings import TARGETS
+
+GOOD = """
+schema = 1
+summary = "a recipe"
+toolchain = "host"
+[[projects]]
+name = "all"
+source = "."
+build = "."
+[[outputs]]
+kind = "library"
+files = ["lib/a.so"]
+to = "lib"
+"""
+
+
+def recipe(folder: Path, text: str) -> Path:
+    (folder / "mine.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_target_has_a_recipe_with_the_projects_of_its_base(target: str) -> None:
+    assert [project.name for project in load_recipe(target).projects] == ["executorch", "examples"]
+
+
+def test_a_target_adds_to_its_base() -> None:
+    options = load_recipe("aarch64-android").options
+    assert (options["ANDROID_PLATFORM"], options["PYTHON_EXECUTABLE"]) == ("android-30", "{python}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('source = "."', 'source = "../elsewhere"', "source"),
+        ('to = "lib"', 'to = "/usr/lib"', "to"),
+        ('files = ["lib/a.so"]', "files = []", "files"),
+        ('build = "."', 'build = "."\noptions = { A = "{nowhere}" }', "(top)"),
+        ('toolchain = "host"', "", "toolchain"),
+        ('to = "lib"', 'to = "lib"\ndefined = "("\ndefined_in = "."', "defined"),
+        ('to = "lib"', 'to = "lib"\ndefined = "a(b)"', "outputs.0"),
+    ],
+)
+def test_a_recipe_that_cannot_be_taken_names_its_key(tmp_path: Path, old: str, new: str, key: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        load_recipe("mine", recipe(tmp_path, GOOD.replace(old, new)))
+    assert key in caught.value.key
+
+
+def test_placeholders_are_filled_and_origins_stay() -> None:
+    assert filled("{build}:$ORIGIN/../lib:{other}", {"build": "/b"}) == "/b:$ORIGIN/../lib:{other}"
+
+
+def test_no_recipe_says_a_version_or_an_address() -> None:
+    for path in RECIPES.glob("*.toml"):
+        assert "http" not in path.read_text(encoding="utf-8"), path

@@ -1,0 +1,159 @@
+"""Running commands, the overlay, and the bill of materials."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.build import overlay, sbom
+from ci.build.execute import Ticker, execute, fault
+from ci.build.plan import Command
+from ci.build.tree import Submodule
+from provisioning.errors import CheckFailed, EnvironmentLacking
+
+COMMAND = Command("building it", ("cmake", "--build", "."))
+
+
+def python(code: str) -> Command:
+    return Command("building it", (sys.executable, "-c", code))
+
+
+def test_all_that_a_command_says_is_in_the_log(tmp_path: Path) -> None:
+    code = "import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)"
+    execute(python(code), tmp_path / "log", os.environ, jobs=2)
+    assert (tmp_path / "log").read_text(encoding="utf-8").splitlines()[-2:] == ["out", "err"]
+
+
+def test_the_first_error_is_shown(tmp_path: Path) -> None:
+    code = (
+        "print('[1/9] a.cpp'); print('a.cpp:3:1: error: first'); print('b.cpp:1:1: error: second'); exit(2)"
+    )
+    with pytest.raises(CheckFailed, match=r"exit code 2:\n  a\.cpp:3:1: error: first"):
+        execute(python(code), tmp_path / "log", os.environ, jobs=2)
+
+
+def test_an_earlier_commands_error_is_not_this_ones(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a.cpp:3:1: error: long ago\n", encoding="utf-8")
+    with pytest.raises(CheckFailed) as caught:
+        execute(python("print('gone wrong'); exit(1)"), tmp_path / "log", os.environ, jobs=2)
+    assert "long ago" not in caught.value.message
+
+
+def test_a_known_cause_is_explained() -> None:
+    found = fault(
+        COMMAND, 1, "error: libc++.so.1: cannot open shared object file: No such file", Path("log"), 2
+    )
+    assert "libc++" in found.message.partition("\n  error")[2].partition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    "text", ["c++: fatal error: Killed signal terminated program cc1plus", "LLVM ERROR: out of memory"]
+)
+def test_too_little_memory_halves_the_jobs(text: str) -> None:
+    found = fault(COMMAND, 1, text, Path("log"), 8)
+    assert (type(found), found.remedy) == (EnvironmentLacking, "--jobs 4")
+
+
+def test_a_full_disk_is_no_fault_of_the_tree() -> None:
+    found = fault(COMMAND, 1, "x.s: error: No space left on device", Path("log"), 8)
+    assert (found.exit_code, "disk is full" in found.message) == (3, True)
+
+
+def test_progress_off_a_terminal_is_a_line_for_each_tenth() -> None:
+    out = io.StringIO()
+    ticker = Ticker("building", out)
+    for done in range(1, 101):
+        ticker.step(done, 100)
+    assert len(out.getvalue().splitlines()) == 11
+
+
+def test_a_build_inside_the_build_does_not_count() -> None:
+    out = io.StringIO()
+    ticker = Ticker("building", out)
+    ticker.step(50, 100)
+    ticker.step(1, 2)
+    assert out.getvalue() == "building: 50 of 100\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "executorch"
+    for place in ("exir/core.py", "exir/__init__.py", "backends/qualcomm/a.py", "backends/xnnpack/b.py"):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).touch()
+    return root
+
+
+def made(tree: Path, tmp_path: Path) -> Path:
+    (tmp_path / "new.so").write_bytes(b"new")
+    files = {"backends/qualcomm/python/PyA.cpython-312.so": tmp_path / "new.so"}
+    return overlay.make(tree, files, tmp_path / "overlay") / "executorch"
+
+
+def test_an_overlay_has_the_tree_and_what_is_new(tree: Path, tmp_path: Path) -> None:
+    root = made(tree, tmp_path)
+    assert (root / "exir" / "core.py").is_file() and (root / "backends" / "xnnpack" / "b.py").is_file()
+    assert (root / "backends/qualcomm/python/PyA.cpython-312.so").read_bytes() == b"new"
+
+
+def test_an_overlay_leaves_earlier_adaptors_out(tree: Path, tmp_path: Path) -> None:
+    old = tree / "backends" / "qualcomm" / "python" / "PyB.cpython-38.so"
+    old.parent.mkdir()
+    old.touch()
+    assert not (made(tree, tmp_path) / "backends/qualcomm/python/PyB.cpython-38.so").exists()
+    assert old.exists()
+
+
+def test_folders_on_the_way_are_packages_and_the_root_is_not(tree: Path, tmp_path: Path) -> None:
+    root = made(tree, tmp_path)
+    folders = (".", "backends", "backends/qualcomm", "backends/qualcomm/python")
+    assert [(root / folder / "__init__.py").exists() for folder in folders] == [False, True, True, True]
+
+
+def test_a_second_overlay_takes_the_place_of_the_first(tree: Path, tmp_path: Path) -> None:
+    made(tree, tmp_path)
+    (tree / "exir" / "core.py").unlink()
+    assert not (made(tree, tmp_path) / "exir" / "core.py").exists()
+
+
+def test_installing_replaces_earlier_adaptors(tree: Path, tmp_path: Path) -> None:
+    folder = tree / "backends" / "qualcomm" / "python"
+    folder.mkdir()
+    (folder / "PyA.cpython-38.so").touch()
+    (tmp_path / "new.so").write_bytes(b"new")
+    overlay.install(tree, {"backends/qualcomm/python/PyA.cpython-312.so": tmp_path / "new.so"})
+    assert [path.name for path in folder.iterdir()] == ["PyA.cpython-312.so"]
+
+
+SUBJECT = sbom.Ingredient("executorch", "1.5.1", kind="application")
+
+
+def test_the_same_build_has_the_same_bill() -> None:
+    files = [sbom.File("lib/a.so", "ab" * 32)]
+    assert sbom.document(SUBJECT, [], files, "x86_64-linux") == sbom.document(
+        SUBJECT, [], files, "x86_64-linux"
+    )
+
+
+def test_another_file_gives_another_serial_number() -> None:
+    bills = [sbom.document(SUBJECT, [], [sbom.File("a", digest * 64)], "x86_64-linux") for digest in "ab"]
+    assert json.loads(bills[0])["serialNumber"] != json.loads(bills[1])["serialNumber"]
+
+
+def test_a_submodule_is_named_by_its_commit() -> None:
+    found = sbom.ingredient_of(
+        Submodule("third-party/flatcc", "https://github.com/Dvidelabs/flatcc.git", "ab" * 20)
+    )
+    assert (found.name, found.purl) == ("flatcc", f"pkg:github/dvidelabs/flatcc@{'ab' * 20}")
+
+
+def test_references_are_used_once() -> None:
+    ingredients = [sbom.Ingredient("json", "1"), sbom.Ingredient("json", "2")]
+    bill = json.loads(sbom.document(SUBJECT, ingredients, [sbom.File("json@1", "ab" * 32)], "x86_64-linux"))
+    references = [each["bom-ref"] for each in bill["components"]]
+    assert len(references) == len(set(references))

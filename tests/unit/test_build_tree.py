@@ -1,0 +1,123 @@
+"""What a tree says of itself before anything is built."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ci.build import tree as trees
+from ci.build.recipes import load_recipe
+from provisioning.errors import EnvironmentLacking
+from tests.support.miniature_executorch import make_old, make_tree
+
+ADAPTOR = next(output for output in load_recipe("x86_64-linux").outputs if output.kind == "adaptor")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return make_tree(tmp_path, commit=False)
+
+
+def test_version_and_commit_are_the_trees_own(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    head = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(head, cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+    found = trees.open_tree(root)
+    assert (found.version, found.commit, found.changed, found.time) == ("1.5.1", commit, False, 1767323045)
+
+
+def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    (root / "version.txt").write_text("1.5.2\n", encoding="utf-8")
+    assert trees.open_tree(root).changed
+
+
+def test_a_repository_around_the_tree_is_not_the_trees(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert trees.open_tree(make_tree(tmp_path, commit=False)).commit == ""
+
+
+def test_the_stores_tree_is_found_below_its_root(tree: Path) -> None:
+    assert trees.open_tree(tree.parent).root == tree
+
+
+def test_a_folder_that_is_no_tree_is_said(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match=r"expected an ExecuTorch tree with CMakeLists\.txt"):
+        trees.open_tree(tmp_path)
+
+
+def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match="must be named executorch, found et"):
+        trees.open_tree(make_tree(tmp_path, commit=False, name="et"))
+
+
+def test_an_empty_submodule_is_said_with_the_command_that_fills_it(tree: Path) -> None:
+    text = (
+        '[submodule "flatcc"]\n\tpath = third-party/flatcc\n\turl = https://github.com/dvidelabs/flatcc.git\n'
+    )
+    (tree / ".gitmodules").write_text(text, encoding="utf-8")
+    (tree / "third-party" / "flatcc").mkdir()
+    with pytest.raises(EnvironmentLacking, match="third-party/flatcc") as caught:
+        trees.open_tree(tree)
+    assert "submodule update --init" in caught.value.remedy
+
+
+def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    text = '[submodule "a"]\n\tpath = third-party/a\n\turl = https://github.com/some/a.git\n'
+    (root / ".gitmodules").write_text(text, encoding="utf-8")
+    index = ["git", "update-index", "--add", "--cacheinfo", f"160000,{'ab' * 20},third-party/a"]
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    subprocess.run(index, cwd=root, check=True)
+    subprocess.run(["git", *identity, "commit", "-qm", "a"], cwd=root, check=True)
+    (root / "third-party" / "a").mkdir()
+    (root / "third-party" / "a" / "file").touch()
+    found = trees.submodules(trees.open_tree(root))
+    assert found == [trees.Submodule("third-party/a", "https://github.com/some/a.git", "ab" * 20)]
+
+
+def test_new_trees_define_one_adaptor(tree: Path) -> None:
+    assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor"]
+
+
+def test_old_trees_define_two(tree: Path) -> None:
+    make_old(tree)
+    assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor", "PyQnnWrapperAdaptor"]
+
+
+def test_an_adaptor_in_a_comment_is_none(tree: Path) -> None:
+    listing = tree / "backends" / "qualcomm" / "aot" / "python" / "CMakeLists.txt"
+    text = listing.read_text(encoding="utf-8")
+    listing.write_text(f"# add_library(PyOldAdaptor MODULE)\n{text}", encoding="utf-8")
+    assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor"]
+
+
+def test_every_option_of_the_recipes_is_read_by_the_miniature(tree: Path) -> None:
+    assert trees.unread_options(load_recipe("aarch64-linux"), tree) == []
+
+
+def test_an_option_that_only_a_comment_has_is_unread(tree: Path) -> None:
+    listing = tree / "CMakeLists.txt"
+    text = listing.read_text(encoding="utf-8")
+    listing.write_text(
+        text.replace("option(EXECUTORCH_BUILD_DEVTOOLS", "# (EXECUTORCH_BUILD_DEVTOOLS"), "utf-8"
+    )
+    assert trees.unread_options(load_recipe("aarch64-linux"), tree) == ["EXECUTORCH_BUILD_DEVTOOLS"]
+
+
+def test_the_toolchains_own_files_read_options_too(tree: Path, tmp_path: Path) -> None:
+    toolchain = tmp_path / "android.toolchain.cmake"
+    toolchain.write_text("if(ANDROID_ABI AND ANDROID_PLATFORM)\nendif()\n", encoding="utf-8")
+    recipe = load_recipe("aarch64-android")
+    assert trees.unread_options(recipe, tree) == ["ANDROID_ABI", "ANDROID_PLATFORM"]
+    assert trees.unread_options(recipe, tree, [toolchain]) == []
+
+
+def test_git_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_tree(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("git") is None
+    assert trees.open_tree(root).commit == ""
