@@ -331,7 +331,8 @@ def soc_named(name: str) -> Soc:
     if name not in socs:
         import difflib
 
-        near = difflib.get_close_matches(name.upper(), socs, n=3)
+        written = name.strip().upper()
+        near = [written] if written in socs else difflib.get_close_matches(written, socs, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"use one of: {', '.join(sorted(socs))}"
         raise UsageError(f"there is no SoC {name!r} in manifests/socs.toml", remedy=hint)
     return socs[name]

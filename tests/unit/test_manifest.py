@@ -150,6 +150,12 @@ def test_an_unknown_soc_gets_a_suggestion() -> None:
     assert "did you mean SM8" in caught.value.remedy
 
 
+def test_a_soc_in_small_letters_gets_one_suggestion() -> None:
+    with pytest.raises(UsageError) as caught:
+        soc_named("sm8650")
+    assert caught.value.remedy == "did you mean SM8650?"
+
+
 MUTATIONS = st.lists(
     st.tuples(
         st.integers(0, len(VALID)),
