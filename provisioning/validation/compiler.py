@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from provisioning.diagnosis import nearest
 from provisioning.findings import Severity
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need
@@ -90,17 +91,22 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
 
 
 def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
+    known = nearest(answer.detail)
+    mend = known.mend if known else ""
+    detail = f"{answer.detail}. {known}" if known else answer.detail
     if answer.step == "adaptor":
         return Problem(
             soc,
-            f"executorch in {answer.interpreter} has no working QNN adaptor: {answer.detail}",
-            "install executorch's wheel for Linux on x86-64, or build its QNN backend",
+            f"executorch in {answer.interpreter} has no working QNN adaptor: {detail}",
+            known.mend
+            if known
+            else "install executorch's wheel for Linux on x86-64, or build its QNN backend",
         )
     if answer.step == "build id":
         return Problem(
             soc,
-            f"the compiler cannot load libQnnHtp.so of {sdk}: {answer.detail}",
-            "`nox -s validate -- --rule needed-resolved` names what it lacks",
+            f"the compiler cannot load libQnnHtp.so of {sdk}: {detail}",
+            mend or "`nox -s validate -- --rule needed-resolved` names what it lacks",
         )
     if answer.step == "soc":
         return Problem(
@@ -114,4 +120,4 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
             f" QNN said: {answer.detail.partition('; ')[0]}",
         )
     code = f" with {answer.code}" if answer.code is not None else ""
-    return Problem(soc, f"creating an HTP device failed{code}: {answer.detail}")
+    return Problem(soc, f"creating an HTP device failed{code}: {detail}", mend)

@@ -624,6 +624,13 @@ FAULTS = [
     ),
     Fault(
         "compiler-answers",
+        "a fault that is known",
+        answered(Answer("build id", detail="libc++.so.1: cannot open shared object file")),
+        "SM8650",
+        "need libc++, libc++abi and libunwind, which this host lacks",
+    ),
+    Fault(
+        "compiler-answers",
         "a chip that it does not know",
         answered(Answer("soc", detail="this executorch does not know the chip SM1")),
         "SM8650",
