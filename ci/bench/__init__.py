@@ -18,6 +18,7 @@ from provisioning.findings import Outcome, Severity, StageRun
 from provisioning.settings import add_selection, selection_of
 
 BENCHMARKS = {
+    "parity": Verb("ci.bench.parity", "Buck parity of a whole tree in a second, beside cmake configuring it"),
     "provision": Verb(
         "ci.bench.provision", "a generated SDK against ExecuTorch's downloader and curl + unzip"
     ),

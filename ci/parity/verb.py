@@ -94,7 +94,7 @@ def _check(
 
     replies = _replies(args.build, root, mapping)
     source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
-    begun = time.perf_counter()
+    begun, worked = time.perf_counter(), time.process_time()
     tree = Tree(root)
 
     def checked(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
@@ -102,6 +102,7 @@ def _check(
 
     found = checked(tree)
     stage.metrics["check_seconds"] = round(time.perf_counter() - begun, 3)
+    stage.metrics["check_cpu_seconds"] = round(time.process_time() - worked, 3)
     if args.fix:
         changed = mend(tree, mapping, checked)
         stage.metrics["mended_files"] = len(changed)
@@ -143,18 +144,9 @@ def _write(root: Path, changed: MappingOf[str, str]) -> None:
 
 
 def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]) -> Path:
-    from provisioning.environment import users_own
     from provisioning.errors import EnvironmentLacking
-    from provisioning.manifest import load_profile
-    from provisioning.store import Store
 
-    component = "executorch-source"
-    if named is None and (own := users_own(component, selection.store, environ, [])):
-        named = Path(own[1])
-    if named is None:
-        pin = load_profile(selection.profile).components.get("executorch-source")
-        tree = Store(selection.store).find_any(component, pin) if pin else None
-        named = tree.root if tree else None
+    named = named or _known_root(selection, environ)
     remedy = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
     if named is None:
         raise EnvironmentLacking("there is no ExecuTorch tree to check", remedy=remedy)
@@ -162,6 +154,19 @@ def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]
     if not root.is_dir():
         raise EnvironmentLacking(f"{root} is no directory", remedy=remedy)
     return root
+
+
+def _known_root(selection: Selection, environ: MappingOf[str, str]) -> Path | None:
+    """The user's own tree, else the profile's in the store."""
+    from provisioning.environment import users_own
+    from provisioning.manifest import load_profile
+    from provisioning.store import Store
+
+    if own := users_own("executorch-source", selection.store, environ, []):
+        return Path(own[1])
+    pin = load_profile(selection.profile).components.get("executorch-source")
+    tree = Store(selection.store).find_any("executorch-source", pin) if pin else None
+    return tree.root if tree else None
 
 
 def _replies(given: list[str], root: Path, mapping: Mapping) -> dict[str, Reply]:
