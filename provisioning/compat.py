@@ -1,4 +1,6 @@
-"""What was measured about pairs of executorch and QNN: manifests/compat.json, written by `nox -s compat`."""
+"""Pairs of executorch and QNN: which builds are to be measured (manifests/compat.toml), and what was found
+(manifests/compat.json, written by `nox -s compat`).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,72 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from packaging.version import Version
+from packaging.version import Version as Ordered
 from pydantic import Field, ValidationError
 
 from provisioning.errors import ManifestError
-from provisioning.manifest import Model
+from provisioning.manifest import Component, Model, Part, Sha256, Version, Wheel, load, load_profile
 from provisioning.settings import MANIFESTS
+
+MANIFEST = MANIFESTS / "compat.toml"
 
 STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
 """In the order in which they are tried."""
+
+
+class Build(Model):
+    """A QNN build to be measured, and the x86-64 wheel that it comes in."""
+
+    qnn: Version
+    build_id: str
+    package: str
+    version: Version
+    filename: str
+    sha256: Sha256
+    size: int
+
+    def component(self, pinned: Component) -> Component:
+        """`pinned`, a profile's qnn-sdk, with this build's wheel in it; itself where it is this build."""
+        wheels = [(part, part.source) for part in pinned.parts if isinstance(part.source, Wheel)]
+        part, own = next((each for each in wheels if each[1].filename.endswith("x86_64.whl")), (None, None))
+        if part is None or own is None:
+            raise ManifestError(
+                MANIFEST, "profile", expected="a profile whose qnn-sdk is an x86-64 wheel", found="another"
+            )
+        if own.sha256 == self.sha256:
+            return pinned
+        source = Wheel(
+            type="wheel",
+            package=self.package,
+            version=self.version,
+            filename=self.filename,
+            sha256=self.sha256,
+            size=self.size,
+        )
+        date = self.build_id.rpartition(".")[2][:6]
+        return Component(
+            version=f"{self.qnn}.{date}",
+            build_id=self.build_id,
+            licence=pinned.licence,
+            parts=(Part(name=part.name, source=source, place=part.place),),
+        )
+
+
+class Builds(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    profile: str
+    soc: str
+    builds: tuple[Build, ...]
+
+    def components(self) -> list[Component]:
+        """What measuring provisions."""
+        pinned = load_profile(self.profile).components["qnn-sdk"]
+        return [build.component(pinned) for build in self.builds]
+
+
+def load_builds() -> Builds:
+    return load(MANIFEST, Builds)
+
 
 Result = Literal["passed", "failed", "not_reached"]
 
@@ -62,7 +121,7 @@ class Measured(Model):
             return each.executorch, each.build_id, each.soc
 
         pairs = [each for each in self.pairs if identity(each) != identity(pair)] + [pair]
-        pairs.sort(key=lambda each: (Version(each.executorch), Version(each.qnn), identity(each)))
+        pairs.sort(key=lambda each: (Ordered(each.executorch), Ordered(each.qnn), identity(each)))
         return Measured(schema=1, pairs=tuple(pairs))
 
     def as_json(self) -> str:

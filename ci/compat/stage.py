@@ -11,24 +11,20 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
-
-from pydantic import Field
 
 from ci.delegate.stage import find_runner
 from provisioning import compat, progress
 from provisioning.build_id import build_ids
-from provisioning.compat import STEPS, Measured, Pair, Result, Step
+from provisioning.compat import STEPS, Build, Measured, Pair, Result, Step
 from provisioning.diagnosis import causes
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, ToolkitError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
-from provisioning.manifest import Component, Model, Part, Sha256, Version, Wheel, load, load_profile
-from provisioning.settings import MANIFESTS, ROOT, Selection
+from provisioning.manifest import Component, load_profile
+from provisioning.settings import ROOT, Selection
 from provisioning.store import Store, Want
 from provisioning.validation import probe
 
-MANIFEST = MANIFESTS / "compat.toml"
 PAGE = ROOT / "docs" / "compat.md"
 BEGIN, END = "<!-- measured pairs -->\n", "<!-- end of measured pairs -->\n"
 
@@ -36,27 +32,6 @@ LEAST_COSINE = 0.99
 
 FAULT = re.compile(r"<E>|\[ERROR\]|^\w[\w.]*(?:Error|Exception)\b|error:|^expected .* found")
 PREFIX = re.compile(r"^(?:\[Qnn ExecuTorch\]:|\[[A-Z]+[^\]]*\]|\s|<E>|[EFIWD] [\d:.]+ executorch:\S+\])+")
-
-
-class Build(Model):
-    qnn: Version
-    build_id: str
-    package: str
-    version: Version
-    filename: str
-    sha256: Sha256
-    size: int
-
-
-class Builds(Model):
-    schema_: Literal[1] = Field(alias="schema")
-    profile: str
-    soc: str
-    builds: tuple[Build, ...]
-
-
-def load_builds() -> Builds:
-    return load(MANIFEST, Builds)
 
 
 def measure_all(
@@ -83,7 +58,7 @@ def measure_all(
 def report_builds(
     stage: StageRun, selection: Selection, only: Sequence[str], timeout: float, environ: Mapping[str, str]
 ) -> None:
-    table = load_builds()
+    table = compat.load_builds()
     profile = load_profile(table.profile)
     chosen = [build for build in table.builds if not only or build.qnn in only]
     if unknown := set(only) - {build.qnn for build in table.builds}:
@@ -138,7 +113,7 @@ def report_builds(
 
 def provision(build: Build, pinned: Component, store: Store) -> Path:
     """The root of this build's tree. The profile's own build is the tree that everything else uses too."""
-    component = component_of(build, pinned)
+    component = build.component(pinned)
     tree = store.provision(
         "qnn-sdk",
         component,
@@ -154,33 +129,6 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
             remedy="correct build_id in manifests/compat.toml",
         )
     return tree.root
-
-
-def component_of(build: Build, pinned: Component) -> Component:
-    """The profile's QNN component with another build's x86-64 wheel in it."""
-    wheels = [(part, part.source) for part in pinned.parts if isinstance(part.source, Wheel)]
-    part, own = next((each for each in wheels if each[1].filename.endswith("x86_64.whl")), (None, None))
-    if part is None or own is None:
-        raise ManifestError(
-            MANIFEST, "profile", expected="a profile whose qnn-sdk is an x86-64 wheel", found="another"
-        )
-    if own.sha256 == build.sha256:
-        return pinned
-    source = Wheel(
-        type="wheel",
-        package=build.package,
-        version=build.version,
-        filename=build.filename,
-        sha256=build.sha256,
-        size=build.size,
-    )
-    date = build.build_id.rpartition(".")[2][:6]
-    return Component(
-        version=f"{build.qnn}.{date}",
-        build_id=build.build_id,
-        licence=pinned.licence,
-        parts=(Part(name=part.name, source=source, place=part.place),),
-    )
 
 
 def measure(soc: str, variables: Mapping[str, str], runner: Path, timeout: float) -> dict[str, Step]:

@@ -126,6 +126,7 @@ def _repair(args: argparse.Namespace) -> int:
 
 
 def _gc(args: argparse.Namespace) -> int:
+    from provisioning import compat
     from provisioning.compose import definition_of
     from provisioning.manifest import load_profile, profile_names
     from provisioning.store import Store
@@ -135,6 +136,7 @@ def _gc(args: argparse.Namespace) -> int:
         for profile in profile_names()
         for name, component in load_profile(profile).components.items()
     }
+    known |= {definition_of("qnn-sdk", component) for component in compat.load_builds().components()}
     found = Store(store_path(args.store)).gc(
         lambda tree: tree.inventory.definition in known,
         older_than=args.older_than,

@@ -15,7 +15,7 @@ from ci.__main__ import VERBS
 from ci.compat import stage
 from provisioning import compat
 from provisioning.cli import main
-from provisioning.compat import STEPS, Measured, Pair, Step, load_measured
+from provisioning.compat import STEPS, Measured, Pair, Step, load_builds, load_measured
 from provisioning.errors import EnvironmentLacking, ManifestError, UsageError
 from provisioning.findings import Severity, StageRun
 from provisioning.manifest import Wheel, load_profile
@@ -112,27 +112,27 @@ def test_the_table_in_the_docs_is_of_the_committed_measurement() -> None:
 
 
 def test_every_build_of_the_manifest_was_measured_with_the_profiles_executorch() -> None:
-    executorch = load_profile(stage.load_builds().profile).packages["executorch"]
+    executorch = load_profile(load_builds().profile).packages["executorch"]
     measured = load_measured()
-    assert all(measured.of(executorch, build.build_id) for build in stage.load_builds().builds)
+    assert all(measured.of(executorch, build.build_id) for build in load_builds().builds)
 
 
 def test_the_build_that_the_profile_pins_works() -> None:
-    profile = load_profile(stage.load_builds().profile)
+    profile = load_profile(load_builds().profile)
     pinned = profile.components["qnn-sdk"].build_id
     assert pinned in {each.build_id for each in load_measured().working(profile.packages["executorch"])}
 
 
 def test_the_profiles_own_build_is_its_own_component() -> None:
     pinned = load_profile("wheels").components["qnn-sdk"]
-    build = next(b for b in stage.load_builds().builds if b.build_id == pinned.build_id)
-    assert stage.component_of(build, pinned) is pinned
+    build = next(b for b in load_builds().builds if b.build_id == pinned.build_id)
+    assert build.component(pinned) is pinned
 
 
 def test_another_build_is_laid_out_as_the_profiles() -> None:
     pinned = load_profile("wheels").components["qnn-sdk"]
-    build = next(b for b in stage.load_builds().builds if b.qnn == "2.51.0")
-    component = stage.component_of(build, pinned)
+    build = next(b for b in load_builds().builds if b.qnn == "2.51.0")
+    component = build.component(pinned)
     (part,) = component.parts
     assert isinstance(part.source, Wheel)
     assert (part.source.version, component.version, component.locked) == ("2.7.0", "2.51.0.260929", True)
@@ -142,7 +142,7 @@ def test_another_build_is_laid_out_as_the_profiles() -> None:
 def test_a_profile_that_is_no_wheel_is_refused() -> None:
     pinned = load_profile("qnn-2.37").components["qnn-sdk"]
     with pytest.raises(ManifestError, match="x86-64 wheel"):
-        stage.component_of(stage.load_builds().builds[0], pinned)
+        load_builds().builds[0].component(pinned)
 
 
 @pytest.mark.parametrize(

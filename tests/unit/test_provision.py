@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from provisioning import compat
 from provisioning.__main__ import VERBS
 from provisioning.cli import main
 from provisioning.findings import Outcome, Report
@@ -365,6 +366,13 @@ class TestStoreVerb:
         assert user.types("store", "gc") == 0
         assert "no manifest names it" in user.out and user.types("store", "list") == 0
         assert user.out.startswith("no trees")
+
+    def test_gc_keeps_what_compat_measures(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("provisioning.manifest.profile_names", list)
+        monkeypatch.setattr(compat.Builds, "components", lambda self: [user.components["qnn-sdk"]])
+        user.types("provision")
+        assert user.types("store", "gc") == 0
+        assert "0 things removed" in user.out
 
     def test_gc_of_a_store_that_is_not_there(self, user: User) -> None:
         assert user.types("store", "gc") == 0
