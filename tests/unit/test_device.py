@@ -1,0 +1,197 @@
+"""A device: what is sent, how it is asked, and what its silence means."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ci.device import session
+from ci.device.transport import Adb, Answer, Ssh, TimedOut
+from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
+
+
+class Local:
+    """A device whose shell is this machine's."""
+
+    name = "local"
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def shell(self, script: str, *, seconds: float = 0) -> Answer:
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        return Answer(done.returncode, done.stdout + done.stderr)
+
+    def push(self, files: Mapping[str, Path], folder: str) -> None:
+        for place, path in files.items():
+            self.sent.append(place)
+            (Path(folder) / place).write_bytes(path.read_bytes())
+
+    def pull(self, folder: str, into: Path) -> None:
+        into.mkdir(parents=True, exist_ok=True)
+        for path in Path(folder).iterdir():
+            (into / path.name).write_bytes(path.read_bytes())
+
+    def system_log(self) -> str:
+        return ""
+
+
+def files(folder: Path, **contents: str) -> dict[str, Path]:
+    made = {}
+    for name, text in contents.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        made[f"lib/{name}.so"] = folder / name
+    return made
+
+
+def test_a_new_device_gets_everything(tmp_path: Path) -> None:
+    device = Local()
+    pushed = session.push(device, f"{tmp_path}/a device", files(tmp_path, one="1", two="22"))
+    assert (pushed.sent, pushed.unchanged, pushed.size) == (("lib/one.so", "lib/two.so"), 0, 3)
+
+
+def test_only_what_changed_is_sent(tmp_path: Path) -> None:
+    session.push(Local(), f"{tmp_path}/device", files(tmp_path, one="1", two="2"))
+    device = Local()
+    session.push(device, f"{tmp_path}/device", files(tmp_path, one="1", two="3"))
+    assert device.sent == ["lib/two.so"]
+
+
+def test_an_earlier_library_is_taken_away(tmp_path: Path) -> None:
+    session.push(Local(), f"{tmp_path}/device", files(tmp_path, one="1", two="2"))
+    pushed = session.push(Local(), f"{tmp_path}/device", files(tmp_path, one="1"))
+    assert (pushed.removed, (tmp_path / "device/lib/two.so").exists()) == (("lib/two.so",), False)
+
+
+def test_a_file_that_does_not_arrive_is_an_error(tmp_path: Path) -> None:
+    class Full(Local):
+        def push(self, files: Mapping[str, Path], folder: str) -> None:
+            pass
+
+    with pytest.raises(UpstreamError, match=r"lib/one\.so: expected .* after pushing, found no such file"):
+        session.push(Full(), f"{tmp_path}/device", files(tmp_path, one="1"))
+
+
+def test_a_folder_that_cannot_be_made_says_how_to_name_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UpstreamError) as caught:
+        session.push(Local(), f"{tmp_path}/file/device", files(tmp_path, one="1"))
+    assert "--device-dir" in caught.value.remedy
+
+
+def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    (tmp_path / "a b.pte").write_bytes(b"program")
+    found = session.hashes(Local(), str(tmp_path), ["a b.pte", "not there"])
+    assert found == {"a b.pte": hashlib.sha256(b"program").hexdigest()}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """On the device already; its run.sh says what it was given."""
+    folder = tmp_path / "device"
+    folder.mkdir()
+    text = '#!/bin/sh\nprintf "%s|" "$@"\necho "$QNN_CI_WRAPPER"\n: > outputs/made\nexit 7\n'
+    (folder / "run.sh").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_run_gives_the_runners_own_exit_code(bundle: Path) -> None:
+    ran = session.run(Local(), str(bundle), ["--flag", "two words", "it's"])
+    assert (ran.code, ran.out) == (7, "--flag|two words|it's|\n")
+
+
+def test_a_run_is_wrapped(bundle: Path) -> None:
+    assert session.run(Local(), str(bundle), [], wrapper="qemu -L /x").out.endswith("qemu -L /x\n")
+
+
+def test_outputs_of_an_earlier_run_do_not_come_back(bundle: Path, tmp_path: Path) -> None:
+    (bundle / "outputs").mkdir()
+    (bundle / "outputs" / "old").touch()
+    session.run(Local(), str(bundle), [])
+    assert [path.name for path in session.fetch_outputs(Local(), str(bundle), tmp_path / "back")] == ["made"]
+
+
+def test_a_run_that_takes_too_long_is_ended_there(bundle: Path) -> None:
+    class Slow(Local):
+        asked: list[str] = []  # noqa: RUF012
+
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            self.asked.append(script)
+            if "run.sh" in script:
+                raise TimedOut("begun\n")
+            return super().shell(script)
+
+    device = Slow()
+    ran = session.run(device, str(bundle), [], seconds=1)
+    assert (ran.code, ran.out, "kill" in device.asked[-1]) == (None, "begun\n", True)
+
+
+def test_an_input_list_is_rewritten_for_the_device(tmp_path: Path) -> None:
+    for name in ("a.raw", "b c.raw", "d.raw"):
+        (tmp_path / name).touch()
+    listed = tmp_path / "list.txt"
+    listed.write_text('a.raw "b c.raw"\n\nd.raw a.raw\n', encoding="utf-8")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    found = session.stage_inputs(listed, scratch)
+    assert found[session.INPUT_LIST].read_text(encoding="utf-8").splitlines() == [
+        "inputs/0000_0.raw inputs/0000_1.raw",
+        "inputs/0002_0.raw inputs/0002_1.raw",
+    ]
+
+
+@pytest.mark.parametrize("text", ["missing.raw\n", "", "\n\n"])
+def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match="--inputs"):
+        session.stage_inputs(listed, tmp_path)
+
+
+def program(folder: Path, text: str) -> str:
+    path = folder / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("error: device unauthorized.", "accept this computer's key"),
+        ("error: more than one device/emulator", "--serial"),
+        ("error: no devices/emulators found", "connect a device"),
+        ("error: device offline", "connect the device again"),
+        ("error: device 'x' not found", "adb devices"),
+    ],
+)
+def test_what_adb_lacks_says_what_to_do(tmp_path: Path, said: str, remedy: str) -> None:
+    with pytest.raises(EnvironmentLacking) as caught:
+        Adb(program(tmp_path, f"echo {shlex.quote(said)} >&2; exit 1")).shell("true")
+    assert remedy in caught.value.remedy
+
+
+def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:
+    with pytest.raises(UpstreamError, match="the connection broke"):
+        Adb(program(tmp_path, "echo half of an answ")).shell("true")
+
+
+def test_an_old_device_without_exit_codes_gives_one(tmp_path: Path) -> None:
+    """adb's own is 0 there whatever happened; carriage returns are of its terminal."""
+    answer = Adb(program(tmp_path, r"printf 'out\r\nqnn-ci-exit:3\r\n'")).shell("false")
+    assert answer == Answer(3, "out\n")
+
+
+def test_a_host_that_refuses_is_a_lack(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match="Permission denied"):
+        Ssh(program(tmp_path, "echo 'Permission denied (publickey).' >&2; exit 255"), "board").shell("true")
+
+
+def test_a_silent_device_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(TimedOut):
+        Ssh(program(tmp_path, "exec sleep 60"), "board").shell("true", seconds=0.2)
