@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from ci.github.files import give, summarise
 from provisioning.errors import UsageError
 from provisioning.manifest import Model, load
 from provisioning.rendering.job_summary import cell
-from provisioning.settings import MANIFESTS, ROOT
+from provisioning.settings import DEFAULT_PROFILE, MANIFESTS, ROOT
 
 TABLE = MANIFESTS / "gate.toml"
 OCCASIONS = ("gate", "nightly")
@@ -30,6 +31,9 @@ class Row(Model):
     shards: Annotated[int, Field(ge=1)] = 1
     suite: Annotated[int, Field(ge=0)] = 0
     provision: bool = False
+    targets: str = "x86_64-linux"
+    executorch: bool = False
+    profiles: tuple[str, ...] = ()
     when: Literal["gate", "nightly"] = "gate"
 
 
@@ -38,8 +42,25 @@ class Table(Model):
     row: dict[str, Row]
 
 
+@dataclass(frozen=True, slots=True)
+class Having:
+    """What the calling repository gives the jobs."""
+
+    profile: str
+    executorch: bool
+    """Whether it is a checkout of ExecuTorch."""
+
+    def lacks(self, row: Row) -> str:
+        if row.executorch and not self.executorch:
+            return "the input executorch"
+        if row.profiles and self.profile not in row.profiles:
+            return f"the profile {' or '.join(row.profiles)}"
+        return ""
+
+
 def run(environ: Mapping[str, str]) -> int:
-    """Reads QNN_CI_OCCASION, QNN_CI_BASE (a commit, or nothing for everything) and QNN_CI_STAGES."""
+    """Reads QNN_CI_OCCASION, QNN_CI_BASE (a commit, or nothing for everything), QNN_CI_STAGES, QNN_CI_PROFILE
+    and QNN_CI_EXECUTORCH (`true` if the calling repository is a checkout of it)."""
     table = load_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
@@ -47,7 +68,10 @@ def run(environ: Mapping[str, str]) -> int:
     base = environ.get("QNN_CI_BASE", "")
     changed = None if occasion == "nightly" else changed_files(base)
     rows = named_only(table.row, environ.get("QNN_CI_STAGES", ""))
-    chosen, reasons = choose(rows, table.everywhere, occasion, changed)
+    having = Having(
+        environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE, environ.get("QNN_CI_EXECUTORCH") == "true"
+    )
+    chosen, reasons = choose(rows, table.everywhere, occasion, changed, having)
     since = base if changed is not None else ""
     jobs = [job for name, row in chosen.items() for job in jobs_of(name, row, occasion, since)]
     if not jobs:
@@ -77,7 +101,11 @@ def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
 
 
 def choose(
-    rows: Mapping[str, Row], everywhere: Sequence[str], occasion: str, changed: Sequence[str] | None
+    rows: Mapping[str, Row],
+    everywhere: Sequence[str],
+    occasion: str,
+    changed: Sequence[str] | None,
+    having: Having,
 ) -> tuple[dict[str, Row], dict[str, str]]:
     """The rows to run, and of every row in words why or why not. `changed` is None when it is not known."""
     chosen: dict[str, Row] = {}
@@ -86,6 +114,9 @@ def choose(
     for name, row in rows.items():
         if row.when == "nightly" and occasion != "nightly":
             reasons[name] = "left out: runs nightly"
+            continue
+        if lacking := having.lacks(row):
+            reasons[name] = f"left out: needs {lacking}"
             continue
         hit = next((f for f in changed or () if matches(f, row.paths)), "")
         if not row.paths:
@@ -118,6 +149,7 @@ def jobs_of(name: str, row: Row, occasion: str, base: str) -> Iterator[dict[str,
             "arguments": arguments,
             "minutes": row.minutes,
             "provision": row.provision,
+            "targets": row.targets,
         }
 
 

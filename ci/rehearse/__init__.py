@@ -10,6 +10,7 @@ EXAMPLES = """\
   nox -s rehearse -- pr --row validate --jobs 1
   nox -s rehearse -- pr --only plan
   nox -s rehearse -- nightly --event workflow_dispatch --list
+  nox -s rehearse -- release --ref refs/tags/v0.1.0
   nox -s rehearse -- pr --row validate --env QNN_SDK_ROOT=/nowhere
 """
 
@@ -40,6 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="set in every job; may be repeated"
     )
+    how.add_argument("--ref", metavar="REF", help="what was pushed [refs/heads/main, or refs/tags/v0.0.0]")
     how.add_argument("--base", metavar="COMMIT", help="what the changes are compared with [HEAD^]")
     how.add_argument("--uncommitted", action="store_true", help="rehearse the working tree's changes as well")
     how.add_argument("--keep", action="store_true", help="keep the jobs' workspaces")

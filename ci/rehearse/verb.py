@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
     if dirty:
         _say(f"note: {dirty} uncommitted changes are not rehearsed; --uncommitted takes them too")
     workflow = read_workflow(snapshot, f".github/workflows/{args.workflow.removesuffix('.yml')}.yml")
-    event = make_event(workflow, args.event, _base(snapshot, args.base), sha)
+    event = make_event(workflow, args.event, _base(snapshot, args.base), sha, args.ref)
     if args.list:
         _list(workflow, snapshot)
         return None
@@ -129,7 +129,9 @@ def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]
     return run("rev-parse", "HEAD", cwd=into).strip(), 0
 
 
-def make_event(workflow: Workflow, wanted: str | None, base: str, sha: str) -> Event:
+def make_event(
+    workflow: Workflow, wanted: str | None, base: str, sha: str, pushed: str | None = None
+) -> Event:
     """What GitHub would send; only the fields that workflows of this repository read."""
     from ci.rehearse import EVENTS
 
@@ -157,7 +159,7 @@ def make_event(workflow: Workflow, wanted: str | None, base: str, sha: str) -> E
         payload["merge_group"] = {"base_sha": base, "head_sha": sha, "base_ref": main, "head_ref": ref}
         return Event(name, ref, payload)
     if name == "push":
-        ref = main if "tags" not in workflow.events["push"] else "refs/tags/v0.0.0"
+        ref = pushed or ("refs/tags/v0.0.0" if "tags" in workflow.events["push"] else main)
         payload |= {"before": base, "after": sha, "ref": ref}
         return Event(name, ref, payload)
     return Event(name, main, payload)

@@ -23,6 +23,7 @@ ROWS = {
     "always": plan.Row(stage="lint", minutes=5),
     "some": plan.Row(stage="tests", minutes=5, paths=("ci/**", "manifests/*.toml")),
     "late": plan.Row(stage="bench", minutes=5, when="nightly"),
+    "source": plan.Row(stage="buck_parity", minutes=5, executorch=True, profiles=("qnn-2.37",)),
 }
 EVERYWHERE = ("noxfile.py",)
 
@@ -42,9 +43,22 @@ EVERYWHERE = ("noxfile.py",)
 def test_a_change_decides_which_rows_run(
     occasion: str, changed: list[str] | None, expected: list[str]
 ) -> None:
-    chosen, reasons = plan.choose(ROWS, EVERYWHERE, occasion, changed)
+    chosen, reasons = plan.choose(ROWS, EVERYWHERE, occasion, changed, plan.Having("wheels", False))
     assert list(chosen) == expected
     assert list(reasons) == list(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("having", "reason"),
+    [
+        (plan.Having("qnn-2.37", True), "always runs"),
+        (plan.Having("qnn-2.37", False), "left out: needs the input executorch"),
+        (plan.Having("wheels", True), "left out: needs the profile qnn-2.37"),
+    ],
+)
+def test_a_row_whose_needs_are_not_met_is_left_out_and_says_why(having: plan.Having, reason: str) -> None:
+    _, reasons = plan.choose(ROWS, EVERYWHERE, "gate", None, having)
+    assert reasons["source"] == reason
 
 
 def test_a_row_with_shards_is_a_job_for_each() -> None:
@@ -57,6 +71,7 @@ def test_a_row_with_shards_is_a_job_for_each() -> None:
             "arguments": f"-x --shard {n}/2",
             "minutes": 9,
             "provision": True,
+            "targets": "x86_64-linux",
         }
         for n in (1, 2)
     ]

@@ -102,6 +102,8 @@ def test_needs_carry_results_and_outputs_and_skip_what_depends_on_a_failure(tmp_
           three: {needs: [one, two], steps: [{run: "true"}]}
           four: {needs: three, if: "always()", steps: [{env: {N: "${{ toJSON(needs) }}"}, run: 'echo "$N"'}]}
           five: {needs: four, steps: [{run: "true"}]}
+          six: {if: "false", steps: [{run: "true"}]}
+          seven: {needs: six, steps: [{run: "true"}]}
         """,
     )
     results = {name: job.result for name, job in jobs.items()}
@@ -111,6 +113,8 @@ def test_needs_carry_results_and_outputs_and_skip_what_depends_on_a_failure(tmp_
         "three": "skipped",
         "four": "success",
         "five": "skipped",  # for an ancestor failed, though its own need did not
+        "six": "skipped",
+        "seven": "skipped",
     }
     assert '"result": "skipped"' in log_of(jobs["four"])
 
