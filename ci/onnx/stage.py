@@ -38,7 +38,14 @@ FORMAT = 1
 
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
 JUDGED_LATER = {"thresholds", "tags", "socs", "label"}
-TOOLKIT = "ci.onnx.steps"
+TOOLKIT = (
+    *(
+        f"ci/onnx/{name}.py"
+        for name in ("arrays", "context", "engine", "graph", "precision", "samples", "steps")
+    ),
+    *(f"ci/lowering/{name}.py" for name in ("compare", "compiler_log", "factory")),
+)
+"""The files of ours that decide what a program becomes and how it is measured."""
 
 WORKER_MEMORY = 1400 << 20
 SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
@@ -108,8 +115,11 @@ def basis() -> dict[str, Metric]:
         found = importlib.metadata.distribution(package)
         # RECORD has the hash of every file of the package.
         versions[package] = f"{found.version} {key_of({'record': found.read_text('RECORD') or ''})[:16]}"
-    ours = [path for path in closure(TOOLKIT, [ROOT]) if path.is_relative_to(ROOT / "ci")]
-    return {"format": FORMAT, "versions": versions, "toolkit": digest_of_files(ROOT, ours)}
+    return {
+        "format": FORMAT,
+        "versions": versions,
+        "toolkit": digest_of_files(ROOT, [ROOT / name for name in TOOLKIT]),
+    }
 
 
 def measured(plan: Plan, cache: VerdictCache) -> dict[str, Result]:
@@ -142,7 +152,12 @@ def measured(plan: Plan, cache: VerdictCache) -> dict[str, Result]:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch, Lines(jobs, slots, {}) as shown:
 
         def work(job: Job, worker: OnnxWorker) -> dict[str, Result]:
-            return do_case(plan, waiting[job.name], worker, Path(scratch) / job.name)
+            made = do_case(plan, waiting[job.name], worker, Path(scratch) / job.name)
+            # Kept as it comes, so that an interrupted run has not compiled for nothing.
+            for name, result in made.items():
+                if not result.rule:
+                    cache.put(keys[name], dict(result.facts))
+            return made
 
         done = run_jobs(
             jobs,
@@ -152,10 +167,7 @@ def measured(plan: Plan, cache: VerdictCache) -> dict[str, Result]:
             observer=_Shown(shown),
         )
     for made in done.values():
-        for name, result in made.items():
-            results[name] = result
-            if not result.rule:
-                cache.put(keys[name], dict(result.facts))
+        results |= made
     cache.prune()
     return results
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,11 +15,11 @@ from ci.lowering.suite import load_suite
 from ci.onnx.crosscheck import executorch_lane, key_of_program, markdown
 from ci.onnx.precision import PRECISIONS, precision_named
 from ci.onnx.profile import slowest
-from ci.onnx.stage import Plan, Result, cross_check, findings_of, judge, lane_of
+from ci.onnx.stage import TOOLKIT, Plan, Result, cross_check, findings_of, judge, lane_of
 from ci.onnx.suite import SHIPPED, Program, choose, programs_of
 from provisioning.errors import ManifestError, UsageError
 from provisioning.findings import Outcome, Report, Severity, StageRun
-from provisioning.settings import Selection
+from provisioning.settings import ROOT, Selection
 
 SUITE = """\
 schema = 1
@@ -217,3 +218,15 @@ def test_operators_of_a_profile_are_summed_and_ranked(tmp_path: Path) -> None:
         "broken\n"
     )
     assert list(map(str, slowest(path))) == ["mm 60% (60 cycles)", "conv 40% (40 cycles)"]
+
+
+def test_every_file_that_the_steps_import_counts_as_the_toolkit() -> None:
+    text = (ROOT / "ci/onnx/steps.py").read_text() + (ROOT / "ci/onnx/engine.py").read_text()
+    imported = {
+        name.replace(".", "/") + ".py"
+        for name in re.findall(r"^ *from (ci\.[\w.]+) import", text, re.MULTILINE)
+        if name != "ci.onnx"
+    }
+    # Options come in as settings, which are part of a run's key.
+    assert imported - {"ci/onnx/options.py"} <= set(TOOLKIT)
+    assert all((ROOT / name).is_file() for name in TOOLKIT)
