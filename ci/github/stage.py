@@ -38,7 +38,9 @@ def run(environ: Mapping[str, str]) -> int:
         raise EnvironmentLacking("nox is not on PATH", remedy="python -m pip install nox")
     command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
     typed = shlex.join(["nox", *command[3:]])
-    inner = {**environ, "QNN_CI_REPORTS": str(reports), UNDER_GATE: "1"}
+    inner = {**environ}
+    if stage not in WITHOUT_REPORT:
+        inner |= {"QNN_CI_REPORTS": str(reports), UNDER_GATE: "1"}
     if source := environ.get("QNN_CI_EXECUTORCH"):
         inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
     if stage not in THEMSELVES:
