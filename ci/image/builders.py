@@ -10,12 +10,13 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ci.image.engine import NO_SPACE, out_of_disk
+from ci.image.engine import NO_SPACE, Engine, out_of_disk
 from provisioning.errors import CheckFailed, EnvironmentLacking
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
@@ -53,7 +54,7 @@ class Builder(Protocol):
     @property
     def name(self) -> str: ...
 
-    def build(self, order: Order) -> None:
+    def build(self, order: Order, engine: Engine) -> None:
         """Build and leave the image under its tag in the container engine."""
         ...
 
@@ -67,7 +68,7 @@ class Docker:
     def name(self) -> str:
         return f"{self.program} with BuildKit"
 
-    def build(self, order: Order) -> None:
+    def build(self, order: Order, engine: Engine) -> None:
         verb = ["buildx", "build", "--load"] if self.buildx else ["build"]
         command = [self.program, *verb, "--network", "none", "--progress", "plain", *order.flags]
         environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
@@ -91,13 +92,18 @@ class Buildah:
             return [self.program]
         return [self.program, "--root", str(self.root), "--runroot", f"{self.root}.run"]
 
-    def build(self, order: Order) -> None:
-        self.build_apart(order)
-        self._say("push", order.tag, f"docker-daemon:{order.tag}")
+    def build(self, order: Order, engine: Engine) -> None:
+        # By files, as buildah would look for the engine at its usual place alone.
+        with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
+            base, made = Path(scratch) / "base.tar", Path(scratch) / "made.tar"
+            engine.save(order.base_id, base)
+            self.build_apart(order, base)
+            self._say("push", order.tag, f"docker-archive:{made}:{order.tag}")
+            engine.load(made)
 
-    def build_apart(self, order: Order) -> None:
+    def build_apart(self, order: Order, base_archive: Path) -> None:
         """Build without telling the engine, every file with the time that the order says."""
-        base = self._say("pull", "--quiet", f"docker-daemon:{order.base_id}").split()[-1]
+        base = self._say("pull", "--quiet", f"docker-archive:{base_archive}").split()[-1]
         flags = replace(order, base=base).flags
         # Works where containers cannot be made, and knows no other network.
         how = ["--isolation", "chroot", "--network", "host", "--pull-never", "--layers", "--no-cache"]

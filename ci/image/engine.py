@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
@@ -86,6 +87,15 @@ class Engine:
         """What `docker image inspect` says."""
         with translated():
             return dict(self._client.images.get(reference).attrs)
+
+    def save(self, reference: str, path: Path) -> None:
+        with translated(), path.open("wb") as stream:
+            for block in self._client.images.get(reference).save():
+                stream.write(block)
+
+    def load(self, path: Path) -> None:
+        with translated(), path.open("rb") as stream:
+            self._client.images.load(stream)
 
     def run(self, job: Job) -> Done:
         """Run to the end. A command that fails is the caller's to judge; an engine that fails is a fault."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ci.image.builders import Buildah, Built, Order, find_buildah
 from ci.image.context import link_tree
+from ci.image.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,12 @@ class Comparison:
         return self.first == self.second
 
 
-def build_twice(order: Order, scratch: Path) -> Comparison:
+def build_twice(order: Order, engine: Engine, scratch: Path) -> Comparison:
     """Build in two places, from two copies of the context, with nothing shared between them but the base."""
     shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    base = scratch / "base.tar"
+    engine.save(order.base_id, base)
     built: list[Built] = []
     builders: list[Buildah] = []
     try:
@@ -37,13 +41,14 @@ def build_twice(order: Order, scratch: Path) -> Comparison:
             link_tree(order.context, "", context)
             builder = find_buildah(root=scratch / place / "storage")
             builders.append(builder)
-            builder.build_apart(replace(order, context=context, log=scratch / f"{place}.log"))
+            builder.build_apart(replace(order, context=context, log=scratch / f"{place}.log"), base)
             built.append(builder.built(order.tag))
         differing: tuple[str, ...] = ()
         if built[0] != built[1]:
             differing = tuple(differences(*(builder.mounted(order.tag) for builder in builders)))
         return Comparison(built[0], built[1], differing)
     finally:
+        base.unlink()
         for builder in builders:
             builder.discard()
         for place in ("here", "elsewhere"):

@@ -112,7 +112,7 @@ def _work(stage: StageRun, plan: Plan, args: argparse.Namespace) -> None:
             context.assemble(plan, engine, base_id, Store(selection_of(args).store), apt)
         order = _order(plan, base, base_id)
         if args.check_reproducible:
-            _compare(stage, plan, order)
+            _compare(stage, plan, order, engine)
         else:
             _build(stage, plan, order, engine, args)
 
@@ -163,7 +163,7 @@ def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argp
     builder = choose(args.builder)
     sys.stderr.write(f"building {plan.tag} with {builder.name}; its log is {order.log}\n")
     with _timed(stage, "build_seconds"):
-        builder.build(order)
+        builder.build(order, engine)
     attributes = engine.attributes(plan.tag)
     size = int(attributes["Size"])
     stage.metrics |= {
@@ -227,12 +227,12 @@ def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
         stage.add("image-validate", Severity.ERROR, plan.tag, f"validate inside says {report.outcome.value}")
 
 
-def _compare(stage: StageRun, plan: Plan, order: Order) -> None:
+def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine) -> None:
     from ci.image.reproduce import build_twice
 
     sys.stderr.write(f"building {plan.name} twice with buildah\n")
     with _timed(stage, "build_twice_seconds"):
-        comparison = build_twice(order, order.context.with_name("image-twice"))
+        comparison = build_twice(order, engine, order.context.with_name("image-twice"))
     stage.metrics |= {
         "digests": [comparison.first.digest, comparison.second.digest],
         "layers": [list(comparison.first.layers), list(comparison.second.layers)],

@@ -180,7 +180,7 @@ def test_a_vendors_image_finds_its_sdks_by_their_variables(
         labels={},
         log=tmp_path / "build.log",
     )
-    choose("auto").build(order)
+    choose("auto").build(order, engine)
     roots = " ".join(f"${COMPONENT_VARIABLES[name]}/source.properties" for name in STAGES)
     shown = f"cat {roots}; echo $QNN_CI_PROFILE"
     done = engine.run(Job(tag, ["sh", "-c", shown]))
@@ -206,18 +206,19 @@ def clockwork(engine: Engine, tmp_path: Path) -> Order:
     return Order(context, "base", BASE, base_id, "qnn-ci/clockwork:latest", 5, {}, {}, tmp_path / "build.log")
 
 
-def test_what_differs_between_two_builds_is_named(clockwork: Order, tmp_path: Path) -> None:
-    comparison = build_twice(clockwork, tmp_path / "twice")
+def test_what_differs_between_two_builds_is_named(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
+    comparison = build_twice(clockwork, engine, tmp_path / "twice")
     assert (comparison.same, comparison.differing) == (False, ("/etc/made: content",))
 
 
-def test_a_full_disk_is_an_exit_code_3(clockwork: Order, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
+    engine.save(clockwork.base_id, tmp_path / "base.tar")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", small], check=True)
     try:
         with pytest.raises(EnvironmentLacking, match="full") as caught:
-            find_buildah(root=small / "storage").build_apart(clockwork)
+            find_buildah(root=small / "storage").build_apart(clockwork, tmp_path / "base.tar")
         assert caught.value.exit_code == 3
     finally:
         subprocess.run(["umount", small], check=True)

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from ci.image.builders import Buildah, Docker, Order, choose, failure
+from ci.image.engine import Engine
 from provisioning.errors import CheckFailed, EnvironmentLacking
+
+NONE = Engine.__new__(Engine)
+"""docker's own client builds in the engine, without our help."""
 
 
 def program(folder: Path, name: str, body: str) -> str:
@@ -76,7 +80,7 @@ def order(folder: Path) -> Order:
 
 def test_docker_builds_without_network(tmp_path: Path) -> None:
     said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
-    Docker(said, buildx=False).build(order(tmp_path))
+    Docker(said, buildx=False).build(order(tmp_path), NONE)
     log = (tmp_path / "logs" / "build.log").read_text()
     assert "'--network', 'none'" in log
 
@@ -91,7 +95,7 @@ def test_both_builders_are_told_stage_base_and_labels(tmp_path: Path) -> None:
 def test_a_build_that_fails_shows_its_last_lines_and_its_log(tmp_path: Path) -> None:
     failing = program(tmp_path / "a", "docker", "print('E: Unable to locate'); sys.exit(1)")
     with pytest.raises(CheckFailed, match="E: Unable to locate") as caught:
-        Docker(failing, buildx=False).build(order(tmp_path))
+        Docker(failing, buildx=False).build(order(tmp_path), NONE)
     assert caught.value.remedy == f"less {tmp_path / 'logs' / 'build.log'}"
 
 
