@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.settings import DEFAULT_PROFILE, DEFAULT_TARGET, Selection, store_path
+from provisioning.settings import DEFAULT_PROFILE, DEFAULT_TARGET, ROOT, Selection, store_path
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component
@@ -45,6 +45,12 @@ DEVICE_DSP_DIRECTORIES = {
 }
 """The device's own DSP files. ADSP_LIBRARY_PATH replaces the default search, so they are named again, last:
 a skel of the system image found before ours gives error 1008."""
+
+INSIDE = {"executorch-source": "executorch"}
+"""Components whose own directory is below the store's tree, since its name matters to them."""
+
+OVERLAY = ROOT / "dist" / DEFAULT_TARGET / "overlay"
+"""Where `build_x86` puts the Python of a tree with what it built; tree.txt in it names the tree."""
 
 _DEVICE_LIBRARY_DIRECTORY = re.compile(
     r"/lib/(?:aarch64-[^/]+|hexagon-v\d+|lpai-v\d+|x86_64-windows-[^/]+)(?:/|$)"
@@ -231,7 +237,7 @@ def _from_store(
     ):
         tree = trees.find(component, pin, Want(targets=targets, arches=arches))
         if tree is not None:
-            return Root(tree.root, "store", variable, tree.version)
+            return Root(tree.root / INSIDE.get(component, ""), "store", variable, tree.version)
     return None
 
 
@@ -258,9 +264,22 @@ def _variables(
     if entries:
         had = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
         variables["PATH"] = ":".join(entries + had)
+    if "executorch-source" in roots and _overlaid_tree() == roots["executorch-source"].path:
+        kept = [
+            entry for entry in environ.get("PYTHONPATH", "").split(":") if entry not in ("", str(OVERLAY))
+        ]
+        variables["PYTHONPATH"] = ":".join([str(OVERLAY), *kept])
+        notes.append(
+            f"Python's executorch is that of {roots['executorch-source'].path}, as build_x86 built it"
+        )
     if selection.target in DEVICE_DIRECTORIES:
         variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
     return variables, tuple(entries)
+
+
+def _overlaid_tree() -> Path | None:
+    marker = OVERLAY / "tree.txt"
+    return Path(marker.read_text(encoding="utf-8").strip()) if marker.is_file() else None
 
 
 def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:
