@@ -20,6 +20,10 @@ STALE = ("Py*.so", "*.fbs")
 """What earlier builds left beside our files in the tree; an overlay has ours alone."""
 
 
+MARKER = "tree.txt"
+"""Names the tree, for the environment to put an overlay on PYTHONPATH for that tree alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Farm:
     """Folders to make, and what to link where, all relative to the tree."""
@@ -60,6 +64,7 @@ def make(tree: Path, files: Mapping[str, Path], into: Path) -> Path:
         (part / OWN_NAME / package / "__init__.py").touch()
     for place, path in files.items():
         shutil.copyfile(path, part / OWN_NAME / place)
+    (part / MARKER).write_text(f"{tree}\n", encoding="utf-8")
     shutil.rmtree(into, ignore_errors=True)
     part.replace(into)
     return into

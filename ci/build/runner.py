@@ -325,6 +325,8 @@ def _staged(dist: Path) -> dict[str, str]:
 
 def _replace(part: Path, dist: Path) -> None:
     dist.mkdir(parents=True, exist_ok=True)
+    # Of a build from source, whose files these take the place of.
+    (dist / "manifest.json").unlink(missing_ok=True)
     for folder in STAGED:
         (dist / folder).mkdir(exist_ok=True)
         names = {path.name for path in (part / folder).iterdir()}

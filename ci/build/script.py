@@ -75,6 +75,7 @@ def _overlaid(plan: Plan, into: Path) -> Iterator[str]:
         yield f"ln -s {_quoted(plan.tree.root / link)} {_quoted(root / link)}"
     for package in made.packages:
         yield f": > {_quoted(root / package / '__init__.py')}"
+    yield f"echo {_quoted(plan.tree.root)} > {_quoted(into / overlay.MARKER)}"
     yield from _copied(plan, root)
 
 

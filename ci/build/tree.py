@@ -40,9 +40,7 @@ class SourceTree:
     """When the commit was made, in seconds since 1970; what is built is dated so."""
 
 
-def open_tree(folder: Path) -> SourceTree:
-    """The tree at a folder, or at executorch/ in it: the store's is there, for the sake of its name."""
-    root = folder / OWN_NAME if (folder / OWN_NAME / MARKS[1]).is_file() else folder
+def open_tree(root: Path) -> SourceTree:
     missing = [mark for mark in MARKS if not (root / mark).is_file()]
     if missing:
         raise EnvironmentLacking(
@@ -63,7 +61,7 @@ def open_tree(folder: Path) -> SourceTree:
             remedy=f"git -C {root} worktree add --detach {root}.d/{OWN_NAME}, or rename the directory",
         )
     version = root / "version.txt"
-    commit = _git(root, "rev-parse", "HEAD") or _commit_in_store(folder)
+    commit = _git(root, "rev-parse", "HEAD") or _commit_in_store(root.parent)
     return SourceTree(
         root=root,
         version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
@@ -115,6 +113,7 @@ def cmake_files(root: Path) -> Iterator[Path]:
 
 
 def _commit_in_store(folder: Path) -> str:
+    """The tree is in a directory of its own name, and that in a tree of the store."""
     from provisioning.inventory import Inventory
 
     inventory = Inventory.read(folder.with_name(f"{folder.name}.json"))

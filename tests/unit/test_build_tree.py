@@ -40,10 +40,6 @@ def test_a_repository_around_the_tree_is_not_the_trees(tmp_path: Path) -> None:
     assert trees.open_tree(make_tree(tmp_path, commit=False)).commit == ""
 
 
-def test_the_stores_tree_is_found_below_its_root(tree: Path) -> None:
-    assert trees.open_tree(tree.parent).root == tree
-
-
 def test_a_folder_that_is_no_tree_is_said(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking, match=r"expected an ExecuTorch tree with CMakeLists\.txt"):
         trees.open_tree(tmp_path)
