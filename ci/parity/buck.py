@@ -64,6 +64,7 @@ def evaluate(tree: Tree, rules: Buck, variant: Variant, constraints: frozenset[s
     evaluation = _Evaluation(tree, rules, variant, constraints)
     for package in packages(tree, rules, root):
         evaluation.run(package)
+    evaluation.forget()
     return evaluation.side
 
 
@@ -100,6 +101,11 @@ class _Evaluation:
                 self._guarded(path, f"{self.tree.read(path)}\n{self.rules.entry}()\n")
             else:
                 self._guarded(path, self.tree.read(path))
+
+    def forget(self) -> None:
+        """Let go of the interpreter's modules, which hold our functions where no garbage collector looks."""
+        self.prelude = None
+        self.loaded = {}
 
     def _guarded(self, path: str, text: str) -> None:
         try:

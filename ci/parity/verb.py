@@ -14,6 +14,7 @@ from provisioning.settings import ROOT, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
     from ci.parity.check import Checked
+    from ci.parity.compare import Difference
     from ci.parity.file_api import Reply
     from ci.parity.mapping import Mapping
     from ci.parity.model import Side
@@ -122,9 +123,17 @@ def _check(
 def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
     from provisioning.findings import Severity
 
+    # A header that two pairs lack is one line to look at, and annotations are few.
+    alike: dict[tuple[str, str, str], list[Difference]] = {}
     for one in found.differences:
-        where = f" [{', '.join(one.variants)}]" if one.variants else ""
-        stage.add(one.rule, Severity.ERROR, str(one.place), one.message + where, one.remedy)
+        alike.setdefault((one.rule, str(one.place), one.what), []).append(one)
+    for (rule, place, _), group in alike.items():
+        message = group[0].message
+        if others := [one.where for one in group[1:]]:
+            message += f"; the same in {', '.join(others)}"
+        if variants := dict.fromkeys(variant for one in group for variant in one.variants):
+            message += f" [{', '.join(variants)}]"
+        stage.add(rule, Severity.ERROR, place, message, group[0].remedy)
     names = [path.rpartition("/")[2] for path in tree.files]
     stage.metrics["files"] = len(names)
     stage.metrics["buck_files"] = sum(name in ("BUCK", "TARGETS") or name.endswith(".bzl") for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from ci.__main__ import VERBS
 from ci.parity import fix
 from ci.parity.compare import Difference
-from ci.parity.mapping import Deliberate, load_mapping
+from ci.parity.mapping import MAPPING, Deliberate, load_mapping
 from provisioning.cli import main
 from provisioning.errors import ManifestError
 from provisioning.findings import Outcome, Report
+from provisioning.settings import ROOT
 from tests.support import miniature_tree
 from tests.support.miniature_tree import BACKENDS, QUALCOMM
 from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
@@ -198,7 +200,7 @@ class TestVerb:
 
 def test_a_one_sided_dependency_needs_a_reason(tmp_path: Path) -> None:
     file = tmp_path / "parity.toml"
-    text = Path("manifests/parity.toml").read_text(encoding="utf-8")
+    text = MAPPING.read_text(encoding="utf-8")
     file.write_text(f'{text}\n[[dependencies]]\nname = "x"\nbuck = ["//x:x"]\n', encoding="utf-8")
     with pytest.raises(ManifestError, match="a reason"):
         load_mapping(file)
@@ -225,9 +227,16 @@ def test_a_reply_that_disagrees_is_a_finding_and_counts(tmp_path: Path) -> None:
     ]
 
 
+def test_every_rule_is_in_the_docs_and_no_other() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "ci" / "parity").glob("*.py"))
+    docs = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(parity-[a-z-]+)` \|", docs, re.MULTILINE)
+    assert set(rows) == set(re.findall(r'"(parity-[a-z-]+)"', code))
+
+
 def test_the_schema_of_the_mapping_is_committed() -> None:
     from ci.parity.mapping import schema
 
-    assert json.loads(Path("manifests/schema/parity.json").read_text(encoding="utf-8")) == json.loads(
-        schema()
-    )
+    assert json.loads(
+        (ROOT / "manifests" / "schema" / "parity.json").read_text(encoding="utf-8")
+    ) == json.loads(schema())
