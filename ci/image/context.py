@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -18,9 +19,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ci.image.engine import Engine, Job, Mount
-from ci.image.plan import DOCKER, Package, Plan, load_images
+from ci.image.plan import DOCKER, Package, Plan
 from provisioning import licences
-from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
+from provisioning.errors import (
+    CheckFailed,
+    EnvironmentLacking,
+    IntegrityError,
+    LicenceNotAccepted,
+    UpstreamError,
+)
 from provisioning.settings import DEFAULT_PROFILE, ROOT
 
 if TYPE_CHECKING:
@@ -64,7 +71,7 @@ def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, cont
         folder = context / "environments" / environment
         if fill(environment, folder, wanted):
             say(f"fetched the wheels of {environment}")
-        _write(folder / "imports.txt", "\n".join([*load_images().imports[environment], ""]))
+        _write(folder / "imports.txt", "\n".join([*plan.imports[environment], ""]))
     for name, tree in trees.items():
         link_tree(tree.root, tree.key, context / components_folder(plan) / name)
 
@@ -77,14 +84,21 @@ def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
     for name in plan.components:
         assert plan.profile is not None
         component = plan.profile.components[name]  # type: ignore[index]
-        licences.require(store.path, name, component, {})
+        provision = ["nox", "-s", "provision"]
+        if plan.profile.name != DEFAULT_PROFILE:
+            provision += ["--", "--profile", plan.profile.name]
+        for licence in licences.missing(store.path, {name: component}, {}).values():
+            raise LicenceNotAccepted(
+                f"the image {plan.name} holds {name} {component.version}, whose licence was not accepted: "
+                f"{licence.title} ({licence.url})",
+                remedy=shlex.join([*provision, licences.FLAG, licence.id]),
+            )
         tree = store.find(name, component, Want(frozenset(), frozenset()))
         if tree is None:
-            flags = "" if plan.profile.name == DEFAULT_PROFILE else f" -- --profile {plan.profile.name}"
             raise EnvironmentLacking(
                 f"the image {plan.name} holds {name} {component.version}, whose whole tree is not in the"
                 f" store ({store.path})",
-                remedy=f"nox -s provision{flags}",
+                remedy=shlex.join(provision),
             )
         trees[name] = tree
     return trees

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -69,6 +69,8 @@ class Plan:
     name: str
     summary: str
     environments: tuple[str, ...]
+    imports: Mapping[str, tuple[str, ...]]
+    """For each environment the modules that are compiled when it is made."""
     profile: Profile | None
     system: System
     packages: tuple[Package, ...]
@@ -101,7 +103,8 @@ class Plan:
 
         `base` is the reference or id of the image that is built upon.
         """
-        said = [self.stage, base, self.system.model_dump_json(), *self.environments]
+        said = [self.stage, base, self.system.model_dump_json()]
+        said += [" ".join([one, *self.imports[one]]) for one in self.environments]
         if self.profile is not None:
             said += [self.profile.components[name].model_dump_json() for name in self.components]  # type: ignore[index]
         digest = hashlib.sha256("\n".join(said).encode())
@@ -129,8 +132,15 @@ def plan_of(name: str) -> Plan:
     entry = images.images[name]
     if missing := [one for one in entry.environments if one not in images.imports]:
         raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")
-    profile = load_profile(entry.profile) if entry.profile else None
-    plan = Plan(name, entry.summary, entry.environments, profile, images.system, load_packages())
+    plan = Plan(
+        name=name,
+        summary=entry.summary,
+        environments=entry.environments,
+        imports={one: images.imports[one] for one in entry.environments},
+        profile=load_profile(entry.profile) if entry.profile else None,
+        system=images.system,
+        packages=load_packages(),
+    )
     if plan.components != STAGES[: len(plan.components)]:
         raise ManifestError(
             MANIFEST,

@@ -136,4 +136,5 @@ def test_a_profile_that_was_not_provisioned_names_the_command_that_brings_it(tmp
 def test_a_vendors_licence_comes_before_its_sdk(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking) as caught:
         trees_of(plan_of("qnn-2.37-ndk-r26c"), Store(tmp_path / "store"))
-    assert "--accept-licence qualcomm-ai-stack" in caught.value.remedy
+    flags = "--profile qnn-2.37 --accept-licence qualcomm-ai-stack"
+    assert caught.value.remedy == f"nox -s provision -- {flags}"

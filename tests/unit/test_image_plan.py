@@ -103,6 +103,11 @@ class TestManifestHash:
         other = plan.profile.model_copy(update={"components": {**plan.profile.components, "qnn-sdk": sdk}})
         assert replace(plan, profile=other).manifest_hash(BASE) != plan.manifest_hash(BASE)
 
+    def test_changes_with_what_is_compiled(self) -> None:
+        plan = plan_of("base")
+        other = replace(plan, imports={**plan.imports, "tools": ("rich",)})
+        assert other.manifest_hash(BASE) != plan.manifest_hash(BASE)
+
     @pytest.mark.parametrize("name", ["PACKAGES", "DOCKER"])
     def test_changes_with_the_packages_and_the_recipe(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
