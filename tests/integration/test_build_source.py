@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from provisioning import elf
-from tests.support.builds import Built, build
+from provisioning.manifest import load_profile
+from provisioning.store import Store
+from tests.support.builds import Built, build, run_stage
 from tests.support.miniature_executorch import digest, make_old, make_sdk, make_tree
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
 
@@ -195,6 +197,28 @@ def test_an_option_that_nothing_reads_is_reported(tmp_path: Path) -> None:
     assert [f["subject"] for f in done.report["findings"] if f["rule"] == "build-option"] == [
         "SUPPORT_REGEX_LOOKAHEAD"
     ]
+
+
+def test_the_stores_tree_is_built_and_its_commit_known(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As provisioned: read-only, without its repository, in a directory of the name that its headers want."""
+
+    def checkout(source: object, into: Path, progress: object = None) -> str:
+        make_tree(into.parent, commit=False, name=into.name)
+        return "c" * 40
+
+    monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
+    store = Store(tmp_path / "store")
+    store.provision("executorch-source", load_profile("qnn-2.37").components["executorch-source"])
+    places = ("--build-dir", tmp_path / "build", "-o", tmp_path / "dist", "--reports", tmp_path / "reports")
+    done = run_stage(
+        ARM64,
+        *("--profile", "qnn-2.37", "--store", store.path, *places),
+        environ={"QNN_SDK_ROOT": given.sdk},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "dist" / "manifest.json").read_text(encoding="utf-8"))["commit"] == "c" * 40
 
 
 def test_release_is_stripped(given: Given, arm64: Built, tmp_path: Path) -> None:
