@@ -36,7 +36,8 @@ def compile_model(args: argparse.Namespace) -> int:
     require_installed()
     _require_file(args.model)
     calibrate = str(args.calibrate.absolute()) if args.calibrate else ""
-    with _output(args.output) as (scratch, publish), _worker(scratch) as worker:
+    output = args.output.absolute()
+    with _output(output) as (scratch, publish), _worker(scratch) as worker:
         log = scratch / "compile.log"
         name = f"{args.model.stem}_ctx"
         common: dict[str, Any] = {
@@ -75,14 +76,14 @@ def compile_model(args: argparse.Namespace) -> int:
             )
         written = publish(made)
     for path in written:
-        print(f"{path.stat().st_size:>12,}  {path}")
+        print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
     near = reply["near"]
     whose = "the calibration's first samples" if calibrate else "made-up inputs"
     print(
         f"{args.soc} {precision}, QNN {reply['record']['build_id']}: all {reply['audit']['nodes']} nodes on"
         f" HTP; reload is bit-equal; cosine {near['cosine']:.5f} with float on {whose}"
     )
-    for cost in slowest(args.output / f"{name}_profile.csv") if args.profile_run else []:
+    for cost in slowest(output / f"{name}_profile.csv") if args.profile_run else []:
         print(f"  {cost}")
     return 0
 

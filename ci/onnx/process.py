@@ -42,7 +42,8 @@ class OnnxWorker(Worker):
     def order(self, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
         """Raises Refused for a fault that it found and Crashed when it went away."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        reply = self._ask({"do": what, "log": str(log), **parameters}, self.setup.timeout)
+        request = {"do": what, "log": str(log.absolute()), "cwd": str(Path.cwd()), **parameters}
+        reply = self._ask(request, self.setup.timeout)
         if reply is None:
             self.resident = RECYCLE_AT + 1
             last = tail(log, 2000).strip().splitlines()[-1:]

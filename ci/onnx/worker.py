@@ -70,6 +70,8 @@ def main(descriptor: int) -> None:
 def serve(replies: TextIO) -> None:
     for line in sys.stdin:
         order = json.loads(line)
+        # Relative paths, those in options too, mean what they mean to the user.
+        os.chdir(order["cwd"])
         with _output_to(Path(order["log"])):
             reply = obey(order)
         reply["resident"] = _status("VmRSS")

@@ -22,15 +22,15 @@ from tests.support.onnx_models import conv_model, model_of, with_external_data, 
 pytestmark = pytest.mark.heavy
 
 
-def onnx_command(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+def onnx_command(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     ended = subprocess.run(
         [sys.executable, "-m", "ci", "onnx", *map(str, arguments)],
-        cwd=ROOT,
+        cwd=cwd,
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        env={**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)},
     )
     assert ended.returncode == code, f"{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
@@ -71,6 +71,13 @@ class TestCompile:
             "net_ctx_qnn.bin",
         ]
 
+    def test_relative_paths_are_those_of_the_user(self, model: Path, tmp_path: Path) -> None:
+        shutil.copy(model, tmp_path / "net.onnx")
+        options = ("--option", "dump_json_qnn_graph=1", "--option", "json_qnn_graph_dir=graphs")
+        onnx_command("compile", "net.onnx", "-o", "out", *options, cwd=tmp_path)
+        assert (tmp_path / "out" / "net_ctx.json").is_file()
+        assert list((tmp_path / "graphs").glob("*.json"))
+
     def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
         onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
@@ -102,14 +109,6 @@ class TestCompile:
         said = onnx_command("compile", model, "-o", tmp_path / "out", code=1).stderr
         assert "determinant (Det): Operators of type `Det` are not supported" in said
         assert not (tmp_path / "out").exists()
-
-    def test_options_reach_the_provider(self, model: Path, tmp_path: Path) -> None:
-        graphs = tmp_path / "graphs"
-        onnx_command(
-            *("compile", model, "-o", tmp_path / "out"),
-            *("--option", "dump_json_qnn_graph=1", "--option", f"json_qnn_graph_dir={graphs}"),
-        )
-        assert list(graphs.glob("*.json"))
 
 
 class TestBadInput:
