@@ -24,6 +24,7 @@ arguments = {{ {arguments} }}
 scheme = "{scheme}"
 socs = ["{soc}"]
 tags = ["pr"]
+calibration = 16
 thresholds = {{ {thresholds} }}
 {run}
 """
@@ -34,7 +35,7 @@ DEFAULTS = {
     "case": "",
     "scheme": "16a16w",
     "soc": "SM8650",
-    "thresholds": "sqnr_db = 50",
+    "thresholds": "sqnr_db = 15",
     "run": "",
 }
 

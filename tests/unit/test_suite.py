@@ -62,6 +62,7 @@ class TestModel:
             ("tags = ", "tag = ", "tag"),
             ("{ cosine = 0.99 }", "{ cosin = 0.99 }", "cosin"),
             ("{ cosine = 0.99 }", "{ max_abs = 1 }", "nothing would be compared"),
+            ("thresholds = { cosine = 0.99 }", "", "thresholds, or emulator_fault"),
             ('scheme = "8a8w"', 'scheme = "8a4w"\nqat = true', "one of 8a8w"),
             ('scheme = "8a8w"', 'scheme = "fp16"\nunquantized_nodes = ["add"]', "no quantization options"),
             ('scheme = "8a8w"', 'scheme = "16a4w_block"', "block_sizes with 16a4w_block"),
@@ -120,7 +121,7 @@ class TestShipped:
             rules = json.loads((MANIFESTS / "schema" / f"{name}.json").read_text())
             jsonschema.validate(tomllib.loads(folder.read_text()), rules)
 
-    def test_a_pull_request_meets_every_scheme_but_none_only_by_night(self) -> None:
+    def test_a_pull_request_meets_every_scheme(self) -> None:
         assert {program.run.scheme for program in self.pr} == set(get_args(Scheme))
 
     def test_a_pull_request_meets_every_arch_on_six_chips_and_more(self) -> None:
@@ -170,7 +171,9 @@ class TestShipped:
     def test_every_program_has_a_baseline_of_all_figures(self) -> None:
         baseline = load_baseline(baseline_path(SHIPPED, "wheels"))
         assert {program.name for program in self.programs} == set(baseline.programs)
-        assert all(each.pte_bytes and each.accuracy for each in baseline.programs.values())
+        for program in self.programs:
+            recorded = baseline.programs[program.name]
+            assert recorded.pte_bytes and bool(recorded.accuracy) != bool(program.run.emulator_fault)
 
     def test_thresholds_are_met_and_as_tight_as_is_said(self) -> None:
         baseline = load_baseline(baseline_path(SHIPPED, "wheels"))
@@ -178,6 +181,8 @@ class TestShipped:
         for program in self.programs:
             runs = [baseline.programs[other.name] for other in self.programs if other.run is program.run]
             wanted = program.run.thresholds
+            if wanted is None:
+                continue
             assert wanted.sqnr_db is not None and wanted.cosine is not None
             worst = min(each.accuracy["sqnr_db"] for each in runs)
             assert worst - margin <= wanted.sqnr_db <= worst, program.name
