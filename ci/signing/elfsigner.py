@@ -231,8 +231,8 @@ class _Conversation:
                     continue
                 if self._asked(quiet=time.monotonic() - heard > _QUIET_SECONDS):
                     self._answer()
-                if self.child.poll() is not None:
-                    # Something that it started holds the pipe open; what it says is not the signer's word.
+                if self.child.poll() is not None and not selector.select(0):
+                    # Its last words are read. Something that it started holds the pipe open.
                     break
         while self.child.poll() is None:
             self._check_limits()

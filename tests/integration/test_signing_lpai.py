@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -199,15 +200,20 @@ def test_an_interrupt_ends_the_signer_and_leaves_nothing(
         [*command, "--accept-disclaimer", "--python", python],
         cwd=world.root,
         env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Whoever runs the tests in the background of a script has SIGINT ignored, and so would it.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    with child:
+    try:
         until = time.monotonic() + 60
         while not list((world.hexagon / "runs").glob("*.json")) and time.monotonic() < until:
             time.sleep(0.05)
         child.send_signal(how)
         assert child.wait(timeout=60) == 130
+    finally:
+        child.kill()
+        child.wait()
     (run,) = (world.hexagon / "runs").glob("*.json")
     assert not Path(f"/proc/{run.stem}").exists()
     assert list((world.root / "dist").rglob(".signing-*")) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_a_person_is_asked_when_nothing_was_said_beforehand(tmp_path: Path) -> N
 def test_what_was_refused_is_not_on_record(tmp_path: Path) -> None:
     assert not consent(tmp_path, [], ask=lambda question: False)(DISCLAIMER)
     assert licences.recorded(tmp_path) == {}
+
+
+def test_words_said_just_before_the_end_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy_until_it_ends(conversation: elfsigner._Conversation, *, quiet: bool) -> bool:
+        conversation.child.wait()
+        return False
+
+    monkeypatch.setattr(elfsigner._Conversation, "_asked", busy_until_it_ends)
+    script = (
+        "import time; print('first', flush=True); time.sleep(1); print('the reason'); raise SystemExit(7)"
+    )
+    status, said = elfsigner.converse(
+        [sys.executable, "-c", script], tmp_path, {}, 60, lambda text: True, threading.Event()
+    )
+    assert (status, said) == (7, "first\nthe reason\n")
 
 
 def fake_python(path: Path, version: str) -> str:
