@@ -22,6 +22,7 @@ def check(
     items: Sequence[Item], models: Sequence[Model], target: str, soc_name: str, soc: Soc
 ) -> list[Finding]:
     findings = [*_machines(items, soc), *_one_build(items), *_needed(items, target)]
+    findings += _backend(items, models)
     findings += [found for model in models for found in _model(model, items, soc_name, soc)]
     signed = [item.path for item in items if item.kind == "signed"]
     if signed:
@@ -103,14 +104,21 @@ def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
                 yield _finding("needed", item.path, message, mend)
 
 
+def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding]:
+    """Without it QNN's libraries are of no use; only programs make that an error."""
+    if any(Path(item.place).name == BACKEND for item in items) or not any(item.kind == QNN for item in items):
+        return
+    for_qnn = [model.path for model in models if model.for_qnn]
+    yield _finding(
+        "backend",
+        for_qnn[0] if for_qnn else BACKEND,
+        f"the build has no {BACKEND}, so that its runner runs nothing that is for QNN",
+        "nox -s build_linux_arm64 or build_android makes it from source",
+        Severity.ERROR if for_qnn else Severity.WARNING,
+    )
+
+
 def _model(model: Model, items: Sequence[Item], soc_name: str, soc: Soc) -> Iterator[Finding]:
-    if model.for_qnn and not any(Path(item.place).name == BACKEND for item in items):
-        yield _finding(
-            "backend",
-            model.path,
-            f"it is for QNN, and the build has no {BACKEND}",
-            "nox -s build_linux_arm64 or build_android makes it from source",
-        )
     sdk = sdk_build(items)
     for context in model.contexts:
         for build in context.build_ids:
