@@ -26,6 +26,7 @@ GENERATED = {
     "manifests/schema/libraries.json": "provisioning.verbs.generate:libraries_schema",
     "manifests/schema/device_libraries.json": "provisioning.verbs.generate:device_libraries_schema",
     "manifests/schema/validation.json": "provisioning.verbs.generate:validation_schema",
+    "manifests/schema/images.json": "ci.image.plan:schema",
     "manifests/schema/recipe.json": "ci.build.recipes:schema",
     "manifests/schema/parity.json": "ci.parity.mapping:schema",
     "manifests/schema/report.json": "provisioning.verbs.generate:report_schema",
