@@ -21,7 +21,7 @@ ANDROID = {
 
 
 def rules(
-    folder: Path, target: str, library: Library, *, kind: str = "runner", private: str = "/home/me/src"
+    folder: Path, target: str, library: Library, *, kind: str = "runner", private: str = "/srv/me/src"
 ) -> list[str]:
     path = library.write(folder / "qnn_executor_runner")
     built = Built(kind, path, "bin/qnn_executor_runner")  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ def test_a_good_runner_has_nothing_said_of_it(tmp_path: Path, target: str, good:
         ({"versions": {"libc.so.6": ["GLIBC_2.35"]}}, "build-glibc"),
         ({"textrel": True}, "build-relocations"),
         ({"execstack": True}, "build-stack"),
-        ({"content": b"/home/me/src/runner.cpp\0"}, "build-paths"),
+        ({"content": b"/srv/me/src/runner.cpp\0"}, "build-paths"),
     ],
 )
 def test_each_fault_of_a_linux_runner_is_said_alone(
@@ -74,7 +74,7 @@ def test_an_older_glibc_and_search_beside_itself_are_good(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_begins_alike_is_another(tmp_path: Path) -> None:
-    assert rules(tmp_path, "aarch64-linux", Library(**LINUX, content=b"/home/me/src2/a.cpp\0")) == []  # type: ignore[arg-type]
+    assert rules(tmp_path, "aarch64-linux", Library(**LINUX, content=b"/srv/me/src2/a.cpp\0")) == []  # type: ignore[arg-type]
 
 
 def test_a_library_needs_no_loader(tmp_path: Path) -> None:
