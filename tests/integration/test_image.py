@@ -114,8 +114,9 @@ def test_the_bill_of_materials_names_what_is_inside(wheels: Stage) -> None:
 
 def test_building_again_takes_all_from_the_cache(wheels: Stage, tmp_path: Path) -> None:
     again = image("wheels", "--no-validate", reports=tmp_path)
-    assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
-    assert again.report["seconds"] <= 5
+    metrics = again.report["metrics"]
+    assert metrics["layers"] == wheels.report["metrics"]["layers"]
+    assert metrics["context_seconds"] + metrics["build_seconds"] <= 5
 
 
 def test_what_a_caller_writes_belongs_to_the_caller(wheels: Stage, checkout: Path) -> None:
