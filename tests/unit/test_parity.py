@@ -19,7 +19,7 @@ from provisioning.settings import ROOT
 from tests.support import miniature_tree
 from tests.support.miniature_tree import BACKENDS, QUALCOMM
 from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
-from tests.support.parity_mutations import DRIFTS, RUNTIME_BUCK, TOP_CMAKE
+from tests.support.parity_mutations import CONFIG, DOCKER, DOCS, DRIFTS, RUNTIME_BUCK, TOP_CMAKE
 
 SAMPLE = (3, 7, 16, 21, 40, 65)
 """A few random cases, for CI; tests/integration/test_parity_mutations.py has the many."""
@@ -141,6 +141,14 @@ class TestMending:
         assert checked(after).differences == ()
         assert line.strip() in after[RUNTIME_BUCK]
 
+    def test_a_pattern_that_would_bring_a_file_too_many_is_not_written(self) -> None:
+        files = miniature_tree.files()
+        files[f"{BACKENDS}/new/Wanted.cpp"] = files[f"{BACKENDS}/new/Other.cpp"] = "// new\n"
+        files[f"{BACKENDS}/CMakeLists.txt"] += "target_sources(qnn_graph PRIVATE new/Wanted.cpp)\n"
+        after = self.mended(files)
+        assert '"backends/new/Wanted.cpp"' in after[RUNTIME_BUCK]
+        assert [one.what for one in checked(after).differences] == [f"{BACKENDS}/new/Other.cpp"]
+
     def test_what_is_not_certain_is_left_alone(self) -> None:
         files = miniature_tree.files()
         files[f"{BACKENDS}/htp/New.cpp"] = "// in Buck's globs, and in no CMake file\n"
@@ -196,6 +204,35 @@ class TestVerb:
 
     def test_a_build_that_was_never_configured_is_lacking(self, root: Path) -> None:
         assert self.run(root, "--build", f"host={root}")[0] == 3
+
+
+class TestPins:
+    @pytest.mark.parametrize(
+        ("path", "old", "new"),
+        [
+            (DOCS, "QNN 2.37.0", "QNN 2.37.1"),
+            (DOCS, "NDK 26c", "NDK 27b"),
+            (DOCKER, "ANDROID_NDK_VERSION=r26c\n    ;;\nesac", "ANDROID_NDK_VERSION=r28c\n    ;;\nesac"),
+        ],
+    )
+    def test_a_place_that_says_otherwise_drifts(self, path: str, old: str, new: str) -> None:
+        [one] = _found(_with(path, {old: new}), "parity-pin-drift")
+        assert one.what in new
+
+    @pytest.mark.parametrize(
+        ("path", "old", "new"),
+        [
+            (CONFIG, "2.37.0.250724", "2.37.0.259999"),
+            (DOCS, "NDK 26c", "NDK r26c"),
+            (DOCKER, "r26c", "26.2.11394342"),
+        ],
+    )
+    def test_fewer_parts_and_other_spellings_say_the_same(self, path: str, old: str, new: str) -> None:
+        assert checked(_with(path, {old: new})).differences == ()
+
+    def test_a_place_that_says_nothing_is_missing(self) -> None:
+        [one] = _found(_with(CONFIG, {"QNN_VERSION": "VERSION"}), "parity-pin-missing")
+        assert one.what == CONFIG
 
 
 def test_a_one_sided_dependency_needs_a_reason(tmp_path: Path) -> None:
