@@ -50,6 +50,8 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
     except OSError as error:
         raise UsageError(f"--inputs {listed}: {error.strerror}") from error
     for number, line in enumerate(text.splitlines()):
+        if line.startswith("#"):
+            continue
         names = []
         for index, word in enumerate(shlex.split(line)):
             path = listed.parent / word

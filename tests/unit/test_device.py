@@ -135,7 +135,7 @@ def test_an_input_list_is_rewritten_for_the_device(tmp_path: Path) -> None:
     for name in ("a.raw", "b c.raw", "d.raw"):
         (tmp_path / name).touch()
     listed = tmp_path / "list.txt"
-    listed.write_text('a.raw "b c.raw"\n\nd.raw a.raw\n', encoding="utf-8")
+    listed.write_text('a.raw "b c.raw"\n# a comment\nd.raw a.raw\n', encoding="utf-8")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     found = session.stage_inputs(listed, scratch)
