@@ -22,8 +22,16 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def runner() -> Path:
-    subprocess.run([sys.executable, "-m", "ci", "build_runner"], cwd=ROOT, check=True, timeout=600)
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    command = [
+        sys.executable,
+        "-m",
+        "ci",
+        "build_runner",
+        "--reports",
+        str(tmp_path_factory.mktemp("reports")),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
     return RUNNER
 
 

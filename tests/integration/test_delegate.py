@@ -25,9 +25,17 @@ PER_CHANNEL = "*TestQNNFloatingPointOperator.test_qnn_backend_fp16a8w_conv2d"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def runner() -> None:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Built where the stage looks for it; nothing to do when it is there already."""
-    subprocess.run([sys.executable, "-m", "ci", "build_runner"], cwd=ROOT, check=True, timeout=600)
+    command = [
+        sys.executable,
+        "-m",
+        "ci",
+        "build_runner",
+        "--reports",
+        str(tmp_path_factory.mktemp("reports")),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
 
 
 def command(base: Path, *flags: str) -> list[str]:

@@ -19,6 +19,7 @@ from ci.signing.development import Binding
 from ci.signing.verification import Expected
 from tests.support import chains, sdk
 from tests.support.mbn import expected_hashes, take_apart
+from tests.support.tools import tool
 
 pytestmark = pytest.mark.heavy
 
@@ -102,7 +103,7 @@ def test_readelf_sees_the_same_program(signed: list[tuple[Path, Path]]) -> None:
 
 def readelf(flags: str, path: Path) -> str:
     done = subprocess.run(
-        ["readelf", "--wide", flags, str(path)], capture_output=True, text=True, timeout=120, check=True
+        [tool("readelf"), "--wide", flags, str(path)], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stderr == ""
     # Where in the file something is is all that may differ.
