@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from ci.bench.frame import Benchmark, Measured, measure, metrics_of, rendered
 from provisioning.cli import Verb, command_line
-from provisioning.errors import UsageError
+from provisioning.errors import ToolkitError, UsageError
 from provisioning.findings import Outcome, Severity, StageRun
 from provisioning.settings import add_selection, selection_of
 
@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
         ):
             measured = measure(benchmark, args.rounds, Path(work) / "rounds", tell=_tell)
         _judge(stage, benchmark, measured, check=args.check)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, ToolkitError):
+            stage.add("bench-not-measured", Severity.ERROR, args.name, error.message, error.remedy)
         stage.finish(Outcome.ERROR).write(selection.reports)
         raise
     report = stage.finish()

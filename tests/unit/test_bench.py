@@ -162,7 +162,11 @@ class TestTheVerb:
     ) -> None:
         assert run("stub", fault=EnvironmentLacking("no such tool", remedy="get it")) == 3
         assert capsys.readouterr().err == "error: no such tool\n  try: get it\n"
-        assert Report.read(tmp_path / "reports/bench-stub.json").outcome is Outcome.ERROR
+        report = Report.read(tmp_path / "reports/bench-stub.json")
+        assert (report.outcome, [finding.message for finding in report.findings]) == (
+            Outcome.ERROR,
+            ["no such tool"],
+        )
 
     def test_the_work_directory_is_left_as_it_was(self, run: Callable[..., int], tmp_path: Path) -> None:
         run("stub", "--rounds", "1")
