@@ -104,7 +104,7 @@ def libraries(
         searched = "; ".join(f"{needed.name} ({where})" for needed, where in lacking)
         raise EnvironmentLacking(
             f"{len(lacking)} of the libraries to sign are not there: {searched}",
-            remedy="provision an SDK that has them, or name each with --library FILE",
+            remedy=f"{_profile_that_signs()}, whose SDK has them, or name each with --library FILE",
         )
     return _distinct(found)
 
@@ -136,10 +136,9 @@ def elfsigner(environment: Environment, files: Iterable[Path], chip: Chip) -> Pa
     """The vendor's script, refused when its Hexagon SDK is too old for an arch that is to be signed."""
     root = environment.roots.get("hexagon-sdk")
     if root is None:
-        profiles = [name for name in profile_names() if "hexagon-sdk" in load_profile(name).components]
         raise EnvironmentLacking(
             "there is no Hexagon SDK, whose elfsigner signs for devices",
-            remedy=f"nox -s provision -- --profile {profiles[0]} --component hexagon-sdk, or set "
+            remedy=f"nox -s provision -- {_profile_that_signs()} --component hexagon-sdk, or set "
             "HEXAGON_SDK_ROOT; a pipeline that has none can use --signer dev",
         )
     script = root.path / ELFSIGNER
@@ -226,6 +225,13 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _digits(path: Path) -> str:
     return ".".join(re.findall(r"\d+", str(path)))
+
+
+def _profile_that_signs() -> str:
+    """One with a Hexagon SDK; its QNN SDK is a whole one."""
+    return next(
+        f"--profile {name}" for name in profile_names() if "hexagon-sdk" in load_profile(name).components
+    )
 
 
 def _profiles_with(component: str, version: str) -> str:

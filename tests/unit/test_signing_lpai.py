@@ -136,6 +136,12 @@ def test_without_a_hexagon_sdk_the_ways_out_are_named() -> None:
     assert all(word in caught.value.remedy for word in ("--component hexagon-sdk", "HEXAGON_SDK_ROOT", "dev"))
 
 
+def test_without_the_libraries_an_sdk_that_has_them_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match=r"libQnnLpaiSkel\.so") as caught:
+        plan.libraries(CHIP, environment(qnn_sdk=own(tmp_path)), [], direct=False)
+    assert "--profile qnn-2.48" in caught.value.remedy
+
+
 def test_the_skel_is_what_must_be_signed(tmp_path: Path) -> None:
     found = plan.libraries(CHIP, environment(qnn_sdk=own(hexagon_sdk.qnn_sdk(tmp_path))), [], direct=False)
     assert [path.name for path in found] == ["libQnnLpaiSkel.so"]
