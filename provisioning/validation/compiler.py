@@ -98,9 +98,7 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
         return Problem(
             soc,
             f"executorch in {answer.interpreter} has no working QNN adaptor: {detail}",
-            known.mend
-            if known
-            else "install executorch's wheel for Linux on x86-64, or build its QNN backend",
+            mend or "install executorch's wheel for Linux on x86-64, or build its QNN backend",
         )
     if answer.step == "build id":
         return Problem(
