@@ -10,10 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from provisioning.diagnosis import Diagnosis, diagnose, explain, explain_code
+from provisioning.diagnosis import Diagnosis, diagnose, explain_code
 from provisioning.errors import UsageError
-
-__all__ = ["explain"]
 
 EXAMPLES = """\
   python -m ci diagnose reports/delegate/*.log

@@ -222,7 +222,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _ended(code: int, folder: Path) -> str:
     from ci.delegate.pool import tail
-    from ci.diagnose import explain
+    from provisioning.diagnosis import explain
 
     log = tail(folder / "run.log", TAIL)
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

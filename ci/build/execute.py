@@ -12,6 +12,7 @@ from typing import TextIO
 
 from ci.build.plan import Command
 from ci.cmake import first_error
+from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking
 
 _NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
@@ -66,8 +67,6 @@ def execute(command: Command, log: Path, environ: Mapping[str, str], *, jobs: in
 
 
 def fault(command: Command, code: int, text: str, log: Path, jobs: int) -> CheckFailed | EnvironmentLacking:
-    from ci.diagnose import explain
-
     if _FULL in text:
         return EnvironmentLacking(
             f"{command.title}: the disk is full",
@@ -79,9 +78,8 @@ def fault(command: Command, code: int, text: str, log: Path, jobs: int) -> Check
             remedy=f"--jobs {max(1, jobs // 2)}",
         )
     error = first_error(text)
-    causes = "".join(f"\n  {shown}" for shown in explain(error))
     return CheckFailed(
-        f"{command.title} failed with exit code {code}:\n{error}{causes}", remedy=f"read {log}"
+        f"{command.title} failed with exit code {code}:\n{error}{causes(error)}", remedy=f"read {log}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ci.bundle.manifest import Bundle, read_bundle
 from ci.device import session, transport
 from ci.device.transport import Device
-from ci.diagnose import explain
+from provisioning.diagnosis import explain
 from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Severity, StageRun

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ci.diagnose import explain
 from ci.lowering.baseline import COSTS, Recorded, Tolerances
 from ci.lowering.compile import Compiled, Fault
 from ci.lowering.program import Context, Delegate, read
 from ci.lowering.program import Program as Inside
 from ci.lowering.suite import Program
+from provisioning.diagnosis import explain
 from provisioning.errors import CheckFailed
 from provisioning.findings import Finding, Severity
 from provisioning.manifest import Model, load, soc_named

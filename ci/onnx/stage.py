@@ -17,7 +17,6 @@ from typing import Any
 from ci.cache import VerdictCache, digest_of_files, key_of
 from ci.delegate.pool import RECYCLE_AT, Verdict
 from ci.delegate.progress import Lines
-from ci.diagnose import explain
 from ci.lowering.compare import missed
 from ci.lowering.imports import closure
 from ci.lowering.stage import finish, reported
@@ -28,6 +27,7 @@ from ci.onnx.profile import slowest
 from ci.onnx.suite import SHIPPED, Program, choose, programs_of
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs
 from provisioning.cli import command_line
+from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Finding, Metric, Severity, StageRun
 from provisioning.manifest import soc_named
