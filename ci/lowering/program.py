@@ -35,7 +35,7 @@ DTYPES = {
 
 SOC = re.compile(rb"\bsoc_type=(\w{1,32});")
 ARCH = re.compile(rb"\bmin_arch=(\d{1,3})\b")
-"""Beside the SoC there is an `arch` too: of QNN's own table, which for SSG2115P is not what it compiles for."""
+"""Beside the SoC there is an `arch` too, from QNN's own table: for SSG2115P not what it compiles for."""
 
 VTCM = re.compile(rb"\bvtcm_size=(\d{1,12})\b")
 PRECISIONS = {0: "quantized", 1: "fp16"}

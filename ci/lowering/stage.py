@@ -19,7 +19,7 @@ from ci.scheduler import parse_shard, shard
 from provisioning.cli import command_line
 from provisioning.environment import Environment, resolve
 from provisioning.errors import ToolkitError, UsageError
-from provisioning.findings import Artifact, Finding, Metric, Outcome, Severity, StageRun
+from provisioning.findings import Finding, Metric, Outcome, Severity, StageRun
 from provisioning.manifest import soc_named
 from provisioning.settings import DEFAULT_TARGET, Selection, selection_of
 
@@ -168,7 +168,6 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) 
                 *artifact(program, result, plan.basis.build_id),
                 *cost(program, result, baseline.of(program.name), tolerances, baseline.path),
             ]
-            stage.artifacts.append(Artifact.of("pte", result.path))
         stage.findings += findings
         rows[program.name] = row(program, result, findings, baseline)
     stage.metrics |= {
@@ -197,6 +196,7 @@ def row(
     facts = result.facts
     return shown | {
         "cached": result.cached,
+        "program": str(result.path),
         "seconds": facts["seconds"],
         "peak_bytes": facts["peak"],
         "delegates": facts["delegates"],
