@@ -20,7 +20,7 @@ from provisioning.findings import Outcome, Report
 from provisioning.settings import ROOT
 
 CHECK, PARITY, CMAKE, SECOND = "check", "parity, whole process", "cmake configure", "one second"
-AIMS = (Aim(CHECK, SECOND, 1.0), Aim(PARITY, CMAKE, 1.0))
+AIMS = (Aim(CHECK, SECOND, 1.0), Aim(CHECK, CMAKE, 1.0))
 LEAST_CMAKE = "3.28"
 REMEDY = "nox -s tests -- tests/unit/test_parity.py"
 

@@ -10,6 +10,7 @@ import configparser
 import json
 import posixpath
 import re
+import time
 from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as MappingOf
 from functools import cached_property, lru_cache
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 FILES = ("srcs", "headers", "exported_headers", "raw_headers", "public_headers")
 DEPENDENCIES = ("deps", "exported_deps", "runtime_deps")
 KNOWN = frozenset((*FILES, *DEPENDENCIES, "name"))
+
+MOST_SECONDS = 10.0
+"""For one directory, which takes some milliseconds: a loop without end is a finding too."""
 
 _UNKNOWN_FILES = re.compile(r"(?:^|_)(?:srcs|headers|sources)$")
 _UNKNOWN_DEPENDENCIES = re.compile(r"(?:^|_)deps$")
@@ -87,10 +91,13 @@ class _Evaluation:
         extension = starlark.LibraryExtension
         self.globals = starlark.Globals.extended_by([extension.StructType, extension.CallStack])
         self.prelude = self._prelude()
+        self.deadline = time.monotonic() + MOST_SECONDS
+        self.options: Any = starlark.EvalOptions(check_cancelled=lambda: time.monotonic() > self.deadline)
 
     def run(self, package: str) -> None:
         self.package = package
         self.loaded = {}
+        self.deadline = time.monotonic() + MOST_SECONDS
         own = [name for name in self.rules.files if posixpath.join(package, name) in self.tree.files]
         for name in own:
             path = posixpath.join(package, name)
@@ -104,7 +111,7 @@ class _Evaluation:
 
     def forget(self) -> None:
         """Let go of the interpreter's modules, which hold our functions where no garbage collector looks."""
-        self.prelude = None
+        self.prelude = self.options = None
         self.loaded = {}
 
     def _guarded(self, path: str, text: str) -> None:
@@ -121,7 +128,7 @@ class _Evaluation:
             f'"{name}"' for name in ("glob", "select", "native", "read_config", "package_name", "oncall")
         )
         ast = self.sl.parse(path, f'load("{_PRELUDE}", {names}); {text}', self._dialect)
-        self.sl.eval(module, ast, self.globals, self.sl.FileLoader(self._load))
+        self.sl.eval_with(self.options, module, ast, self.globals, self.sl.FileLoader(self._load))
         return module.freeze()
 
     @cached_property

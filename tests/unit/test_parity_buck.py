@@ -112,6 +112,12 @@ def test_what_cannot_be_evaluated_is_said_with_its_line(text: str, line: int, wh
     assert why in trouble.why
 
 
+def test_a_loop_without_end_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ci.parity.buck.MOST_SECONDS", 0.2)
+    text = "def forever():\n    for i in range(1 << 30):\n        pass\n\nforever()\n"
+    assert len(run(text).troubles) == 1
+
+
 def test_the_same_target_declared_otherwise_again_is_said() -> None:
     text = 'runtime.cxx_library(name = "x", srcs = ["a.cpp"])\nruntime.cxx_library(name = "x", srcs = [])\n'
     assert "declared again" in run(text).troubles[0].why
