@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.cli import command_line
     from provisioning.errors import UsageError
     from provisioning.findings import Outcome, StageRun
-    from provisioning.rendering import show
+    from provisioning.rendering import github_annotations, show
 
     if args.dry_run and not args.fix:
         raise UsageError("--dry-run changes what --fix does, and there is no --fix", remedy="add --fix")
@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     report = stage.finish()
     report.write(selection.reports)
     show(report)
+    if os.environ.get("GITHUB_ACTIONS") == "true" and not os.environ.get("QNN_CI_GATE"):
+        sys.stdout.write(github_annotations(report))
     return 0 if report.outcome is Outcome.PASS else 1
 
 

@@ -192,6 +192,15 @@ class TestVerb:
         _, report = self.run(root)
         assert all(finding.subject.startswith(f"{RUNTIME_BUCK}:") for finding in report.findings)
 
+    def test_on_github_findings_are_annotations_on_their_lines(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("GITHUB_ACTIONS", "true")
+        monkeypatch.delenv("QNN_CI_GATE", raising=False)
+        (root / BACKENDS / "htp" / "New.cpp").write_text("", encoding="utf-8")
+        self.run(root)
+        assert f"::error file={RUNTIME_BUCK},line=" in capsys.readouterr().out
+
     def test_a_tree_of_the_store_is_not_mended(self, root: Path) -> None:
         code, report = self.run(root, "--fix", "--store", str(root.parent))
         assert (code, report.outcome) == (2, Outcome.ERROR)
