@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -92,6 +95,7 @@ def _stream(command: Command, out: TextIO, environ: Mapping[str, str], ticker: T
         env=dict(environ),
         text=True,
         errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -100,6 +104,8 @@ def _stream(command: Command, out: TextIO, environ: Mapping[str, str], ticker: T
                 if found := _NINJA.match(line):
                     ticker.step(int(found.group(1)), int(found.group(2)))
         except BaseException:
-            process.terminate()
+            # CMake would leave Ninja, and Ninja its compilers, at work.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             raise
         return process.wait()

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +17,9 @@ import pytest
 
 from provisioning import elf
 from provisioning.manifest import load_profile
+from provisioning.settings import ROOT
 from provisioning.store import Store
-from tests.support.builds import Built, build, run_stage
+from tests.support.builds import Built, build, gone, run_stage
 from tests.support.miniature_executorch import digest, make_old, make_sdk, make_tree
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
 
@@ -176,6 +179,51 @@ def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None
     assert (done.code, done.report["outcome"]) == (1, "fail")
     assert "error: 'nothing' was not declared in this scope" in done.err.replace("‘", "'").replace("’", "'")
     assert not done.dist.exists()
+
+
+def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(given: Given, tmp_path: Path) -> None:
+    """The compiler waits as long as a file is there, and says that it does."""
+    waits, waiting = tmp_path / "waits", tmp_path / "waiting"
+    for name in ("gcc", "g++"):
+        real = shutil.which(f"aarch64-linux-gnu-{name}")
+        text = (
+            "#!/bin/sh\n"
+            f'case "$*" in *platform.cpp*) [ -e {waits} ] && echo $$ > {waiting} && exec sleep 300;; esac\n'
+            f'exec {real} "$@"\n'
+        )
+        (tmp_path / f"slow-{name}").write_text(text, encoding="utf-8")
+        (tmp_path / f"slow-{name}").chmod(0o755)
+    waits.touch()
+    flags = ("--build-dir", tmp_path / "build", "-o", tmp_path / "dist", "--reports", tmp_path / "reports")
+    command = [
+        sys.executable,
+        "-m",
+        "ci",
+        ARM64,
+        "--profile",
+        "qnn-2.37",
+        "--compiler",
+        tmp_path / "slow-",
+        *flags,
+    ]
+    environ = {
+        **os.environ,
+        "QNN_SDK_ROOT": str(given.sdk),
+        "EXECUTORCH_ROOT": str(given.tree),
+        "CCACHE_DISABLE": "1",
+    }
+    with subprocess.Popen(
+        list(map(str, command)), cwd=ROOT, env=environ, stderr=subprocess.DEVNULL
+    ) as process:
+        while not (waiting.is_file() and waiting.read_text(encoding="utf-8").strip()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    assert gone(int(waiting.read_text(encoding="utf-8")))
+    waits.unlink()
+    again = build(ARM64, tmp_path, given.tree, given.sdk, "--compiler", tmp_path / "slow-")
+    assert (again.code, again.report["metrics"]["rebuilt_because"]) == (0, []), again.err
 
 
 def test_a_folder_with_something_else_in_it_is_not_touched(given: Given, tmp_path: Path) -> None:

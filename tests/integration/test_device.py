@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from provisioning.settings import ROOT
-from tests.support.builds import Built, build, run_stage
+from tests.support.builds import Built, build, gone, run_stage
 from tests.support.devices import make_device_sdk, make_inputs, make_program
 from tests.support.miniature_executorch import digest, make_tree
 from tests.support.sshd import HOST, ssh_server
@@ -161,7 +161,7 @@ def test_a_runner_that_hangs_is_ended_on_the_device(linux: Bench, tmp_path: Path
     done = slow.run("--timeout", "3", into=tmp_path)
     assert (done.returncode, report(tmp_path)["metrics"]["exit_code"]) == (1, None)
     process = int((linux.folder / "sleeper.pid").read_text(encoding="utf-8"))
-    assert _gone(process)
+    assert gone(process)
 
 
 def test_a_host_that_does_not_answer_is_said(linux: Bench, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_an_interrupted_run_ends_the_runner(linux: Bench, tmp_path: Path) -> Non
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
-    assert _gone(int(written.read_text(encoding="utf-8")))
+    assert gone(int(written.read_text(encoding="utf-8")))
 
 
 def make_sleeper(folder: Path) -> Path:
@@ -262,16 +262,3 @@ def make_sleeper(folder: Path) -> Path:
     sleeper.write_text("#!/bin/sh\necho $$ > sleeper.pid\nexec sleep 300\n", encoding="utf-8")
     sleeper.chmod(0o755)
     return sleeper
-
-
-def _gone(process: int) -> bool:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,3 +77,17 @@ def build(
     # The profile whose pins the stand-ins have.
     done = run_stage(stage, "--profile", "qnn-2.37", *places, *flags, environ=environ)
     return Built(done.returncode, done.stdout, done.stderr, folder, stage)
+
+
+def gone(process: int) -> bool:
+    """Whether a process ended, waiting for it a while."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
