@@ -28,17 +28,18 @@ BAD = {
 }
 
 
-class TestBadInput:
-    @pytest.fixture(scope="class")
-    def done(self, tmp_path_factory: pytest.TempPathFactory) -> Done:
-        base = tmp_path_factory.mktemp("bad")
-        cases = {name: {"factory": f"lowering_models:{name}"} for name in BAD}
-        cases["not_there"] = {"factory": "lowering_models:missing"}
-        cases["no_module"] = {"factory": "no_such_module:net"}
-        cases["nothing_excluded"] = {"run": 'unquantized_nodes = ["conv*"]'}
-        cases["good"] = {}
-        return run("test_lowering", base, "--suite", suite(base, cases))
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    base = tmp_path_factory.mktemp("bad")
+    cases = {name: {"factory": f"lowering_models:{name}"} for name in BAD}
+    cases["not_there"] = {"factory": "lowering_models:missing"}
+    cases["no_module"] = {"factory": "no_such_module:net"}
+    cases["nothing_excluded"] = {"run": 'unquantized_nodes = ["conv*"]'}
+    cases["good"] = {}
+    return run("test_lowering", base, "--suite", suite(base, cases))
 
+
+class TestBadInput:
     @pytest.mark.parametrize("case", BAD)
     def test_each_ends_in_one_finding_that_says_why(self, done: Done, case: str) -> None:
         rule, says = BAD[case]
