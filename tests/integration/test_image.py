@@ -76,6 +76,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy = root / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
+    (root / "build" / "image").mkdir(parents=True)
     for folder, names, files in os.walk(root):
         for name in (".", *names, *files):
             os.chown(Path(folder) / name, CALLER, CALLER)
@@ -159,7 +160,7 @@ def test_shell_image_is_the_shell_session(wheels: Stage) -> None:
 def stand_ins(wheels: Stage) -> Iterator[str]:
     """Folders in the place of the vendors' SDKs; relative to the context."""
     folder = "components/stand-ins"
-    for name in ("qnn-sdk", "android-ndk"):
+    for name in STAGES:
         (CONTEXT / folder / name).mkdir(parents=True)
         (CONTEXT / folder / name / "source.properties").write_text(f"stands for {name}\n")
     yield folder
@@ -172,12 +173,12 @@ def test_a_vendors_image_finds_its_sdks_by_their_variables(
     tag = "qnn-ci/test-stand-ins:latest"
     order = Order(
         context=CONTEXT,
-        stage=plan_of("qnn-2.37-ndk-r26c").stage,
+        stage=plan_of("qnn-2.48-ndk-r26c-hexagon").stage,
         base=BASE,
         base_id=str(engine.image_id(BASE)),
         tag=tag,
         epoch=plan_of("base").system.epoch,
-        arguments={"COMPONENTS": stand_ins, "PROFILE": "qnn-2.37"},
+        arguments={"COMPONENTS": stand_ins, "PROFILE": "qnn-2.48"},
         labels={},
         log=tmp_path / "build.log",
     )
