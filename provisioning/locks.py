@@ -79,7 +79,11 @@ def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = 
             profile = load_profile(one.profile)
             packages = profile.onnx if one.lane == "onnx" else profile.packages
             marker = f"; python_version >= '{one.python}'" if one.python else ""
-            found.update(f"{package}=={version}{marker}" for package, version in packages.items())
+            # Torch is installed apart, by this very text.
+            found.update(
+                f"{package}=={version}{'' if package == EXEMPT else marker}"
+                for package, version in packages.items()
+            )
         for included in one.include:
             take(included, (*above, name))
 
