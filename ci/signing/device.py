@@ -10,16 +10,17 @@ from provisioning.errors import EnvironmentLacking, UsageError
 
 SERIAL_FILE = "/sys/devices/soc0/serial_number"
 SECONDS = 30.0
+TELLS = f"`adb shell cat {SERIAL_FILE}` tells it, in decimal"
 
 
 def parse_serial(text: str) -> int:
     """`0x1a2b3c4d` as signing tools write it. UsageError for anything but 1 to 0xffffffff in hex."""
     digits = text.lower().removeprefix("0x")
     if not text.lower().startswith("0x") or not digits or set(digits) - set("0123456789abcdef"):
-        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", remedy="--from-device reads it")
+        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", remedy=TELLS)
     serial = int(digits, 16)
     if not 0 < serial <= 0xFFFFFFFF:
-        raise UsageError(f"--serial {text}: expected 32 bits and not 0", remedy="--from-device reads it")
+        raise UsageError(f"--serial {text}: expected 32 bits and not 0", remedy=TELLS)
     return serial
 
 

@@ -58,7 +58,7 @@ class Passphrase:
         if sys.stdin is not None and sys.stdin.isatty():
             return getpass.getpass(f"passphrase of {what}: ").encode()
         raise EnvironmentLacking(
-            f"{what} is encrypted and no passphrase was given",
+            f"{what}: encryption needs a passphrase, and no passphrase was given",
             remedy=f"set {self.variable}, or use --passphrase-file or --passphrase-fd",
         )
 

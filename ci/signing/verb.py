@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.signing.elf import Malformed
-from provisioning.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.settings import reports_path
 
 if TYPE_CHECKING:
@@ -77,16 +77,26 @@ def sign(args: argparse.Namespace) -> int:
 
 def keygen(args: argparse.Namespace) -> int:
     from ci.signing import keys
-    from ci.signing.options import passphrase_of
 
     if args.days < 1:
         raise UsageError(f"--days {args.days}: expected at least 1", remedy="give a longer life")
-    passphrase = None if args.no_passphrase else passphrase_of(args).get("the new keys")
+    passphrase = None if args.no_passphrase else _new_passphrase(args)
     if passphrase is not None and len(passphrase) < 8:
         raise UsageError("the passphrase is shorter than 8 characters", remedy="use a longer one")
     for path in keys.write_chain(args.directory, args.algorithm, days=args.days, passphrase=passphrase):
         sys.stdout.write(f"  {path}\n")
     return 0
+
+
+def _new_passphrase(args: argparse.Namespace) -> bytes:
+    from ci.signing.options import passphrase_of
+
+    try:
+        return passphrase_of(args).get("the new keys")
+    except EnvironmentLacking as error:
+        raise EnvironmentLacking(
+            error.message, remedy=f"{error.remedy}; --no-passphrase does without"
+        ) from error
 
 
 def _staged(name: str, args: argparse.Namespace, work: Callable[[argparse.Namespace, StageRun], int]) -> int:

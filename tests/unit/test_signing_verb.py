@@ -170,6 +170,7 @@ def test_keygen_then_sign_with_it(
 
 def test_keygen_wants_a_passphrase_or_to_be_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert signing("keygen", "keys") == 3
+    assert "--no-passphrase" in capsys.readouterr().err
     assert signing("keygen", "keys", "--no-passphrase") == 0
 
 
