@@ -14,6 +14,7 @@ import pytest
 from provisioning.environment import resolve
 from provisioning.settings import DEFAULT_SOC, ROOT, Selection, store_path
 from tests.support.runner import Bench, dist
+from tests.support.sdk import sdk_root
 
 __all__ = ["dist"]
 pytestmark = pytest.mark.heavy
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.heavy
 @pytest.fixture(scope="module")
 def environ() -> dict[str, str]:
     selection = Selection("wheels", "x86_64-linux", DEFAULT_SOC, store_path(), Path("reports"))
-    return resolve(selection, os.environ).merged(os.environ)
+    return resolve(selection, {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}).merged(os.environ)
 
 
 @pytest.fixture(scope="module")
