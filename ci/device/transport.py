@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -19,6 +20,7 @@ SECONDS = 600.0
 """How long moving files or a short command may take."""
 
 _EXIT = "qnn-ci-exit:"
+_SETTINGS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 _ADB_LACKS = (
     ("unauthorized", "unlock the device and accept this computer's key, then run it again"),
     ("more than one device", "name one with --serial; `adb devices` lists them"),
@@ -124,6 +126,16 @@ class Ssh:
     def name(self) -> str:
         return self.destination
 
+    def connect(self, said: Path) -> None:
+        """Log in, and leave the connection open in the background. `said`: a file for what goes wrong."""
+        command = [self.program, *_SETTINGS, *self.options, "-M", "-N", "-f", self.destination]
+        with said.open("wb") as stream:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=60, check=False
+            )
+        if done.returncode != 0:
+            raise self._fault(done.returncode, said.read_bytes())
+
     def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
         done = self._ssh(f"( {script}\n) 2>&1; echo {_EXIT}$?", None, seconds)
         out, mark, code = done.decode("utf-8", "replace").rpartition(_EXIT)
@@ -155,25 +167,35 @@ class Ssh:
         return self.shell("dmesg 2>/dev/null | tail -n 200", seconds=60).out
 
     def _ssh(self, script: str, given: bytes | None, seconds: float) -> bytes:
-        settings = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", *self.options)
-        done = _run([self.program, *settings, self.destination, script], given, seconds)
+        done = _run([self.program, *_SETTINGS, *self.options, self.destination, script], given, seconds)
         if done.returncode != 0:
-            said = done.stderr.decode("utf-8", "replace").strip() or "no answer"
-            kind = EnvironmentLacking if done.returncode == 255 else UpstreamError
-            raise kind(
-                f"{self.name}: {said.splitlines()[-1]}",
-                remedy=f"make this work first: ssh {self.destination}",
-            )
+            raise self._fault(done.returncode, done.stderr)
         return done.stdout
 
+    def _fault(self, code: int, said: bytes) -> EnvironmentLacking | UpstreamError:
+        lines = said.decode("utf-8", "replace").strip().splitlines() or ["no answer"]
+        kind = EnvironmentLacking if code == 255 else UpstreamError
+        return kind(f"{self.name}: {lines[-1]}", remedy=f"make this work first: ssh {self.destination}")
 
-def adb(serial: str | None) -> Adb:
-    return Adb(_program("adb", "apt-get install adb, or install Android's platform-tools"), serial)
+
+@contextmanager
+def adb(serial: str | None) -> Iterator[Adb]:
+    yield Adb(_program("adb", "apt-get install adb, or install Android's platform-tools"), serial)
 
 
-def ssh(destination: str, config: Path | None) -> Ssh:
-    options = ("-F", str(config)) if config else ()
-    return Ssh(_program("ssh", "apt-get install openssh-client"), destination, options)
+@contextmanager
+def ssh(destination: str, config: Path | None) -> Iterator[Ssh]:
+    """One connection for all that is done with the device: the many short commands cost no login each."""
+    program = _program("ssh", "apt-get install openssh-client")
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-") as folder:
+        options = (*(("-F", str(config)) if config else ()), "-o", f"ControlPath={folder}/connection")
+        device = Ssh(program, destination, options)
+        device.connect(Path(folder) / "said")
+        try:
+            yield device
+        finally:
+            # It may have ended by itself; there is nothing to be done about it here.
+            _run([program, *options, "-O", "exit", destination], None, 60)
 
 
 def _program(name: str, remedy: str) -> str:

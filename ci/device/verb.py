@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ci.bundle.manifest import Bundle, read_bundle
@@ -19,19 +21,41 @@ from provisioning.settings import ROOT, Selection
 _TAIL = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    bundle: Bundle
+    folder: Path
+    where: str
+    """The folder on the device."""
+    flags: tuple[str, ...]
+    into: Path
+
+
 def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    job = _job(args, selection)
+    stage.target = job.bundle.target
+    job.into.mkdir(parents=True, exist_ok=True)
+    with _device(args, job.bundle) as device:
+        _push(device, job, args.inputs, stage)
+        if not args.push_only:
+            _run(device, job, args, stage)
+
+
+def _job(args: argparse.Namespace, selection: Selection) -> Job:
+    """All that can be refused is refused before anything is sent."""
     folder = args.bundle or ROOT / "dist" / "bundles" / f"{selection.target}-{selection.soc}"
     bundle = read_bundle(folder)
-    stage.target = bundle.target
-    device = _device(args, bundle)
     where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
     if not where.startswith("/") or where.strip("/") == "" or any(c in where for c in ";'\"\n"):
         raise UsageError(f"--device-dir: expected a folder from / on without quotes or `;`, found {where!r}")
-    into = (args.output or selection.reports / "device").absolute()
-    into.mkdir(parents=True, exist_ok=True)
+    flags = () if args.push_only else _flags(args, bundle)
+    return Job(bundle, folder, where, flags, (args.output or selection.reports / "device").absolute())
+
+
+def _push(device: Device, job: Job, listed: Path | None, stage: StageRun) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        inputs = session.stage_inputs(args.inputs, Path(scratch)) if args.inputs else {}
-        pushed = session.push(device, where, session.files_of(bundle, folder, inputs))
+        inputs = session.stage_inputs(listed, Path(scratch)) if listed else {}
+        pushed = session.push(device, job.where, session.files_of(job.bundle, job.folder, inputs))
     stage.metrics |= {
         "device": device.name,
         "pushed": list(pushed.sent),
@@ -39,20 +63,20 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
         "unchanged": pushed.unchanged,
         "pushed_bytes": pushed.size,
     }
-    if args.push_only:
-        return
-    flags = _flags(args, bundle, with_inputs=bool(inputs))
-    ran = session.run(device, where, flags, wrapper=args.wrap, seconds=args.timeout)
-    _keep(into / "run.log", ran.out, "log", stage)
+
+
+def _run(device: Device, job: Job, args: argparse.Namespace, stage: StageRun) -> None:
+    ran = session.run(device, job.where, job.flags, wrapper=args.wrap, seconds=args.timeout)
+    _keep(job.into / "run.log", ran.out, "log", stage)
     stage.metrics["exit_code"] = ran.code
-    outputs = session.fetch_outputs(device, where, into / session.OUTPUTS)
+    outputs = session.fetch_outputs(device, job.where, job.into / session.OUTPUTS)
     stage.artifacts += [Artifact.of("output", path) for path in outputs]
     stage.metrics["outputs"] = len(outputs)
     if ran.code != 0:
-        _explain(ran, device, into, stage, args.timeout)
+        _explain(ran, device, job.into, stage, args.timeout)
 
 
-def _device(args: argparse.Namespace, bundle: Bundle) -> Device:
+def _device(args: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[Device]:
     if args.ssh:
         if args.serial:
             raise UsageError("--serial is of adb, --ssh of another way: give one of them")
@@ -65,7 +89,7 @@ def _device(args: argparse.Namespace, bundle: Bundle) -> Device:
     return transport.adb(args.serial)
 
 
-def _flags(args: argparse.Namespace, bundle: Bundle, *, with_inputs: bool) -> list[str]:
+def _flags(args: argparse.Namespace, bundle: Bundle) -> tuple[str, ...]:
     models = {Path(place).name: place for place in bundle.models}
     name = args.model or (next(iter(models)) if len(models) == 1 else None)
     if name is None or name not in models:
@@ -74,9 +98,9 @@ def _flags(args: argparse.Namespace, bundle: Bundle, *, with_inputs: bool) -> li
             f"--model: expected one of the bundle's, which are {found}", remedy="name one with --model NAME"
         )
     flags = ["--model_path", models[name], "--output_folder_path", session.OUTPUTS]
-    if with_inputs:
+    if args.inputs:
         flags += ["--input_list_path", session.INPUT_LIST]
-    return flags + list(args.runner_arg)
+    return (*flags, *args.runner_arg)
 
 
 def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seconds: float) -> None:

@@ -76,7 +76,7 @@ def test_a_build_inside_the_build_does_not_count() -> None:
     out = io.StringIO()
     ticker = Ticker("building", out)
     ticker.step(50, 100)
-    ticker.step(1, 2)
+    ticker.step(2, 2)
     assert out.getvalue() == "building: 50 of 100\n"
 
 

@@ -1,0 +1,46 @@
+"""The runner built against the executorch wheel of another machine, bundled and run there over ssh."""
+
+from __future__ import annotations
+
+import array
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.build.emulated import probe_in
+from ci.build.probe import INPUTS, PROGRAM
+from provisioning.manifest import load_profile
+from provisioning.store import Store, Want
+from tests.support.builds import run_stage
+from tests.support.runner import build
+from tests.support.sshd import HOST, ssh_server
+from tests.support.stand_in_ndk import GLIBC
+
+TARGET = "aarch64-linux"
+
+
+@pytest.mark.heavy
+def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    pin = load_profile("wheels").components["executorch-runtime"]
+    package = store.provision(
+        "executorch-runtime", pin, Want(frozenset({TARGET}), frozenset({75})), locked=True
+    )
+    made = build(tmp_path, "--target", TARGET, "--executorch", package.root)
+    assert made.returncode == 0, made.stderr
+    probe = probe_in(tmp_path / "probe")
+    bundle = ("--target", TARGET, "--dist", tmp_path / "dist", "-o", tmp_path / "bundle", probe / PROGRAM)
+    reports = ("--reports", tmp_path / "reports")
+    assert run_stage("bundle", *bundle, *reports, environ={}).returncode == 0
+    (tmp_path / "keys").mkdir()
+    with ssh_server(tmp_path / "keys") as config:
+        way = ("--ssh", HOST, "--ssh-config", config, "--wrap", f"qemu-aarch64 -L {GLIBC.parent}")
+        where = ("--device-dir", tmp_path / "board", "--inputs", probe / INPUTS)
+        done = run_stage("run_device", tmp_path / "bundle", *way, *where, *reports, environ={})
+    assert done.returncode == 0, done.stderr + done.stdout
+    values = array.array("f")
+    for artifact in json.loads((tmp_path / "reports" / "run_device.json").read_text("utf-8"))["artifacts"]:
+        if artifact["kind"] == "output":
+            values.frombytes(Path(artifact["path"]).read_bytes())
+    assert len(values) == 10 and any(values)
