@@ -28,9 +28,10 @@ CMAKE_FILES = (TOP_CMAKE, RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE)
 
 @dataclass(frozen=True)
 class Expected:
-    """A finding of any of these rules whose subject matter contains the text has to be there."""
+    """A finding of any of these rules (none: of any rule) whose subject matter contains the text has to be
+    there."""
 
-    rules: tuple[str, ...]
+    rules: tuple[str, ...] = ()
     what: str = ""
 
 
@@ -262,6 +263,36 @@ def a_select_gives_android_one_file_more(rng: random.Random, files: Files) -> Ex
     new = f'{old[:-1]} + select({{"ovr_config//os:android": ["{extra}"], "DEFAULT": []}}),'
     _swap(files, RUNTIME_BUCK, old, new)
     return Expected(("parity-missing-in-cmake",), path)
+
+
+@drift
+def any_file_or_pattern_of_buck_is_spoilt(rng: random.Random, files: Files) -> Expected:
+    path = rng.choice([RUNTIME_BUCK, WRAPPERS_BUCK])
+    found = list(re.finditer(r"""["'][\w/*]+(\.(?:cpp|h))["']""", files[path]))
+    if not found:
+        raise Inapplicable(path)
+    one = rng.choice(found)
+    files[path] = f"{files[path][: one.start(1)]}{_name(rng)}{files[path][one.start(1) :]}"
+    return Expected()
+
+
+@drift
+def any_label_of_buck_is_spoilt(rng: random.Random, files: Files) -> Expected:
+    path = rng.choice([RUNTIME_BUCK, WRAPPERS_BUCK])
+    one = rng.choice(list(re.finditer(r"""["'](?://executorch[\w/]+)?:\w+()["'],""", files[path])))
+    files[path] = f"{files[path][: one.start(1)]}{_name(rng)}{files[path][one.start(1) :]}"
+    return Expected(("parity-dependency-unmapped", "parity-not-evaluated"))
+
+
+@drift
+def any_file_of_cmake_is_spoilt(rng: random.Random, files: Files) -> Expected:
+    path = rng.choice([RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE])
+    found = list(re.finditer(r"""^[^#\n]*?\w(\.(?:cpp|h))\b""", files[path], re.MULTILINE))
+    if not found:
+        raise Inapplicable(path)
+    one = rng.choice(found)
+    files[path] = f"{files[path][: one.start(1)]}{_name(rng)}{files[path][one.start(1) :]}"
+    return Expected()
 
 
 # Compiled twice
