@@ -154,6 +154,10 @@ def run(args: argparse.Namespace) -> int:
         outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
         stage.finish(outcome).write(selection.reports)
         raise
+    except KeyboardInterrupt:
+        stage.add("runner-build", Severity.ERROR, selection.target, "interrupted", command)
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
     report = stage.finish()
     report.write(selection.reports)
     show(report)

@@ -96,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
         stage.add("signing.stopped", Severity.ERROR, STAGE, error.message, error.remedy)
         stage.finish(Outcome.ERROR).write(selection.reports)
         raise
+    except KeyboardInterrupt:
+        stage.add("signing.stopped", Severity.ERROR, STAGE, "interrupted", stage.command)
+        stage.finish(Outcome.ERROR).write(selection.reports)
+        raise
     report = stage.finish(strict=args.strict)
     path = report.write(selection.reports)
     for finding in report.findings:

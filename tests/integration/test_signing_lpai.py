@@ -217,6 +217,7 @@ def test_an_interrupt_ends_the_signer_and_leaves_nothing(
     (run,) = (world.hexagon / "runs").glob("*.json")
     assert not Path(f"/proc/{run.stem}").exists()
     assert list((world.root / "dist").rglob(".signing-*")) == []
+    assert world.report()["outcome"] == "error"
 
 
 def test_a_bundle_takes_what_was_signed_and_refuses_what_was_not(world: World, python: str) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from ci.__main__ import VERBS
 from ci.build import runner
 from ci.build.emulated import judge
 from ci.build.runner import Executorch, Plan, find_executorch
 from ci.build.staged import RUNNER, inspect
 from ci.cmake import Program
+from provisioning.cli import main
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.settings import Selection
 from tests.support.elves import AARCH64, Library
@@ -228,3 +230,15 @@ def test_staging_replaces_ours_and_leaves_the_users(plan: Plan, tmp_path: Path) 
 
     assert runner._staged(plan.dist) == wanted
     assert (plan.dist / "notes.txt").read_text(encoding="utf-8") == "mine"
+
+
+def test_an_interrupted_build_leaves_no_older_report_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_plan", interrupted)
+    verbs = {"build_runner": VERBS["build_runner"]}
+    assert main("python -m ci", "", verbs, ["build_runner", "--reports", str(tmp_path)]) == 130
+    assert json.loads((tmp_path / "build_runner.json").read_text(encoding="utf-8"))["outcome"] == "error"
