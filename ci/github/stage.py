@@ -20,6 +20,9 @@ from provisioning.settings import DEFAULT_PROFILE, ROOT
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})
 """Sessions whose exit code is all they say."""
 
+OF_THE_JOB = ("GITHUB_", "RUNNER_")
+"""Variables that the tests must not take for their own."""
+
 THEMSELVES = frozenset({"gate", "report"})
 """Sessions that annotate and summarise by themselves."""
 
@@ -39,7 +42,9 @@ def run(environ: Mapping[str, str]) -> int:
     command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
     typed = shlex.join(["nox", *command[3:]])
     inner = {**environ}
-    if stage not in WITHOUT_REPORT:
+    if stage == "tests":
+        inner = {name: value for name, value in environ.items() if not name.startswith(OF_THE_JOB)}
+    elif stage not in WITHOUT_REPORT:
         inner |= {"QNN_CI_REPORTS": str(reports), UNDER_GATE: "1"}
     if source := environ.get("QNN_CI_EXECUTORCH"):
         inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
