@@ -26,6 +26,7 @@ from provisioning.errors import CheckFailed, UsageError
 from provisioning.manifest import load_socs, soc_named
 
 LOCK = ".qnn-ci.lock"
+SCRATCH = ".qnn-ci-new-"
 
 
 def compile_model(args: argparse.Namespace) -> int:
@@ -259,7 +260,10 @@ def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder) as temporary:
+        # What a killed compile left; the lock says that nobody works in it.
+        for left in folder.glob(f"{SCRATCH}*"):
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as temporary:
             yield Path(temporary), lambda made: _publish(made, folder)
     except OSError as error:
         raise _unwritable(folder, error) from error

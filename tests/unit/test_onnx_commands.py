@@ -93,6 +93,14 @@ class TestOutput:
             raise KeyError
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
+    def test_what_a_killed_compile_left_is_cleared_away(self, tmp_path: Path) -> None:
+        (tmp_path / f"{commands.SCRATCH}1" / "made").mkdir(parents=True)
+        (tmp_path / commands.LOCK).touch()
+        (tmp_path / "mine").touch()
+        with commands._output(tmp_path):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
     def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
         with (
             FileLock(tmp_path / commands.LOCK),
