@@ -62,7 +62,7 @@ def _gate(args: argparse.Namespace) -> int:
 
     gate.STAGES = tuple(gate.Stage(name, MODULE) for name in args.stages)
     gate.PATIENCE = 0.1
-    args.only = args.skip = None
+    args.only = args.skip = args.suite = None
     assert selection_of(args).reports == Path(args.reports)
     return guarded(lambda: gate.run(args), debug=True)
 
