@@ -89,6 +89,20 @@ def test_included_files_share_the_scope() -> None:
     assert files_of(side) == {"a.cpp"}
 
 
+def test_a_guarded_file_runs_once() -> None:
+    guarded = "include_guard()\nadd_library(x a.cpp)\n"
+    side = run("include(one.cmake)\ninclude(one.cmake)\n", others={"p/one.cmake": guarded})
+    assert files_of(side) == {"a.cpp"}
+
+
+def test_what_a_macro_names_is_where_the_macro_is() -> None:
+    side = run(
+        "include(m.cmake)\n\n\nadd()",
+        others={"p/m.cmake": "macro(add)\n  add_library(x a.cpp)\nendmacro()\n"},
+    )
+    assert [str(item.place) for item in side.libraries["x"].files] == ["p/m.cmake:2"]
+
+
 def test_links_have_their_scope_and_no_flags() -> None:
     side = run(
         "add_library(x)\ntarget_link_libraries(x -s PUBLIC one PRIVATE $<$<BOOL:1>:two> /lib/three.so)"
@@ -132,6 +146,10 @@ def test_a_file_is_where_it_was_written(text: str, line: int) -> None:
         ("set_property(TARGET x APPEND PROPERTY SOURCES a.cpp)", "set_property(SOURCES)"),
         ("while(TRUE)\n set(a b)\nendwhile()", "p/CMakeLists.txt"),
         ("macro(m)\n m()\nendmacro()\nm()", "p/CMakeLists.txt"),
+        ("while(TRUE)\nendwhile()", "p/CMakeLists.txt"),
+        ("foreach(i RANGE 1000000000000)\nendforeach()", "foreach(i RANGE 1000000000000)"),
+        ("cmake_parse_arguments(PARSE_ARGV x)", "cmake_parse_arguments(PARSE_ARGV x)"),
+        ("string(REGEX MATCH)", "string(REGEX MATCH)"),
         ("add_library(x a.cpp\n", "p/CMakeLists.txt"),
     ],
 )

@@ -41,7 +41,7 @@ _WITHOUT_EFFECT = (
     "cmake_minimum_required", "cmake_policy", "install", "export", "add_custom_target",
     "add_dependencies", "add_compile_options", "add_compile_definitions", "add_definitions",
     "remove_definitions", "add_link_options", "include_directories", "link_directories",
-    "include_guard", "block", "mark_as_advanced", "source_group", "target_include_directories",
+    "block", "mark_as_advanced", "source_group", "target_include_directories",
     "target_compile_definitions", "target_compile_options", "target_compile_features",
     "target_link_options", "target_link_directories", "target_precompile_headers", "enable_testing",
     "add_test", "set_tests_properties", "set_directory_properties", "define_property",
@@ -392,6 +392,12 @@ def _include(evaluator: Evaluator, command: Command) -> None:
         evaluator.trouble(place, f"include({source_of(command)})", f"there is no {name} in the tree")
 
 
+def _include_guard(evaluator: Evaluator, command: Command) -> None:
+    if evaluator.file in evaluator.guarded:
+        raise Return
+    evaluator.guarded.add(evaluator.file)
+
+
 def _add_subdirectory(evaluator: Evaluator, command: Command) -> None:
     texts = [
         text
@@ -638,6 +644,7 @@ COMMANDS: Mapping[str, Callable[[Evaluator, Command], None]] = {
     "get_property": _get_property,
     "get_target_property": _get_property,
     "include": _include,
+    "include_guard": _include_guard,
     "link_libraries": _link_libraries,
     "list": _list,
     "math": _math,

@@ -122,11 +122,13 @@ class Evaluator:
         self.depth = 0
         self.steps = 0
         self.commands: Mapping[str, Callable[[Evaluator, Command], None]] = COMMANDS
-        self.included_once: set[str] = set()
+        self.guarded: set[str] = set()
+        """Files that said include_guard()."""
 
     def start(self) -> None:
         if self.project.entry not in self.tree.files:
             self.trouble(Place(self.project.entry, 1), self.project.entry, "the file does not exist")
+            self.side.stopped = True
             return
         for name in ("CMAKE_SOURCE_DIR", "PROJECT_SOURCE_DIR"):
             self.scope.variables.setdefault(name, SOURCE)
@@ -186,14 +188,7 @@ class Evaluator:
 
     def run(self, body: Body) -> None:
         for node in body:
-            self.steps += 1
-            if self.steps > MOST_STEPS:
-                self.trouble(
-                    Place(self.file, node.line),
-                    self.file,
-                    f"more than {MOST_STEPS} steps: a loop without end?",
-                )
-                raise Stopped
+            self.step(node.line)
             if isinstance(node, Command):
                 self.command(node)
             elif isinstance(node, If):
@@ -203,6 +198,13 @@ class Evaluator:
                 self.definitions[name] = (node, self.file)
             else:
                 self.loop(node)
+
+    def step(self, line: int) -> None:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            why = f"more than {MOST_STEPS} steps: a loop without end?"
+            self.trouble(Place(self.file, line), self.file, why)
+            raise Stopped
 
     def branch(self, node: If) -> Body:
         for head, body in node.branches:
@@ -228,23 +230,24 @@ class Evaluator:
     def loop(self, node: Loop) -> None:
         try:
             if node.head.name == "while":
-                while self.holds(node.head, node.body):
-                    self.turn(node.body)
+                while self.holds(node.head):
+                    self.turn(node)
             else:
                 self.foreach(node)
         except Break:
             pass
 
-    def holds(self, head: Command, body: Body) -> bool:
+    def holds(self, head: Command) -> bool:
         condition = Condition(self, head)
         found = condition.holds()
         for why in condition.unsure:
             self.trouble(Place(self.file, head.line), f"{head.name}({source_of(head)})", why)
         return found
 
-    def turn(self, body: Body) -> None:
+    def turn(self, node: Loop) -> None:
+        self.step(node.line)
         with contextlib.suppress(Continue):
-            self.run(body)
+            self.run(node.body)
 
     def foreach(self, node: Loop) -> None:
         given = self.texts(node.head.arguments)
@@ -274,7 +277,7 @@ class Evaluator:
                 for name, text in zip(names, row, strict=False):
                     self.assign(name, text.value)
                     self.written.setdefault(text.value, text.place)
-                self.turn(node.body)
+                self.turn(node)
         finally:
             self.scope.variables.update(before)
 
@@ -291,12 +294,16 @@ class Evaluator:
     def numbers(self, node: Loop, words: Sequence[str]) -> range:
         try:
             given = [int(word) for word in words]
-            if len(given) == 1:
-                return range(given[0] + 1)
-            return range(given[0], given[1] + 1, *given[2:])
+            found = range(given[0] + 1) if len(given) == 1 else range(given[0], given[1] + 1, *given[2:])
+            # Before a list of them is made; a range of any length can be asked this.
+            if found[MOST_STEPS:]:
+                raise ValueError("too long")
+            return found
         except (ValueError, IndexError):
             self.trouble(
-                Place(self.file, node.line), f"foreach({source_of(node.head)})", "the range is no numbers"
+                Place(self.file, node.line),
+                f"foreach({source_of(node.head)})",
+                "the range is no range of numbers, or too long",
             )
             return range(0)
 
@@ -311,7 +318,11 @@ class Evaluator:
         if definition := self.definitions.get(command.name):
             self.deeper(lambda: self.call(*definition, command), place)
         elif command.name in self.commands:
-            self.commands[command.name](self, command)
+            try:
+                self.commands[command.name](self, command)
+            except (IndexError, ValueError, re.error) as error:
+                what = f"{command.name}({source_of(command)[:60]})"
+                self.trouble(place, what, f"cannot make sense of it: {error}")
         elif command.name not in self.project.ignored:
             self.trouble(place, f"{command.name}()", f"{command.name}() is no command that is known here")
 
@@ -328,15 +339,16 @@ class Evaluator:
             "ARGN": ";".join(extra),
             **{f"ARGV{position}": value for position, value in enumerate(given)},
         }
-        outer = self.file
+        outer, self.file = self.file, file
         if definition.head.name == "macro":
             self.macros.append(values)
             try:
                 self.run(definition.body)
             finally:
+                self.file = outer
                 self.macros.pop()
             return
-        self.scope, self.file = Scope(dict(values), self.scope), file
+        self.scope = Scope(dict(values), self.scope)
         macros, self.macros = self.macros, []
         try:
             self.run(definition.body)
