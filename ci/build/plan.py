@@ -143,6 +143,8 @@ class Plan:
             "QNN_SDK_ROOT": str(self.sdk.root),
             "SOURCE_DATE_EPOCH": str(self.tree.time),
             "PYTHONHASHSEED": "0",
+            # For projects that are built inside a project.
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs),
             # A tree that is only read stays as it is.
             "PYTHONDONTWRITEBYTECODE": "1",
             "LC_ALL": "C.UTF-8",

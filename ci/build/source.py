@@ -17,6 +17,7 @@ from filelock import FileLock
 from ci.build import configure, outputs, overlay, sbom
 from ci.build import stage as staging
 from ci.build.asked import notes_of, plan_of
+from ci.build.disk import disk_faults
 from ci.build.execute import execute
 from ci.build.plan import Plan
 from ci.build.script import script
@@ -45,11 +46,11 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
     command = command_line(f"nox -s {stage_name} --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun(stage_name, selection.profile, target, command)
     try:
-        _build(args, selection, stage)
+        with disk_faults("--build-dir and --output"):
+            _build(args, selection, stage)
     except (ToolkitError, KeyboardInterrupt) as error:
-        foreseen = error if isinstance(error, ToolkitError) else None
-        message = foreseen.message if foreseen else "interrupted"
-        stage.add("build", Severity.ERROR, target, message, foreseen.remedy if foreseen else "")
+        foreseen = error if isinstance(error, ToolkitError) else ToolkitError("interrupted")
+        stage.add("build", Severity.ERROR, target, foreseen.message, foreseen.remedy)
         outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
         stage.finish(outcome).write(selection.reports)
         raise
@@ -88,6 +89,7 @@ def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:
     if clean or ready.reasons:
         configure.empty(plan.root)
     stage.metrics["rebuilt_because"] = ["--clean"] if clean else list(ready.reasons)
+    stage.metrics["changed"] = list(ready.changes)
     configure.prepare(plan)
     plan.log.write_text("", encoding="utf-8")
     begun = time.monotonic()

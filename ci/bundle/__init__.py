@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.build.disk import disk_faults
     from ci.bundle.assemble import assemble
     from provisioning.rendering.terminal import show
 
@@ -41,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
     command = command_line("nox -s bundle --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("bundle", selection.profile, selection.target, command)
     try:
-        assemble(args, selection, stage)
+        with disk_faults("--output"):
+            assemble(args, selection, stage)
     except ToolkitError as error:
         stage.add("bundle", Severity.ERROR, selection.soc, error.message, error.remedy)
         outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR

@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("run_device", selection.profile, selection.target, command)
     try:
         run_bundle(args, selection, stage)
-    except ToolkitError as error:
-        stage.add("device", Severity.ERROR, args.ssh or args.serial or "", error.message, error.remedy)
+    except (ToolkitError, KeyboardInterrupt) as error:
+        foreseen = error if isinstance(error, ToolkitError) else ToolkitError("interrupted")
+        stage.add("device", Severity.ERROR, args.ssh or args.serial or "", foreseen.message, foreseen.remedy)
         outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
         stage.finish(outcome).write(selection.reports)
         raise

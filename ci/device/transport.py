@@ -31,11 +31,14 @@ _ADB_LACKS = (
 )
 
 
-class TimedOut(Exception):
-    """What ran on the device did not end in time; `out` is what it had said."""
+class TimedOut(UpstreamError):
+    """What was asked of the device did not end in time; `out` is what it had said."""
 
-    def __init__(self, out: str) -> None:
-        super().__init__("timed out")
+    def __init__(self, program: str, seconds: float, out: str = "") -> None:
+        super().__init__(
+            f"the device did not answer {Path(program).name} within {seconds:g} s",
+            remedy="see that the device is awake and connected, then run it again",
+        )
         self.out = out
 
 
@@ -130,9 +133,12 @@ class Ssh:
         """Log in, and leave the connection open in the background. `said`: a file for what goes wrong."""
         command = [self.program, *_SETTINGS, *self.options, "-M", "-N", "-f", self.destination]
         with said.open("wb") as stream:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=60, check=False
-            )
+            try:
+                done = subprocess.run(
+                    command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=60, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                raise TimedOut(self.program, 60) from error
         if done.returncode != 0:
             raise self._fault(done.returncode, said.read_bytes())
 
@@ -215,7 +221,8 @@ def _run(command: Sequence[str], given: bytes | None, seconds: float) -> subproc
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise TimedOut((error.stdout or b"").decode("utf-8", "replace")) from error
+        said = (error.stdout or b"").decode("utf-8", "replace")
+        raise TimedOut(command[0], seconds, said) from error
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci.build import overlay, sbom
+from ci.build.disk import disk_faults
 from ci.build.execute import Ticker, execute, fault
 from ci.build.plan import Command
 from ci.build.tree import Submodule
@@ -157,3 +159,13 @@ def test_references_are_used_once() -> None:
     bill = json.loads(sbom.document(SUBJECT, ingredients, [sbom.File("json@1", "ab" * 32)], "x86_64-linux"))
     references = [each["bom-ref"] for each in bill["components"]]
     assert len(references) == len(set(references))
+
+
+def test_a_folder_that_may_not_be_written_to_is_no_crash() -> None:
+    with pytest.raises(EnvironmentLacking, match="/usr/dist: Permission denied"), disk_faults("--output"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/usr/dist")
+
+
+def test_an_unforeseen_fault_stays_what_it_is() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"), disk_faults("--output"):
+        raise OSError(errno.EBADF, "Bad file descriptor")

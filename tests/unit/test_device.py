@@ -123,7 +123,7 @@ def test_a_run_that_takes_too_long_is_ended_there(bundle: Path) -> None:
         def shell(self, script: str, *, seconds: float = 0) -> Answer:
             self.asked.append(script)
             if "run.sh" in script:
-                raise TimedOut("begun\n")
+                raise TimedOut("sh", 1, "begun\n")
             return super().shell(script)
 
     device = Slow()
