@@ -87,6 +87,8 @@ class _Evaluation:
         self.side = Side()
         self.package = ""
         self.loaded: dict[str, Any] = {}
+        self.open: list[str] = []
+        """The files being evaluated, each loaded by the one before."""
         self.literals: dict[str, list[Literal]] = {}
         extension = starlark.LibraryExtension
         self.globals = starlark.Globals.extended_by([extension.StructType, extension.CallStack])
@@ -128,7 +130,11 @@ class _Evaluation:
             f'"{name}"' for name in ("glob", "select", "native", "read_config", "package_name", "oncall")
         )
         ast = self.sl.parse(path, f'load("{_PRELUDE}", {names}); {text}', self._dialect)
-        self.sl.eval_with(self.options, module, ast, self.globals, self.sl.FileLoader(self._load))
+        self.open.append(path)
+        try:
+            self.sl.eval_with(self.options, module, ast, self.globals, self.sl.FileLoader(self._load))
+        finally:
+            self.open.pop()
         return module.freeze()
 
     @cached_property
@@ -144,25 +150,26 @@ class _Evaluation:
     def _load(self, label: str) -> Any:
         if label == _PRELUDE:
             return self.prelude
-        if label not in self.loaded:
-            path = self._path_of(label)
-            given = next((load for load in self.rules.loads if load.label == label), None)
+        path = self._path_of(label)
+        given = next((load for load in self.rules.loads if load.label == label), None)
+        key = label if given is not None or path is None else path
+        if key not in self.loaded:
             if given is not None:
-                self.loaded[label] = self._stand_in(label, given)
+                self.loaded[key] = self._stand_in(label, given)
             elif path is None:
-                raise LookupError(
-                    f"{label} is outside the tree, and [[buck.loads]] does not say what it gives"
-                )
+                raise LookupError(f"{label} is outside the tree, and in no [[buck.loads]]")
             elif path not in self.tree.files:
                 raise LookupError(f"{label} is {path}, which does not exist")
+            elif path in self.open:
+                raise LookupError(f"{label} is {path}, which is being loaded already")
             else:
-                self.loaded[label] = self._module(path, self.tree.read(path))
-        return self.loaded[label]
+                self.loaded[key] = self._module(path, self.tree.read(path))
+        return self.loaded[key]
 
     def _path_of(self, label: str) -> str | None:
         folder, _, name = label.rpartition(":")
         if not folder:
-            return posixpath.join(self.package, name)
+            return posixpath.join(posixpath.dirname(self.open[-1]), name)
         where = self._in_tree(folder)
         return None if where is None else posixpath.join(where, name)
 

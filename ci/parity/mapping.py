@@ -42,7 +42,7 @@ class Load(Model):
 
 class Buck(Model):
     files: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of the files that declare targets, the first that a directory has is its own."""
+    """Names of the files that declare targets; of a directory that has several, all are evaluated."""
     entry: str
     """The function that is called where a directory has only a library of macros (targets.bzl)."""
     cells: dict[str, str]

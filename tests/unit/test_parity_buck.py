@@ -67,6 +67,17 @@ def test_lists_and_functions_are_loaded_from_other_files() -> None:
     assert sources(run(text, others={"p/lists.bzl": lists})) == ["p/a.cpp"]
 
 
+def test_a_loaded_file_loads_from_its_own_directory() -> None:
+    others = {"q/lists.bzl": 'load(":more.bzl", "FILES")\nALL = FILES\n', "q/more.bzl": 'FILES = ["a.cpp"]\n'}
+    text = 'load("//executorch/q:lists.bzl", "ALL")\nruntime.cxx_library(name = "x", srcs = ALL)\n'
+    assert sources(run(text, others={**others, "p/more.bzl": "FILES = []\n"})) == ["p/a.cpp"]
+
+
+def test_files_that_load_each_other_are_said() -> None:
+    side = run('load(":a.bzl", "x")\n', others={"p/a.bzl": 'load(":a.bzl", "x")\n'})
+    assert "being loaded already" in side.troubles[0].why
+
+
 def test_a_build_file_calls_its_macros() -> None:
     macros = RUNTIME + 'def define_common_targets():\n    runtime.cxx_library(name = "x", srcs = ["a.cpp"])\n'
     side = run(
