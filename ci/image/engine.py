@@ -159,7 +159,7 @@ def fault_of(error: BaseException) -> ToolkitError:
         )
     if any(isinstance(cause, (FileNotFoundError, ConnectionError)) for cause in causes):
         return EnvironmentLacking(
-            f"no container engine answers at {where}", remedy=f"start it, or: {INSTALL}"
+            f"no container engine answers at {where}", remedy=f"systemctl start docker, or {INSTALL}"
         )
     text = str(error)
     if NO_SPACE in text:
