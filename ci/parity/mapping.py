@@ -81,8 +81,16 @@ class Variant(Model):
 class Pair(Model):
     name: Name
     buck: Annotated[tuple[Label, ...], Field(min_length=1)]
-    cmake: Annotated[tuple[str, ...], Field(min_length=1)]
+    cmake: tuple[str, ...] = ()
+    like: Name | None = None
+    """Instead of `cmake`: the pair whose CMake targets these are too, on other variants."""
     variants: Annotated[tuple[Name, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _has_targets(self) -> Pair:
+        if bool(self.cmake) == bool(self.like):
+            raise ValueError("either cmake or like")
+        return self
 
 
 class Alone(Model):
@@ -182,11 +190,20 @@ class Mapping(Model):
             for name in pair.variants:
                 if name not in known:
                     raise ValueError(f"variants of pair {pair.name} among {sorted(known)}, not {name!r}")
+        own = {pair.name for pair in self.pairs if pair.cmake}
+        for pair in self.pairs:
+            if pair.like is not None and pair.like not in own:
+                raise ValueError(f"pair {pair.name} like one of {sorted(own)}, not {pair.like!r}")
         return self
 
 
 def load_mapping(path: Path = MAPPING) -> Mapping:
-    return load(path, Mapping)
+    mapping = load(path, Mapping)
+    targets = {pair.name: pair.cmake for pair in mapping.pairs}
+    pairs = tuple(
+        pair.model_copy(update={"cmake": targets[pair.like]}) if pair.like else pair for pair in mapping.pairs
+    )
+    return mapping.model_copy(update={"pairs": pairs})
 
 
 def schema() -> str:

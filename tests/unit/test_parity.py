@@ -215,6 +215,14 @@ class TestVerb:
         assert self.run(root, "--build", f"host={root}")[0] == 3
 
 
+def test_a_pair_is_like_one_that_exists(tmp_path: Path) -> None:
+    file = tmp_path / "parity.toml"
+    text = MAPPING.read_text(encoding="utf-8")
+    file.write_text(text.replace('like = "runtime-host"', 'like = "runtime"'), encoding="utf-8")
+    with pytest.raises(ManifestError, match="like one of"):
+        load_mapping(file)
+
+
 class TestPins:
     @pytest.mark.parametrize(
         ("path", "old", "new"),
