@@ -70,6 +70,11 @@ class TestDamage:
         with pytest.raises(Malformed, match="cut short"):
             parse(WHOLE[:-10])
 
+    def test_a_list_longer_than_the_file_is_refused_not_shortened(self) -> None:
+        place = WHOLE.index(options()) - 4
+        with pytest.raises(Malformed, match="says it has"):
+            parse(WHOLE[:place] + b"\xff\xff\xff\x00" + WHOLE[place + 4 :])
+
     def test_a_missing_file_is_wrong_use(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"cannot read .*No such file"):
             read(tmp_path / "none.pte")
