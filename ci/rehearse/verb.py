@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import os
 import shutil
 import subprocess
@@ -91,6 +92,13 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
     except KeyboardInterrupt:
         rehearsal.cancelled.set()
         raise
+    ran = [job.name.rpartition(" / ")[2] for job in results if job.result != "left out"]
+    for pattern in args.row:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in ran):
+            raise UsageError(
+                f"--row {pattern}: no such job was run; found {', '.join(ran)}",
+                remedy="the plan may have left it out: choose another --base, or see `nox -s github -- plan`",
+            )
     if args.keep:
         _say(f"workspaces: {scratch}")
     return results

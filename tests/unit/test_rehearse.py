@@ -438,6 +438,14 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
 
 
+def test_a_row_that_was_not_run_is_an_error_even_if_others_were(tmp_path: Path) -> None:
+    text = "on: [push]\njobs: {a: {strategy: {matrix: {n: [1]}}, steps: [{run: 'true'}]}}\n"
+    repository(tmp_path / "origin", {".github/workflows/w.yml": text})
+    assert run_verb(tmp_path, "--row", "a (1)", workflow="")[0] == 0
+    with pytest.raises(UsageError, match="--row b: no such job"):
+        run_verb(tmp_path, "--row", "a (1)", "--row", "b", workflow="")
+
+
 def test_an_event_that_the_workflow_is_not_on_is_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not run on push"):
         run_verb(tmp_path, "--event", "push", workflow="true")
