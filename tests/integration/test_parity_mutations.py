@@ -1,4 +1,4 @@
-"""The mutation test: random drifts of a clean tree are all found, and random harmless edits are all silent."""
+"""The mutation test: random drifts of a clean tree are all found, and harmless edits are all silent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.parity_cases import case
 from tests.support.parity_mutations import DRIFTS, EDITS
 
 CASES = int(os.environ.get("QNN_CI_PARITY_CASES", "120"))
-"""As many as go through every drift once; 600 and more are run by hand (docs/parity.md)."""
+"""As many as go through every drift; 600 and more are run by hand (docs/parity.md)."""
 
 BLOCK = 20
 
