@@ -92,10 +92,12 @@ class Plan:
     def private(self) -> dict[Path, str]:
         """Folders of this machine, and what binaries say in their place. More specific ones come later."""
         folders = {Path(sysconfig.get_path("include")).parent.parent: "python"}
+        # The system's own Python: /usr is in every path of compilers, and of no machine in particular.
+        folders.pop(Path("/usr"), None)
         folders |= dict.fromkeys(self.toolchain.roots, "toolchain")
         folders |= {self.sdk.root: "qnn-sdk", self.tree.root: OWN_NAME}
         folders[self.build] = "build"
-        return {folder: name for folder, name in folders.items() if len(folder.parts) > 2}
+        return folders
 
     def definitions(self, project: Project) -> dict[str, str]:
         given = {**self.recipe.options, **project.options}

@@ -82,6 +82,18 @@ def test_the_build_directory_inside_the_tree_is_mapped_after_it(tmp_path: Path) 
     assert folders.index(plan.tree.root) < folders.index(plan.build)
 
 
+def test_a_tree_right_below_the_root_is_mapped(tmp_path: Path) -> None:
+    """As in containers."""
+    plan = make_plan(tmp_path)
+    plan = replace(plan, tree=replace(plan.tree, root=Path("/executorch")))
+    assert plan.private()[Path("/executorch")] == "executorch"
+
+
+def test_the_systems_own_python_is_not_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: "/usr/include/python3.11")
+    assert Path("/usr") not in make_plan(tmp_path).private()
+
+
 def test_flags_keep_a_path_with_spaces_whole(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "a folder")
     assert f"[=[-ffile-prefix-map={tmp_path}/a folder/work/build=build]=]" in plan.flags()
