@@ -33,11 +33,12 @@ DTYPES = {
     11: "bool", 15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
 }  # fmt: skip
 
-SOC = re.compile(rb"\bsoc_type=(\w{1,32});")
-ARCH = re.compile(rb"\bmin_arch=(\d{1,3})\b")
+# Each begins with plain letters, which are searched for thirty times as fast as a word boundary.
+SOC = re.compile(rb"soc_type=(\w{1,32});")
+ARCH = re.compile(rb"min_arch=(\d{1,3})\b")
 """Beside the SoC there is an `arch` too, from QNN's own table: for SSG2115P not what it compiles for."""
 
-VTCM = re.compile(rb"\bvtcm_size=(\d{1,12})\b")
+VTCM = re.compile(rb"vtcm_size=(\d{1,12})\b")
 PRECISIONS = {0: "quantized", 1: "fp16"}
 
 
