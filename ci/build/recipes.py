@@ -37,7 +37,7 @@ class Project(Model):
 
 
 class Output(Model):
-    """A file to take from the build directory. The first pattern of `files` that fits decides."""
+    """A file to take from the build directory, where one of `files` fits."""
 
     kind: Kind
     files: Annotated[tuple[Inside, ...], Field(min_length=1)]

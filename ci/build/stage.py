@@ -68,9 +68,10 @@ def patterns(output: Output, name: str) -> list[str]:
 
 
 def _files(plan: Plan, output: Output, name: str) -> list[Path]:
-    for pattern in patterns(output, name):
-        if paths := sorted(path for path in plan.build.glob(pattern) if path.is_file()):
-            return paths
+    found = [sorted(plan.build.glob(pattern)) for pattern in patterns(output, name)]
+    if any(found):
+        # Another commit may have installed elsewhere into the same directory: the later one is of now.
+        return max(found, key=lambda paths: max((path.stat().st_mtime_ns for path in paths), default=0))
     raise CheckFailed(
         f"expected the build to make {' or '.join(patterns(output, name))} in {plan.build}, found none",
         remedy=f"read {plan.log}; for a tree that names it otherwise, correct manifests/recipes/",

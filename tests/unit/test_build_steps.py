@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import overlay, sbom
+from ci.build import overlay, sbom, stage
 from ci.build.disk import disk_faults
 from ci.build.execute import Ticker, execute, fault
-from ci.build.plan import Command
+from ci.build.plan import Command, Plan
 from ci.build.tree import Submodule
 from provisioning.errors import CheckFailed, EnvironmentLacking
+from tests.support.build_plans import make_plan
 
 COMMAND = Command("building it", ("cmake", "--build", "."))
 
@@ -159,6 +160,44 @@ def test_references_are_used_once() -> None:
     bill = json.loads(sbom.document(SUBJECT, ingredients, [sbom.File("json@1", "ab" * 32)], "x86_64-linux"))
     references = [each["bom-ref"] for each in bill["components"]]
     assert len(references) == len(set(references))
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return make_plan(tmp_path)
+
+
+def put(plan: Plan, place: str, age: int = 0) -> Path:
+    path = plan.build / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, ns=(0, 10**18 - age))
+    return path
+
+
+RUNNER = "examples/qualcomm/executor_runner/qnn_executor_runner"
+PLACES = ("lib/libqnn_executorch_backend.so", "lib/executorch/backends/qualcomm/libqnn_executorch_backend.so")
+
+
+@pytest.mark.parametrize("newer", PLACES)
+def test_of_two_places_the_one_installed_last_is_taken(plan: Plan, newer: str) -> None:
+    put(plan, RUNNER)
+    paths = {place: put(plan, place, age=0 if place == newer else 5) for place in PLACES}
+    assert [file.path for file in stage.collect(plan, True) if file.kind == "library"] == [paths[newer]]
+
+
+def test_what_was_not_made_is_named(plan: Plan) -> None:
+    with pytest.raises(CheckFailed, match=r"expected the build to make .*libqnn_executorch_backend\.so"):
+        stage.collect(plan, True)
+
+
+def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    for name, content in (("part", "new"), ("dist", "old")):
+        (tmp_path / name / "lib").mkdir(parents=True)
+        (tmp_path / name / "lib" / f"{content}.so").touch()
+    (tmp_path / "dist" / "overlay").mkdir()
+    stage.replace(tmp_path / "part", tmp_path / "dist")
+    assert sorted(path.name for path in (tmp_path / "dist").rglob("*")) == ["lib", "new.so", "overlay"]
 
 
 def test_a_folder_that_may_not_be_written_to_is_no_crash() -> None:
