@@ -15,7 +15,7 @@ DID_NOT_RUN = "report.did-not-run"
 """The finding of a report that stands in for a stage which never ran; a note when that was asked for."""
 
 # Controls but tab and newline, the C1 range, what turns text around, and lone surrogates.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _PLACE = re.compile(
     r"(?P<file>(?!/)(?:[^\s:]*/)?(?:[^\s:/]*\.[A-Za-z_]\w*|BUCK|TARGETS|Dockerfile))"

@@ -394,6 +394,11 @@ def test_annotations_beyond_what_github_shows_are_counted_in_the_last() -> None:
 # Markdown
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\r"])
+def test_a_separator_of_lines_that_few_know_is_shown_as_an_escape(separator: str) -> None:
+    assert len(cell(f"a{separator}b").splitlines()) == 1
+
+
 @given(TEXT)
 def test_any_text_survives_a_markdown_cell(text: str) -> None:
     shown = cell(text)
