@@ -160,6 +160,20 @@ def test_another_compiler_starts_anew(given: Given, tmp_path: Path) -> None:
     assert [reason.split()[0] for reason in second.report["metrics"]["rebuilt_because"]] == ["toolchain"]
 
 
+def test_a_vendors_toolchain_file_is_enough(given: Given, arm64: Built, tmp_path: Path) -> None:
+    """Its own flags stay: ours stand beside them."""
+    file = tmp_path / "vendor.cmake"
+    lines = ["set(CMAKE_SYSTEM_NAME Linux)", "set(CMAKE_SYSTEM_PROCESSOR aarch64)"]
+    for language, name in (("C", "gcc"), ("CXX", "g++")):
+        lines.append(f"set(CMAKE_{language}_COMPILER aarch64-linux-gnu-{name})")
+        lines.append(f'set(CMAKE_{language}_FLAGS_INIT "-DVENDOR=1")')
+    file.write_text("\n".join(lines), encoding="utf-8")
+    done = build(ARM64, tmp_path, given.tree, given.sdk, "--toolchain-file", file)
+    assert done.code == 0, done.err
+    ninja = (tmp_path / "build" / "build" / "build.ninja").read_text(encoding="utf-8")
+    assert "-DVENDOR=1" in ninja and "-ffile-prefix-map=" in ninja
+
+
 def test_a_changed_source_is_compiled_alone(tmp_path: Path) -> None:
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
     build(ARM64, tmp_path, tree, sdk)
