@@ -373,6 +373,15 @@ def test_the_overlay_is_imported_with_the_printed_python_path(x86: Built, tmp_pa
 
 
 @pytest.mark.heavy
+def test_another_folder_gives_the_same_adaptors(x86: Built, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "somewhere" / "else", pybind11=True)
+    make_old(tree)
+    other = build("build_x86", tmp_path / "out", tree, make_sdk(tmp_path / "an-sdk"))
+    assert other.code == 0, other.err
+    assert hashes(other.dist) == hashes(x86.dist)
+
+
+@pytest.mark.heavy
 def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
     assert not (x86_tree / "backends" / "qualcomm" / "python").exists()
 
