@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import IO, Protocol
 
 from provisioning.errors import EnvironmentLacking, UpstreamError
 
@@ -89,15 +89,16 @@ class Adb:
         return Answer(int(code), out)
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
+        seconds = _time_for(files)
         for below, places in _by_folder(files).items():
             named = [(place, files[place]) for place in places]
             same = [str(path) for place, path in named if path.name == PurePosixPath(place).name]
             target = f"{folder}/{below}/"
             if same:
-                self._adb(["push", *same, target], SECONDS)
+                self._adb(["push", *same, target], seconds)
             for place, path in named:
                 if path.name != PurePosixPath(place).name:
-                    self._adb(["push", str(path), f"{folder}/{place}"], SECONDS)
+                    self._adb(["push", str(path), f"{folder}/{place}"], seconds)
 
     def pull(self, folder: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
@@ -150,14 +151,12 @@ class Ssh:
         return Answer(int(code), out)
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
-        packed = io.BytesIO()
-        with tempfile.TemporaryFile() as spool:
-            with tarfile.open(fileobj=spool, mode="w") as tar:
+        with tempfile.TemporaryFile() as packed:
+            with tarfile.open(fileobj=packed, mode="w") as tar:
                 for place, path in files.items():
                     tar.add(path, place, filter=_plain)
-            spool.seek(0)
-            packed.write(spool.read())
-        self._ssh(f"tar -C {shlex.quote(folder)} -xf -", packed.getvalue(), SECONDS)
+            packed.seek(0)
+            self._ssh(f"tar -C {shlex.quote(folder)} -xf -", packed, _time_for(files))
 
     def pull(self, folder: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
@@ -172,7 +171,7 @@ class Ssh:
     def system_log(self) -> str:
         return self.shell("dmesg 2>/dev/null | tail -n 200", seconds=60).out
 
-    def _ssh(self, script: str, given: bytes | None, seconds: float) -> bytes:
+    def _ssh(self, script: str, given: IO[bytes] | None, seconds: float) -> bytes:
         done = _run([self.program, *_SETTINGS, *self.options, self.destination, script], given, seconds)
         if done.returncode != 0:
             raise self._fault(done.returncode, done.stderr)
@@ -211,15 +210,12 @@ def _program(name: str, remedy: str) -> str:
     return found
 
 
-def _run(command: Sequence[str], given: bytes | None, seconds: float) -> subprocess.CompletedProcess[bytes]:
+def _run(
+    command: Sequence[str], given: IO[bytes] | None, seconds: float
+) -> subprocess.CompletedProcess[bytes]:
+    stdin = given if given is not None else subprocess.DEVNULL
     try:
-        return subprocess.run(
-            command,
-            input=given if given is not None else b"",
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
+        return subprocess.run(command, stdin=stdin, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as error:
         said = (error.stdout or b"").decode("utf-8", "replace")
         raise TimedOut(command[0], seconds, said) from error
@@ -236,3 +232,8 @@ def _by_folder(files: Mapping[str, Path]) -> dict[str, list[str]]:
     for place in sorted(files):
         found.setdefault(str(PurePosixPath(place).parent), []).append(place)
     return found
+
+
+def _time_for(files: Mapping[str, Path]) -> float:
+    """Enough for the slowest cable: a megabyte a second."""
+    return SECONDS + sum(path.stat().st_size for path in files.values()) / (1 << 20)
