@@ -1,15 +1,17 @@
-"""Says which checks need a container engine and did not run."""
+"""Says which checks need a container engine or a program that is not here, and did not run."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support import engine
+from tests.support import engine, needs
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     engine.leave_out(config, items)
+    needs.leave_out(config, items)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     engine.tell(config, terminalreporter)
+    needs.tell(config, terminalreporter)

@@ -23,6 +23,8 @@ from tests.support.builds import Built, build, gone, run_stage
 from tests.support.miniature_executorch import digest, make_old, make_sdk, make_tree
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
 
+pytestmark = pytest.mark.needs("aarch64-linux-gnu-g++", "clang++", "ld.lld", "qemu-aarch64")
+
 RUNNER = "bin/qnn_executor_runner"
 LIBRARY = "lib/libqnn_executorch_backend.so"
 ARM64 = "build_linux_arm64"

@@ -24,6 +24,10 @@ from tests.support.sshd import HOST, ssh_server
 from tests.support.stand_in_adb import SERIAL, Phone, adb_server
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
 
+pytestmark = pytest.mark.needs(
+    "aarch64-linux-gnu-g++", "adb", "clang++", "ld.lld", "qemu-aarch64", "ssh", "sshd"
+)
+
 QEMU = f"qemu-aarch64 -L {GLIBC.parent}"
 
 

@@ -21,6 +21,7 @@ TARGET = "aarch64-linux"
 
 
 @pytest.mark.heavy
+@pytest.mark.needs("aarch64-linux-gnu-g++", "qemu-aarch64", "ssh", "sshd")
 def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     pin = load_profile("wheels").components["executorch-runtime"]

@@ -11,7 +11,7 @@ from ci.report.html import html
 from tests.support.chromium import Page, page
 from tests.support.program_reports import BAD, GOOD, reports
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.heavy, pytest.mark.needs("chromium"), pytest.mark.timeout(180)]
 
 SHOWN = "[...document.querySelectorAll('.program')].filter((each) => !each.hidden).map((each) => each.id)"
 

@@ -15,13 +15,15 @@ from ci.signing import development
 from ci.signing.development import Binding
 from tests.support import chains
 from tests.support.mbn import Apart, take_apart
+from tests.support.needs import program
 from tests.support.skels import Skel
-from tests.support.tools import tool
+
+pytestmark = pytest.mark.needs("openssl")
 
 
 def openssl(*words: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [tool("openssl"), *map(str, words)], input=stdin, capture_output=True, timeout=60, check=False
+        [program("openssl"), *map(str, words)], input=stdin, capture_output=True, timeout=60, check=False
     )
 
 
@@ -122,9 +124,8 @@ def test_openssl_itself_can_be_the_external_signer(tmp_path: Path) -> None:
     for kind in ("ec", "rsa"):
         directory = tmp_path / kind
         keys.write_chain(directory, kind, days=30, passphrase=None)
-        command = (
-            f"{tool('openssl')} pkeyutl -sign -inkey {directory}/attestation.key.pem -pkeyopt digest:sha384"
-        )
+        command = f"{program('openssl')} pkeyutl -sign"
+            f" -inkey {directory}/attestation.key.pem -pkeyopt digest:sha384"
         identity = keys.from_command(command, directory / "chain.pem")
         data = development.sign(Skel().encode(), identity, Binding())
         result = verification.verify(data, verification.Expected(root=identity.root))

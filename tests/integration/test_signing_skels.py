@@ -19,7 +19,7 @@ from ci.signing.development import Binding
 from ci.signing.verification import Expected
 from tests.support import chains, sdk
 from tests.support.mbn import expected_hashes, take_apart
-from tests.support.tools import tool
+from tests.support.needs import program
 
 pytestmark = pytest.mark.heavy
 
@@ -95,6 +95,7 @@ def what_pyelftools_sees(file: ELFFile, skip: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.needs("readelf")
 def test_readelf_sees_the_same_program(signed: list[tuple[Path, Path]]) -> None:
     for skel, place in signed:
         for flags in ("--dynamic", "--dyn-syms"):
@@ -103,7 +104,11 @@ def test_readelf_sees_the_same_program(signed: list[tuple[Path, Path]]) -> None:
 
 def readelf(flags: str, path: Path) -> str:
     done = subprocess.run(
-        [tool("readelf"), "--wide", flags, str(path)], capture_output=True, text=True, timeout=120, check=True
+        [program("readelf"), "--wide", flags, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stderr == ""
     # Where in the file something is is all that may differ.

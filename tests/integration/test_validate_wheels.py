@@ -132,6 +132,7 @@ def test_an_sdk_without_its_offline_compiler_and_libcxx_is_explained(sdk: Path, 
     assert (code, states(report)) == (1, dict.fromkeys(rules, "fail"))
 
 
+@pytest.mark.needs("readelf")
 @pytest.mark.heavy
 def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
     for library in libraries(sdk, Cache(None)):
