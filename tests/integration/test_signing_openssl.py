@@ -124,8 +124,8 @@ def test_openssl_itself_can_be_the_external_signer(tmp_path: Path) -> None:
     for kind in ("ec", "rsa"):
         directory = tmp_path / kind
         keys.write_chain(directory, kind, days=30, passphrase=None)
-        command = f"{program('openssl')} pkeyutl -sign"
-            f" -inkey {directory}/attestation.key.pem -pkeyopt digest:sha384"
+        key = directory / "attestation.key.pem"
+        command = f"{program('openssl')} pkeyutl -sign -inkey {key} -pkeyopt digest:sha384"
         identity = keys.from_command(command, directory / "chain.pem")
         data = development.sign(Skel().encode(), identity, Binding())
         result = verification.verify(data, verification.Expected(root=identity.root))
