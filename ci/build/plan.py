@@ -94,6 +94,7 @@ class Plan:
         folders = {Path(sysconfig.get_path("include")).parent.parent: "python"}
         # The system's own Python: /usr is in every path of compilers, and of no machine in particular.
         folders.pop(Path("/usr"), None)
+        folders[Path(sysconfig.get_path("purelib"))] = "site-packages"  # torch brings pybind11's headers
         folders |= dict.fromkeys(self.toolchain.roots, "toolchain")
         folders |= {self.sdk.root: "qnn-sdk", self.tree.root: OWN_NAME}
         folders[self.build] = "build"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,3 +214,9 @@ def test_the_script_for_the_target_alone_has_no_adaptors(tmp_path: Path) -> None
     make_tree(tmp_path / "src", commit=False)
     text = script(plan, target_only=True, python_path=tmp_path / "overlay", install=False)
     assert "Adaptor" not in text and "overlay" not in text
+
+
+def test_where_torchs_headers_are_is_said_by_no_binary(tmp_path: Path) -> None:
+    """An adaptor includes pybind11 from the environment that builds it."""
+    plan = make_plan(tmp_path)
+    assert plan.private()[Path(sysconfig.get_path("purelib"))] == "site-packages"
