@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import flatbuffers  # type: ignore[import-untyped]
+import flatbuffers
 
 BUILD_ID = "v2.49.40.260810104044"
 
