@@ -42,7 +42,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--env", action="append", default=[], metavar="NAME=VALUE", help="set in every job; may be repeated"
     )
     how.add_argument("--ref", metavar="REF", help="what was pushed [refs/heads/main, or refs/tags/v0.0.0]")
-    how.add_argument("--base", metavar="COMMIT", help="what the changes are compared with [HEAD^]")
+    how.add_argument(
+        "--base",
+        metavar="COMMIT",
+        help="what the changes are compared with; none: everything changed [HEAD^]",
+    )
     how.add_argument("--uncommitted", action="store_true", help="rehearse the working tree's changes as well")
     how.add_argument("--keep", action="store_true", help="keep the jobs' workspaces")
     how.add_argument("--root", type=Path, help=argparse.SUPPRESS)

@@ -173,7 +173,13 @@ def make_event(
     return Event(name, main, payload)
 
 
+EVERYTHING = "none"
+"""As --base: compared with nothing, so that everything counts as changed; GitHub sends zeros for it."""
+
+
 def _base(snapshot: Path, wanted: str | None) -> str:
+    if wanted == EVERYTHING:
+        return "0" * 40
     done = subprocess.run(
         ["git", "rev-parse", "--verify", "--quiet", f"{wanted or 'HEAD^'}^{{commit}}"],
         cwd=snapshot,

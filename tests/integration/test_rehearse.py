@@ -37,7 +37,8 @@ class Rehearsed:
 
 
 def rehearse(reports: Path, *flags: str) -> Rehearsed:
-    command = [sys.executable, "-m", "ci", "rehearse", "pr", "--row", ROW, "--reports", str(reports), *flags]
+    command = [sys.executable, "-m", "ci", "rehearse", "pr", "--row", ROW, "--base", "none"]
+    command += ["--reports", str(reports), *flags]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "QNN_"))}
     done = subprocess.run(
         command,
