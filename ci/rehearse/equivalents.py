@@ -30,8 +30,6 @@ class Machine:
     sha: str
     cache: Path
     artifacts: Path
-    python: Path
-    """The environment that setup-python hands out, made on first use."""
     lock: Lock = field(default_factory=Lock)
 
 
@@ -110,11 +108,11 @@ def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
     asked = inputs.get("python-version", "")
     if asked and not f"{running}.".startswith(f"{asked}."):
         place.say(f"asked for Python {asked}; this machine's {running} stands in")
-    home = place.machine.python
-    with place.machine.lock:
-        if not (home / "bin" / "python").exists():
-            maker = "virtualenv" if importlib.util.find_spec("virtualenv") else "venv"
-            subprocess.run([sys.executable, "-m", maker, str(home)], check=True, stdout=subprocess.DEVNULL)
+    # Each job has its own, as two that install into one at the same time break it.
+    home = place.temp / "python"
+    if not (home / "bin" / "python").exists():
+        maker = "virtualenv" if importlib.util.find_spec("virtualenv") else "venv"
+        subprocess.run([sys.executable, "-m", maker, str(home)], check=True, stdout=subprocess.DEVNULL)
     return Done(
         {"python-version": running, "python-path": str(home / "bin" / "python")}, (str(home / "bin"),)
     )

@@ -73,7 +73,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
     rehearsal = Rehearsal(
         root=snapshot,
         scratch=scratch,
-        machine=Machine(snapshot, REPOSITORY, sha, own / "cache", scratch / "artifacts", own / "python"),
+        machine=Machine(snapshot, REPOSITORY, sha, own / "cache", scratch / "artifacts"),
         event=event,
         sha=sha,
         env=fresh_environment(os.environ, args.env, ROOT / ".nox"),

@@ -48,7 +48,7 @@ def rehearsal(
         sha, _ = snapshot_of(root, snapshot, uncommitted=False)
     said: list[str] = []
     event = make_event(read_workflow(snapshot, WORKFLOW), None, "0" * 40, sha)
-    machine = Machine(snapshot, "o/r", sha, scratch / "cache", scratch / "artifacts", scratch / "python")
+    machine = Machine(snapshot, "o/r", sha, scratch / "cache", scratch / "artifacts")
     return Rehearsal(
         root=snapshot,
         scratch=scratch / "jobs",
