@@ -88,7 +88,16 @@ def running(folder: Path) -> Iterator[None]:
             os.environ["DOCKER_HOST"] = before
         daemon.terminate()
         daemon.wait(60)
+        _unmount_below(folder)
         shutil.rmtree(folder / "data", ignore_errors=True)
+
+
+def _unmount_below(folder: Path) -> None:
+    """A daemon leaves its network namespace mounted, and a folder with a mount cannot be removed."""
+    for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines():
+        point = line.split()[1]
+        if Path(point).is_relative_to(folder):
+            subprocess.run(["umount", "--lazy", point], check=False)
 
 
 def make_base(folder: Path, tag: str) -> None:
