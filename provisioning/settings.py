@@ -13,6 +13,8 @@ MANIFESTS = ROOT / "manifests"
 
 TARGETS = ("x86_64-linux", "aarch64-android", "aarch64-linux")
 DEFAULT_PROFILE = "wheels"
+OFFICIAL_PROFILE = "qnn-2.37"
+"""Where what the package index cannot give comes from: Android's libraries, say."""
 DEFAULT_TARGET = "x86_64-linux"
 DEFAULT_SOC = "SM8650"
 

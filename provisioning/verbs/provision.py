@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
@@ -18,7 +19,7 @@ from provisioning.errors import ToolkitError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.inventory import hash_file
 from provisioning.progress import for_stream
-from provisioning.settings import DEFAULT_PROFILE, Selection, add_selection, selection_of
+from provisioning.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
@@ -135,6 +136,8 @@ def provision(
         )
         rows[name] = _row(name, component, tree, "new")
         stage.artifacts.append(_artifact(tree))
+    if not args.component:
+        _warn_without_libraries(profile, selection, rows.get("qnn-sdk"), stage, progress)
     stage.metrics["bytes"] = fetched
     stage.metrics["cached"] = len(chosen) - len(missing)
     return [rows[name] for name in chosen]
@@ -231,6 +234,27 @@ def _warn_unlocked(name: str, component: Component, stage: StageRun, progress: P
     remedy = f"nox -s lock -- --profile {stage.profile} --component {name}"
     progress.note(f"warning: {message}\n  try: {remedy}")
     stage.add("unlocked-component", Severity.WARNING, name, message, remedy)
+
+
+def _warn_without_libraries(
+    profile: Profile, selection: Selection, sdk: Row | None, stage: StageRun, progress: Progress
+) -> None:
+    """A profile may have a target's skels and not what loads them."""
+    from provisioning.validation.tables import libraries
+
+    if sdk is not None and sdk.state == "yours":
+        return
+
+    for target, expected in libraries().targets.items():
+        if target not in selection.targets:
+            continue
+        directories = [f"lib/{name}" for name in expected.directories]
+        if sdk is not None and any(Path(sdk.where, directory).is_dir() for directory in directories):
+            continue
+        message = f"profile {profile.name} has no QNN libraries of {target} ({' or '.join(directories)})"
+        remedy = f"nox -s provision -- --profile {OFFICIAL_PROFILE} --target {target}"
+        progress.note(f"warning: {message}\n  try: {remedy}")
+        stage.add("target-libraries", Severity.WARNING, "qnn-sdk", message, remedy)
 
 
 def _row(name: str, component: Component, tree: Tree, state: str) -> Row:

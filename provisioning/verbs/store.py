@@ -86,9 +86,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from provisioning.store import Store
-
-    store = Store(store_path(args.store))
+    store = _existing(args)
     bad = 0
     trees = _named(store, args.names)
     if not trees:
@@ -108,9 +106,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _repair(args: argparse.Namespace) -> int:
-    from provisioning.store import Store
-
-    store = Store(store_path(args.store))
+    store = _existing(args)
     mended = 0
     for tree in _named(store, args.names):
         faults = store.repair(tree, progress=for_stream(), offline=args.offline)
@@ -222,6 +218,16 @@ def _described(store: Store, tree: Tree) -> _Described:
         path=str(tree.root),
         key=tree.key,
     )
+
+
+def _existing(args: argparse.Namespace) -> Store:
+    """A store that is not there is not whole: a wrong path must not pass for a check."""
+    from provisioning.store import Store
+
+    store = Store(store_path(args.store))
+    if not store.path.is_dir():
+        raise EnvironmentLacking(f"there is no store at {store.path}", remedy="nox -s provision")
+    return store
 
 
 def _named(store: Store, names: list[str]) -> list[Tree]:

@@ -14,7 +14,7 @@ import pytest
 from provisioning import compat
 from provisioning.__main__ import VERBS
 from provisioning.cli import main
-from provisioning.findings import Outcome, Report
+from provisioning.findings import Outcome, Report, Severity
 from provisioning.manifest import COMPONENT_VARIABLES, Component, Profile
 from provisioning.settings import MANIFESTS
 from tests.support.environments import write_ndk
@@ -161,6 +161,20 @@ def test_a_component_with_nothing_for_the_targets_is_left_out_unless_named(user:
     user.types("provision", "--target", "x86_64-linux")
     assert "hexagon-sdk" not in user.out
     assert user.types("provision", "--target", "x86_64-linux", "--component", "hexagon-sdk") == 2
+
+
+def test_a_target_that_the_profile_has_no_libraries_for_is_a_warning(user: User) -> None:
+    assert user.types("provision", "--target", "aarch64-linux") == 0
+    assert [(finding.rule, finding.severity) for finding in user.report.findings] == [
+        ("target-libraries", Severity.WARNING)
+    ]
+    assert "profile wheels has no QNN libraries of aarch64-linux (lib/aarch64-oe-linux-gcc11.2 or" in user.err
+    assert "try: nox -s provision -- --profile qnn-2.37 --target aarch64-linux" in user.err
+
+
+def test_a_target_that_the_profile_has_libraries_for_is_none(user: User) -> None:
+    user.types("provision", "--target", "aarch64-android", "--target", "x86_64-linux")
+    assert user.report.findings == () and "warning" not in user.err
 
 
 def test_accepting_a_licence_in_a_store_that_cannot_be_is_a_clear_error(user: User) -> None:
@@ -357,7 +371,12 @@ class TestStoreVerb:
         assert user.types("store", "path", "qnn-sdk") == 3
         assert "try: nox -s provision -- --component qnn-sdk" in user.err
 
+    def test_verify_of_a_store_that_is_not_there_is_no_pass(self, user: User) -> None:
+        assert user.types("store", "verify") == 3
+        assert f"there is no store at {user.store}\n  try: nox -s provision" in user.err
+
     def test_a_name_that_fits_no_tree_is_wrong_use(self, user: User) -> None:
+        user.types("provision")
         assert user.types("store", "verify", "nothing") == 2
 
     def test_gc_removes_what_no_profile_names(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
