@@ -7,11 +7,15 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from provisioning.diagnosis import causes
+from provisioning.errors import CheckFailed
 
 if TYPE_CHECKING:
     from provisioning.findings import Metric
@@ -25,6 +29,18 @@ class Contender:
     name: str
     run: Callable[[Path], object]
     check: Callable[[Path], None] = lambda directory: None
+
+
+def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapping[str, str]) -> None:
+    """Runs a contender's process, which must pass: one that fails early would look fast."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        ended = subprocess.run(
+            command, cwd=cwd, env=dict(environment), stdout=stream, stderr=subprocess.STDOUT, check=False
+        )
+    if ended.returncode != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise CheckFailed(f"{' '.join(command[:4])} … ended with {ended.returncode}:\n{tail}{causes(tail)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.bench.frame import Aim, Benchmark, Contender
+from ci.bench.frame import Aim, Benchmark, Contender, run_whole
 from ci.build.staged import RUNNER
 from ci.lowering.suite import all_programs, choose
 from provisioning.environment import resolve
@@ -55,22 +54,12 @@ def _ours(words: Sequence[str], environment: Mapping[str, str], store: Path, int
     for stage in STAGES:
         command = [sys.executable, "-m", "ci", stage, "--tag", "pr", *chosen]
         command += ["--store", str(store), "--reports", str(into)]
-        _quietly(command, environment)
+        run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
 
 
 def _plain(words: Sequence[str], environment: Mapping[str, str], into: Path) -> None:
-    _quietly([sys.executable, "-m", "ci.bench.gate_plain", str(into), *words], environment)
-
-
-def _quietly(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    subprocess.run(
-        command,
-        cwd=ROOT,
-        env=dict(environment),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    command = [sys.executable, "-m", "ci.bench.gate_plain", str(into), *words]
+    run_whole(command, into / "plain.log", cwd=ROOT, environment=environment)
 
 
 def _check(programs: int, cached: int) -> Callable[[Path], None]:

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.bench.frame import Aim, Benchmark, Contender
+from ci.bench.frame import Aim, Benchmark, Contender, run_whole
 from ci.onnx.process import require_installed
 from ci.onnx.suite import SHIPPED, choose, programs_of
 from provisioning.errors import CheckFailed
@@ -87,7 +86,7 @@ def _ours(words: tuple[str, ...], store: Path, into: Path) -> None:
     command = [sys.executable, "-m", "ci", "test_onnx", "--tag", "pr"]
     command += [part for word in words for part in ("-k", f"{word}/")]
     command += ["--store", str(store), "--reports", str(into)]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    run_whole(command, into / "ours.log", cwd=ROOT, environment=os.environ)
 
 
 def _check(programs: int, cached: int) -> Callable[[Path], None]:
@@ -107,15 +106,5 @@ def _plain(words: tuple[str, ...], into: Path) -> None:
     log, scratch = into / "plain.log", into / "made"
     scratch.mkdir()
     command = [sys.executable, "-c", PLAIN_RUN, str(scratch), str(log), *(f"{word}/" for word in words)]
-    with log.open("wb") as stream:
-        ended = subprocess.run(
-            command,
-            cwd=into,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if ended.returncode != 0:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise CheckFailed(f"the plain script ended with {ended.returncode}:\n{tail}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    run_whole(command, log, cwd=into, environment=environment)
