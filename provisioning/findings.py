@@ -8,12 +8,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from provisioning.errors import UsageError
+from provisioning.errors import CheckFailed, ToolkitError, UsageError
 
 SCHEMA = 1
 
@@ -152,6 +153,29 @@ class StageRun:
 
     def add(self, rule: str, severity: Severity, subject: str, message: str, remedy: str = "") -> None:
         self.findings.append(Finding(rule, severity, subject, message, remedy))
+
+    @contextmanager
+    def reported(self, reports: Path, rule: str, subject: str = "") -> Iterator[None]:
+        """Around the work: what ends it early, be it a fault or the user, is a finding, and is written.
+
+        `subject` is the stage when it is left out. What comes to its end is left to the caller to write.
+        """
+        try:
+            yield
+        except BaseException as error:
+            fault = self._fault(error)
+            self.add(rule, Severity.ERROR, subject or self.stage, fault.message, fault.remedy)
+            self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
+            raise
+
+    def _fault(self, error: BaseException) -> ToolkitError:
+        if isinstance(error, ToolkitError):
+            return error
+        if isinstance(error, KeyboardInterrupt):
+            return ToolkitError("interrupted", remedy=self.command)
+        return ToolkitError(
+            f"{type(error).__name__}: {error}", remedy=f"report what it printed; repeat with: {self.command}"
+        )
 
     def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
         return Report(

@@ -1,0 +1,45 @@
+"""A stage's report is written however the stage ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.findings import Outcome, Report, StageRun
+
+
+def _stopped_by(error: BaseException, reports: Path, subject: str = "") -> Report:
+    stage = StageRun("lint", "wheels", "x86_64-linux", "nox -s lint")
+    with pytest.raises(type(error)), stage.reported(reports, "lint.stopped", subject):
+        raise error
+    return Report.read(reports / "lint.json")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "message", "remedy"),
+    [
+        (EnvironmentLacking("no QNN", remedy="provision"), Outcome.ERROR, "no QNN", "provision"),
+        (CheckFailed("is bad", remedy="mend it"), Outcome.FAIL, "is bad", "mend it"),
+        (KeyboardInterrupt(), Outcome.ERROR, "interrupted", "nox -s lint"),
+        (KeyError("k"), Outcome.ERROR, "KeyError: 'k'", "report what it printed; repeat with: nox -s lint"),
+    ],
+)
+def test_what_ends_a_stage_early_is_a_finding_of_its_report(
+    tmp_path: Path, error: BaseException, outcome: Outcome, message: str, remedy: str
+) -> None:
+    report = _stopped_by(error, tmp_path)
+    (finding,) = report.findings
+    assert (report.outcome, finding.rule) == (outcome, "lint.stopped")
+    assert (finding.subject, finding.message, finding.remedy) == ("lint", message, remedy)
+
+
+def test_the_finding_is_about_what_it_is_said_to_be_about(tmp_path: Path) -> None:
+    assert _stopped_by(KeyError(), tmp_path, "SM8650").findings[0].subject == "SM8650"
+
+
+def test_what_comes_to_its_end_is_left_to_the_caller(tmp_path: Path) -> None:
+    with StageRun("lint", "", "", "").reported(tmp_path, "lint.stopped"):
+        pass
+    assert list(tmp_path.iterdir()) == []
