@@ -25,6 +25,7 @@ class _Stuck(UpstreamError):
 def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
     """Put the pinned commit at `into` and return its id; without a pin, the commit the tag names now.
 
+    The tag must name the pinned commit: the pin says which files, the tag which version they are.
     What is fetched grows in a folder beside `into`, so a run that was cut short goes on where it stopped,
     and `into` appears only when it is whole. A finished checkout of the commit is used again.
     """
@@ -81,6 +82,8 @@ def _build(source: Git, building: Path) -> str:
     commit = _git(["rev-parse", "FETCH_HEAD^{commit}"], building, source)
     if source.commit not in (None, commit):
         raise _moved(source, commit)
+    if source.commit is not None:
+        _tag_agrees(source, building)
     _git(["checkout", "--quiet", "--force", "--detach", commit], building, source)
     if source.submodules and (building / ".gitmodules").is_file():
         # Relative submodule addresses are resolved against the origin.
@@ -100,13 +103,7 @@ def _build(source: Git, building: Path) -> str:
 
 def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
     """Tell a pin that is gone from a network that is down; returns when the tag holds the pin."""
-    listed = _git(["ls-remote", source.url, f"refs/tags/{source.tag}*"], building, source)
-    commits: dict[str, str] = {}
-    for line in listed.splitlines():
-        commit, _, reference = line.partition("\t")
-        commits[reference] = commit
-    tag = f"refs/tags/{source.tag}"
-    now = commits.get(tag + "^{}") or commits.get(tag)
+    now = _commit_of_tag(source, building)
     if now is None:
         raise UpstreamError(
             f"{redact(source.url)} has neither commit {source.commit} nor tag {source.tag}",
@@ -114,6 +111,27 @@ def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
         ) from error
     if source.commit not in (None, now):
         raise _moved(source, now) from error
+
+
+def _tag_agrees(source: Git, building: Path) -> None:
+    """The commit can be had, so that it alone does not show whether it is the version that the tag names."""
+    now = _commit_of_tag(source, building)
+    if now != source.commit:
+        raise IntegrityError(
+            f"{redact(source.url)}: tag {source.tag}: expected commit {source.commit}, "
+            f"found {now or 'no such tag'}: the tag was moved or the pin is wrong",
+            remedy="find out which is right; a tree of your own is used when its variable names it",
+        )
+
+
+def _commit_of_tag(source: Git, building: Path) -> str | None:
+    listed = _git(["ls-remote", source.url, f"refs/tags/{source.tag}*"], building, source)
+    commits: dict[str, str] = {}
+    for line in listed.splitlines():
+        commit, _, reference = line.partition("\t")
+        commits[reference] = commit
+    tag = f"refs/tags/{source.tag}"
+    return commits.get(tag + "^{}") or commits.get(tag)
 
 
 def _moved(source: Git, found: str) -> IntegrityError:

@@ -135,6 +135,24 @@ def test_a_commit_that_is_nowhere_shows_a_moved_tag(upstream: Path, tmp_path: Pa
     assert not (tmp_path / "tree").exists()
 
 
+def test_a_pin_that_can_be_had_is_still_refused_when_the_tag_names_another(
+    upstream: Path, tmp_path: Path
+) -> None:
+    pin, other = run(upstream, "rev-parse", "v1"), run(upstream, "rev-parse", "main")
+    run(upstream, "tag", "-f", "v1", other)
+    with pytest.raises(IntegrityError, match=f"tag v1: expected commit {pin}, found {other}"):
+        git.checkout(pinned(upstream, pin), tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
+
+
+def test_a_pin_without_its_tag_is_refused(upstream: Path, tmp_path: Path) -> None:
+    pin = run(upstream, "rev-parse", "v1")
+    run(upstream, "tag", "v1-rc1", "v1")
+    run(upstream, "tag", "-d", "v1")
+    with pytest.raises(IntegrityError, match="found no such tag"):
+        git.checkout(pinned(upstream, pin), tmp_path / "tree")
+
+
 def test_a_tag_that_is_nowhere_is_named(upstream: Path, tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match=r"has neither commit 0000.* nor tag v9"):
         git.checkout(pinned(upstream, "0" * 40, "v9"), tmp_path / "tree")
