@@ -9,15 +9,22 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.settings import DEFAULT_PROFILE, DEFAULT_TARGET, ROOT, Selection, store_path
+from provisioning.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_TARGET,
+    OFFICIAL_PROFILE,
+    ROOT,
+    Selection,
+    store_path,
+)
 
 if TYPE_CHECKING:
-    from provisioning.manifest import Component
+    from provisioning.manifest import Component, Profile
     from provisioning.store import Tree, Want
 
 HOST_LIBRARIES = "x86_64-linux-clang"
@@ -113,7 +120,8 @@ def resolve(
 ) -> Environment:
     """Find every component the selection needs: the user's own first, then the store.
 
-    `needs`: the components without which the caller can do nothing, when they are not all of the target's.
+    `needs`: the components without which the caller can do nothing, when they are not the target's own.
+    All that lack are told at once.
     """
     from provisioning.manifest import COMPONENT_VARIABLES, load_profile, soc_named
 
@@ -127,23 +135,23 @@ def resolve(
     notes: list[str] = []
     roots: dict[str, Root] = {}
     pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
+    lacking: list[str] = []
     for component, variable in COMPONENT_VARIABLES.items():
         pin = pins.get(component)
-        needed = component in (NEEDED[selection.target] if needs is None else needs) and (
-            component == "qnn-sdk" or (pin is not None and component not in profile.optional)
-        )
+        if needs is None:
+            ours = pin is not None and component not in profile.optional
+            needed = component in NEEDED[selection.target] and (component == "qnn-sdk" or ours)
+        else:
+            needed = component in needs
         root = _users_root(component, needed, selection, environ, notes)
         if root is None and pin is not None:
             root = _from_store(component, variable, pin, selection, trees)
         if root is not None:
             roots[component] = root
         elif needed:
-            version = f" {pin.version}" if pin else ""
-            raise EnvironmentLacking(
-                f"{component}{version} for {selection.target} is neither in the store ({selection.store})"
-                f" nor named by {variable}",
-                remedy=_provision(flags),
-            )
+            lacking.append(component)
+    if lacking:
+        raise _lacking(lacking, needs or (), profile, selection, environ)
     variables, path_entries = _variables(selection, roots, environ, notes)
     return Environment(
         profile=profile.name,
@@ -155,6 +163,39 @@ def resolve(
         notes=tuple(notes),
         provision_flags=tuple(flags),
     )
+
+
+def _lacking(
+    lacking: Sequence[str],
+    needs: Sequence[str],
+    profile: Profile,
+    selection: Selection,
+    environ: Mapping[str, str],
+) -> EnvironmentLacking:
+    pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
+    named = [f"{each} {pins[each].version}" if each in pins else each for each in lacking]
+    message = (
+        f"{_listed(named)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "
+        f"store ({selection.store}) nor named by {_listed([_variable_of(each) for each in lacking])}"
+    )
+    flags = provision_flags(selection, environ)
+    elsewhere = [each for each in lacking if each not in pins]
+    if elsewhere and profile.name != OFFICIAL_PROFILE:
+        flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
+        remedy = _provision([*flags, *_components(needs)])
+        message += f"; the profile {profile.name} has no {' and no '.join(elsewhere)}"
+        return EnvironmentLacking(message, remedy=f"{remedy}, and --profile {OFFICIAL_PROFILE} here as well")
+    if any(each in profile.optional for each in lacking):
+        flags = [*flags, *_components(lacking)]
+    return EnvironmentLacking(message, remedy=_provision(flags))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _components(names: Sequence[str]) -> list[str]:
+    return [word for name in names for word in ("--component", name)]
 
 
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:

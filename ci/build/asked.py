@@ -7,12 +7,12 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ci.build import toolchain
 from ci.build.plan import Plan, Sdk, default_jobs
-from ci.build.recipes import Recipe, load_recipe
+from ci.build.recipes import Recipe, for_tree, load_recipe
 from ci.build.toolchain import Toolchain
 from ci.build.tree import open_tree, unread_options
 from ci.cmake import find_cmake, find_ninja
@@ -34,15 +34,16 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
         raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
     profile = load_profile(selection.profile)
     recipe = load_recipe(selection.target)
-    environment = resolve(selection, environ)
+    environment = resolve(selection, environ, needs=tuple(_needs(args, recipe)))
     suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
     launcher = next((found for name in LAUNCHERS if (found := shutil.which(name))), None)
+    tree = open_tree(
+        args.executorch.absolute() if args.executorch else environment.root("executorch-source").path
+    )
     return Plan(
         target=selection.target,
-        recipe=recipe,
-        tree=open_tree(
-            args.executorch.absolute() if args.executorch else environment.root("executorch-source").path
-        ),
+        recipe=for_tree(recipe, tree.root),
+        tree=tree,
         sdk=sdk_at(environment.root("qnn-sdk").path),
         toolchain=_toolchain(args, recipe, environment, environ),
         cmake=find_cmake(profile.host["cmake"].floor),
@@ -56,6 +57,14 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
         root=(args.build_dir or ROOT / "build" / "executorch" / f"{selection.target}{suffix}").absolute(),
         dist=(args.output or ROOT / "dist" / selection.target).absolute(),
     )
+
+
+def _needs(args: argparse.Namespace, recipe: Recipe) -> Iterator[str]:
+    yield "qnn-sdk"
+    if recipe.toolchain == "ndk":
+        yield "android-ndk"
+    if not args.executorch:
+        yield "executorch-source"
 
 
 def sdk_at(root: Path) -> Sdk:

@@ -34,6 +34,8 @@ class Project(Model):
     targets: tuple[str, ...] = ()
     """Empty: what the project builds by default."""
     options: Options = Field(default_factory=dict)
+    only_with: Inside | None = None
+    """A file of the tree: without it the project is left out."""
 
 
 class Output(Model):
@@ -45,6 +47,8 @@ class Output(Model):
     defined_in: Inside | None = None
     defined: str | None = None
     """Once for each name that this finds in the CMake files below `defined_in`; `{name}` stands for it."""
+    only_with: Inside | None = None
+    """A file of the tree: without it the output is not asked for, with it the build must make it."""
 
     @field_validator("defined")
     @classmethod
@@ -114,6 +118,20 @@ def load_recipe(target: str, folder: Path = RECIPES) -> Recipe:
         if not getattr(recipe, key):
             raise ManifestError(path, key, expected="a value here or in its base", found="none")
     return recipe
+
+
+def for_tree(recipe: Recipe, tree: Path) -> Recipe:
+    """What of a recipe is for a tree that has these files."""
+
+    def there(each: Project | Output) -> bool:
+        return each.only_with is None or (tree / each.only_with).is_file()
+
+    return recipe.model_copy(
+        update={
+            "projects": tuple(filter(there, recipe.projects)),
+            "outputs": tuple(filter(there, recipe.outputs)),
+        }
+    )
 
 
 def filled(text: str, values: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.build.plan import Plan, Sdk
-from ci.build.recipes import load_recipe
+from ci.build.recipes import for_tree, load_recipe
 from ci.build.toolchain import Toolchain
 from ci.build.tree import SourceTree
 from ci.cmake import Program
@@ -18,7 +18,7 @@ COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"
 def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> Plan:
     plan = Plan(
         target=target,
-        recipe=load_recipe(target),
+        recipe=for_tree(load_recipe(target), root / "src" / "executorch"),
         tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, changed=False, time=1767323045),
         sdk=Sdk(root / "sdk", "v2.37.0.250724175447_124859"),
         toolchain=Toolchain(

@@ -11,6 +11,7 @@ from provisioning.findings import Artifact
 from provisioning.settings import ROOT
 
 SOURCE = ROOT / "tests" / "support" / "executorch_tree"
+LLAMA = ROOT / "tests" / "support" / "llama_tree"
 BUILD_ID = "v2.37.0.250724175447_124859"
 AARCH64_COMPILER = "aarch64-linux-gnu-gcc"
 IDENTITY = {
@@ -47,6 +48,11 @@ def make_old(root: Path) -> None:
     (folder / "PyQnnWrapperAdaptor.cpp").write_text(
         source.replace("PyQnnManagerAdaptor", "PyQnnWrapperAdaptor"), encoding="utf-8"
     )
+
+
+def make_llama(root: Path) -> None:
+    """As newer trees are: with two runners of language models."""
+    shutil.copytree(LLAMA, root, dirs_exist_ok=True)
 
 
 def make_sdk(root: Path, build_id: str = BUILD_ID) -> Path:

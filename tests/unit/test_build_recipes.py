@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.build.recipes import RECIPES, filled, load_recipe
+from ci.build.recipes import RECIPES, filled, for_tree, load_recipe
 from provisioning.errors import ManifestError
 from provisioning.settings import TARGETS
 
@@ -32,7 +32,26 @@ def recipe(folder: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_target_has_a_recipe_with_the_projects_of_its_base(target: str) -> None:
-    assert [project.name for project in load_recipe(target).projects] == ["executorch", "examples"]
+    assert [project.name for project in load_recipe(target).projects] == ["executorch", "examples", "llama"]
+
+
+def test_what_is_only_with_a_file_is_left_out_of_a_tree_without_it(tmp_path: Path) -> None:
+    recipe = for_tree(load_recipe("aarch64-linux"), tmp_path)
+    assert [project.name for project in recipe.projects] == ["executorch", "examples"]
+    assert [Path(output.files[0]).name for output in recipe.outputs if output.kind == "runner"] == [
+        "qnn_executor_runner"
+    ]
+
+
+def test_what_is_only_with_a_file_is_asked_of_a_tree_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "examples" / "models" / "llama").mkdir(parents=True)
+    (tmp_path / "examples" / "models" / "llama" / "CMakeLists.txt").touch()
+    recipe = for_tree(load_recipe("aarch64-linux"), tmp_path)
+    assert recipe.projects[-1].name == "llama"
+    assert [Path(output.files[0]).name for output in recipe.outputs if output.kind == "runner"] == [
+        "qnn_executor_runner",
+        "llama_main",
+    ]
 
 
 def test_a_target_adds_to_its_base() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.build import tree as trees
-from ci.build.recipes import load_recipe
+from ci.build.recipes import for_tree, load_recipe
 from provisioning.errors import EnvironmentLacking
 from tests.support.miniature_executorch import make_old, make_tree
 
@@ -92,7 +92,7 @@ def test_an_adaptor_in_a_comment_is_none(tree: Path) -> None:
 
 
 def test_every_option_of_the_recipes_is_read_by_the_miniature(tree: Path) -> None:
-    assert trees.unread_options(load_recipe("aarch64-linux"), tree) == []
+    assert trees.unread_options(for_tree(load_recipe("aarch64-linux"), tree), tree) == []
 
 
 def test_an_option_that_only_a_comment_has_is_unread(tree: Path) -> None:
@@ -101,13 +101,15 @@ def test_an_option_that_only_a_comment_has_is_unread(tree: Path) -> None:
     listing.write_text(
         text.replace("option(EXECUTORCH_BUILD_DEVTOOLS", "# (EXECUTORCH_BUILD_DEVTOOLS"), "utf-8"
     )
-    assert trees.unread_options(load_recipe("aarch64-linux"), tree) == ["EXECUTORCH_BUILD_DEVTOOLS"]
+    assert trees.unread_options(for_tree(load_recipe("aarch64-linux"), tree), tree) == [
+        "EXECUTORCH_BUILD_DEVTOOLS"
+    ]
 
 
 def test_the_toolchains_own_files_read_options_too(tree: Path, tmp_path: Path) -> None:
     toolchain = tmp_path / "android.toolchain.cmake"
     toolchain.write_text("if(ANDROID_ABI AND ANDROID_PLATFORM)\nendif()\n", encoding="utf-8")
-    recipe = load_recipe("aarch64-android")
+    recipe = for_tree(load_recipe("aarch64-android"), tree)
     assert trees.unread_options(recipe, tree) == ["ANDROID_ABI", "ANDROID_PLATFORM"]
     assert trees.unread_options(recipe, tree, [toolchain]) == []
 

@@ -147,6 +147,41 @@ def test_the_command_carries_what_was_selected(store: Path) -> None:
     )
 
 
+ALL = ("qnn-sdk", "android-ndk", "executorch-source")
+
+
+def _lack(store: Path, profile: str) -> EnvironmentLacking:
+    selection = _selection(store, profile=profile, target="aarch64-android")
+    with pytest.raises(EnvironmentLacking) as caught:
+        resolve(selection, {"QNN_CI_STORE": str(store)}, trees=Trees({}), needs=ALL)
+    return caught.value
+
+
+def test_all_that_lacks_is_told_at_once_with_one_command_for_it(store: Path) -> None:
+    fault = _lack(store, "qnn-2.37")
+    assert fault.message == (
+        "qnn-sdk 2.37.0.250724, android-ndk 26.2.11394342 and executorch-source 1.5.1 for aarch64-android "
+        f"are neither in the store ({store}) nor named by QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT"
+    )
+    assert fault.remedy == (
+        "nox -s provision -- --profile qnn-2.37 --target x86_64-linux --target aarch64-android "
+        "--component qnn-sdk --component android-ndk --component executorch-source"
+    )
+
+
+def test_what_a_profile_has_not_is_had_by_the_official_one(store: Path) -> None:
+    fault = _lack(store, "wheels")
+    assert "; the profile wheels has no android-ndk" in fault.message
+    assert fault.remedy.startswith("nox -s provision -- --profile qnn-2.37 --target")
+    assert fault.remedy.endswith("--component executorch-source, and --profile qnn-2.37 here as well")
+
+
+def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_is_wrong(sdk: Path) -> None:
+    selection = _selection(sdk.parent.parent)
+    with pytest.raises(EnvironmentLacking, match=r"EXECUTORCH_ROOT=/nowhere"):
+        resolve(selection, {"EXECUTORCH_ROOT": "/nowhere"}, trees=Trees({"qnn-sdk": sdk}), needs=ALL[::2])
+
+
 def test_the_store_is_asked_for_the_arches_of_every_selected_soc(sdk: Path, store: Path) -> None:
     trees = Trees({"qnn-sdk": sdk})
     resolve(_selection(store, socs=("SM8650", "SM8750")), {}, trees=trees)
