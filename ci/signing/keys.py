@@ -156,16 +156,23 @@ def read_chain(path: Path) -> tuple[x509.Certificate, ...]:
 
 
 def read_root(path: Path) -> x509.Certificate:
-    """One certificate, PEM or DER."""
+    """One certificate, PEM or DER. A file with several is refused: which one to trust is not ours to say."""
     content = _read(path)
     try:
         if b"-----BEGIN" in content:
-            return x509.load_pem_x509_certificate(content)
-        return x509.load_der_x509_certificate(content)
+            found = x509.load_pem_x509_certificates(content)
+        else:
+            found = [x509.load_der_x509_certificate(content)]
     except ValueError as error:
         raise UsageError(
             f"{path}: expected a certificate, PEM or DER", remedy="give the root certificate"
         ) from error
+    if len(found) != 1:
+        raise UsageError(
+            f"{path}: expected the root certificate alone, found {len(found)} certificates",
+            remedy="give a file with the root only; `signing keygen` makes root.pem beside chain.pem",
+        )
+    return found[0]
 
 
 def new_chain(

@@ -168,6 +168,17 @@ def test_keygen_then_sign_with_it(
     assert signing("verify", Path("signed") / library.name, "--root", "keys/root.pem") == 0
 
 
+def test_a_chain_does_not_pass_for_a_root(
+    library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its first certificate is the attestation's; to trust that one is not what anybody asked for."""
+    assert signing("keygen", "keys", "--no-passphrase") == 0
+    chain = ("--key", "keys/attestation.key.pem", "--chain", "keys/chain.pem")
+    signing("sign", library, "-o", "signed", *chain)
+    assert signing("verify", Path("signed") / library.name, "--root", "keys/chain.pem") == 2
+    assert "expected the root certificate alone, found 3 certificates" in capsys.readouterr().err
+
+
 def test_keygen_wants_a_passphrase_or_to_be_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert signing("keygen", "keys") == 3
     assert "--no-passphrase" in capsys.readouterr().err
