@@ -18,7 +18,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The inputs of setup-qnn and setup-ndk, as the environment has them."""
+    """The inputs of setup-qnn and setup-ndk, as the environment has them, in their order."""
 
     profile: str
     components: tuple[str, ...]
@@ -28,7 +28,7 @@ class Wanted:
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Wanted:
         def several(name: str) -> tuple[str, ...]:
-            return tuple(sorted(set(environ.get(name, "").replace(",", " ").split())))
+            return tuple(dict.fromkeys(environ.get(name, "").replace(",", " ").split()))
 
         return cls(
             environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
@@ -61,7 +61,8 @@ def store_of(environ: Mapping[str, str]) -> Path:
 
 def cache_key(wanted: Wanted, manifests: Path = MANIFESTS) -> str:
     digest = hashlib.sha256()
-    digest.update(json.dumps([wanted.components, wanted.targets, wanted.socs]).encode())
+    selection = [sorted(names) for names in (wanted.components, wanted.targets, wanted.socs)]
+    digest.update(json.dumps(selection).encode())
     for name in (f"profiles/{wanted.profile}.toml", "socs.toml"):
         digest.update(hashlib.sha256((manifests / name).read_bytes()).digest())
     machine = f"{platform.system()}-{platform.machine()}".lower()

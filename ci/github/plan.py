@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +35,7 @@ class Row(Model):
     provision: bool = False
     targets: str = "x86_64-linux"
     executorch: bool = False
+    own: bool = False
     profiles: tuple[str, ...] = ()
     when: Literal["gate", "nightly"] = "gate"
 
@@ -44,11 +47,17 @@ class Table(Model):
 
 @dataclass(frozen=True, slots=True)
 class Having:
-    """What the calling repository gives the jobs."""
+    """What the calling repository is, and what it gives the jobs."""
 
     profile: str
-    executorch: bool
+    executorch: bool = False
     """Whether it is a checkout of ExecuTorch."""
+    own: bool = True
+    """Whether it is this one."""
+    suites: tuple[str, ...] = ()
+    """Its own, as paths that the stages understand."""
+    tags: tuple[str, ...] = ()
+    socs: str = ""
 
     def lacks(self, row: Row) -> str:
         if row.executorch and not self.executorch:
@@ -57,34 +66,76 @@ class Having:
             return f"the profile {' or '.join(row.profiles)}"
         return ""
 
+    def about_others(self, row: Row) -> str:
+        """Why another repository does not want the row unless it names it."""
+        if self.own:
+            return ""
+        if row.suite and not self.suites:
+            return "there is no suite, and it is not named in stages"
+        return "it is about the toolkit, and not named in stages" if row.own else ""
+
 
 def run(environ: Mapping[str, str]) -> int:
-    """Reads QNN_CI_OCCASION, QNN_CI_BASE (a commit, or nothing for everything), QNN_CI_STAGES, QNN_CI_PROFILE
-    and QNN_CI_EXECUTORCH (`true` if the calling repository is a checkout of it)."""
+    """Reads QNN_CI_OCCASION, QNN_CI_BASE (a commit, or nothing for everything), QNN_CI_STAGES and what
+    `having_of` reads."""
     table = load_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
         raise UsageError(f"QNN_CI_OCCASION={occasion}: expected one of {', '.join(OCCASIONS)}")
     base = environ.get("QNN_CI_BASE", "")
     changed = None if occasion == "nightly" else changed_files(base)
-    rows = named_only(table.row, environ.get("QNN_CI_STAGES", ""))
-    having = Having(
-        environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE, environ.get("QNN_CI_EXECUTORCH") == "true"
-    )
-    chosen, reasons = choose(rows, table.everywhere, occasion, changed, having)
+    stages = environ.get("QNN_CI_STAGES", "")
+    rows = named_only(table.row, stages)
+    having = having_of(environ)
+    chosen, reasons = choose(rows, table.everywhere, occasion, changed, having, named=bool(stages.strip()))
     since = base if changed is not None else ""
-    jobs = [job for name, row in chosen.items() for job in jobs_of(name, row, occasion, since)]
+    jobs = []
+    for name, row in chosen.items():
+        mine = list(jobs_of(name, row, occasion, since, having))
+        if not mine:
+            reasons[name] = "left out: the change concerns no program of the suite"
+        jobs += mine
+    for name, why in reasons.items():
+        sys.stdout.write(f"{name:<14} {why}\n")
     if not jobs:
         raise UsageError(
-            "no job is left to run", remedy=f"name stages that {TABLE.relative_to(ROOT)} has: QNN_CI_STAGES"
+            "no job is left to run",
+            remedy=f"name stages that {TABLE.relative_to(ROOT)} has, or a suite: gate.yml's inputs",
         )
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    for name, why in reasons.items():
-        sys.stdout.write(f"{name:<14} {why}\n")
     give({"jobs": json.dumps(jobs)}, environ)
     return 0
+
+
+def having_of(environ: Mapping[str, str]) -> Having:
+    """Reads QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling repository, which
+    QNN_CI_SOURCE names as a folder of the workspace), and of QNN_CI_OWN and QNN_CI_EXECUTORCH whether they
+    are `true`: the calling repository is this one, or is a checkout of ExecuTorch."""
+    source = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
+    suites = []
+    for name in _several(environ, "QNN_CI_SUITE"):
+        file = source / name
+        if not file.is_file() or not file.resolve().is_relative_to(source.resolve()):
+            raise UsageError(
+                f"the suite {name}: there is no such file in the calling repository",
+                remedy="give gate.yml's input suite a path that begins at the repository's root",
+            )
+        # Not absolute: the workspace of the job that runs it may be elsewhere.
+        suites.append(os.path.relpath(file, ROOT))
+    return Having(
+        profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
+        executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
+        own=environ.get("QNN_CI_OWN", "true") == "true",
+        suites=tuple(suites),
+        tags=_several(environ, "QNN_CI_TAGS"),
+        socs=",".join(_several(environ, "QNN_CI_SOC")),
+    )
+
+
+def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in re.split(r"[,\n]", environ.get(name, "")) if one.strip())
 
 
 def load_table(path: Path = TABLE) -> Table:
@@ -106,17 +157,31 @@ def choose(
     occasion: str,
     changed: Sequence[str] | None,
     having: Having,
+    *,
+    named: bool = False,
 ) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows to run, and of every row in words why or why not. `changed` is None when it is not known."""
+    """The rows to run, and of every row in words why or why not. `changed` is None when it is not known.
+
+    What was `named` runs on any occasion and in any repository; that it cannot is an error, not a row less.
+    """
     chosen: dict[str, Row] = {}
     reasons: dict[str, str] = {}
     decisive = next((f for f in changed or () if matches(f, everywhere)), "")
     for name, row in rows.items():
-        if row.when == "nightly" and occasion != "nightly":
+        lacking = having.lacks(row)
+        if named and lacking:
+            raise UsageError(
+                f"the job {name} was named, and needs {lacking}",
+                remedy="give gate.yml that input, or leave the job out of stages",
+            )
+        if row.when == "nightly" and occasion != "nightly" and not named:
             reasons[name] = "left out: runs nightly"
             continue
-        if lacking := having.lacks(row):
+        if lacking:
             reasons[name] = f"left out: needs {lacking}"
+            continue
+        if not named and (why := having.about_others(row)):
+            reasons[name] = f"left out: {why}"
             continue
         hit = next((f for f in changed or () if matches(f, row.paths)), "")
         if not row.paths:
@@ -132,19 +197,20 @@ def choose(
     return chosen, reasons
 
 
-def jobs_of(name: str, row: Row, occasion: str, base: str) -> Iterator[dict[str, Any]]:
+def jobs_of(name: str, row: Row, occasion: str, base: str, having: Having) -> Iterator[dict[str, Any]]:
     """What gate.yml's matrix has for this row: a job, or one for each shard."""
     parts = [("", row.arguments)]
     if row.suite:
-        entries = suite_matrix(row.suite, occasion, base)
+        entries = suite_matrix(row.suite, occasion, base, having)
         parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]
     elif row.shards > 1:
         shards = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
         parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in shards]
+    suites = [Path(suite).stem for suite in having.suites] if row.suite else []
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
-            "artifact": f"reports-{name}{shard}".replace(" ", "-").replace("/", "-of-"),
+            "artifact": artifact_name("reports", having.profile, *suites, name, shard.replace("/", " of ")),
             "stage": row.stage,
             "arguments": arguments,
             "minutes": row.minutes,
@@ -153,14 +219,29 @@ def jobs_of(name: str, row: Row, occasion: str, base: str) -> Iterator[dict[str,
         }
 
 
-def suite_matrix(shards: int, occasion: str, base: str) -> list[dict[str, Any]]:
-    """What `nox -s matrix` says: on a pull request the quick programs that the change may concern."""
-    flags = ["--tag", "pr"] if occasion == "gate" else []
+def artifact_name(*parts: str) -> str:
+    """One that a workflow which calls the gate twice, for two profiles or suites, does not use twice."""
+    return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
+
+
+def suite_matrix(shards: int, occasion: str, base: str, having: Having) -> list[dict[str, Any]]:
+    """What `nox -s matrix` says. Of a calling repository's suite that is all, unless it named tags; of ours
+    on a pull request the quick programs that the change may concern."""
+    flags = [part for suite in having.suites for part in ("--suite", suite)]
+    tags = having.tags or (("pr",) if occasion == "gate" and not having.suites else ())
+    flags += [part for tag in tags for part in ("--tag", tag)]
     flags += ["--changed-since", base] if base else []
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    # The jobs take chips from their environment, so that these must not be named in their arguments.
+    environ = {**os.environ, "QNN_CI_SOC": having.socs}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    sys.stderr.write(done.stderr)
     if done.returncode:
-        raise UsageError(f"{' '.join(command[1:])} ended with {done.returncode}", remedy="nox -s matrix")
+        said = done.stderr.strip().removeprefix("error: ").split("\n")[0]
+        raise UsageError(
+            f"nox -s matrix ended with exit code {done.returncode}: {said}",
+            remedy=shlex.join(["nox", "-s", "matrix", "--", *command[4:]]),
+        )
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
     return entries
 

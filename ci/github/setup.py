@@ -21,7 +21,7 @@ ALIASES = {NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
 
 def run(environ: Mapping[str, str]) -> int:
     wanted = Wanted.of(environ)
-    environ = {**environ, "QNN_CI_STORE": str(store_of(environ))}
+    environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
     if code := _verb(["provision", *wanted.flags()], environ):
         _tell(reports_path(None, environ) / "provision.json", environ)
         return code
@@ -34,8 +34,8 @@ def run(environ: Mapping[str, str]) -> int:
     )
     outputs = dict.fromkeys(("sdk-root", "ndk-root", "version", "build-id"), "")
     chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
-    if environ.get("QNN_CI_SOC"):
-        chosen["QNN_CI_SOC"] = environ["QNN_CI_SOC"]
+    if wanted.socs:
+        chosen["QNN_CI_SOC"] = ",".join(wanted.socs)
     export(chosen, environ)
     if not wanted.components or SDK in wanted.components:
         outputs |= _whole(selection, environ)

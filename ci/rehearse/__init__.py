@@ -12,6 +12,7 @@ EXAMPLES = """\
   nox -s rehearse -- nightly --event workflow_dispatch --list
   nox -s rehearse -- release --ref refs/tags/v0.1.0
   nox -s rehearse -- pr --row validate --env QNN_SDK_ROOT=/nowhere
+  nox -s rehearse -- qnn --root ../my-models
 """
 
 EVENTS = ("pull_request", "push", "merge_group", "schedule", "workflow_dispatch")
@@ -49,7 +50,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--uncommitted", action="store_true", help="rehearse the working tree's changes as well")
     how.add_argument("--keep", action="store_true", help="keep the jobs' workspaces")
-    how.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+    how.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="rehearse this repository's workflow instead; where it uses the toolkit, this checkout is used",
+    )
     parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from provisioning.errors import CheckFailed
+from provisioning.rendering.workflow_commands import PER_LEVEL
 
 FILES = {
     "GITHUB_ENV": "env",
@@ -46,6 +47,16 @@ class Told:
     annotations: list[Annotation] = field(default_factory=list)
     masks: list[str] = field(default_factory=list)
     _stopped: str = ""
+
+    def shown(self) -> list[Annotation]:
+        """Those that GitHub shows for one step: so many of each level, and of the rest not a word."""
+        return [one for level in LEVELS for one in self._of(level)[:PER_LEVEL]]
+
+    def dropped(self) -> int:
+        return len(self.annotations) - len(self.shown())
+
+    def _of(self, level: str) -> list[Annotation]:
+        return [one for one in self.annotations if one.level == level]
 
     def hear(self, line: str) -> None:
         """One line of output; anything that is no command is ignored."""

@@ -13,7 +13,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
@@ -21,16 +21,46 @@ from provisioning.errors import CheckFailed, UsageError
 
 
 @dataclass(frozen=True, slots=True)
+class Repository:
+    """One that workflows, actions and files come from."""
+
+    name: str
+    root: Path
+    """A clone of it."""
+    sha: str
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What all jobs of a rehearsal share, as they share GitHub's services."""
 
-    snapshot: Path
-    """The rehearsed repository, cloned."""
-    repository: str
-    sha: str
+    repository: Repository
+    """The rehearsed one."""
     cache: Path
     artifacts: Path
+    toolkit: Repository | None = None
+    """Where another repository is rehearsed: ours, which stands in for whatever its `uses` call it."""
+    called: set[str] = field(default_factory=set)
+    """Those names."""
     lock: Lock = field(default_factory=Lock)
+
+    def named(self, name: str) -> Repository | None:
+        if name == self.repository.name:
+            return self.repository
+        return replace(self.toolkit, name=name) if self.toolkit and name in self.called else None
+
+    def used(self, uses: str) -> tuple[Repository, str] | None:
+        """The repository and path in it of `OWNER/NAME/PATH@REF`, if it is one that can be had here."""
+        place, _, _ = uses.partition("@")
+        owner, _, rest = place.partition("/")
+        short, _, path = rest.partition("/")
+        name = f"{owner}/{short}"
+        if not path:
+            return None
+        if self.toolkit is not None and (self.toolkit.root / path).exists():
+            self.called.add(name)
+        found = self.named(name)
+        return (found, path) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +111,12 @@ def equivalent(uses: str) -> Equivalent:
 
 def checkout(inputs: Mapping[str, str], place: Place) -> Done:
     machine = place.machine
-    wanted = inputs.get("repository") or machine.repository
-    if wanted != machine.repository:
+    wanted = inputs.get("repository") or machine.repository.name
+    repository = machine.named(wanted)
+    if repository is None:
+        known = ", ".join([machine.repository.name, *sorted(machine.called)])
         raise UsageError(
-            f"checkout of {wanted}: expected {machine.repository}, the repository that is rehearsed",
+            f"checkout of {wanted}: expected {known}",
             remedy="rehearse the job that needs no other repository",
         )
     target = place.path(inputs.get("path", ""))
@@ -92,8 +124,8 @@ def checkout(inputs: Mapping[str, str], place: Place) -> Done:
     shallow = [] if depth == "0" else ["--depth", depth]
     if target.exists() and any(target.iterdir()):
         raise CheckFailed(f"checkout into {place.portable(str(target))}: expected an empty directory")
-    _git("clone", "--quiet", *shallow, "--no-tags", machine.snapshot.as_uri(), str(target))
-    ref = inputs.get("ref") or machine.sha
+    _git("clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
+    ref = inputs.get("ref") or repository.sha
     done = _git("-C", str(target), "checkout", "--quiet", "--detach", ref, check=False)
     if done.returncode:
         _git("-C", str(target), "fetch", "--quiet", *shallow, "origin", ref)

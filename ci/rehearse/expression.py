@@ -257,18 +257,32 @@ def evaluate(node: Node, contexts: Mapping[str, Value], functions: Mapping[str, 
     raise AssertionError(node)
 
 
-def calls(node: Node) -> set[str]:
-    """The names of all functions that an expression calls."""
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What an expression needs to be evaluated."""
+
+    contexts: frozenset[str]
+    functions: frozenset[str]
+
+
+def used(node: Node) -> Used:
     match node:
-        case Call(name, arguments):
-            return {name}.union(*map(calls, arguments))
-        case Operation(_, operands):
-            return set().union(*map(calls, operands))
+        case Context(name):
+            return Used(frozenset({name}), frozenset())
+        case Call(name, parts):
+            own, inner = frozenset({name}), parts
+        case Operation(_, parts):
+            own, inner = frozenset(), parts
         case Index(of, key):
-            return calls(of) | calls(key)
+            own, inner = frozenset(), (of, key)
         case Filter(of):
-            return calls(of)
-    return set()
+            own, inner = frozenset(), (of,)
+        case _:
+            return Used(frozenset(), frozenset())
+    found = [used(part) for part in inner]
+    return Used(
+        frozenset().union(*(one.contexts for one in found)), own.union(*(one.functions for one in found))
+    )
 
 
 def embedded(text: str) -> list[str]:
@@ -295,7 +309,7 @@ def condition(text: str, contexts: Mapping[str, Value], functions: Mapping[str, 
             remedy="write it without ${{ }}",
         )
     node = parse(whole[1] if whole else stripped) if stripped else Call("success", ())
-    if not calls(node) & STATUS_FUNCTIONS and not truthy(_call("success", [], functions)):
+    if not used(node).functions & STATUS_FUNCTIONS and not truthy(_call("success", [], functions)):
         return False
     return truthy(evaluate(node, contexts, functions))
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from ci.rehearse import availability
 from provisioning.errors import UsageError
 
-_NOT_HONOURED_HERE = {"permissions", "concurrency", "run-name", "runs-on", "environment"}
+_NOT_HONOURED_HERE = {"concurrency", "run-name", "runs-on", "environment"}
 """These say where a job runs and what it may do on GitHub; here it is this machine and this user."""
 
-_WORKFLOW = {"name", "on", "env", "jobs", "defaults"} | _NOT_HONOURED_HERE
+_WORKFLOW = {"name", "on", "env", "jobs", "defaults", "permissions"} | _NOT_HONOURED_HERE
 _JOB = {
     "name", "needs", "if", "steps", "uses", "with", "secrets", "outputs", "env", "strategy",
-    "timeout-minutes", "continue-on-error",
+    "timeout-minutes", "continue-on-error", "permissions",
 } | _NOT_HONOURED_HERE  # fmt: skip
 _STEP = {
     "id", "name", "if", "uses", "run", "with", "env", "shell", "working-directory",
@@ -62,6 +63,7 @@ class Job:
     uses: str
     inputs: Mapping[str, object]
     outputs: Mapping[str, str]
+    permissions: Mapping[str, str] | None
     env: Mapping[str, object]
     matrix: object
     fail_fast: object
@@ -77,6 +79,8 @@ class Workflow:
     inputs: Mapping[str, Input]
     """Of `workflow_call`."""
     outputs: Mapping[str, str]
+    permissions: Mapping[str, str] | None
+    """None where the file says nothing, and the repository's settings decide."""
     env: Mapping[str, object]
     jobs: Mapping[str, Job]
 
@@ -93,6 +97,7 @@ def read_workflow(root: Path, name: str) -> Workflow:
     """`name` is relative to `root`."""
     data = _read(root, name)
     _known(name, data, _WORKFLOW)
+    availability.check(name, data, availability.WORKFLOW)
     events = data.get("on")
     if isinstance(events, str):
         events = [events]
@@ -116,6 +121,7 @@ def read_workflow(root: Path, name: str) -> Workflow:
         events=events,
         inputs=_inputs(f"{name}: on.workflow_call", call.get("inputs")),
         outputs=_output_values(f"{name}: on.workflow_call", call.get("outputs")),
+        permissions=_permissions(f"{name}: permissions", data.get("permissions")),
         env=_mapping(f"{name}: env", data.get("env", {})),
         jobs=jobs,
     )
@@ -132,6 +138,7 @@ def read_action(root: Path, name: str) -> Action:
     where = f"{name}/{file}".removeprefix("./")
     data = _read(root, where)
     _known(where, data, _ACTION)
+    availability.check(where, data, availability.ACTION)
     runs = _mapping(f"{where}: runs", data.get("runs"))
     if runs.get("using") != "composite":
         raise _wrong(f"{where}: runs.using", "composite", runs.get("using"))
@@ -185,6 +192,7 @@ def _job(where: str, key: str, value: object) -> Job:
         uses=str(data.get("uses", "")),
         inputs=_mapping(f"{where}.with", data.get("with", {})),
         outputs={str(k): str(v) for k, v in _mapping(f"{where}.outputs", data.get("outputs", {})).items()},
+        permissions=_permissions(f"{where}.permissions", data.get("permissions")),
         env=_mapping(f"{where}.env", data.get("env", {})),
         matrix=strategy.get("matrix"),
         fail_fast=strategy.get("fail-fast", True),
@@ -200,7 +208,7 @@ def _steps(where: str, value: object, *, composite: bool) -> tuple[Step, ...]:
     for number, one in enumerate(value, 1):
         place = f"{where}[{number}]"
         data = _mapping(place, one)
-        _known(place, data, _STEP)
+        _known(place, data, _STEP - {"timeout-minutes"} if composite else _STEP)
         if bool(data.get("uses")) == bool(data.get("run")):
             raise _wrong(place, "either uses or run", sorted(data))
         if composite and data.get("run") and not data.get("shell"):
@@ -241,6 +249,37 @@ def _output_values(where: str, value: object) -> dict[str, str]:
         name: str(_mapping(f"{where}.outputs.{name}", one)["value"])
         for name, one in _mapping(f"{where}.outputs", value or {}).items()
     }
+
+
+LEVELS = ("none", "read", "write")
+
+
+def _permissions(where: str, value: object) -> dict[str, str] | None:
+    if value is None:
+        return None
+    found = {scope: str(level) for scope, level in _mapping(where, value).items()}
+    for scope, level in found.items():
+        if level not in LEVELS:
+            raise _wrong(f"{where}.{scope}", f"one of {', '.join(LEVELS)}", level)
+    return found
+
+
+def allowed_in(workflow: Workflow, job: Job) -> Mapping[str, str] | None:
+    """What the token of a job may do."""
+    return workflow.permissions if job.permissions is None else job.permissions
+
+
+def check_permissions(where: str, allowed: Mapping[str, str] | None, called: Workflow) -> None:
+    """A called workflow may not ask for more than its caller has: GitHub refuses to begin such a run."""
+    for job in called.jobs.values() if allowed is not None else ():
+        for scope, level in (allowed_in(called, job) or {}).items():
+            has = (allowed or {}).get(scope, "none")
+            if LEVELS.index(level) > LEVELS.index(has):
+                raise _wrong(
+                    f"{where}.permissions.{scope}",
+                    f"{level}, as {called.path} has in its job {job.id}",
+                    has,
+                )
 
 
 def _condition(value: object) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ci.rehearse import commands, expression
-from ci.rehearse.equivalents import Machine, Place, equivalent
+from ci.rehearse.equivalents import Machine, Place, Repository, equivalent
 from ci.rehearse.expression import Function, Known, Value, as_text, truthy
 from ci.rehearse.model import (
     Action,
@@ -30,6 +30,8 @@ from ci.rehearse.model import (
     Job,
     Step,
     Workflow,
+    allowed_in,
+    check_permissions,
     given_inputs,
     matrix_rows,
     read_action,
@@ -100,12 +102,9 @@ class JobResult:
 class Rehearsal:
     """What all workflows of one rehearsal share."""
 
-    root: Path
-    """A clone of the repository; workflows are read from it."""
     scratch: Path
     machine: Machine
     event: Event
-    sha: str
     env: Mapping[str, str]
     """What a fresh runner's environment has."""
     slots: threading.Semaphore
@@ -122,7 +121,10 @@ class Rehearsal:
 class _Running:
     """A workflow on its way."""
 
+    repository: Repository
     workflow: Workflow
+    caller: Workflow
+    """The one that the event began, which contexts speak of in those that it calls as well."""
     inputs: Mapping[str, Value]
     prefix: str
     chosen: frozenset[str]
@@ -145,10 +147,21 @@ def run_workflow(
     inputs: Mapping[str, Value],
     choice: Choice,
     prefix: str = "",
+    *,
+    repository: Repository | None = None,
+    caller: Workflow | None = None,
 ) -> tuple[list[JobResult], Result, dict[str, str]]:
     """All jobs' results in the file's order, the whole's, and the outputs of a called workflow."""
     chosen = _chosen(workflow, choice)
-    running = _Running(workflow, inputs, prefix, chosen, {name: threading.Event() for name in workflow.jobs})
+    running = _Running(
+        repository=repository or rehearsal.machine.repository,
+        workflow=workflow,
+        caller=caller or workflow,
+        inputs=inputs,
+        prefix=prefix,
+        chosen=chosen,
+        done={name: threading.Event() for name in workflow.jobs},
+    )
     threads = [
         threading.Thread(target=_run_when_ready, args=(rehearsal, running, job, choice), name=job.id)
         for job in workflow.jobs.values()
@@ -228,7 +241,7 @@ def _run_job(rehearsal: Rehearsal, running: _Running, job: Job, choice: Choice) 
     import fnmatch
 
     contexts: dict[str, Value] = {
-        "github": github_context(rehearsal, running.workflow, job.id),
+        "github": github_context(rehearsal, running.caller, job.id),
         "needs": Known(
             "needs",
             {need: {"result": running.results[need], "outputs": running.outputs[need]} for need in job.needs},
@@ -321,14 +334,30 @@ def _call(
     title: str,
 ) -> tuple[list[JobResult], Result, dict[str, str]]:
     """A job that is another workflow."""
-    if not job.uses.startswith(OWN):
-        raise UsageError(f"{job.uses}: expected a workflow of this repository", remedy="rehearse it there")
-    called = read_workflow(rehearsal.root, job.uses[2:])
+    repository, path = called_from(rehearsal, running.repository, job.uses)
+    called = read_workflow(repository.root, path)
     if "workflow_call" not in called.events:
         raise UsageError(f"{called.path} cannot be called", remedy="add `on: workflow_call` to it")
     where = f"{running.workflow.path}: jobs.{job.id}"
+    check_permissions(where, allowed_in(running.workflow, job), called)
     given = given_inputs(where, called.inputs, _expanded(job.inputs, contexts, {}), typed=True)
-    return run_workflow(rehearsal, called, given, choice, f"{running.prefix}{title} / ")
+    prefix = f"{running.prefix}{title} / "
+    return run_workflow(
+        rehearsal, called, given, choice, prefix, repository=repository, caller=running.caller
+    )
+
+
+def called_from(rehearsal: Rehearsal, repository: Repository, uses: str) -> tuple[Repository, str]:
+    """Where a called workflow is: its repository, and its path in it."""
+    if uses.startswith(OWN):
+        return repository, uses[2:]
+    found = rehearsal.machine.used(uses)
+    if found is None:
+        raise UsageError(
+            f"{uses}: expected a workflow of {repository.name} or of this toolkit", remedy="rehearse it there"
+        )
+    rehearsal.say(f"{uses}: this checkout stands in, at {found[0].sha[:12]}")
+    return found
 
 
 def _expanded(value: Any, contexts: Mapping[str, Value], functions: Mapping[str, Function]) -> Any:
@@ -343,7 +372,7 @@ def _expanded(value: Any, contexts: Mapping[str, Value], functions: Mapping[str,
 
 
 def github_context(rehearsal: Rehearsal, workflow: Workflow, job: str) -> Known:
-    event, repository = rehearsal.event, rehearsal.machine.repository
+    event, repository = rehearsal.event, rehearsal.machine.repository.name
     file = f"{repository}/{workflow.path}@{event.ref}"
     return Known(
         "github",
@@ -366,12 +395,12 @@ def github_context(rehearsal: Rehearsal, workflow: Workflow, job: str) -> Known:
             "run_id": "1",
             "run_number": "1",
             "server_url": "https://github.com",
-            "sha": rehearsal.sha,
+            "sha": rehearsal.machine.repository.sha,
             "token": "",
             "triggering_actor": "rehearsal",
             "workflow": workflow.name,
             "workflow_ref": file,
-            "workflow_sha": rehearsal.sha,
+            "workflow_sha": rehearsal.machine.repository.sha,
         },
     )
 
@@ -387,6 +416,8 @@ class _Scope:
     inputs: Mapping[str, Value]
     env: dict[str, str]
     """What the workflow, the job or the using step set."""
+    repository: Repository
+    """What `$/` means here."""
     action: str = ""
     """The composite action's folder."""
     failed: bool = False
@@ -407,6 +438,7 @@ class _JobRun:
         self.job = job
         self.outer = contexts
         self.workflow = running.workflow
+        self.repository = running.repository
         slug = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
         self.home = rehearsal.scratch / slug
         self.workspace = self.home / "workspace"
@@ -424,7 +456,7 @@ class _JobRun:
             folder.mkdir(parents=True, exist_ok=True)
         limit = expression.number(_expanded(self.job.timeout_minutes, self.outer, {}))
         self.deadline = begun + 60 * limit
-        scope = _Scope({}, self.outer["inputs"], {})  # type: ignore[arg-type]
+        scope = _Scope({}, self.outer["inputs"], {}, self.repository)  # type: ignore[arg-type]
         for level in (self.workflow.env, self.job.env):
             scope.env |= self._texts(level, scope)
         with (self.result.log or Path(os.devnull)).open("w", encoding="utf-8") as self.stream:
@@ -461,8 +493,8 @@ class _JobRun:
             env = scope.env | self._texts(step.env, scope)
             if step.run:
                 self._run(step, scope, env, own)
-            elif step.uses.startswith(OWN):
-                self._use_action(step, scope, env, own)
+            elif (found := self._action_of(step.uses, scope)) is not None:
+                self._use_action(step, *found, scope, env, own)
             else:
                 self._use_equivalent(step, scope, own)
             own.outcome = own.conclusion = "success"
@@ -507,16 +539,39 @@ class _JobRun:
         deadline = min(self.deadline, time.monotonic() + 60 * minutes)
         argv = [part.replace("{0}", str(script)) for part in shell]
         code = self._process(argv, where, environ, told, deadline)
-        self.result.annotations += told.annotations
+        self.result.annotations += told.shown()
+        if dropped := told.dropped():
+            self._log(f"GitHub would not show {dropped} more annotations of this step")
         self._collect(files, own)
         if code:
             raise CheckFailed(f"ended with exit code {code}")
 
-    def _use_action(self, step: Step, scope: _Scope, env: dict[str, str], own: StepResult) -> None:
-        home = self.workspace if step.uses.startswith("./") else self._running_commit()
-        action: Action = read_action(home, step.uses[2:])
+    def _action_of(self, uses: str, scope: _Scope) -> tuple[Repository, Path, str] | None:
+        """A composite action that can be expanded: its repository, where that is here, its path there."""
+        if uses.startswith("./"):
+            return scope.repository, self.workspace, uses[2:]
+        if uses.startswith("$/"):
+            return scope.repository, self._downloaded(scope.repository), uses[2:]
+        if (found := self.rehearsal.machine.used(uses)) is None:
+            return None
+        repository, path = found
+        self._log(f"{uses}: this checkout stands in, at {repository.sha[:12]}")
+        return repository, self._downloaded(repository), path
+
+    def _use_action(
+        self,
+        step: Step,
+        repository: Repository,
+        home: Path,
+        path: str,
+        scope: _Scope,
+        env: dict[str, str],
+        own: StepResult,
+    ) -> None:
+        action: Action = read_action(home, path)
         given = given_inputs(step.uses, action.inputs, self._inputs(step, scope), typed=False)
-        inner = _Scope({}, Known(f"inputs of {step.uses}", given), env, str(home / step.uses[2:]))
+        inputs = Known(f"inputs of {step.uses}", given)
+        inner = _Scope({}, inputs, env, repository, str(home / path))
         for one in action.steps:
             self._step(one, inner)
         own.outputs = {name: as_text(self._expand(text, inner)) for name, text in action.outputs.items()}
@@ -541,13 +596,13 @@ class _JobRun:
         own.outputs = dict(done.outputs)
         self.paths = [*done.path, *(p for p in self.paths if p not in done.path)]
 
-    def _running_commit(self) -> Path:
-        """The job's own copy of the repository, as GitHub's runner downloads one for `$/`."""
-        copy = self.home / "actions"
+    def _downloaded(self, repository: Repository) -> Path:
+        """The job's own copy of a repository, as GitHub's runner downloads one for its actions."""
+        copy = self.home / "actions" / repository.name
         if not copy.exists():
-            command = ["git", "archive", "--format=tar", self.rehearsal.sha]
-            archive = subprocess.run(command, cwd=self.rehearsal.root, check=True, capture_output=True)
-            copy.mkdir()
+            command = ["git", "archive", "--format=tar", repository.sha]
+            archive = subprocess.run(command, cwd=repository.root, check=True, capture_output=True)
+            copy.mkdir(parents=True)
             subprocess.run(["tar", "-x"], cwd=copy, input=archive.stdout, check=True)
         return copy
 
@@ -588,11 +643,12 @@ class _JobRun:
 
     def _called(self) -> dict[str, Value]:
         """Of the workflow file that defines the job, which in a called workflow is not the caller's."""
-        repository = self.rehearsal.machine.repository
+        own = self.repository == self.rehearsal.machine.repository
+        ref = self.rehearsal.event.ref if own else self.repository.sha
         return {
-            "workflow_repository": repository,
-            "workflow_sha": self.rehearsal.sha,
-            "workflow_ref": f"{repository}/{self.workflow.path}@{self.rehearsal.event.ref}",
+            "workflow_repository": self.repository.name,
+            "workflow_sha": self.repository.sha,
+            "workflow_ref": f"{self.repository.name}/{self.workflow.path}@{ref}",
             "workflow_file_path": self.workflow.path,
         }
 

@@ -15,14 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.rehearse.equivalents import Machine
+from ci.rehearse.equivalents import Machine, Repository
 from ci.rehearse.expression import Value
-from ci.rehearse.model import Workflow, given_inputs, matrix_rows, read_workflow
+from ci.rehearse.model import Workflow, matrix_rows, read_workflow
 from ci.rehearse.runner import (
     Choice,
     Event,
     JobResult,
     Rehearsal,
+    called_from,
     fresh_environment,
     run_workflow,
 )
@@ -32,7 +33,8 @@ from provisioning.findings import Outcome, Severity, StageRun
 from provisioning.rendering.terminal import rendered, table, terminal_width, wants_colour, write
 from provisioning.settings import ROOT, reports_path
 
-REPOSITORY = "rehearsal/qnn-ci"
+OWNER = "rehearsal"
+TOOLKIT = "qnn-ci"
 DEFAULT_BRANCH = "main"
 LEVELS = {"error": Severity.ERROR, "warning": Severity.WARNING, "notice": Severity.NOTE}
 TAIL = 30
@@ -60,33 +62,41 @@ def rehearse(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> list[JobResult] | None:
     snapshot = scratch / "repository"
     sha, dirty = snapshot_of(root, snapshot, uncommitted=args.uncommitted)
+    own = root == ROOT.resolve()
+    name = f"{OWNER}/{TOOLKIT if own else root.name}"
+    toolkit = None
+    if not own:
+        clone = scratch / "toolkit"
+        toolkit = Repository(TOOLKIT, clone, snapshot_of(ROOT, clone, uncommitted=args.uncommitted)[0])
     if dirty:
         _say(f"note: {dirty} uncommitted changes are not rehearsed; --uncommitted takes them too")
     workflow = read_workflow(snapshot, f".github/workflows/{args.workflow.removesuffix('.yml')}.yml")
-    event = make_event(workflow, args.event, _base(snapshot, args.base), sha, args.ref)
-    if args.list:
-        _list(workflow, snapshot)
-        return None
-    own = ROOT / ".nox" / "rehearsal"
+    event = make_event(workflow, args.event, _base(snapshot, args.base), sha, args.ref, repository=name)
+    cache = ROOT / ".nox" / "rehearsal" / "cache" / root.name
+    machine = Machine(Repository(name, snapshot, sha), cache, scratch / "artifacts", toolkit)
     logs = reports / "rehearsal"
-    shutil.rmtree(logs, ignore_errors=True)
     rehearsal = Rehearsal(
-        root=snapshot,
         scratch=scratch,
-        machine=Machine(snapshot, REPOSITORY, sha, own / "cache", scratch / "artifacts"),
+        machine=machine,
         event=event,
-        sha=sha,
         env=fresh_environment(os.environ, args.env, ROOT / ".nox"),
         slots=threading.Semaphore(args.jobs),
         say=_say,
         keep_logs=logs,
         default_branch=DEFAULT_BRANCH,
     )
+    if args.list:
+        _list(rehearsal, machine.repository, workflow)
+        return None
+    shutil.rmtree(logs, ignore_errors=True)
     _say(f"rehearsing {workflow.path} on {event.name} at {sha[:12]}, base {_base_of(event)}")
     choice = Choice(tuple(args.only), tuple(args.row))
-    inputs: Mapping[str, Value] = {}
-    if event.name == "workflow_dispatch":
-        inputs = given_inputs(workflow.path, workflow.inputs, {}, typed=True)
+    if workflow.events[event.name].get("inputs"):
+        raise UsageError(
+            f"{workflow.path}: inputs of {event.name} cannot be rehearsed", remedy="use another --event"
+        )
+    # Those of a call are there and empty, as on GitHub, where something else began the run.
+    inputs: Mapping[str, Value] = dict.fromkeys(workflow.inputs, "")
     try:
         results, _, _ = run_workflow(rehearsal, workflow, inputs, choice)
     except KeyboardInterrupt:
@@ -138,7 +148,13 @@ def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]
 
 
 def make_event(
-    workflow: Workflow, wanted: str | None, base: str, sha: str, pushed: str | None = None
+    workflow: Workflow,
+    wanted: str | None,
+    base: str,
+    sha: str,
+    pushed: str | None = None,
+    *,
+    repository: str = f"{OWNER}/{TOOLKIT}",
 ) -> Event:
     """What GitHub would send; only the fields that workflows of this repository read."""
     from ci.rehearse import EVENTS
@@ -150,16 +166,16 @@ def make_event(
             f"{workflow.path} does not run on {name or 'any event that can be rehearsed'}",
             remedy=f"use one of: {', '.join(possible) or 'a workflow that calls it'}",
         )
-    repository: Mapping[str, Value] = {
+    described: Mapping[str, Value] = {
         "default_branch": DEFAULT_BRANCH,
-        "full_name": REPOSITORY,
+        "full_name": repository,
         "fork": False,
     }
     main = f"refs/heads/{DEFAULT_BRANCH}"
-    payload: dict[str, Value] = {"repository": repository}
+    payload: dict[str, Value] = {"repository": described}
     if name == "pull_request":
-        branch: Value = {"ref": "rehearsed", "sha": sha, "repo": repository}
-        onto: Value = {"ref": DEFAULT_BRANCH, "sha": base, "repo": repository}
+        branch: Value = {"ref": "rehearsed", "sha": sha, "repo": described}
+        onto: Value = {"ref": DEFAULT_BRANCH, "sha": base, "repo": described}
         payload["pull_request"] = {"number": 1, "draft": False, "head": branch, "base": onto}
         return Event(name, "refs/pull/1/merge", payload, base_ref=DEFAULT_BRANCH, head_ref="rehearsed")
     if name == "merge_group":
@@ -201,7 +217,7 @@ def _base_of(event: Event) -> str:
     return str(event.payload.get("before", "none"))[:12]
 
 
-def _list(workflow: Workflow, snapshot: Path, indent: str = "") -> None:
+def _list(rehearsal: Rehearsal, repository: Repository, workflow: Workflow, indent: str = "") -> None:
     for job in workflow.jobs.values():
         needs = f", needs {', '.join(job.needs)}" if job.needs else ""
         rows = ""
@@ -213,7 +229,8 @@ def _list(workflow: Workflow, snapshot: Path, indent: str = "") -> None:
         for step in job.steps:
             _say(f"{indent}  - {step.title}")
         if job.uses:
-            _list(read_workflow(snapshot, job.uses[2:]), snapshot, indent + "  ")
+            found, path = called_from(rehearsal, repository, job.uses)
+            _list(rehearsal, found, read_workflow(found.root, path), indent + "  ")
 
 
 def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> int:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from provisioning.findings import Outcome, Report
-from provisioning.settings import ROOT
+from provisioning.findings import Outcome
+from tests.support import rehearsed
+from tests.support.rehearsed import Rehearsed
 
 pytestmark = pytest.mark.heavy
 
@@ -20,38 +16,8 @@ ROW = "validate"
 """The only row of the gate that is run here; `nox -s rehearse -- pr` runs them all."""
 
 
-@dataclass(frozen=True)
-class Rehearsed:
-    code: int
-    output: str
-    report: Report
-    logs: Path
-
-    @property
-    def jobs(self) -> dict[str, dict[str, Any]]:
-        jobs: Any = self.report.metrics["jobs"]
-        return {job["name"]: job for job in jobs if job["result"] != "left out"}
-
-    def results(self) -> dict[str, str]:
-        return {name: job["result"] for name, job in self.jobs.items()}
-
-
 def rehearse(reports: Path, *flags: str) -> Rehearsed:
-    command = [sys.executable, "-m", "ci", "rehearse", "pr", "--row", ROW, "--base", "none"]
-    command += ["--reports", str(reports), *flags]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "QNN_"))}
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return Rehearsed(
-        done.returncode, done.stdout, Report.read(reports / "rehearse.json"), reports / "rehearsal"
-    )
+    return rehearsed.rehearse(reports, "pr", "--row", ROW, "--base", "none", *flags)
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +70,11 @@ def test_the_annotations_of_a_failing_stage_are_its_findings(red: Rehearsed) -> 
 
 def test_a_failing_stage_still_has_its_summary_and_its_reports(red: Rehearsed) -> None:
     assert "❌" in red.jobs[f"gate / {ROW}"]["summary"]
-    log = (red.logs / f"gate___{ROW}.log").read_text(encoding="utf-8")
-    assert f"files as reports-{ROW}" in log
+    assert f"files as reports-wheels-{ROW}" in red.log(f"gate / {ROW}")
 
 
 def test_a_pull_request_verifies_what_main_cached_and_saves_nothing(red: Rehearsed) -> None:
-    log = (red.logs / "gate___provision.log").read_text(encoding="utf-8")
+    log = red.log("gate / provision")
     assert "restored the cache qnn-ci-store-" in log
     assert ": whole (" in log
     assert "saved the cache" not in log

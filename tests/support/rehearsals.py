@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.rehearse.equivalents import Machine
+from ci.rehearse.equivalents import Machine, Repository
 from ci.rehearse.expression import Value
 from ci.rehearse.model import read_workflow
 from ci.rehearse.runner import Choice, JobResult, Rehearsal, fresh_environment, run_workflow
@@ -30,12 +30,12 @@ def repository(root: Path, files: Mapping[str, str]) -> Path:
     """A git repository at `root` with these files committed."""
     write(root, files)
     initial = ["init", "--quiet", "--initial-branch=main"]
-    for command in (initial, ["add", "--all"], [*_WHO, "commit", "--quiet", "-m", "x"]):
+    for command in (initial, ["add", "--all"], [*IDENTITY, "commit", "--quiet", "-m", "x"]):
         subprocess.run(["git", *command], cwd=root, check=True, capture_output=True)
     return root
 
 
-_WHO = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+IDENTITY = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
 
 
 def rehearsal(
@@ -48,13 +48,11 @@ def rehearsal(
         sha, _ = snapshot_of(root, snapshot, uncommitted=False)
     said: list[str] = []
     event = make_event(read_workflow(snapshot, WORKFLOW), None, "0" * 40, sha)
-    machine = Machine(snapshot, "o/r", sha, scratch / "cache", scratch / "artifacts")
+    machine = Machine(Repository("o/r", snapshot, sha), scratch / "cache", scratch / "artifacts")
     return Rehearsal(
-        root=snapshot,
         scratch=scratch / "jobs",
         machine=machine,
         event=event,
-        sha=sha,
         env=fresh_environment({"PATH": "/usr/bin:/bin", "HOME": str(scratch)}, env, Path("/nowhere")),
         slots=threading.Semaphore(slots),
         say=said.append,
@@ -79,7 +77,7 @@ def rehearse(
     root = tmp_path / "origin"
     (repository if git else write)(root, every)
     made = rehearsal(root, tmp_path / "scratch", env=env, slots=slots, git=git)
-    read = read_workflow(made.root, WORKFLOW)
+    read = read_workflow(made.machine.repository.root, WORKFLOW)
     results, _, _ = run_workflow(made, read, inputs or {}, choice or Choice())
     return {result.name: result for result in results}
 

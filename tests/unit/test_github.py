@@ -6,6 +6,7 @@ import argparse
 import datetime as dt
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ci.github import place, plan, release, setup, stage, verdict
 from ci.rehearse.commands import pairs
 from provisioning.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
 from provisioning.findings import Outcome, StageRun
-from provisioning.settings import MANIFESTS
+from provisioning.settings import MANIFESTS, ROOT
 from tests.support.rehearsals import repository
 
 ROWS = {
@@ -43,7 +44,7 @@ EVERYWHERE = ("noxfile.py",)
 def test_a_change_decides_which_rows_run(
     occasion: str, changed: list[str] | None, expected: list[str]
 ) -> None:
-    chosen, reasons = plan.choose(ROWS, EVERYWHERE, occasion, changed, plan.Having("wheels", False))
+    chosen, reasons = plan.choose(ROWS, EVERYWHERE, occasion, changed, plan.Having("wheels"))
     assert list(chosen) == expected
     assert list(reasons) == list(ROWS)
 
@@ -63,10 +64,10 @@ def test_a_row_whose_needs_are_not_met_is_left_out_and_says_why(having: plan.Hav
 
 def test_a_row_with_shards_is_a_job_for_each() -> None:
     row = plan.Row(stage="test_delegate", minutes=9, arguments="-x", shards=2, provision=True)
-    assert list(plan.jobs_of("delegate", row, "gate", "")) == [
+    assert list(plan.jobs_of("delegate", row, "gate", "", plan.Having("wheels"))) == [
         {
             "name": f"delegate {n}/2",
-            "artifact": f"reports-delegate-{n}-of-2",
+            "artifact": f"reports-wheels-delegate-{n}-of-2",
             "stage": "test_delegate",
             "arguments": f"-x --shard {n}/2",
             "minutes": 9,
@@ -79,8 +80,100 @@ def test_a_row_with_shards_is_a_job_for_each() -> None:
 
 def test_a_row_of_the_suite_is_split_as_nox_s_matrix_says() -> None:
     row = plan.Row(stage="test_lowering", minutes=9, suite=1)
-    (job,) = plan.jobs_of("lowering", row, "gate", "")
+    (job,) = plan.jobs_of("lowering", row, "gate", "", plan.Having("wheels"))
     assert (job["name"], job["arguments"]) == ("lowering 1/1", "--tag pr --shard 1/1")
+
+
+@pytest.fixture
+def adopter(tmp_path: Path) -> dict[str, str]:
+    """What gate.yml gives `plan` for a repository with two models of its own."""
+    suite = tmp_path / "source" / "ci" / "my models.toml"
+    suite.parent.mkdir(parents=True)
+    runs = '[[case.{0}.run]]\nscheme = "{1}"\nsocs = ["SM8650"]\ntags = ["{2}"]\nthresholds.cosine = 0.9\n'
+    suite.write_text(
+        "schema = 1\n"
+        + "".join(
+            f'[case.{name}]\nfactory = "m:f"\n{runs.format(name, scheme, tag)}'
+            for name, scheme, tag in (("one", "fp16", "pr"), ("two", "8a8w", "nightly"))
+        )
+    )
+    return {
+        "GITHUB_WORKSPACE": str(tmp_path),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "QNN_CI_SOURCE": "source",
+        "QNN_CI_SUITE": "ci/my models.toml",
+        "QNN_CI_OWN": "false",
+    }
+
+
+def planned(environ: dict[str, str]) -> list[dict[str, str]]:
+    assert plan.run(environ) == 0
+    jobs: list[dict[str, str]] = json.loads(pairs(Path(environ["GITHUB_OUTPUT"]))["jobs"])
+    return jobs
+
+
+def test_another_repository_gets_its_own_models_and_nothing_about_the_toolkit(
+    adopter: dict[str, str],
+) -> None:
+    jobs = planned(adopter)
+    assert [job["name"] for job in jobs] == [
+        "validate",
+        *("lowering 1/2", "lowering 2/2", "emulator 1/2", "emulator 2/2"),
+    ]
+    relative = os.path.relpath(Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml"), ROOT)
+    assert shlex.split(jobs[1]["arguments"]) == ["--suite", relative, "--shard", "1/2"]
+
+
+def test_tags_and_chips_choose_among_its_models(adopter: dict[str, str]) -> None:
+    jobs = planned(
+        {**adopter, "QNN_CI_TAGS": "pr", "QNN_CI_SOC": "SM8650, SM8750", "QNN_CI_STAGES": "emulator"}
+    )
+    assert [job["name"] for job in jobs] == ["emulator 1/2", "emulator 2/2"]
+    assert shlex.split(jobs[0]["arguments"])[2:] == ["--tag", "pr", "--shard", "1/2"]
+
+
+def test_two_calls_of_the_gate_in_one_run_upload_under_different_names(adopter: dict[str, str]) -> None:
+    first = {job["artifact"] for job in planned(adopter)}
+    second = {job["artifact"] for job in planned({**adopter, "QNN_CI_PROFILE": "qnn-2.37"})}
+    assert first.isdisjoint(second)
+    assert "reports-wheels-my-models-lowering-1-of-2" in first
+
+
+@pytest.mark.parametrize("name", ["none.toml", "../outside.toml", "/etc/hostname"])
+def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
+    adopter: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "outside.toml").write_text("schema = 1\n")
+    with pytest.raises(UsageError, match="there is no such file in the calling repository"):
+        plan.run({**adopter, "QNN_CI_SUITE": name})
+
+
+@pytest.mark.parametrize("stages", ["lint", "test_delegate", "compat", "test_lowering"])
+def test_what_another_repository_names_is_run_there_too(adopter: dict[str, str], stages: str) -> None:
+    assert planned({**adopter, "QNN_CI_STAGES": stages, "QNN_CI_SUITE": ""})
+
+
+@pytest.mark.parametrize("stages", ["buck_parity", "validate, build_x86"])
+def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
+    adopter: dict[str, str], stages: str
+) -> None:
+    with pytest.raises(UsageError, match="was named, and needs the input executorch"):
+        plan.run({**adopter, "QNN_CI_STAGES": stages})
+
+
+def test_what_is_wrong_with_a_suite_is_in_the_error(adopter: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "source" / "ci" / "my models.toml").write_text("schema = 2\n")
+    with pytest.raises(UsageError, match=r"my models\.toml: schema: expected input should be 1"):
+        plan.run(adopter)
+
+
+def test_a_suite_that_a_change_does_not_concern_is_said_to_be_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "suite_matrix", lambda *_: [])
+    environ = {"QNN_CI_STAGES": "validate, lowering", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    assert [job["name"] for job in planned(environ)] == ["validate"]
+    assert "lowering       left out: the change concerns no program" in capsys.readouterr().out
 
 
 def test_the_table_is_read_strictly(tmp_path: Path) -> None:
@@ -120,6 +213,8 @@ def test_the_caches_key_follows_the_manifests_and_the_selection(tmp_path: Path) 
         (tmp_path / name).write_bytes((MANIFESTS / name).read_bytes())
     keys = {place.cache_key(WANTED, tmp_path)}
     keys.add(place.cache_key(place.Wanted("wheels", (), ("aarch64-android",), ("SM8650",)), tmp_path))
+    two = [place.Wanted("wheels", (), order, ()) for order in (("a", "b"), ("b", "a"))]
+    assert place.cache_key(two[0]) == place.cache_key(two[1])
     with (tmp_path / "profiles" / "wheels.toml").open("a") as stream:
         stream.write("# changed\n")
     keys.add(place.cache_key(WANTED, tmp_path))
@@ -150,7 +245,7 @@ def test_inputs_become_flags_whatever_separates_them() -> None:
     )
     assert wanted.flags() == [
         *("--component", "qnn-sdk"),
-        *("--target", "aarch64-android", "--target", "x86_64-linux"),
+        *("--target", "x86_64-linux", "--target", "aarch64-android"),
     ]
 
 

@@ -395,6 +395,97 @@ def test_hash_files_depends_on_content_and_is_empty_for_none(tmp_path: Path) -> 
     assert hash_files(tmp_path, "*.txt", "!a.txt") == ""
 
 
+# Another repository that uses the toolkit
+
+GATE = """
+    name: Gate
+    on: {workflow_call: {inputs: {word: {type: string, default: none}}}}
+    permissions: {}
+    jobs:
+      look:
+        permissions: {contents: read}
+        steps:
+          - uses: actions/checkout@0123456789abcdef0123456789abcdef01234567
+            with: {repository: "${{ job.workflow_repository }}", ref: "${{ job.workflow_sha }}", path: tool}
+          - {uses: actions/checkout@0123456789abcdef0123456789abcdef01234567, with: {path: source}}
+          - {uses: $/act, with: {word: "${{ inputs.word }}"}}
+          - run: test "$(cat tool/who) $(cat source/who)" = "toolkit adopter"
+          - run: >-
+              test "${{ github.repository }} ${{ github.workflow }} ${{ job.workflow_repository }}"
+              = "rehearsal/origin QNN some/tool"
+    """
+ACT = """
+    inputs: {word: {}}
+    runs:
+      using: composite
+      steps:
+        - {uses: $/inner}
+        - {shell: bash, run: 'test "$(cat "$GITHUB_ACTION_PATH/../who")" = toolkit'}
+    """
+INNER = "runs: {using: composite, steps: [{shell: bash, run: 'echo inner $GITHUB_ACTION_PATH'}]}"
+
+
+def adopting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: str) -> tuple[int, Report]:
+    tool = repository(
+        tmp_path / "tool",
+        {
+            ".github/workflows/gate.yml": GATE,
+            "act/action.yml": ACT,
+            "inner/action.yml": INNER,
+            "who": "toolkit\n",
+        },
+    )
+    root = repository(
+        tmp_path / "origin",
+        {
+            ".github/workflows/w.yml": f"""
+            name: QNN
+            on: [pull_request]
+            permissions: {{}}
+            jobs:
+              qnn: {{permissions: {{contents: read}}, {uses}}}
+            """,
+            "who": "adopter\n",
+        },
+    )
+    monkeypatch.setattr("ci.rehearse.verb.ROOT", tool)
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    reports = tmp_path / "reports"
+    code = verb.run(parser.parse_args(["w", "--root", str(root), "--reports", str(reports)]))
+    return code, Report.read(reports / "rehearse.json")
+
+
+def test_a_called_workflow_of_the_toolkit_finds_its_own_files_and_the_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = adopting(tmp_path, monkeypatch, f"uses: some/tool/.github/workflows/gate.yml@{SHA}")
+    assert code == 0, capsys.readouterr().out
+    assert "this checkout stands in" in capsys.readouterr().out
+
+
+def test_an_action_of_the_toolkit_is_expanded_from_its_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _ = adopting(tmp_path, monkeypatch, f"steps: [{{uses: some/tool/act@{SHA}}}]")
+    assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        f"uses: some/tool/.github/workflows/none.yml@{SHA}",
+        f"steps: [{{uses: some/other@{SHA}}}]",
+        f"steps: [{{uses: actions/checkout@{SHA}, with: {{repository: some/other}}}}]",
+    ],
+)
+def test_what_neither_repository_has_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: str
+) -> None:
+    with pytest.raises(UsageError):
+        adopting(tmp_path, monkeypatch, uses)
+
+
 # The verb itself
 
 

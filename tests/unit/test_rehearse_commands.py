@@ -98,3 +98,12 @@ def test_commands_that_github_withdrew_fail() -> None:
 )
 def test_a_step_may_not_set_the_runners_own_variables(name: str, forbidden: bool) -> None:
     assert bool(FORBIDDEN.match(name)) is forbidden
+
+
+def test_of_a_steps_annotations_only_ten_of_a_level_are_shown() -> None:
+    told = Told()
+    for number in range(12):
+        told.hear(f"::error::{number}")
+    told.hear("::notice::last")
+    assert [one.message for one in told.shown()] == [*map(str, range(10)), "last"]
+    assert told.dropped() == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.rehearse.model import Input, given_inputs, matrix_rows, read_action, read_workflow
+from ci.rehearse.model import Input, check_permissions, given_inputs, matrix_rows, read_action, read_workflow
 from provisioning.errors import UsageError
 
 STEP = "steps: [{run: 'true'}]"
@@ -94,3 +94,65 @@ def test_an_actions_inputs_are_text() -> None:
 def test_inputs_that_do_not_fit_are_errors(given: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         given_inputs("x", DECLARED, given, typed=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("env: {T: '${{ runner.temp }}'}\njobs: {a: {steps: [{run: x}]}}", "env.T: expected"),
+        ("concurrency: '${{ matrix.x }}'\njobs: {a: {steps: [{run: x}]}}", "found matrix"),
+        ("jobs: {a: {if: matrix.x, steps: [{run: x}]}}", "jobs.a.if: expected"),
+        ("jobs: {a: {if: env.X == '', steps: [{run: x}]}}", "found env"),
+        ("jobs: {a: {env: {X: '${{ steps.s.outputs.x }}'}, steps: [{run: x}]}}", "found steps"),
+        ("jobs: {a: {timeout-minutes: '${{ env.X }}', steps: [{run: x}]}}", "found env"),
+        ("jobs: {a: {name: 'x ${{ always() }}', steps: [{run: x}]}}", "found always()"),
+        ("jobs: {a: {steps: [{if: secrets.X != '', run: x}]}}", "found secrets"),
+        ("jobs: {a: {steps: [{run: 'x ${{ success() }}'}]}}", "found success()"),
+        ("jobs: {a: {uses: ./x.yml, with: {y: '${{ env.X }}'}}}", "jobs.a.with.y: expected"),
+        ("jobs: {a: {strategy: {matrix: {x: ['${{ runner.os }}']}}, steps: [{run: x}]}}", "found runner"),
+        ("jobs: {a: {permissions: {contents: '${{ inputs.x }}'}, steps: [{run: x}]}}", "no expression"),
+    ],
+)
+def test_an_expression_where_github_has_no_such_context_is_refused(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_workflow(workflow(tmp_path, f"on: push\n{text}"), "w.yml")
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("runs: {using: composite, steps: [{if: secrets.X, shell: bash, run: x}]}", "found secrets"),
+        (
+            "runs: {using: composite, steps: [{shell: bash, run: x, env: {N: '${{ needs.a }}'}}]}",
+            "found needs",
+        ),
+        ("runs: {using: composite, steps: [{shell: bash, run: x, timeout-minutes: 3}]}", "timeout-minutes"),
+        ("inputs: {a: {default: '${{ steps.x }}'}}\nruns: {using: composite, steps: []}", "found steps"),
+    ],
+)
+def test_a_composite_action_has_fewer_contexts(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "action.yml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_action(tmp_path, ".")
+    assert says in caught.value.message
+
+
+CALLED = "on: workflow_call\npermissions: {}\njobs: {x: {permissions: {contents: read}, steps: [{run: x}]}}"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "refused"),
+    [({"contents": "read"}, False), ({"contents": "write"}, False), ({}, True), ({"actions": "read"}, True)],
+)
+def test_a_called_workflow_may_not_do_more_than_its_caller(
+    tmp_path: Path, allowed: dict[str, str], refused: bool
+) -> None:
+    called = read_workflow(workflow(tmp_path, CALLED), "w.yml")
+    if not refused:
+        check_permissions("here", allowed, called)
+        return
+    with pytest.raises(UsageError, match=r"permissions\.contents: expected read.* found none"):
+        check_permissions("here", allowed, called)

@@ -18,7 +18,15 @@ from ci import github as verb
 from ci.github import plan
 from ci.lint import tracked_files
 from ci.rehearse.equivalents import EQUIVALENTS
-from ci.rehearse.model import Action, Step, Workflow, read_action, read_workflow
+from ci.rehearse.model import (
+    Action,
+    Step,
+    Workflow,
+    allowed_in,
+    check_permissions,
+    read_action,
+    read_workflow,
+)
 from provisioning.settings import MANIFESTS, ROOT
 
 if sys.version_info >= (3, 11):
@@ -31,6 +39,7 @@ FILES = sorted([*GITHUB.glob("workflows/*.yml"), *GITHUB.glob("actions/*/action.
 PINS = tomllib.loads((MANIFESTS / "actions.toml").read_text(encoding="utf-8"))
 
 NOX_IN_ACTIONS = 'nox -f "${QNN_CI_TOOLKIT:-$GITHUB_ACTION_PATH/../../..}/noxfile.py" '
+NOX_IN_GATE = "nox -f toolkit/noxfile.py "
 BOOTSTRAP = (
     "python -m pip install --quiet --require-hashes --no-deps"
     ' --requirement "$GITHUB_ACTION_PATH/../../../manifests/locks/nox.txt"'
@@ -102,6 +111,11 @@ def each_step(placed: list[Placed]) -> pytest.MarkDecorator:
 def test_there_is_something_to_check() -> None:
     assert set(workflows()) == {"gate.yml", "nightly.yml", "pr.yml", "release.yml", "update-pins.yml"}
     assert set(actions()) == {"setup-nox", "setup-ndk", "setup-qnn", "run-stage"}
+
+
+def test_no_file_is_out_of_the_sight_of_lint_and_of_these_tests() -> None:
+    unseen = {path for path in GITHUB.rglob("*") if path.suffix in (".yml", ".yaml")} - set(FILES)
+    assert unseen == set()
 
 
 # Pins
@@ -188,7 +202,7 @@ def test_what_is_run_is_one_line_that_calls_an_existing_session(placed: Placed) 
     if placed.where.startswith("setup-nox:"):
         assert run == BOOTSTRAP
         return
-    line = run.replace(NOX_IN_ACTIONS, "nox ", 1)
+    line = run.replace(NOX_IN_ACTIONS, "nox ", 1).replace(NOX_IN_GATE, "nox ", 1)
     match = re.fullmatch(r"nox -s (\w+)(?: -- ([\w-]+(?: [\w-]+)*))?", line)
     assert match is not None, run
     assert match[1] in sessions()
@@ -232,6 +246,58 @@ def test_no_job_of_the_gate_can_be_skipped_or_fail_unseen() -> None:
 
 def test_no_step_of_an_action_may_fail_unseen() -> None:
     assert all(step.continue_on_error is False for a in actions().values() for step in a.steps)
+
+
+def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
+    for name, workflow in workflows().items():
+        for job in workflow.jobs.values():
+            if job.uses:
+                called = workflows()[job.uses.rpartition("/")[2]]
+                check_permissions(f"{name}: {job.id}", allowed_in(workflow, job), called)
+
+
+def test_a_caller_and_what_it_calls_never_wait_for_each_other() -> None:
+    """Which they would, and be cancelled, with the same group."""
+    groups = [raw(path)["concurrency"]["group"].partition("$")[0] for path in GITHUB.glob("workflows/*.yml")]
+    assert len(set(groups)) == len(groups)
+
+
+def test_calls_of_the_gate_in_one_run_are_told_apart() -> None:
+    gate = raw(GITHUB / "workflows" / "gate.yml")
+    deciding = set(gate[True]["workflow_call"]["inputs"]) - {"accept-licences", "executorch"}
+    assert deciding <= set(re.findall(r"inputs\.([a-z-]+)", gate["concurrency"]["group"]))
+
+
+def test_a_merge_queues_run_is_never_cancelled_by_the_next() -> None:
+    from ci.rehearse.expression import Value, expand
+
+    for name in ("pr.yml", "gate.yml"):
+        concurrency = raw(GITHUB / "workflows" / name)["concurrency"]
+        groups = set()
+        for sha in ("a", "b"):
+            github: Value = {"event_name": "merge_group", "workflow": "w", "sha": sha, "event": {}}
+            contexts: dict[str, Value] = {"github": github, "inputs": {}}
+            groups.add(expand(concurrency["group"], contexts, {}))
+            assert expand(concurrency["cancel-in-progress"], contexts, {}) is False
+        assert len(groups) == 2, name
+
+
+@each_step([p for p in ALL_STEPS if p.step.uses.startswith("actions/upload-artifact@")])
+def test_what_is_uploaded_is_kept_for_a_stated_time_and_under_a_name_of_its_own(placed: Placed) -> None:
+    assert 1 <= int(str(placed.step.inputs["retention-days"])) <= 90
+    assert placed.step.inputs.get("overwrite", False) is False
+    if placed.where.startswith("run-stage:"):
+        assert "inputs.artifact" in str(placed.step.inputs["name"])
+
+
+def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
+    having = plan.Having("qnn-2.37", executorch=True)
+    rows = plan.load_table().row.items()
+    made = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", "", having)]
+    for key in ("name", "artifact"):
+        values = [job[key] for job in made]
+        assert len(set(values)) == len(values)
+    assert len(made) <= 256, "more than a matrix may have"
 
 
 # Caches
@@ -307,7 +373,7 @@ def test_the_paths_of_rows_exist() -> None:
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
     used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
-    (job,) = plan.jobs_of("x", plan.Row(stage="lint", minutes=1), "gate", "")
+    (job,) = plan.jobs_of("x", plan.Row(stage="lint", minutes=1), "gate", "", plan.Having("wheels"))
     assert used == set(job)
 
 
@@ -343,12 +409,21 @@ def test_an_actions_example_is_a_step_that_it_takes(name: str) -> None:
 def test_the_adopters_example_calls_the_gate_with_inputs_that_it_has(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     (example,) = [e for e in re.findall(r"```yaml\n(.*?)```", text, re.S) if "workflows/gate.yml@" in e]
-    assert len(example.strip().splitlines()) <= 12
+    assert len(example.strip().splitlines()) <= 10
     (job,) = yaml.safe_load(example)["jobs"].values()
-    gate = workflows()["gate.yml"]
-    assert set(job["with"]) <= set(gate.inputs)
-    known = {*plan.load_table().row, *(row.stage for row in plan.load_table().row.values())}
-    assert set(job["with"]["stages"].replace(",", " ").split()) <= known
+    assert set(job["with"]) <= set(workflows()["gate.yml"].inputs)
+
+
+def test_the_adopters_example_is_the_same_wherever_it_is_shown() -> None:
+    pages = [(ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/github.md")]
+    assert len({re.findall(r"```yaml\n(name: QNN\n.*?)```", text, re.S)[0] for text in pages}) == 1
+
+
+def test_the_page_has_the_gates_inputs_with_their_descriptions() -> None:
+    text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+?) \| (?:`.+?`)? ?\|$", text, re.M))
+    inputs = raw(GITHUB / "workflows" / "gate.yml")[True]["workflow_call"]["inputs"]
+    assert rows == {name: one["description"] for name, one in inputs.items()}
 
 
 def test_the_page_names_every_workflow_action_and_input_of_the_gate() -> None:

@@ -1,0 +1,89 @@
+"""Another repository gates its own models with the workflow that the README shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioning.settings import ROOT
+from tests.support.rehearsals import repository
+from tests.support.rehearsed import Rehearsed, example, rehearse
+
+pytestmark = pytest.mark.heavy
+
+SUITE = """
+    schema = 1
+
+    [case.sums]
+    factory = "sums:net"
+    {budget}
+
+    [[case.sums.run]]
+    scheme = "fp16"
+    socs = ["SM8550"]
+    tags = ["pr"]
+    thresholds = {{ cosine = 0.99 }}
+    """
+MODEL = """
+    import torch
+    import words
+
+
+    class Sums(torch.nn.Module):
+        def forward(self, x):
+            return {formula} * words.FACTOR
+
+
+    def net():
+        return Sums().eval(), lambda generator: (torch.rand(1, 32, generator=generator) + 1,)
+    """
+WORDS = "FACTOR = 2.0\n"
+
+
+def adopter(root: Path, formula: str = "(x + x)") -> Path:
+    """A repository with one small model, its suite, and the README's workflow."""
+    workflow = example(ROOT / "README.md", "name: QNN\n")
+    return repository(
+        root,
+        {
+            ".github/workflows/qnn.yml": workflow,
+            "ci/models.toml": SUITE.format(budget="cpu_budget = 0"),
+            "ci/sums.py": MODEL.format(formula=formula),
+            "ci/words.py": WORDS,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def green(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    scratch = tmp_path_factory.mktemp("green")
+    root = adopter(scratch / "models")
+    return rehearse(scratch / "reports", "qnn", "--root", str(root))
+
+
+def test_the_readmes_ten_lines_gate_another_repositorys_models(green: Rehearsed) -> None:
+    jobs = ("plan", "provision", "validate", "lowering 1/2", "lowering 2/2", "emulator 1/2", "emulator 2/2")
+    expected = {f"qnn / {name}": "success" for name in (*jobs, "verdict")}
+    assert (green.code, green.results()) == (0, expected), green.output
+
+
+def test_its_models_are_lowered_for_the_chips_that_it_named(green: Rehearsed) -> None:
+    logs = green.log("qnn / lowering 1/2") + green.log("qnn / lowering 2/2")
+    assert "sums/fp16/SM8650" in logs
+    assert "sums/fp16/SM8750" in logs
+    assert "SM8550" not in logs
+
+
+def test_nothing_about_the_toolkit_itself_is_run_there(green: Rehearsed) -> None:
+    summary = green.jobs["qnn / plan"]["summary"]
+    assert "| lint | left out: it is about the toolkit, and not named in stages |" in summary
+
+
+def test_its_model_that_leaves_the_npu_makes_its_verdict_red(green: Rehearsed, tmp_path: Path) -> None:
+    root = adopter(tmp_path / "models", "torch.erf(x)")
+    red = rehearse(tmp_path / "reports", "qnn", "--root", str(root), "--row", "lowering 1/2")
+    assert red.code == 1, red.output
+    assert red.results()["qnn / lowering 1/2"] == "failure"
+    assert red.results()["qnn / verdict"] == "failure"
+    assert any("lowering-cpu-operator" in one for one in red.jobs["qnn / lowering 1/2"]["annotations"])

@@ -1,0 +1,96 @@
+"""The tools that read workflows, actions and shell are really run by lint, and see what is planted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioning.settings import MANIFESTS, ROOT
+
+GATE = ".github/workflows/gate.yml"
+ACTION = ".github/actions/run-stage/action.yml"
+CHECKS = ("zizmor", "workflows", "actions", "shell")
+
+PR = ".github/workflows/pr.yml"
+RELEASE = ".github/workflows/release.yml"
+CREDENTIALS = "          fetch-depth: 0\n          persist-credentials: false\n"
+PINNED = "actions/checkout@de0fac2e4500dabe0009e67214ff5f5447ce83dd # v6.0.2"
+PLAN = "run: nox -f toolkit/noxfile.py -s github -- plan"
+
+FAULTS = [
+    ("zizmor", GATE, CREDENTIALS, "", "artipacked"),
+    ("zizmor", GATE, PINNED, "actions/checkout@v6", "unpinned-uses"),
+    ("zizmor", GATE, PLAN, "run: echo ${{ github.head_ref }}", "template-injection"),
+    ("zizmor", PR, "  pull_request:\n", "  pull_request_target:\n", "dangerous-triggers"),
+    ("zizmor", RELEASE, "permissions: {}\n", "permissions: write-all\n", "excessive-permissions"),
+    ("workflows", GATE, "    timeout-minutes: 15\n", "    timeout-minute: 15\n", "timeout-minute"),
+    ("workflows", PR, "  merge_group:\n", "  merge_groups:\n", "merge_groups"),
+    ("actions", ACTION, "  using: composite\n", "  using: composit\n", "composit"),
+    ("actions", ACTION, "      shell: bash\n", "      timeout-minutes: 3\n", "timeout-minutes"),
+    ("shell", ACTION, "-s github -- stage", "-s github -- $STAGE", "SC2086"),
+]
+"""The check, a file, what stands there, what is planted instead, and what the tool says of it."""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the environment that `nox -s lint` has."""
+    home = tmp_path_factory.mktemp("lint") / "environment"
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    subprocess.run([*uv, "venv", "--python", sys.executable, str(home)], check=True)
+    python = home / "bin" / "python"
+    locked = ["--require-hashes", "--no-deps", "-r", str(MANIFESTS / "locks" / "lint.txt")]
+    subprocess.run([*uv, "pip", "install", "--python", str(python), *locked], check=True)
+    return python
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    root = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(root)], check=True)
+    return root
+
+
+def lint(python: Path, clone: Path, *checks: str) -> tuple[int, str]:
+    flags = [part for check in checks for part in ("--only", check)]
+    done = subprocess.run(
+        [str(python), "-m", "ci", "lint", *flags],
+        cwd=clone,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_what_is_committed_passes(python: Path, clone: Path) -> None:
+    code, output = lint(python, clone, *CHECKS)
+    assert code == 0, output
+    assert [line.split()[:2] for line in output.splitlines()[: len(CHECKS)]] == [
+        ["ok", check] for check in CHECKS
+    ]
+
+
+@pytest.mark.parametrize(("check", "file", "good", "bad", "says"), FAULTS, ids=[fault[4] for fault in FAULTS])
+def test_what_is_planted_is_found(
+    python: Path, clone: Path, check: str, file: str, good: str, bad: str, says: str
+) -> None:
+    path = clone / file
+    text = path.read_text(encoding="utf-8")
+    assert good in text
+    path.write_text(text.replace(good, bad, 1), encoding="utf-8")
+    code, output = lint(python, clone, check)
+    assert code == 1, output
+    assert f"FAIL {check}" in output
+    assert says in output
+
+
+def test_a_careless_script_is_found(python: Path, clone: Path) -> None:
+    (clone / "careless").write_text("#!/usr/bin/env bash\ncd $1\nrm -rf $2/*\n", encoding="utf-8")
+    code, output = lint(python, clone, "shell")
+    assert code == 1, output
+    assert "SC2164" in output

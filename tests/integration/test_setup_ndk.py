@@ -1,0 +1,119 @@
+"""The action setup-ndk in another repository's job: fetched from a server, or a directory of the user's."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provisioning.settings import ROOT
+from tests.support.http_server import FileServer
+from tests.support.rehearsals import IDENTITY, repository
+from tests.support.rehearsed import Rehearsed, filled, rehearse
+from tests.support.sdk_archives import write_zip
+
+REVISION = "26.2.11394342"
+FILES = {
+    "source.properties": f"Pkg.Desc = Android NDK\nPkg.Revision = {REVISION}\n".encode(),
+    "build/cmake/android.toolchain.cmake": b"# a toolchain\n",
+    "toolchains/llvm/prebuilt/linux-x86_64/bin/clang": b"#!/bin/sh\necho clang\n",
+}
+PROFILE = """
+schema = 1
+name = "small"
+summary = "An NDK of three files."
+
+[host]
+python = {{ floor = "3.10", recommended = "3.11" }}
+
+[components.android-ndk]
+version = "{revision}"
+[components.android-ndk.licence]
+id = "android-sdk"
+title = "Android Software Development Kit License Agreement"
+url = "https://developer.android.com/studio/terms"
+
+[[components.android-ndk.parts]]
+name = "ndk"
+[components.android-ndk.parts.source]
+type = "archive"
+url = "{url}"
+strip = "android-ndk-r26c/"
+sha256 = "{sha256}"
+"""
+WORKFLOW = """
+    on: [pull_request]
+    permissions: {{}}
+    jobs:
+      build:
+        runs-on: ubuntu-24.04
+        permissions: {{}}
+        steps:
+          - id: ndk
+            uses: OWNER/qnn-ci/.github/actions/setup-ndk@COMMIT # VERSION
+            with:
+              profile: small
+              {licence}
+          - run: |
+              test "$ANDROID_NDK_ROOT" = "$NDK" && test "$ANDROID_NDK_HOME" = "$NDK"
+              test "$("$NDK/toolchains/llvm/prebuilt/linux-x86_64/bin/clang")" = clang
+              echo "the NDK $VERSION is $NDK, cached: $CACHED"
+            env:
+              NDK: ${{{{ steps.ndk.outputs.ndk-root }}}}
+              VERSION: ${{{{ steps.ndk.outputs.version }}}}
+              CACHED: ${{{{ steps.ndk.outputs.cache-hit }}}}
+    """
+ACCEPTED = "accept-licences: android-sdk"
+
+
+@pytest.fixture(scope="module")
+def toolkit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A clone of this one with a profile whose NDK is here."""
+    scratch = tmp_path_factory.mktemp("toolkit")
+    archive = write_zip(scratch / "ndk.zip", FILES, prefix="android-ndk-r26c/").read_bytes()
+    clone = scratch / "qnn-ci"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    with FileServer(archive) as server:
+        profile = PROFILE.format(
+            url=server.url("/ndk.zip"), sha256=hashlib.sha256(archive).hexdigest(), revision=REVISION
+        )
+        (clone / "manifests" / "profiles" / "small.toml").write_text(profile)
+        for command in (["add", "--all"], [*IDENTITY, "commit", "--quiet", "-m", "A small profile"]):
+            subprocess.run(["git", *command], cwd=clone, check=True)
+        yield clone
+
+
+def build(tmp_path: Path, toolkit: Path, licence: str, *flags: str) -> Rehearsed:
+    root = repository(
+        tmp_path / "app", {".github/workflows/app.yml": filled(WORKFLOW.format(licence=licence))}
+    )
+    return rehearse(tmp_path / "reports", "app", "--root", str(root), *flags, toolkit=toolkit)
+
+
+def test_a_job_gets_the_ndk_of_a_profile_verified(tmp_path: Path, toolkit: Path) -> None:
+    done = build(tmp_path, toolkit, ACCEPTED)
+    assert (done.code, done.results()) == (0, {"build": "success"}), done.output
+    assert f"the NDK {REVISION} is " in done.log("build")
+
+
+def test_without_its_licence_accepted_the_job_fails_and_says_what_to_accept(
+    tmp_path: Path, toolkit: Path
+) -> None:
+    done = build(tmp_path, toolkit, "cache: false")
+    assert (done.code, done.results()) == (1, {"build": "failure"}), done.output
+    assert any("android-sdk" in one for one in done.jobs["build"]["annotations"])
+
+
+def test_an_ndk_of_the_users_own_is_used_as_it_is(tmp_path: Path, toolkit: Path) -> None:
+    own = tmp_path / "my-ndk"
+    for name, data in FILES.items():
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_bytes(data)
+    shutil.copymode("/bin/sh", own / "toolchains/llvm/prebuilt/linux-x86_64/bin/clang")
+    done = build(tmp_path, toolkit, "cache: false", "--env", f"ANDROID_NDK_ROOT={own}")
+    assert done.code == 0, done.output
+    assert f"the NDK {REVISION} is {own}, cached: false" in done.log("build")
