@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from provisioning.cli import command_line
-from provisioning.errors import CheckFailed, ToolkitError
-from provisioning.findings import Outcome, Severity, StageRun
+from provisioning.findings import Outcome, StageRun
 from provisioning.settings import add_selection, selection_of
 
 EXAMPLES = """\
@@ -41,14 +40,8 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     command = command_line("nox -s bundle --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("bundle", selection.profile, selection.target, command)
-    try:
-        with disk_faults("--output"):
-            assemble(args, selection, stage)
-    except ToolkitError as error:
-        stage.add("bundle", Severity.ERROR, selection.soc, error.message, error.remedy)
-        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
-        stage.finish(outcome).write(selection.reports)
-        raise
+    with stage.reported(selection.reports, "bundle", selection.soc), disk_faults("--output"):
+        assemble(args, selection, stage)
     report = stage.finish()
     report.write(selection.reports)
     show(report)

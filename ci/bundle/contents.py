@@ -73,20 +73,29 @@ def built_items(dist: Path, target: str) -> Iterator[Item]:
         raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", remedy=remedy)
     manifest = dist / "manifest.json"
     if manifest.is_file():
-        made = json.loads(manifest.read_text(encoding="utf-8"))
-        if made["target"] != target:
-            raise UsageError(f"{dist} was built for {made['target']}, not for {target}", remedy=remedy)
-        for file in made["files"]:
-            path = dist / file["path"]
+        made, recorded = _recorded(manifest, remedy)
+        if made != target:
+            raise UsageError(f"{dist} was built for {made}, not for {target}", remedy=remedy)
+        for place, sha256 in recorded.items():
+            path = dist / place
             found = Artifact.of("", path).sha256 if path.is_file() else "no such file"
-            if found != file["sha256"]:
+            if found != sha256:
                 raise CheckFailed(
-                    f"{path}: expected {file['sha256']} as its build recorded, found {found}",
+                    f"{path}: expected {sha256} as its build recorded, found {found}",
                     remedy=f"{remedy}: something else was put there since",
                 )
     yield Item("runner", dist / RUNNER, str(RUNNER))
     for path in sorted((dist / "lib").glob("*.so*")):
         yield Item("library", path, f"lib/{path.name}")
+
+
+def _recorded(manifest: Path, remedy: str) -> tuple[str, dict[str, str]]:
+    """The target of a build, and the hash of each of its files."""
+    try:
+        made = json.loads(manifest.read_text(encoding="utf-8"))
+        return made["target"], {file["path"]: file["sha256"] for file in made["files"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckFailed(f"{manifest}: not what a build writes: {error!r}", remedy=remedy) from error
 
 
 def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool) -> Iterator[Item]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from provisioning.errors import CheckFailed, UsageError
 from provisioning.findings import Artifact
@@ -46,6 +46,9 @@ def read_bundle(folder: Path) -> Bundle:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
         bundle = Bundle(**{**data, "files": tuple(File(**file) for file in data["files"])})
+        for file in bundle.files:
+            if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
+                raise ValueError(f"{file.path} is outside the bundle")
     except FileNotFoundError as error:
         raise UsageError(f"{folder} holds no {NAME}", remedy="nox -s bundle makes a bundle") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -11,6 +11,11 @@ from provisioning.environment import DEVICE_DIRECTORIES, DEVICE_DSP_DIRECTORIES
 RUN = "run.sh"
 PUSH = "push.sh"
 WRAPPER = "QNN_CI_WRAPPER"
+OURS = ".qnn-ci"
+"""On the device, in every folder that a bundle was pushed to: what is in it may be removed."""
+
+KEPT_CLEAN = ("bin", "lib", "dsp")
+"""Folders where a file of an earlier bundle would be found and loaded."""
 
 _RUN = """\
 #!/bin/sh
@@ -22,29 +27,26 @@ export LD_LIBRARY_PATH="$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
 # Separated by semicolons; our own first, or a skel of the system's answers.
 export ADSP_LIBRARY_PATH="$here/dsp;{system}"
 mkdir -p outputs
-# What the runner is run with, for a device that is emulated.
+# What the runner is run with, for a device that is emulated: a program and its arguments.
+# shellcheck disable=SC2086
 exec ${{{wrapper}:-}} ./bin/qnn_executor_runner "$@"
 """
 
-_PUSH_ADB = """\
+_PUSH = """\
 #!/bin/sh
-# Copies the bundle to a phone: sh push.sh [-s SERIAL]; DEVICE_DIR says where to.
+# Copies the bundle to {device}: sh push.sh {usage}; DEVICE_DIR says where to.
 set -eu
 device=${{DEVICE_DIR:-{folder}}}
+# One word for a shell, whatever is in it.
+quote() {{ printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\\\\\''/g")"; }}
+folder=$(quote "$device")
 cd "$(dirname "$0")"
-adb "$@" shell mkdir -p {folders}
-{pushes}
-echo "adb shell sh $device/run.sh --model_path models/NAME.pte"
-"""
-
-_PUSH_SSH = """\
-#!/bin/sh
-# Copies the bundle to a device: sh push.sh USER@HOST; DEVICE_DIR says where to.
-set -eu
-device=${{DEVICE_DIR:-{folder}}}
-cd "$(dirname "$0")"
-tar -cf - {files} | ssh "$@" "mkdir -p '$device' && tar -C '$device' -xf -"
-echo "ssh $* sh $device/run.sh --model_path models/NAME.pte"
+# Nothing of an earlier bundle stays where it would be found and loaded.
+clean="if [ -d {ours} ]; then rm -rf {clean}; fi"
+make="mkdir -p $folder && cd $folder && $clean && mkdir -p {ours} {folders}"
+{copy}
+run="sh $folder/run.sh --model_path $(quote {model})"
+echo "to run it: {shell} $(quote "$run")"
 """
 
 
@@ -54,14 +56,36 @@ def run_script(target: str) -> str:
 
 def push_script(target: str, places: Sequence[str]) -> str:
     """`places`: every file that goes to the device."""
-    folder = DEVICE_DIRECTORIES[target]
-    if target != "aarch64-android":
-        return _PUSH_SSH.format(folder=folder, files=" ".join(shlex.quote(place) for place in places))
     by_folder: dict[str, list[str]] = {}
     for place in places:
         by_folder.setdefault(str(PurePosixPath(place).parent), []).append(shlex.quote(place))
+    by_adb = target == "aarch64-android"
+    model = next((place for place in places if place.startswith("models/")), "models/NAME.pte")
+    return _PUSH.format(
+        device="a phone" if by_adb else "a device",
+        usage="[-s SERIAL]" if by_adb else "USER@HOST",
+        folder=DEVICE_DIRECTORIES[target],
+        ours=OURS,
+        clean=" ".join(KEPT_CLEAN),
+        folders=" ".join(sorted(by_folder)),
+        copy="\n".join(_adb(by_folder) if by_adb else _ssh(places)),
+        shell="adb $* shell" if by_adb else "ssh $*",
+        model=shlex.quote(model),
+    )
+
+
+def _adb(by_folder: dict[str, list[str]]) -> list[str]:
     pushes = [
         f'adb "$@" push {" ".join(files)} "$device/{name}/"' for name, files in sorted(by_folder.items())
     ]
-    folders = " ".join(f'"$device/{name}"' for name in sorted(by_folder))
-    return _PUSH_ADB.format(folder=folder, folders=folders, pushes="\n".join(pushes))
+    return ['adb "$@" shell "$make"', *pushes]
+
+
+def _ssh(places: Sequence[str]) -> list[str]:
+    files = " ".join(map(shlex.quote, places))
+    return [
+        # The exit code of a pipe is that of its end.
+        f'for file in {files}; do [ -f "$file" ] || {{ echo "there is no $file" >&2; exit 1; }}; done',
+        "# shellcheck disable=SC2029",
+        f'tar -cf - {files} | ssh "$@" "$make && tar -xf -"',
+    ]

@@ -6,12 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from ci.interruption import termination_as_interrupt
 from provisioning.cli import command_line
-from provisioning.errors import CheckFailed, ToolkitError
-from provisioning.findings import Outcome, Severity, StageRun
+from provisioning.findings import Outcome, StageRun
 from provisioning.settings import add_selection, selection_of
 
 EXAMPLES = """\
+  nox -s run_device
   nox -s run_device -- --serial 1a2b3c4d --inputs input_list.txt
   nox -s run_device -- dist/bundles/aarch64-linux-QCS9100 --ssh root@board --inputs input_list.txt
   nox -s run_device -- BUNDLE --serial 1a2b3c4d --model resnet.pte --runner-arg=--iteration=10
@@ -21,7 +22,11 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument(
-        "bundle", nargs="?", type=Path, metavar="BUNDLE", help="what `bundle` made [dist/bundles/TARGET-SOC]"
+        "bundle",
+        nargs="?",
+        type=Path,
+        metavar="BUNDLE",
+        help="what `bundle` made [the only one in dist/bundles]",
     )
     way = parser.add_argument_group("the device")
     way.add_argument(
@@ -33,6 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--device-dir",
         metavar="DIR",
         help="where files go [QNN_CI_DEVICE_DIR, a folder of its own by target]",
+    )
+    way.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="for another run in that folder to end [%(default)g]",
     )
     way.add_argument(
         "--wrap", default="", metavar="COMMAND", help="run the runner with this: an emulator, taskset"
@@ -63,14 +75,9 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     command = command_line("nox -s run_device --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("run_device", selection.profile, selection.target, command)
-    try:
+    name = args.ssh or args.serial or ""
+    with stage.reported(selection.reports, "device", name), termination_as_interrupt():
         run_bundle(args, selection, stage)
-    except (ToolkitError, KeyboardInterrupt) as error:
-        foreseen = error if isinstance(error, ToolkitError) else ToolkitError("interrupted")
-        stage.add("device", Severity.ERROR, args.ssh or args.serial or "", foreseen.message, foreseen.remedy)
-        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
-        stage.finish(outcome).write(selection.reports)
-        raise
     report = stage.finish()
     report.write(selection.reports)
     show(report)

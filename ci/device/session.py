@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ci.bundle.manifest import Bundle
-from ci.bundle.scripts import RUN, WRAPPER
+from ci.bundle.scripts import KEPT_CLEAN, RUN, WRAPPER
 from ci.device.transport import SECONDS, Answer, Device, TimedOut
 from provisioning.errors import UpstreamError, UsageError
 from provisioning.findings import Artifact
@@ -18,8 +18,8 @@ OUTPUTS = "outputs"
 INPUTS = "inputs"
 INPUT_LIST = f"{INPUTS}/list.txt"
 PROCESS = "run.pid"
-KEPT_CLEAN = ("bin", "lib", "dsp", INPUTS)
-"""Folders where a file of an earlier bundle would be found and loaded."""
+CLEANED = (*KEPT_CLEAN, INPUTS)
+"""Folders where nothing of an earlier run may stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,13 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
         text = listed.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--inputs {listed}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--inputs {listed}: expected lines of file names, found no text") from error
     for number, line in enumerate(text.splitlines()):
         if line.startswith("#"):
             continue
         names = []
-        for index, word in enumerate(shlex.split(line)):
+        for index, word in enumerate(_words(line, f"--inputs {listed}: line {number + 1}")):
             path = listed.parent / word
             if not path.is_file():
                 raise UsageError(f"--inputs {listed}: line {number + 1}: there is no file {path}")
@@ -72,7 +74,7 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
 def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
     """Send what is not there yet, by hash; take away what an earlier bundle left; see that it arrived."""
     wanted = {place: Artifact.of("", path) for place, path in files.items()}
-    folders = sorted({str(PurePosixPath(place).parent) for place in files} | {OUTPUTS, *KEPT_CLEAN})
+    folders = sorted({str(PurePosixPath(place).parent) for place in files} | {OUTPUTS, *CLEANED})
     _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be made")
     there = hashes(device, folder, sorted({*wanted, *_found(device, folder)}))
     stale = sorted(place for place in there if place not in wanted)
@@ -146,10 +148,17 @@ def fetch_outputs(device: Device, folder: str, into: Path) -> list[Path]:
 
 def _found(device: Device, folder: str) -> Iterator[str]:
     """What is in the folders that must hold nothing of an earlier bundle."""
-    listed = " ".join(f"{name}/*" for name in KEPT_CLEAN)
+    listed = " ".join(f"{name}/*" for name in CLEANED)
     script = f'cd {shlex.quote(folder)} || exit 1\nfor f in {listed}; do [ -f "$f" ] && echo "$f"; done\n:'
     answer = _expect(device.shell(script), device, f"{folder} could not be listed")
-    yield from (line.strip() for line in answer.out.splitlines() if line.startswith(tuple(KEPT_CLEAN)))
+    yield from (line.strip() for line in answer.out.splitlines() if line.startswith(CLEANED))
+
+
+def _words(line: str, where: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}", remedy="close the quotes around file names") from error
 
 
 def _below(folder: str, places: Sequence[str]) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import tempfile
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.bundle.manifest import NAME as MANIFEST
 from ci.bundle.manifest import Bundle, read_bundle
-from ci.device import session, transport
+from ci.device import claim, session, transport
 from ci.device.transport import Device
 from provisioning.diagnosis import explain
 from provisioning.environment import DEVICE_DIRECTORIES
@@ -18,6 +21,7 @@ from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Severity, StageRun
 from provisioning.settings import ROOT, Selection
 
+BUNDLES = ROOT / "dist" / "bundles"
 _TAIL = 5
 
 
@@ -35,7 +39,7 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
     job = _job(args, selection)
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
-    with _device(args, job.bundle) as device:
+    with _device(args, job.bundle) as device, claim.claimed(device, job.where, wait=args.wait):
         _push(device, job, args.inputs, stage)
         if not args.push_only:
             _run(device, job, args, stage)
@@ -43,13 +47,39 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
 
 def _job(args: argparse.Namespace, selection: Selection) -> Job:
     """All that can be refused is refused before anything is sent."""
-    folder = args.bundle or ROOT / "dist" / "bundles" / f"{selection.target}-{selection.soc}"
+    folder = args.bundle or the_bundle(BUNDLES, _kind(args, selection), selection.socs)
     bundle = read_bundle(folder)
     where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
     if not where.startswith("/") or where.strip("/") == "" or any(c in where for c in ";'\"\n"):
         raise UsageError(f"--device-dir: expected a folder from / on without quotes or `;`, found {where!r}")
     flags = () if args.push_only else _flags(args, bundle)
     return Job(bundle, folder, where, flags, (args.output or selection.reports / "device").absolute())
+
+
+def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
+    """The only bundle that `bundle` made, of those for a target and a chip where these are named."""
+    named = [f"{target or '*'}-{soc}" for soc in socs] or [f"{target or '*'}-*"]
+    found = sorted({path.parent for name in named for path in bundles.glob(f"{name}/{MANIFEST}")})
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(
+            f"{bundles}: expected {' or '.join(named)} in it, found none",
+            remedy="nox -s bundle makes one; a bundle of another place is named before the flags",
+        )
+    raise UsageError(
+        f"{bundles} holds {len(found)} bundles that fit: {', '.join(path.name for path in found)}",
+        remedy=f"name one: nox -s run_device -- {found[0]}",
+    )
+
+
+def _kind(args: argparse.Namespace, selection: Selection) -> str:
+    """The target that was named, or that the way to the device goes with; empty for any."""
+    if selection.targets:
+        return selection.target
+    return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
+        (bool(args.ssh), bool(args.serial)), ""
+    )
 
 
 def _push(device: Device, job: Job, listed: Path | None, stage: StageRun) -> None:
@@ -110,13 +140,21 @@ def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seco
     if ran.code is None:
         message = f"the runner did not end within {seconds:g} s and was stopped"
     else:
-        message = f"the runner ended with exit code {ran.code}"
+        message = f"the runner ended with exit code {ran.code}{_signal(ran.code)}"
     lines = [line for line in ran.out.splitlines() if line.strip()][-_TAIL:]
     remedy = f"read {into / 'run.log'}"
     stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), remedy)
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
         for shown in explain(text):
             stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {shown.id}", shown.cause, shown.mend)
+
+
+def _signal(code: int) -> str:
+    """What a shell says of a program that was killed, in words."""
+    try:
+        return f" ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return ""
 
 
 def _keep(path: Path, text: str, kind: str, stage: StageRun) -> None:

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,7 @@ def android(tmp_path_factory: pytest.TempPathFactory, phone: Phone) -> Iterator[
     folder = tmp_path_factory.mktemp("android")
     sdk = make_device_sdk(folder / "sdk", "aarch64-android")
     built = build("build_android", folder, make_tree(folder), sdk, ndk=make_ndk(folder / "ndk"))
-    made = bundle(built, sdk, make_program(folder / "model.pte"), target="aarch64-android")
+    made = bundle(built, sdk, make_program(folder / "a model.pte"), target="aarch64-android")
     assert made.returncode == 0, made.stderr + made.stdout
     programs = folder / "programs"
     programs.mkdir()
@@ -99,7 +101,7 @@ def android(tmp_path_factory: pytest.TempPathFactory, phone: Phone) -> Iterator[
     wrap = f"env LD_LIBRARY_PATH=/system/lib64:./lib qemu-aarch64 -L {root}"
     with adb_server(phone) as environ:
         flags = ("--serial", SERIAL, "--wrap", wrap)
-        yield Bench(folder / "bundle", flags, environ, tmp_path_factory.mktemp("phone") / "qnn-ci")
+        yield Bench(folder / "bundle", flags, environ, tmp_path_factory.mktemp("phone") / "qnn ci")
 
 
 def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Bench, tmp_path: Path) -> None:
@@ -196,6 +198,39 @@ def test_push_sh_does_the_same(linux: Bench, tmp_path: Path) -> None:
     assert pushed == {file["path"] for file in listed}
 
 
+def test_a_second_run_in_the_folder_is_refused_and_goes_on_when_the_first_is_over(
+    linux: Bench, tmp_path: Path
+) -> None:
+    with at_work(linux, tmp_path) as first:
+        refused = linux.run("--push-only", into=tmp_path / "second")
+        waiting = ("--push-only", "--wait", "0.2")
+        given_up = linux.run(*waiting, into=tmp_path / "third")
+    assert (refused.returncode, given_up.returncode) == (3, 3)
+    assert f"in use by {getuser()} on " in refused.stderr and f"process {first.pid}," in refused.stderr
+    assert linux.run("--push-only", into=tmp_path / "last").returncode == 0
+
+
+def test_a_killed_run_keeps_nobody_out(linux: Bench, tmp_path: Path) -> None:
+    with at_work(linux, tmp_path) as first:
+        first.kill()
+        first.wait(timeout=60)
+    os.kill(int((linux.folder / "sleeper.pid").read_text(encoding="utf-8")), signal.SIGKILL)
+    done = linux.run("--push-only", into=tmp_path / "second")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_of_the_systems_own_is_left_alone(linux: Bench, tmp_path: Path) -> None:
+    precious = tmp_path / "usr" / "bin" / "sh"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    done = linux.run("--device-dir", tmp_path / "usr", into=tmp_path / "reports")
+    assert (done.returncode, precious.exists(), "none that a bundle put there" in done.stderr) == (
+        2,
+        True,
+        True,
+    )
+
+
 def test_a_program_runs_over_adb_and_its_outputs_come_back(android: Bench, tmp_path: Path) -> None:
     done = android.run("--inputs", make_inputs(tmp_path / "in", b"abc"), into=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -243,21 +278,44 @@ def test_another_serial_is_not_there(android: Bench, tmp_path: Path) -> None:
     assert (done.returncode, "'nobody' not found" in done.stderr) == (3, True)
 
 
-def test_an_interrupted_run_ends_the_runner(linux: Bench, tmp_path: Path) -> None:
-    sleeper = make_sleeper(tmp_path)
+def test_push_sh_does_the_same_over_adb(android: Bench, tmp_path: Path) -> None:
+    phone = tmp_path / "a phone's folder"
+    environ = {**os.environ, **android.environ, "DEVICE_DIR": str(phone)}
+    subprocess.run(
+        ["sh", str(android.bundle / "push.sh"), "-s", SERIAL], env=environ, check=True, timeout=120
+    )
+    pushed = {str(path.relative_to(phone)) for path in phone.rglob("*") if path.is_file()}
+    listed = json.loads((android.bundle / "manifest.json").read_text(encoding="utf-8"))["files"]
+    assert pushed == {file["path"] for file in listed}
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_the_runner(linux: Bench, tmp_path: Path, how: signal.Signals) -> None:
+    with at_work(linux, tmp_path) as process:
+        process.send_signal(how)
+        assert process.wait(timeout=60) == 130
+    assert gone(int((linux.folder / "sleeper.pid").read_text(encoding="utf-8")))
+
+
+@contextmanager
+def at_work(linux: Bench, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run whose runner does not end by itself, and is there when this begins."""
     (linux.folder / "sleeper.pid").unlink(missing_ok=True)
     flags = [flag for flag in linux.flags if flag not in ("--wrap", QEMU)]
-    command = [sys.executable, "-m", "ci", "run_device", linux.bundle, *flags, "--wrap", sleeper]
-    command += ["--device-dir", linux.folder, "--reports", tmp_path]
+    command = [sys.executable, "-m", "ci", "run_device", linux.bundle, *flags, "--wrap", make_sleeper(folder)]
+    command += ["--device-dir", linux.folder, "--reports", folder]
     with subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=subprocess.PIPE) as process:
-        written = linux.folder / "sleeper.pid"
-        deadline = time.monotonic() + 60
-        while not (written.is_file() and written.read_text(encoding="utf-8").strip()):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-    assert gone(int(written.read_text(encoding="utf-8")))
+        try:
+            written = linux.folder / "sleeper.pid"
+            deadline = time.monotonic() + 60
+            while not (written.is_file() and written.read_text(encoding="utf-8").strip()):
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.05)
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=60)
 
 
 def make_sleeper(folder: Path) -> Path:

@@ -24,6 +24,7 @@ PACKAGES = {
     "openssl": "openssl",
     "qemu-aarch64": "qemu-user",
     "readelf": "binutils",
+    "shellcheck": "shellcheck",
     "ssh": "openssh-client",
     "sshd": "openssh-server",
 }

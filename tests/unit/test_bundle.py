@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass, replace
@@ -15,8 +16,12 @@ import pytest
 from ci.bundle import configure, contents, manifest, run, scripts
 from ci.bundle.contents import Model
 from ci.lowering.program import Delegate, Options, Program
+from ci.signing import lpai
+from ci.signing.keys import read_root
+from ci.signing.verification import Expected, verify_file
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
-from tests.support.elves import AARCH64, Library, skel
+from tests.support.elves import AARCH64, HEXAGON, Library, skel
+from tests.support.needs import program
 
 BUILD = "v2.37.0.250724175447_124859"
 NEWER = "v2.49.40.260810104044"
@@ -171,6 +176,13 @@ def test_a_build_that_was_changed_since_is_refused(bench: Bench) -> None:
         bench.make(bench.model())
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"target": "aarch64-linux", "files": [{}]}'])
+def test_a_build_of_unreadable_making_is_refused(bench: Bench, text: str) -> None:
+    (bench.dist / "manifest.json").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckFailed, match="not what a build writes"):
+        bench.make(bench.model())
+
+
 def test_no_build_names_the_command_that_makes_one(bench: Bench) -> None:
     shutil.rmtree(bench.dist)
     with pytest.raises(EnvironmentLacking) as caught:
@@ -218,10 +230,87 @@ def test_lpai_is_refused_for_a_chip_without_it(bench: Bench) -> None:
         bench.make(bench.model(), "--lpai")
 
 
-def lpai_sdk(bench: Bench) -> None:
-    for name in ("libQnnHtpV81Stub.so", "libQnnLpai.so", "libQnnLpaiStub.so"):
-        qnn(name, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / name)
-    skel(81, BUILD).write(bench.sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so")
+def lpai_sdk(bench: Bench, build: str = NEWER) -> None:
+    """An SDK that is new enough for LPAI v6, whole for SM8850."""
+    for name in (*BASE, "libQnnHtpV81Stub.so", "libQnnLpai.so", "libQnnLpaiStub.so"):
+        qnn(name, build, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / name)
+    skel(81, build).write(bench.sdk / "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so")
+    lpai_skel = Library(
+        machine=HEXAGON, flags=0x81, soname="libQnnLpaiSkel.so", content=f"{build}\0".encode()
+    )
+    lpai_skel.write(bench.sdk / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")
+    (bench.sdk / "sdk.yaml").write_text("version: 2.49.40.260810\n", encoding="utf-8")
+
+
+def sign(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The overlay that `sign_lpai` makes with the development signer."""
+    monkeypatch.chdir(bench.root)
+    parser = argparse.ArgumentParser()
+    lpai.configure(parser)
+    places = ("-o", bench.root / "overlay", "--reports", bench.root / "reports")
+    words = ("--soc", "SM8850", "--signer", "dev", "--store", bench.root / "store", *places)
+    assert lpai.run(parser.parse_args([str(word) for word in words])) == 0
+    return bench.root / "overlay"
+
+
+@pytest.fixture
+def overlay(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Path:
+    lpai_sdk(bench)
+    return sign(bench, monkeypatch)
+
+
+SIGNED = "dsp/libQnnLpaiSkel.so"
+
+
+def test_a_bundle_for_lpai_has_its_libraries_and_its_signed_skel(bench: Bench, overlay: Path) -> None:
+    model = bench.model(f"{NEWER} soc_type=SM8850;arch=81 \0")
+    assert bench.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+    files = {file.path: file.kind for file in manifest.read_bundle(bench.bundle).files}
+    assert files == {
+        "bin/qnn_executor_runner": "runner",
+        "lib/libqnn_executorch_backend.so": "library",
+        **{f"lib/{name}": "qnn" for name in (*BASE, "libQnnHtpV81Stub.so")},
+        **{f"lib/{name}": "qnn" for name in ("libQnnLpai.so", "libQnnLpaiStub.so")},
+        "dsp/libQnnHtpV81Skel.so": "dsp",
+        SIGNED: "signed",
+        "models/model.pte": "model",
+        "run.sh": "script",
+    }
+
+
+def test_the_skel_in_a_bundle_for_lpai_is_verified_by_the_root_that_signed_it(
+    bench: Bench, overlay: Path
+) -> None:
+    bench.make("--lpai", "--signed", overlay, soc="SM8850")
+    root = read_root(overlay / lpai.ROOT_NAME)
+    assert verify_file(bench.bundle / SIGNED, Expected(root=root)).verdict() == "verified"
+
+
+def test_a_development_signature_is_said_in_the_report_and_ships(bench: Bench, overlay: Path) -> None:
+    assert bench.make("--lpai", "--signed", overlay, soc="SM8850") == 0
+    assert "signing.development-only" in bench.rules()
+
+
+def test_a_signed_skel_that_was_changed_does_not_ship(bench: Bench, overlay: Path) -> None:
+    signed = overlay / "lib/lpai-v6/signed/libQnnLpaiSkel.so"
+    signed.write_bytes(signed.read_bytes().replace(b"libQnnLpaiSkel.so", b"libQnnLpaiSkel.no"))
+    assert (bench.make("--lpai", "--signed", overlay, soc="SM8850"), bench.bundle.exists()) == (1, False)
+    assert "signing.segments" in bench.rules()
+
+
+def test_a_skel_signed_for_another_sdk_does_not_ship(bench: Bench, overlay: Path) -> None:
+    lpai_sdk(bench, "v2.50.40.260901000000")
+    assert (bench.make("--lpai", "--signed", overlay, soc="SM8850"), "bundle-build-id" in bench.rules()) == (
+        1,
+        True,
+    )
+
+
+def test_push_and_run_carry_what_lpai_needs(bench: Bench, overlay: Path) -> None:
+    bench.make("--lpai", "--signed", overlay, soc="SM8850")
+    push = (bench.bundle / "push.sh").read_text(encoding="utf-8")
+    assert all(f" {place}" in push for place in (SIGNED, "lib/libQnnLpai.so", "lib/libQnnLpaiStub.so"))
+    assert 'ADSP_LIBRARY_PATH="$here/dsp;' in (bench.bundle / "run.sh").read_text(encoding="utf-8")
 
 
 def test_lpai_needs_its_skel_signed(bench: Bench) -> None:
@@ -233,16 +322,16 @@ def test_lpai_needs_its_skel_signed(bench: Bench) -> None:
 
 def test_an_unsigned_skel_is_not_taken_for_a_signed_one(bench: Bench) -> None:
     lpai_sdk(bench)
-    skel(81, BUILD).write(bench.root / "signed" / "lib/lpai-v6/signed/libQnnLpaiSkel.so")
+    shutil.copytree(bench.sdk / "lib/lpai-v6/unsigned", bench.root / "signed")
     assert bench.make("--lpai", "--signed", bench.root / "signed", soc="SM8850") == 1
     assert [rule for rule in bench.rules() if rule.startswith("signing.")] == ["signing.unsigned"]
 
 
 def test_a_program_that_compiles_on_the_device_brings_its_compiler(tmp_path: Path) -> None:
     delegate = Delegate("forward", "QnnBackend", None, 0, 0, Options(57, 75, 8, True, "fp16"), None)
-    program = Program(0, 0, (), (delegate,), ())
+    made = Program(0, 0, (), (delegate,), ())
     ahead = replace(delegate, options=Options(57, 75, 8, False, "fp16"))
-    online, offline = (Model(tmp_path, replace(program, delegates=(each,))) for each in (delegate, ahead))
+    online, offline = (Model(tmp_path, replace(made, delegates=(each,))) for each in (delegate, ahead))
     assert (online.online, offline.online) == (True, False)
 
 
@@ -251,18 +340,109 @@ def test_run_sh_separates_the_dsps_folders_by_semicolons() -> None:
     assert 'ADSP_LIBRARY_PATH="$here/dsp;/vendor/dsp/cdsp;/vendor/lib/rfsa/adsp;' in text
 
 
-@pytest.mark.parametrize("target", ["aarch64-android", "aarch64-linux"])
-def test_the_scripts_are_good_shell(tmp_path: Path, target: str) -> None:
-    places = ["bin/qnn_executor_runner", "models/it's a model.pte", "run.sh"]
-    for name, text in (
-        ("run.sh", scripts.run_script(target)),
-        ("push.sh", scripts.push_script(target, places)),
-    ):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        checked = subprocess.run(
-            ["sh", "-n", str(tmp_path / name)], capture_output=True, text=True, check=False
-        )
-        assert checked.returncode == 0, checked.stderr
+@pytest.fixture(params=["aarch64-android", "aarch64-linux"])
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A bundle's scripts and what they speak to: a runner and a device that say what they were given."""
+    folder = tmp_path / "a bundle's"
+    for place in PLACES:
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(place, encoding="utf-8")
+    (folder / "run.sh").write_text(scripts.run_script(request.param), encoding="utf-8")
+    (folder / "push.sh").write_text(scripts.push_script(request.param, PLACES), encoding="utf-8")
+    return folder
+
+
+PLACES = ("bin/qnn_executor_runner", "dsp/libQnnHtpV75Skel.so", "models/it's a model.pte", "run.sh")
+
+
+@pytest.mark.needs("shellcheck")
+@pytest.mark.parametrize("name", ["run.sh", "push.sh"])
+def test_the_scripts_are_good_shell(written: Path, name: str) -> None:
+    command = [program("shellcheck"), "--severity=style", str(written / name)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_run_sh_gives_the_runner_its_libraries_its_arguments_and_gives_back_its_code(written: Path) -> None:
+    runner = written / "bin" / "qnn_executor_runner"
+    say = 'printf "%s|" "$PWD" "$LD_LIBRARY_PATH" "${ADSP_LIBRARY_PATH%%;*}" "$@"\nexit 7\n'
+    runner.write_text(f"#!/bin/sh\n{say}", encoding="utf-8")
+    done = subprocess.run(
+        ["sh", str(written / "run.sh"), "--model_path", "models/it's a model.pte"],
+        env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/had/before"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    here = str(written)
+    expected = [here, f"{here}/lib:/had/before", f"{here}/dsp", "--model_path", "models/it's a model.pte", ""]
+    assert (done.returncode, done.stdout.split("|")) == (7, expected)
+
+
+def push(written: Path, device: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """To a device that is a folder here, behind stand-ins for adb and ssh that have its shell."""
+    programs = written.parent / "programs"
+    programs.mkdir(exist_ok=True)
+    adb = 'while [ "$1" = -s ]; do shift 2; done\ncase $1 in\nshell) shift; exec sh -c "$*";;\n'
+    adb += "push) shift; for last; do :; done; while [ $# -gt 1 ]; do "
+    adb += 'cp "$1" "$last" || exit 1; shift; done;;\nesac\n'
+    for name, text in (("adb", adb), ("ssh", 'shift\nexec sh -c "$*"\n')):
+        (programs / name).write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "DEVICE_DIR": str(device)}
+    command = ["sh", str(written / "push.sh"), *flags]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+
+def flags_of(written: Path) -> tuple[str, ...]:
+    return ("-s", "serial") if "adb" in (written / "push.sh").read_text(encoding="utf-8") else ("board",)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_push_sh_copies_into_a_folder_whose_name_is_hard_to_say(written: Path, tmp_path: Path) -> None:
+    device = tmp_path / "the board's; folder"
+    done = push(written, device, *flags_of(written))
+    assert (done.returncode, files_in(device)) == (0, set(PLACES)), done.stderr
+
+
+def test_push_sh_leaves_no_skel_of_an_earlier_bundle(written: Path, tmp_path: Path) -> None:
+    push(written, tmp_path / "board", *flags_of(written))
+    (tmp_path / "board" / "dsp" / "libQnnHtpV79Skel.so").touch()
+    push(written, tmp_path / "board", *flags_of(written))
+    assert files_in(tmp_path / "board") == set(PLACES)
+
+
+def test_push_sh_removes_nothing_where_no_bundle_was(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    (tmp_path / "usr" / "bin" / "sh").touch()
+    push(written, tmp_path / "usr", *flags_of(written))
+    assert files_in(tmp_path / "usr") == {*PLACES, "bin/sh"}
+
+
+def test_push_sh_ends_in_a_command_that_runs_it(written: Path, tmp_path: Path) -> None:
+    done = push(written, tmp_path / "board", *flags_of(written))
+    runner = tmp_path / "board" / "bin" / "qnn_executor_runner"
+    runner.write_text('#!/bin/sh\nprintf "%s|" "$@"\n', encoding="utf-8")
+    command = done.stdout.strip().removeprefix("to run it: ")
+    environ = {"PATH": f"{written.parent / 'programs'}:{os.environ['PATH']}"}
+    ran = subprocess.run(["sh", "-c", command], env=environ, capture_output=True, text=True, check=False)
+    assert ran.stdout == "--model_path|models/it's a model.pte|", (command, ran.stderr)
+
+
+def test_a_push_that_fails_is_not_taken_for_one_that_did_not(written: Path, tmp_path: Path) -> None:
+    (written / "models" / "it's a model.pte").unlink()
+    assert push(written, tmp_path / "board", *flags_of(written)).returncode != 0
+
+
+def test_a_manifest_that_names_files_elsewhere_is_refused(bench: Bench) -> None:
+    bench.make(bench.model())
+    path = bench.bundle / "manifest.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"run.sh"', '"../run.sh"'), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"\.\./run\.sh is outside the bundle"):
+        manifest.read_bundle(bench.bundle)
 
 
 def test_what_is_no_bundle_is_said(tmp_path: Path) -> None:

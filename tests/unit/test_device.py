@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,33 +11,9 @@ import pytest
 
 from ci.device import session
 from ci.device.transport import Adb, Answer, Ssh, TimedOut
+from ci.device.verb import the_bundle
 from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
-
-
-class Local:
-    """A device whose shell is this machine's."""
-
-    name = "local"
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-
-    def shell(self, script: str, *, seconds: float = 0) -> Answer:
-        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
-        return Answer(done.returncode, done.stdout + done.stderr)
-
-    def push(self, files: Mapping[str, Path], folder: str) -> None:
-        for place, path in files.items():
-            self.sent.append(place)
-            (Path(folder) / place).write_bytes(path.read_bytes())
-
-    def pull(self, folder: str, into: Path) -> None:
-        into.mkdir(parents=True, exist_ok=True)
-        for path in Path(folder).iterdir():
-            (into / path.name).write_bytes(path.read_bytes())
-
-    def system_log(self) -> str:
-        return ""
+from tests.support.local_device import Local
 
 
 def files(folder: Path, **contents: str) -> dict[str, Path]:
@@ -145,12 +120,54 @@ def test_an_input_list_is_rewritten_for_the_device(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["missing.raw\n", "", "\n\n"])
+@pytest.mark.parametrize("text", ["missing.raw\n", "", "\n\n", 'a "b\n'])
 def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match="--inputs"):
         session.stage_inputs(listed, tmp_path)
+
+
+def test_an_input_list_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="found no text"):
+        session.stage_inputs(listed, tmp_path)
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> Path:
+    for name in ("aarch64-android-SM8750", "aarch64-linux-QCS9100", "half-made"):
+        (tmp_path / name).mkdir()
+        if name != "half-made":
+            (tmp_path / name / "manifest.json").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("target", "socs", "name"),
+    [
+        ("aarch64-android", (), "aarch64-android-SM8750"),
+        ("aarch64-linux", ("QCS9100",), "aarch64-linux-QCS9100"),
+        ("", ("SM8750",), "aarch64-android-SM8750"),
+    ],
+)
+def test_the_only_bundle_that_fits_is_taken(
+    bundles: Path, target: str, socs: tuple[str, ...], name: str
+) -> None:
+    assert the_bundle(bundles, target, socs) == bundles / name
+
+
+def test_of_several_bundles_one_must_be_named(bundles: Path) -> None:
+    with pytest.raises(UsageError, match="holds 2 bundles") as caught:
+        the_bundle(bundles, "", ())
+    assert caught.value.remedy == f"name one: nox -s run_device -- {bundles}/aarch64-android-SM8750"
+
+
+def test_no_bundle_says_how_to_make_one(bundles: Path) -> None:
+    with pytest.raises(UsageError, match=r"expected \*-SM8850 in it, found none") as caught:
+        the_bundle(bundles, "", ("SM8850",))
+    assert "nox -s bundle" in caught.value.remedy
 
 
 def program(folder: Path, text: str) -> str:

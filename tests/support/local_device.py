@@ -1,0 +1,33 @@
+"""A device whose shell is this machine's."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from ci.device.transport import Answer
+
+
+class Local:
+    name = "local"
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def shell(self, script: str, *, seconds: float = 0) -> Answer:
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        return Answer(done.returncode, done.stdout + done.stderr)
+
+    def push(self, files: Mapping[str, Path], folder: str) -> None:
+        for place, path in files.items():
+            self.sent.append(place)
+            (Path(folder) / place).write_bytes(path.read_bytes())
+
+    def pull(self, folder: str, into: Path) -> None:
+        into.mkdir(parents=True, exist_ok=True)
+        for path in Path(folder).iterdir():
+            (into / path.name).write_bytes(path.read_bytes())
+
+    def system_log(self) -> str:
+        return ""

@@ -1,0 +1,147 @@
+"""A folder on a device: ours alone, and one run's at a time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.device.claim import LOCK, Holder, claimed, this_process
+from ci.device.transport import Answer
+from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
+from tests.support.local_device import Local
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return f"{tmp_path}/a device's folder"
+
+
+def ended_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def hold(folder: str, holder: str) -> Path:
+    """As another run would."""
+    lock = Path(folder) / LOCK
+    lock.mkdir(parents=True)
+    (lock / "holder").write_text(f"{holder}\n", encoding="utf-8")
+    return lock
+
+
+def test_a_folder_is_made_held_and_let_go(folder: str) -> None:
+    with claimed(Local(), folder):
+        assert (Path(folder) / LOCK / "holder").is_file()
+    assert (Path(folder).is_dir(), (Path(folder) / LOCK).exists()) == (True, False)
+
+
+def test_a_second_run_is_told_who_has_it(folder: str) -> None:
+    with (
+        claimed(Local(), folder),
+        pytest.raises(EnvironmentLacking, match=r"is in use by .* process \d+, since 20"),
+        claimed(Local(), folder),
+    ):
+        pytest.fail("two have it")
+
+
+def test_a_second_run_leaves_the_first_ones_lock(folder: str) -> None:
+    with claimed(Local(), folder):
+        with pytest.raises(EnvironmentLacking), claimed(Local(), folder):
+            pass
+        assert (Path(folder) / LOCK).is_dir()
+
+
+def test_a_fault_lets_go(folder: str) -> None:
+    with pytest.raises(KeyboardInterrupt), claimed(Local(), folder):
+        raise KeyboardInterrupt
+    assert not (Path(folder) / LOCK).exists()
+
+
+def test_a_fault_of_the_run_is_told_before_one_of_letting_go(folder: str) -> None:
+    class Leaves(Local):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            if "rm -rf" in script and "mkdir" not in script:
+                raise UpstreamError("the connection broke")
+            return super().shell(script)
+
+    with pytest.raises(RuntimeError, match="of the run"), claimed(Leaves(), folder):
+        raise RuntimeError("of the run")
+
+
+def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> None:
+    me = this_process()
+    hold(folder, Holder(me.machine, ended_process(), "1", "somebody").encode())
+    with claimed(Local(), folder):
+        assert (Path(folder) / LOCK / "holder").read_text(encoding="utf-8").strip() == me.encode()
+
+
+def test_another_process_that_got_the_number_is_not_the_holder(folder: str) -> None:
+    me = this_process()
+    hold(folder, Holder(me.machine, me.process, "1", "somebody").encode())
+    with claimed(Local(), folder):
+        pass
+
+
+def test_what_another_machine_holds_is_left_alone(folder: str) -> None:
+    lock = hold(folder, Holder("another-boot/1", ended_process(), "1", "ann on builder, process 7").encode())
+    with pytest.raises(EnvironmentLacking, match="in use by ann on builder, process 7") as caught:
+        claimed(Local(), folder).__enter__()
+    assert (lock.is_dir(), f"remove {folder}/{LOCK}" in caught.value.remedy) == (True, True)
+
+
+def test_a_holder_that_has_not_written_its_name_yet_holds(folder: str) -> None:
+    (Path(folder) / LOCK).mkdir(parents=True)
+    with pytest.raises(EnvironmentLacking, match="in use by another run"):
+        claimed(Local(), folder).__enter__()
+
+
+def test_waiting_ends_when_the_other_lets_go(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(folder, Holder("another-boot/1", 7, "1", "ann").encode())
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            subprocess.run(["rm", "-rf", f"{folder}/{LOCK}"], check=True)
+
+    monkeypatch.setattr("ci.device.claim.time.sleep", sleep)
+    with claimed(Local(), folder, wait=600):
+        assert len(waited) == 3
+
+
+@pytest.mark.parametrize("entry", ["bin", ".hidden", "a file"])
+def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path, entry: str) -> None:
+    """`--device-dir /usr` would cost the device its programs."""
+    (tmp_path / "usr" / entry).mkdir(parents=True)
+    with pytest.raises(UsageError, match="none that a bundle put there") as caught:
+        claimed(Local(), f"{tmp_path}/usr").__enter__()
+    assert [path.name for path in (tmp_path / "usr").iterdir()] == [entry]
+    assert caught.value.remedy.endswith(f"{tmp_path}/usr/qnn-ci")
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    with claimed(Local(), str(tmp_path)):
+        pass
+    with claimed(Local(), str(tmp_path)):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_says_how_to_name_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UpstreamError, match="could not be made") as caught:
+        claimed(Local(), f"{tmp_path}/file/device").__enter__()
+    assert "--device-dir" in caught.value.remedy
+
+
+@pytest.mark.parametrize("text", ["", "x", "a b c d", "machine 12 34"])
+def test_what_is_no_holder_is_none(text: str) -> None:
+    assert Holder.decode(text) is None
+
+
+def test_a_holder_is_taken_back() -> None:
+    me = this_process()
+    assert (Holder.decode(f"{me.encode()}\n"), me.gone()) == (me, False)
