@@ -21,8 +21,8 @@ from ci.build.staged import LIBRARIES, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from provisioning.cli import command_line
 from provisioning.diagnosis import causes
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
-from provisioning.findings import Artifact, Metric, Outcome, Severity, StageRun
+from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.findings import Artifact, Metric, Outcome, StageRun
 from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
 
 EXAMPLES = """\
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     command = command_line("nox -s build_runner --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("build_runner", selection.profile, selection.target, command)
-    try:
+    with stage.reported(selection.reports, "runner-build", selection.target):
         plan = _plan(args, selection)
         if args.dry_run:
             sys.stdout.write(_described(plan))
@@ -149,15 +149,6 @@ def run(args: argparse.Namespace) -> int:
             stage.metrics["backends"] = _backends(plan.dist / RUNNER)
         else:
             _emulate(plan, _plan_here(args, selection), qemu, stage)
-    except ToolkitError as error:
-        stage.add("runner-build", Severity.ERROR, selection.target, error.message, error.remedy)
-        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
-        stage.finish(outcome).write(selection.reports)
-        raise
-    except KeyboardInterrupt:
-        stage.add("runner-build", Severity.ERROR, selection.target, "interrupted", command)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
     report = stage.finish()
     report.write(selection.reports)
     show(report)

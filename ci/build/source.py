@@ -21,8 +21,9 @@ from ci.build.disk import disk_faults
 from ci.build.execute import execute
 from ci.build.plan import Plan
 from ci.build.script import script
+from ci.interruption import termination_as_interrupt
 from provisioning.cli import command_line
-from provisioning.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.manifest import load_profile
 from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
@@ -45,15 +46,12 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
         return 0
     command = command_line(f"nox -s {stage_name} --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun(stage_name, selection.profile, target, command)
-    try:
-        with disk_faults("--build-dir and --output"):
-            _build(args, selection, stage)
-    except (ToolkitError, KeyboardInterrupt) as error:
-        foreseen = error if isinstance(error, ToolkitError) else ToolkitError("interrupted")
-        stage.add("build", Severity.ERROR, target, foreseen.message, foreseen.remedy)
-        outcome = Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR
-        stage.finish(outcome).write(selection.reports)
-        raise
+    with (
+        stage.reported(selection.reports, "build", target),
+        termination_as_interrupt(),
+        disk_faults("--build-dir and --output"),
+    ):
+        _build(args, selection, stage)
     report = stage.finish()
     report.write(selection.reports)
     show(report)

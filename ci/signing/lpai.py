@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.interruption import termination_as_interrupt
 from provisioning.cli import command_line
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.settings import Selection, add_selection, selection_of
@@ -81,7 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning.findings import Outcome, Severity, StageRun
+    from provisioning.findings import Outcome, StageRun
 
     selection = selection_of(args)
     if not selection.targets:
@@ -89,17 +88,8 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun(
         STAGE, selection.profile, selection.target, command_of("nox -s sign_lpai --", sys.argv[2:])
     )
-    try:
-        with _termination_as_interrupt():
-            _sign_all(args, selection, stage)
-    except ToolkitError as error:
-        stage.add("signing.stopped", Severity.ERROR, STAGE, error.message, error.remedy)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
-    except KeyboardInterrupt:
-        stage.add("signing.stopped", Severity.ERROR, STAGE, "interrupted", stage.command)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
+    with stage.reported(selection.reports, "signing.stopped"), termination_as_interrupt():
+        _sign_all(args, selection, stage)
     report = stage.finish(strict=args.strict)
     path = report.write(selection.reports)
     for finding in report.findings:
@@ -404,23 +394,6 @@ def _inventory(directories: Sequence[Path]) -> Mapping[str, tuple[int, int]]:
             status = path.lstat()
             found[str(path)] = (status.st_size, status.st_mtime_ns)
     return found
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """A cancelled job must not leave elfsigner running, nor our work directory behind."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _made(path: Path, content: bytes) -> Path:

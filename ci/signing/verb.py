@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.signing.elf import Malformed
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.settings import reports_path
 
 if TYPE_CHECKING:
@@ -102,16 +102,12 @@ def _new_passphrase(args: argparse.Namespace) -> bytes:
 def _staged(name: str, args: argparse.Namespace, work: Callable[[argparse.Namespace, StageRun], int]) -> int:
     """Run as a stage does: its report is written however it ends."""
     from ci.signing.lpai import command_of
-    from provisioning.findings import Outcome, Severity, StageRun
+    from provisioning.findings import StageRun
 
     stage = StageRun(name, "", "", command_of("python -m ci signing", sys.argv[2:]))
     reports = reports_path(args.reports)
-    try:
+    with stage.reported(reports, "signing.stopped"):
         code = work(args, stage)
-    except ToolkitError as error:
-        stage.add("signing.stopped", Severity.ERROR, name, error.message, error.remedy)
-        stage.finish(Outcome.ERROR).write(reports)
-        raise
     stage.finish().write(reports)
     return code
 
