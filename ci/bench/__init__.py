@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from ci.bench.frame import Benchmark, Measured, measure, metrics_of, rendered
 from provisioning.cli import Verb, command_line
-from provisioning.errors import ToolkitError, UsageError
+from provisioning.errors import UsageError
 from provisioning.findings import Outcome, Severity, StageRun
 from provisioning.settings import add_selection, selection_of
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         command_line("nox -s bench --", [args.name, "--rounds", str(args.rounds), *options]),
     )
     module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
-    try:
+    with stage.reported(selection.reports, "bench-not-measured", args.name):
         if args.work is not None:
             args.work.mkdir(parents=True, exist_ok=True)
         with (
@@ -85,11 +85,6 @@ def run(args: argparse.Namespace) -> int:
         ):
             measured = measure(benchmark, args.rounds, Path(work) / "rounds", tell=_tell)
         _judge(stage, benchmark, measured, check=args.check)
-    except BaseException as error:
-        if isinstance(error, ToolkitError):
-            stage.add("bench-not-measured", Severity.ERROR, args.name, error.message, error.remedy)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
     report = stage.finish()
     path = report.write(selection.reports)
     sys.stdout.write(f"{rendered(benchmark, measured)}\nreport: {path}\n")

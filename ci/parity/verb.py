@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun(
         "buck_parity", selection.profile, "", command_line("nox -s buck_parity --", sys.argv[2:])
     )
-    try:
+    with stage.reported(selection.reports, "parity.not-checked"):
         root = _root(args.executorch, selection, os.environ)
         if args.fix and not args.dry_run and root.resolve().is_relative_to(selection.store.resolve()):
             raise UsageError(
@@ -70,9 +70,6 @@ def run(args: argparse.Namespace) -> int:
         mapping_file = args.mapping or MAPPING
         mapping = load_mapping(mapping_file)
         _check(stage, root, mapping_file, mapping, args, selection)
-    except BaseException:
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
     report = stage.finish()
     report.write(selection.reports)
     show(report)

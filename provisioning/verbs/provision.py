@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.environment import NEEDED, users_own
-from provisioning.errors import ToolkitError, UsageError
-from provisioning.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.errors import UsageError
+from provisioning.findings import Artifact, Severity, StageRun
 from provisioning.inventory import hash_file
 from provisioning.progress import for_stream
 from provisioning.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection, add_selection, selection_of
@@ -64,14 +64,10 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
-    profile = load_profile(selection.profile)
-    stage = StageRun("provision", profile.name, ",".join(selection.targets) or "all", _command(args))
-    try:
+    stage = StageRun("provision", selection.profile, ",".join(selection.targets) or "all", _command(args))
+    with stage.reported(selection.reports, "provision", selection.profile):
+        profile = load_profile(selection.profile)
         rows = provision(args, selection, profile, stage, os.environ)
-    except ToolkitError as error:
-        stage.add("provision", Severity.ERROR, profile.name, error.message, error.remedy)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
     report = stage.finish()
     report.write(selection.reports)
     following = _next_command(selection)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.cli import command_line
-from provisioning.errors import ToolkitError, UsageError
-from provisioning.findings import Metric, Outcome, Report, Severity, StageRun
+from provisioning.errors import UsageError
+from provisioning.findings import Metric, Outcome, Report, StageRun
 from provisioning.settings import Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
@@ -62,12 +62,8 @@ def run(args: argparse.Namespace) -> int:
         ",".join(selection.targets or (selection.target,)),
         command_line("nox -s validate --", sys.argv[2:]) if sys.argv[2:] else "nox -s validate",
     )
-    try:
+    with stage.reported(selection.reports, "validate", stage.profile):
         results = _validate(stage, selection, args)
-    except ToolkitError as error:
-        stage.add("validate", Severity.ERROR, stage.profile, error.message, error.remedy)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
     report = stage.finish(strict=args.strict)
     report.write(selection.reports)
     _print(report, results, args.format)
