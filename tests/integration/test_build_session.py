@@ -1,0 +1,85 @@
+"""The builds as they are typed: through nox, with variables of the user's own or with nothing at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from provisioning.manifest import COMPONENT_VARIABLES
+from provisioning.settings import OFFICIAL_PROFILE, ROOT
+from tests.support.miniature_executorch import make_sdk, make_tree
+from tests.support.stand_in_ndk import make_ndk
+
+STEERING = (*COMPONENT_VARIABLES.values(), "ANDROID_NDK", "ANDROID_NDK_HOME", "QNN_CI_PROFILE", "QNN_CI_SOC")
+
+
+def nox(folder: Path, *words: str | Path, environ: Mapping[str, Path]) -> subprocess.CompletedProcess[str]:
+    """With this Python for every session, as in our images."""
+    for lock in ROOT.glob("manifests/locks/*.txt"):
+        python = folder / "environments" / lock.stem / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        shutil.copy(lock, python.parent.parent / "lock.txt")
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+        python.chmod(0o755)
+    ours = {
+        "QNN_CI_ENVIRONMENTS": folder / "environments",
+        "QNN_CI_STORE": folder / "store",
+        "QNN_CI_REPORTS": folder / "reports",
+        **environ,
+    }
+    kept = {name: value for name, value in os.environ.items() if name not in STEERING}
+    return subprocess.run(
+        [sys.executable, "-m", "nox", "-f", ROOT / "noxfile.py", "-s", *words],
+        cwd=folder,
+        env={**kept, **{name: str(value) for name, value in ours.items()}},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+
+
+@pytest.mark.needs("clang++", "ld.lld")
+def test_android_is_built_with_what_variables_name(tmp_path: Path) -> None:
+    """The default profile has no NDK: the user's own serves all the same."""
+    own = {
+        "EXECUTORCH_ROOT": make_tree(tmp_path),
+        "QNN_SDK_ROOT": make_sdk(tmp_path / "sdk"),
+        "ANDROID_NDK_ROOT": make_ndk(tmp_path / "ndk"),
+    }
+    places = ("--build-dir", tmp_path / "build", "--output", tmp_path / "dist")
+    done = nox(tmp_path, "build_android", "--", *places, environ=own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "reports" / "build_android.json").read_text(encoding="utf-8"))
+    assert (report["outcome"], report["profile"]) == ("pass", "wheels")
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    return nox(tmp_path_factory.mktemp("nothing"), "build_android", "test_emulator", environ={})
+
+
+def test_with_nothing_there_all_that_lacks_is_told_at_once_with_the_command_that_brings_it(
+    nothing: subprocess.CompletedProcess[str],
+) -> None:
+    said = nothing.stdout + nothing.stderr
+    assert "named by QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT" in said
+    components = "--component qnn-sdk --component android-ndk --component executorch-source"
+    assert f"try: nox -s provision -- --profile {OFFICIAL_PROFILE} " in said and components in said
+
+
+def test_a_session_after_one_that_failed_still_runs(nothing: subprocess.CompletedProcess[str]) -> None:
+    said = nothing.stdout + nothing.stderr
+    assert nothing.returncode != 0
+    assert "* build_android: failed" in said and "* test_emulator: failed" in said
+
+
+def test_no_traceback_reaches_whoever_has_nothing(nothing: subprocess.CompletedProcess[str]) -> None:
+    assert "Traceback" not in nothing.stdout + nothing.stderr
