@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ci.build import toolchain
@@ -17,11 +18,11 @@ from ci.build.toolchain import Toolchain
 from ci.build.tree import open_tree, unread_options
 from ci.cmake import find_cmake, find_ninja
 from provisioning.build_id import build_ids
-from provisioning.environment import Environment, resolve
+from provisioning.environment import Environment, resolve, users_own
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.findings import Finding, Severity
 from provisioning.manifest import Profile, load_profile
-from provisioning.settings import ROOT, Selection
+from provisioning.settings import OFFICIAL_PROFILE, ROOT, Selection
 
 HEADER = Path("include/QNN/QnnInterface.h")
 LAUNCHERS = ("ccache", "sccache")
@@ -34,7 +35,9 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
         raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
     profile = load_profile(selection.profile)
     recipe = load_recipe(selection.target)
-    environment = resolve(selection, environ, needs=tuple(_needs(args, recipe)))
+    needs = tuple(_needs(args, recipe))
+    _check_headers(profile, selection, environ, needs)
+    environment = resolve(selection, environ, needs=needs)
     suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
     launcher = next((found for name in LAUNCHERS if (found := shutil.which(name))), None)
     tree = open_tree(
@@ -65,6 +68,30 @@ def _needs(args: argparse.Namespace, recipe: Recipe) -> Iterator[str]:
         yield "android-ndk"
     if not args.executorch:
         yield "executorch-source"
+
+
+def _check_headers(
+    profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
+) -> None:
+    """Before anything is provisioned for a build that the profile cannot serve."""
+    if users_own("qnn-sdk", selection.store, environ, []) or _has_headers(profile):
+        return
+    message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
+    try:
+        resolve(replace(selection, profile=OFFICIAL_PROFILE), environ, needs=needs)
+    except EnvironmentLacking as lacking:
+        raise EnvironmentLacking(
+            f"{message}; of the profile {OFFICIAL_PROFILE}, {lacking.message}",
+            remedy=f"{lacking.remedy}, and --profile {OFFICIAL_PROFILE} here as well",
+        ) from lacking
+    raise EnvironmentLacking(message, remedy=f"--profile {OFFICIAL_PROFILE}")
+
+
+def _has_headers(profile: Profile) -> bool:
+    return any(
+        not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
+        for part in profile.components["qnn-sdk"].parts
+    )
 
 
 def sdk_at(root: Path) -> Sdk:
