@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from provisioning.rendering.text import one_line, visible
@@ -65,6 +68,14 @@ def path(text: str) -> Element:
         else:
             code.text = piece
     return code
+
+
+def file_link(file: str, folder: Path | None, *shown: Element | str) -> Element | None:
+    """A link from a page in the folder to a file of it; None for what a copy of the folder would not hold."""
+    if folder is None:
+        return None
+    relative = os.path.relpath(Path(file).absolute(), folder.absolute())
+    return None if relative.startswith("..") else element("a", *shown, href=quote(relative, errors="replace"))
 
 
 def one_line_code(text: str) -> Element:

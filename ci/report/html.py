@@ -9,14 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
-from ci.report.elements import badge, element, number, path, short, table
-from ci.report.programs import programs_section
+from ci.report.elements import badge, element, file_link, number, path, short, table
+from ci.report.programs import collected, programs_section
 from provisioning.findings import Artifact, Finding, Report, Severity
 from provisioning.rendering.text import (
+    DID_NOT_RUN,
+    LOG,
     Verdict,
     by_severity,
     duration,
@@ -30,11 +33,17 @@ from provisioning.rendering.text import (
     worst,
 )
 
+SHOWN_ERRORS = 8
+"""At the top; all are further down."""
+
+SHOWN_ARTIFACTS = 12
+"""More are folded."""
+
 SYMBOLS: dict[Verdict, str] = {"pass": "✓", "fail": "✗", "error": "✗", "did not run": "✗", "skipped": "–"}
 
 
-def html(reports: Sequence[Report]) -> str:
-    """The page, as text of a file that needs no other."""
+def html(reports: Sequence[Report], folder: Path | None = None) -> str:
+    """The page, as text of a file that needs no other; it links to what lies in the folder that it is for."""
     style, script = (_asset(name) for name in ("page.css", "page.js"))
     policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'"
     head = element(
@@ -45,8 +54,13 @@ def html(reports: Sequence[Report]) -> str:
         element("title", f"{worst(reports).value.upper()}: {headline(reports)}"),
         element("style", style),
     )
-    main = element("main", _verdict(reports), _stages(reports))
-    for section in (programs_section(reports), _findings(reports), _artifacts(reports), _metrics(reports)):
+    main = element("main", _verdict(reports, folder), _stages(reports, folder))
+    for section in (
+        programs_section(reports),
+        _findings(reports),
+        _artifacts(reports, folder),
+        _metrics(reports),
+    ):
         if section is not None:
             main.append(section)
     body = element("body", main, element("script", script))
@@ -66,7 +80,7 @@ def _when(started: str) -> str:
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d\+00:00$", r"\1 \2 UTC", started)
 
 
-def _verdict(reports: Sequence[Report]) -> Element:
+def _verdict(reports: Sequence[Report], folder: Path | None) -> Element:
     overall = worst(reports)
     head = headline(reports)
     lines = [element("h1", f"{SYMBOLS[overall.value]} {head[:1].upper()}{head[1:]}")]
@@ -79,11 +93,53 @@ def _verdict(reports: Sequence[Report]) -> Element:
         if verdict(report) not in ("pass", "skipped"):
             line = element("p", element("strong", report.stage), f" {verdict(report)}: {found(report)}. ")
             line.extend([element("span", "Repeat with: ", class_="soft"), element("code", report.command)])
+            line.extend(_logs(report, folder, "its log"))
             lines.append(line)
-    return element("header", *lines, class_=f"verdict {overall.value}")
+    return element("header", *lines, *_wrong(reports), class_=f"verdict {overall.value}")
 
 
-def _stages(reports: Sequence[Report]) -> Element:
+def _wrong(reports: Sequence[Report]) -> Iterator[Element]:
+    """The errors themselves, so that whoever looks no further knows what is wrong and what to type."""
+    errors: dict[tuple[str, ...], Finding] = {}
+    for report in reports:
+        for finding in report.findings:
+            if finding.severity is Severity.ERROR and finding.rule != DID_NOT_RUN:
+                # A second stage that meets the same has nothing to add.
+                errors.setdefault((finding.rule, finding.subject, finding.message), finding)
+    if not errors:
+        return
+    anchors = _anchors(reports)
+    items = []
+    for finding in islice(errors.values(), SHOWN_ERRORS):
+        anchor = anchors.get(finding.subject, "findings")
+        item = element(
+            "li",
+            element("a", one_line(finding.subject) or "it", href=f"#{anchor}"),
+            " ",
+            element("code", one_line(finding.rule)),
+            element("span", finding.message, class_="text told"),
+        )
+        if finding.remedy:
+            item.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
+        items.append(item)
+    yield element("ul", *items, class_="wrong")
+    if more := len(errors) - len(items):
+        yield element("p", element("a", f"{plural(more, 'more error')} below", href="#findings"))
+
+
+def _anchors(reports: Sequence[Report]) -> dict[str, str]:
+    """Where the page tells more of a finding's subject."""
+    return {program.name: program.anchor for program in collected(reports)}
+
+
+def _logs(report: Report, folder: Path | None, shown: str) -> Iterator[Element]:
+    """Links to what the stage printed, each after a space."""
+    for artifact in report.artifacts:
+        if artifact.kind == LOG and (link := file_link(artifact.path, folder, shown)) is not None:
+            yield element("span", " ", link)
+
+
+def _stages(reports: Sequence[Report], folder: Path | None) -> Element:
     columns = [
         ("Stage", ""),
         ("Verdict", ""),
@@ -99,7 +155,7 @@ def _stages(reports: Sequence[Report]) -> Element:
             element("td", badge(verdict(report), SYMBOLS[verdict(report)])),
             short(report.profile, "profile"),
             short(report.target, "target"),
-            element("td", found(report)),
+            element("td", found(report), *_logs(report, folder, "log")),
             number(duration(report), report.seconds, "time"),
         )
         for report in reports
@@ -111,8 +167,9 @@ def _findings(reports: Sequence[Report]) -> Element | None:
     rows: list[Element] = []
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
     every = [(report, finding) for report in reports for finding in report.findings]
+    anchors = _anchors(reports)
     for report, finding in sorted(every, key=lambda pair: ranks[pair[1].severity]):
-        rows.append(_finding(report, finding, ranks[finding.severity]))
+        rows.append(_finding(report, finding, ranks[finding.severity], anchors.get(finding.subject)))
     if not rows:
         return None
     columns = [("Severity", ""), ("Stage", ""), ("Rule", ""), ("Subject", ""), ("What, and what to do", "")]
@@ -125,7 +182,8 @@ def _findings(reports: Sequence[Report]) -> Element | None:
     )
 
 
-def _finding(report: Report, finding: Finding, rank: int) -> Element:
+def _finding(report: Report, finding: Finding, rank: int, anchor: str | None) -> Element:
+    subject = path(finding.subject)
     says = element("td", element("span", finding.message, class_="text"))
     if finding.remedy:
         says.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
@@ -134,7 +192,7 @@ def _finding(report: Report, finding: Finding, rank: int) -> Element:
         element("td", badge(finding.severity.value), data_key=str(rank)),
         short(report.stage, "stage"),
         element("td", element("code", one_line(finding.rule)), class_="short", data_label="rule"),
-        element("td", path(finding.subject), class_="subject"),
+        element("td", element("a", subject, href=f"#{anchor}") if anchor else subject, class_="subject"),
         says,
         data_severity=finding.severity.value,
         data_stage=report.stage,
@@ -168,7 +226,7 @@ def _filters(reports: Sequence[Report]) -> Element:
     )
 
 
-def _artifacts(reports: Sequence[Report]) -> Element | None:
+def _artifacts(reports: Sequence[Report], folder: Path | None) -> Element | None:
     every: list[tuple[Report, Artifact]] = [(report, a) for report in reports for a in report.artifacts]
     if not every:
         return None
@@ -178,14 +236,23 @@ def _artifacts(reports: Sequence[Report]) -> Element | None:
             "tr",
             element("th", artifact.kind, scope="row"),
             short(report.stage, "stage"),
-            element("td", path(artifact.path), class_="subject"),
+            element("td", _file(artifact.path, folder), class_="subject"),
             number(size(artifact.size), artifact.size, "size"),
             element("td", element("code", artifact.sha256)),
         )
         for report, artifact in every
     ]
-    caption = f"{plural(len(rows), 'artifact')}, {size(sum(artifact.size for _, artifact in every))}"
-    return element("section", element("h2", "Artifacts"), table("artifacts", caption, columns, rows))
+    said = f"{plural(len(rows), 'artifact')}, {size(sum(artifact.size for _, artifact in every))}"
+    whole = element("details", element("summary", said), table("artifacts", "What was made", columns, rows))
+    if len(rows) <= SHOWN_ARTIFACTS:
+        whole.set("open", "open")
+    return element("section", element("h2", "Artifacts"), whole)
+
+
+def _file(file: str, folder: Path | None) -> Element:
+    shown = path(file)
+    link = file_link(file, folder, shown)
+    return shown if link is None else link
 
 
 def _metrics(reports: Sequence[Report]) -> Element | None:

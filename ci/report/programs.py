@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
@@ -44,6 +44,11 @@ class Shown:
     soc: str = ""
     rows: dict[str, Mapping[str, Metric]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+
+    def tell(self, finding: Finding) -> None:
+        """What both stages say is told once: of a program that was not made, neither has more to say."""
+        if not any((each.rule, each.message) == (finding.rule, finding.message) for each in self.findings):
+            self.findings.append(finding)
 
     @property
     def passed(self) -> bool:
@@ -86,13 +91,14 @@ def collected(reports: Iterable[Report]) -> list[Shown]:
             found.setdefault(name, Shown(name, case, run, scheme, soc)).rows[report.stage] = values
         for finding in report.findings:
             if finding.subject in found:
-                found[finding.subject].findings.append(finding)
+                found[finding.subject].tell(finding)
     return list(found.values())
 
 
 def _matrix(programs: Sequence[Shown]) -> Element:
     schemes = sorted({each.scheme for each in programs}, key=_scheme_order)
-    cases = list(dict.fromkeys(each.case for each in programs))
+    bad = {each.case for each in programs if not each.passed}
+    cases = sorted(dict.fromkeys(each.case for each in programs), key=lambda case: case not in bad)
     head = element(
         "tr", element("th", "Model", scope="col"), *(element("th", each, scope="col") for each in schemes)
     )
@@ -109,7 +115,7 @@ def _matrix(programs: Sequence[Shown]) -> Element:
                         else f"{each.soc} {each.run.removeprefix(scheme).lstrip('-')}"
                     )
                     kind = "pass" if each.passed else "fail"
-                    mark = "✓ " if each.passed else "✗ "
+                    mark = ("✓" if each.passed else "✗") + "\N{NO-BREAK SPACE}"
                     cell.append(element("a", mark + label, href=f"#{each.anchor}", class_=f"badge {kind}"))
             row.append(cell)
         rows.append(row)
@@ -191,7 +197,7 @@ def _finding(finding: Finding) -> Element:
         class_="told",
     )
     if (finding.remedy and finding.severity is not Severity.NOTE) or finding.rule == "lowering-cpu-operator":
-        says.append(element("span", f" → {finding.remedy}", class_="soft text"))
+        says.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
     return says
 
 
@@ -239,10 +245,10 @@ def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
         if value is None or (mark is None and key not in ("sqnr_db", "cosine")):
             continue
         good = mark is None or (value <= mark if key in LESS_IS_BETTER else value >= mark)
-        unit = " dB" if key.endswith("_db") else ""
-        text = f"{value:.6g}{unit}"
+        shown = _decibels if key.endswith("_db") else _six_digits
+        text = shown(value)
         if mark is not None:
-            text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {mark:.6g})"
+            text += f" ({'at most' if key in LESS_IS_BETTER else 'at least'} {shown(mark)})"
         yield Bar(name, value, mark, text, good)
 
 
@@ -252,9 +258,28 @@ def _costs(row: Mapping[str, Metric]) -> Iterator[Bar]:
         value, mark = _number(values, key), _number(agreed, key)
         if value is None or (not value and not mark):
             continue
-        shown = seconds if key.endswith("seconds") else lambda number: size(int(number))
-        text = shown(value) + (f" (baseline {shown(mark)})" if mark is not None else " (no baseline)")
+        shown = seconds if key.endswith("seconds") else _size
+        text = shown(value) + _beside(value, mark, shown)
         yield Bar(name, value, mark, text, mark is None or value <= mark * 1.02 or key == "cpu_seconds")
+
+
+def _beside(value: float, agreed: float | None, shown: Callable[[float], str]) -> str:
+    if agreed is None:
+        return " (no baseline)"
+    change = f"{100 * (value - agreed) / agreed:+.1f} %" if agreed else ""
+    return " (as agreed)" if value == agreed else f" ({change or 'more'}, baseline {shown(agreed)})"
+
+
+def _size(value: float) -> str:
+    return size(int(value))
+
+
+def _decibels(value: float) -> str:
+    return f"{value:.1f} dB"
+
+
+def _six_digits(value: float) -> str:
+    return f"{value:.6g}"
 
 
 def _bars(title: str, bars: Iterable[Bar]) -> list[Element]:

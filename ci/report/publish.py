@@ -13,7 +13,7 @@ from provisioning.rendering import junit, markdown
 
 def publish(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> list[Path]:
     """Write the page and JUnit beside the reports, and in a job on GitHub its summary."""
-    written = {directory / "index.html": html(reports), directory / "junit.xml": junit(reports)}
+    written = {directory / "index.html": html(reports, directory), directory / "junit.xml": junit(reports)}
     for path, text in written.items():
         save(path, text)
     if summary := environ.get("GITHUB_STEP_SUMMARY"):

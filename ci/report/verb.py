@@ -31,7 +31,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
-        choices=("console", *RENDERINGS),
+        choices=("console", "html", *RENDERINGS),
         help="print only this one [console, with index.html and junit.xml written beside the reports]",
     )
     parser.add_argument(
@@ -56,11 +56,13 @@ def run(args: argparse.Namespace) -> int:
             remedy="nox, which runs the stages that write them",
         )
     reports = collect(directory, args.expect or stage_names())
+    output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None or args.format == "console":
         text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
+    elif args.format == "html":
+        text = html(reports, output.parent if output else None)
     else:
         text = RENDERINGS[args.format](reports)
-    output = args.output or (directory / "index.html" if args.format == "html" else None)
     if output is not None:
         save(output, text)
         sys.stdout.write(f"wrote {output}\n")
@@ -106,6 +108,5 @@ RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
     "junit": junit,
     "sarif": _sarif,
     "markdown": markdown,
-    "html": html,
     "github": _github,
 }

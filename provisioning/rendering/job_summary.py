@@ -12,6 +12,7 @@ from provisioning.rendering.text import (
     duration,
     found,
     headline,
+    made,
     plural,
     scalar_metrics,
     size,
@@ -68,8 +69,8 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
 
 
 def _details(report: Report) -> Iterator[tuple[str, bool]]:
-    metrics = scalar_metrics(report)
-    if not (report.findings or report.artifacts or metrics):
+    metrics, artifacts = scalar_metrics(report), made(report)
+    if not (report.findings or artifacts or metrics):
         return
     yield "", False
     yield f"### {cell(report.stage)}", False
@@ -81,11 +82,11 @@ def _details(report: Report) -> Iterator[tuple[str, bool]]:
             for f in group:
                 said = " | ".join(cell(text) for text in (f.rule, f.subject, f.message, f.remedy))
                 yield f"| {SEVERITY_MARKS[severity]} | {said} |", True
-    if report.artifacts:
+    if artifacts:
         yield "", False
         yield "| artifact | path | size | sha256 |", False
         yield "| --- | --- | ---: | --- |", False
-        for a in report.artifacts:
+        for a in artifacts:
             yield f"| {cell(a.kind)} | {cell(a.path)} | {size(a.size)} | {cell(a.sha256[:12])} |", True
     if metrics:
         yield "", False

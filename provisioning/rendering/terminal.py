@@ -15,6 +15,7 @@ from provisioning.rendering.text import (
     duration,
     found,
     headline,
+    made,
     one_line,
     plural,
     scalar_metrics,
@@ -58,8 +59,8 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
         if len(group) > SHOWN:
             parts.append(Text(f"  … and {len(group) - SHOWN:,} more in {report.stage}.json", style="dim"))
         parts.append(Text())
-    if report.artifacts:
-        parts += [_artifacts(report.artifacts), Text()]
+    if artifacts := made(report):
+        parts += [_artifacts(artifacts), Text()]
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics), Text()]
     return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
@@ -78,7 +79,7 @@ def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 10
         table(("stage", "verdict", "found", "time"), rows, right=frozenset({3})),
         Text(),
     ]
-    if artifacts := [artifact for report in reports for artifact in report.artifacts]:
+    if artifacts := [artifact for report in reports for artifact in made(report)]:
         parts += [_artifacts(artifacts), Text()]
     word, style = VERDICTS[worst(reports).value]
     total = seconds(sum(report.seconds for report in reports))

@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from provisioning.findings import Finding, Outcome, Report, Severity, severity_counts
+from provisioning.findings import Artifact, Finding, Outcome, Report, Severity, severity_counts
 
 Verdict = Literal["pass", "fail", "error", "did not run", "skipped"]
 
 DID_NOT_RUN = "report.did-not-run"
 """The finding of a report that stands in for a stage which never ran; a note when that was asked for."""
+
+LOG = "log"
+"""The kind of artifact that holds what a stage printed."""
 
 # Controls but tab and newline, the C1 range, what turns text around, and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -84,6 +87,12 @@ def found(report: Report) -> str:
     """What was found in numbers, or why nothing was looked for."""
     reasons = [finding.message for finding in report.findings if finding.rule == DID_NOT_RUN]
     return one_line(reasons[0]) if reasons else counted(report)
+
+
+def made(report: Report) -> list[Artifact]:
+    """Artifacts worth a row; a stage's log only where it tells of something."""
+    passed = verdict(report) in ("pass", "skipped")
+    return [artifact for artifact in report.artifacts if not (passed and artifact.kind == LOG)]
 
 
 def size(count: int) -> str:

@@ -63,11 +63,49 @@ def test_the_partition_is_drawn_in_order(section: Element) -> None:
 
 def test_bars_are_marked_at_the_baseline_and_bad_beyond_it(section: Element) -> None:
     bars = {str(bar.get("aria-label")): bar for bar in section.iter("svg")}
-    worse = next(bar for label, bar in bars.items() if label.startswith("2.85 MB (baseline 2 MB)"))
+    worse = next(bar for label, bar in bars.items() if label == "2.85 MB (+42.7 %, baseline 2 MB)")
     value, mark = worse
     assert value.get("class") == "bad" and float(str(mark.get("x"))) < float(str(value.get("width")))
     same = next(bar for label, bar in bars.items() if label.startswith("2.05 kB"))
-    assert same[0].get("class") == "good"
+    assert same[0].get("class") == "good" and same.get("aria-label") == "2.05 kB (as agreed)"
+
+
+def test_figures_in_decibels_have_one_digit_and_what_is_asked_beside_them(section: Element) -> None:
+    assert "34.5 dB (at least 33.5 dB)" in _text(section)
+
+
+def test_the_rows_with_something_bad_come_first_in_the_matrix(section: Element) -> None:
+    heads = [row.find("th") for row in section.iter("tr")]
+    assert [head.text for head in heads if head is not None] == ["Model", "gelu", "resnet"]
+
+
+def test_what_both_stages_say_of_a_program_is_told_once() -> None:
+    lowered, ran = reports()
+    both = [lowered, replace(ran, findings=lowered.findings)]
+    (bad,) = (each for each in collected(both) if each.name == BAD)
+    assert len(bad.findings) == 1
+    assert html(both).count('class="text told"') == 1
+
+
+def test_the_top_of_the_page_says_what_is_wrong_with_a_link_to_more() -> None:
+    page = html(reports())
+    top = page[: page.index("What ran, in order")]
+    for part in (f'href="#program-{BAD.replace("/", "-")}"', "torch.erf(x)", "No node visitor"):
+        assert part in top
+
+
+def test_a_finding_of_the_table_leads_to_its_program() -> None:
+    page = html(reports())
+    table = page[page.index('<table id="findings"') :]
+    assert f'<a href="#program-{BAD.replace("/", "-")}">' in table
+
+
+def test_more_errors_than_fit_at_the_top_are_counted_there() -> None:
+    lowered, ran = reports()
+    errors = tuple(replace(lowered.findings[0], message=f"error {number}") for number in range(11))
+    page = html([replace(lowered, findings=errors), ran])
+    top = page[: page.index("What ran, in order")]
+    assert (top.count("error 7"), top.count("error 8"), top.count("3 more errors below")) == (1, 0, 1)
 
 
 def test_without_programs_there_is_no_such_part() -> None:

@@ -267,7 +267,7 @@ def test_hostile_names_of_stages_and_files_stay_text() -> None:
 def test_the_page_asks_for_nothing_from_elsewhere() -> None:
     page = _Page(_report("validate", BAD))
     asked = [attributes for _, attributes in page.elements if {"src", "href", "srcset"} & set(attributes)]
-    assert asked == []
+    assert asked == [{"href": "#findings"}]
     assert "url(" not in html([_report("validate")])
 
 
@@ -305,6 +305,20 @@ def test_findings_are_shown_worst_first() -> None:
     page = _Page(_report("provision", FACT), _report("validate", BAD))
     rows = [row["data-severity"] for row in page.all("tr") if "data-severity" in row]
     assert rows == ["error", "note"]
+
+
+def test_many_artifacts_are_folded_and_a_few_are_not() -> None:
+    few, many = ([Artifact("pte", f"{n}.pte", "ab", 1) for n in range(count)] for count in (3, 30))
+    for artifacts, is_open in ((few, True), (many, False)):
+        page = _Page(replace(_report("provision"), artifacts=tuple(artifacts)))
+        assert [("open" in attributes) for attributes in page.all("details")] == [is_open]
+
+
+def test_a_file_of_the_pages_folder_is_a_link_and_any_other_is_not(tmp_path: Path) -> None:
+    inside, outside = (Artifact("log", str(tmp_path / name), "ab", 1) for name in ("r/a b:c.log", "x.log"))
+    page = html([replace(_report("provision"), artifacts=(inside, outside))], tmp_path / "r")
+    assert page.count('href="a%20b%3Ac.log"') == 2
+    assert page.count("href=") == 2
 
 
 def test_a_page_without_findings_has_nothing_to_filter() -> None:
