@@ -28,8 +28,8 @@ from ci.rehearse.runner import (
     run_workflow,
 )
 from provisioning.cli import command_line
-from provisioning.errors import EnvironmentLacking, ToolkitError, UsageError
-from provisioning.findings import Outcome, Severity, StageRun
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.findings import Severity, StageRun
 from provisioning.rendering.terminal import rendered, table, terminal_width, wants_colour, write
 from provisioning.settings import ROOT, reports_path
 
@@ -47,13 +47,8 @@ def rehearse(args: argparse.Namespace) -> int:
     stage = StageRun("rehearse", "", "", command_line("nox -s rehearse --", sys.argv[2:]))
     if args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: expected at least 1", remedy="leave --jobs out")
-    with _scratch(keep=args.keep) as scratch:
-        try:
-            results = _run(args, root, scratch, reports)
-        except ToolkitError as error:
-            stage.add("rehearse.fault", Severity.ERROR, args.workflow, error.message, error.remedy)
-            stage.finish(Outcome.ERROR).write(reports)
-            raise
+    with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
+        results = _run(args, root, scratch, reports)
     if results is None:
         return 0
     return _conclude(results, stage, reports)
