@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from ci.parity.model import Glob, Item, Library, Place, Side, Trouble, is_source
-from ci.parity.starlark_text import Literal, literals, nearest
+from ci.parity.starlark_text import TOKEN, Literal, literals, nearest
 from ci.parity.tree import Tree, normal
 
 if TYPE_CHECKING:
@@ -38,11 +38,21 @@ _EXTERNAL = frozenset({"external_deps", "exported_external_deps"})
 """Names of packages outside any repository, which have no counterpart on the CMake side."""
 
 _PRELUDE = ":prelude"
+_FIRST_LINE = f'load("{_PRELUDE}", "glob", "select", "native", "read_config", "package_name", "oncall")\n'
+"""Before each file, so that the interpreter's line numbers are one too many: `_place_at` takes it off."""
+
+_LOAD = re.compile(r"""\bload\(\s*(["'])(?P<label>[^"'\n]+)\1(?P<names>[^)]*)\)""")
+_LOADED = re.compile(r"""(?:(?P<own>\w+)\s*=\s*)?["'](?P<name>\w+)["']""")
 _FRAME = re.compile(r"^  \* (?P<file>[^\n]+?):(?P<line>\d+), in ", re.MULTILINE)
 _ERROR_AT = re.compile(r"^\s*--> (?P<file>[^\n]+?):(?P<line>\d+):\d+(?:-[\d:]+)?$", re.MULTILINE)
 _ERROR_SAYS = re.compile(r"^error: (?P<says>.+)$", re.MULTILINE)
+_WRAPPED = re.compile(r"^(?:(?:StarlarkError|LookupError|ValueError|error|fail): )+")
 
-_FUNCTIONS = """\
+_STRANGE = "which is outside the tree and in no [[buck.loads]]"
+
+_FUNCTIONS = (
+    f"STRANGE = {json.dumps(_STRANGE)}"
+    + """
 def glob(include, exclude = [], **options):
     return _glob(call_stack(), include, exclude, sorted(options.keys()))
 def select(branches):
@@ -59,8 +69,13 @@ def _text(name):
     return lambda *given: "//:".join([name] + [str(one) for one in given])
 def _calls(_kind = None, **given):
     if _kind: _kind(**given)
+def _answer(value):
+    return lambda *given, **named: value
+def _stranger(name, label):
+    return lambda *given, **named: fail("{}() comes from {}, ".format(name, label) + STRANGE)
 native = struct(glob = glob, read_config = read_config, package_name = package_name)
 """
+)
 
 
 def evaluate(tree: Tree, rules: Buck, variant: Variant, constraints: frozenset[str], root: str) -> Side:
@@ -125,11 +140,7 @@ class _Evaluation:
 
     def _module(self, path: str, text: str) -> Any:
         module = self.sl.Module()
-        # On the first line, so that every other keeps its number.
-        names = ", ".join(
-            f'"{name}"' for name in ("glob", "select", "native", "read_config", "package_name", "oncall")
-        )
-        ast = self.sl.parse(path, f'load("{_PRELUDE}", {names}); {text}', self._dialect)
+        ast = self.sl.parse(path, _FIRST_LINE + text, self._dialect)
         self.open.append(path)
         try:
             self.sl.eval_with(self.options, module, ast, self.globals, self.sl.FileLoader(self._load))
@@ -157,7 +168,7 @@ class _Evaluation:
             if given is not None:
                 self.loaded[key] = self._stand_in(label, given)
             elif path is None:
-                raise LookupError(f"{label} is outside the tree, and in no [[buck.loads]]")
+                self.loaded[key] = self._strangers(label)
             elif path not in self.tree.files:
                 raise LookupError(f"{label} is {path}, which does not exist")
             elif path in self.open:
@@ -168,8 +179,11 @@ class _Evaluation:
 
     def _path_of(self, label: str) -> str | None:
         folder, _, name = label.rpartition(":")
-        if not folder:
+        if not folder and label.startswith(":"):
             return posixpath.join(posixpath.dirname(self.open[-1]), name)
+        if not folder:
+            # The older form: a path with slashes alone.
+            folder, _, name = label.rpartition("/")
         where = self._in_tree(folder)
         return None if where is None else posixpath.join(where, name)
 
@@ -179,9 +193,26 @@ class _Evaluation:
                 return normal(posixpath.join(begins, folder[len(prefix) :].lstrip("/")))
         return None
 
+    def _strangers(self, label: str) -> Any:
+        """What a file nobody knows gives: functions that fail when they are called, for what is loaded and
+        not used does no harm. Raises LookupError where one is used as anything else."""
+        text = self.tree.read(self.open[-1])
+        named = [match for match in _LOAD.finditer(text) if match["label"] == label]
+        rest = _without_text(_LOAD.sub("", text))
+        lines = [f'load("{_PRELUDE}", "make_stranger")']
+        for match in _LOADED.finditer(" ".join(match["names"] for match in named)):
+            name, own = match["name"], match["own"] or match["name"]
+            if re.search(rf"(?<![\w.]){own}\b(?!\s*[(\w])", rest):
+                raise LookupError(
+                    f"{own} comes from {label}, which is outside the tree and in no [[buck.loads]]"
+                )
+            lines.append(f"{name} = make_stranger({json.dumps(name)}, {json.dumps(label)})")
+        return self._made(label, lines)
+
     def _stand_in(self, label: str, given: Any) -> Any:
-        lines = [f'load("{_PRELUDE}", "make_rule", "make_text", "other", "calls")']
+        lines = [f'load("{_PRELUDE}", "make_rule", "make_text", "make_answer", "other", "calls")']
         lines += [f"{name} = calls" for name in given.calls]
+        lines += [f"{name} = make_answer({_literal(value)})" for name, value in given.answers.items()]
         lines += [f"{name} = make_text({json.dumps(name)})" for name in given.texts]
         lines += [f"{name} = {_literal(value)}" for name, value in given.values.items()]
         fields = [
@@ -191,7 +222,12 @@ class _Evaluation:
             *(f"{name} = {_literal(value)}" for name, value in self.rules.fields.items()),
         ]
         lines += [f"{name} = struct({', '.join(fields)})" for name in given.rules]
-        lines += [f'{name} = make_rule("{name}")' for name in self.rules.rules if not given.rules]
+        if not given.rules:
+            lines += [f'{name} = make_rule("{name}")' for name in self.rules.rules]
+            lines += [f"{name} = other" for name in self.rules.other_rules]
+        return self._made(label, lines)
+
+    def _made(self, label: str, lines: list[str]) -> Any:
         module = self.sl.Module()
         ast = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
         self.sl.eval(module, ast, self.globals, self.sl.FileLoader(self._load))
@@ -208,7 +244,17 @@ class _Evaluation:
         }
         for name, function in functions.items():
             module.add_callable(name, function)
-        text = _FUNCTIONS + "make_rule = _rule\nmake_text = _text\nother = _other\ncalls = _calls\n"
+        text = (
+            _FUNCTIONS
+            + """
+make_rule = _rule
+make_text = _text
+make_answer = _answer
+make_stranger = _stranger
+other = _other
+calls = _calls
+"""
+        )
         self.sl.eval(module, self.sl.parse(_PRELUDE, text, self._dialect), self.globals)
         return module.freeze()
 
@@ -339,12 +385,10 @@ class _Evaluation:
         return self.literals[file]
 
     def _trouble(self, path: str, text: str) -> None:
-        at = [Place(match["file"], int(match["line"])) for match in _ERROR_AT.finditer(text)]
+        at = [_place_at(match) for match in _ERROR_AT.finditer(text)]
         at += _frames(text)
         says = _ERROR_SAYS.search(text)
-        why = says["says"] if says else text.strip()
-        for name in ("LookupError: ", "ValueError: "):
-            why = why.removeprefix(name)
+        why = _WRAPPED.sub("", says["says"] if says else text.strip())
         place = next((place for place in at if place.file in self.tree.files), Place(path, 1))
         lines = self.tree.read(place.file).count("\n") + 1
         self.side.troubles.append(Trouble(Place(place.file, min(place.line, lines)), path, why))
@@ -353,8 +397,12 @@ class _Evaluation:
 @lru_cache(maxsize=64)
 def _frames(stack: str) -> tuple[Place, ...]:
     """From the innermost call outwards, without our own functions."""
-    found = [Place(match["file"], int(match["line"])) for match in _FRAME.finditer(stack)]
+    found = [_place_at(match) for match in _FRAME.finditer(stack)]
     return tuple(place for place in reversed(found) if place.file != _PRELUDE)
+
+
+def _place_at(match: re.Match[str]) -> Place:
+    return Place(match["file"], max(int(match["line"]) - 1, 1))
 
 
 def _paths(attribute: str, value: object) -> Iterator[str]:
@@ -383,6 +431,11 @@ def _same(library: Library) -> object:
         sorted(item.name for item in library.files),
         sorted(item.name for item in library.dependencies),
     )
+
+
+def _without_text(text: str) -> str:
+    """A Starlark text without its literals and comments: only what is said in names is left."""
+    return TOKEN.sub(" ", text)
 
 
 def _literal(value: str | bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from ci.parity.buck import duplicates
 from ci.parity.file_api import Reply
 from ci.parity.mapping import Mapping, Pair
-from ci.parity.model import Glob, Item, Library, Place, Side, first_places, is_native, is_source
+from ci.parity.model import Glob, Item, Library, Place, Side, first_places, is_native, is_python, is_source
 from ci.parity.tree import Tree
 
 
@@ -175,11 +175,11 @@ def variant(found: Findings, name: str, buck: Side, cmake: Side) -> None:
         _missing_files(found, name, side)
     if buck.failed or cmake.stopped:
         found.incomplete = True
-    pairs = [pair for pair in found.mapping.pairs if name in pair.variants]
+    pairs = found.mapping.pairs_of(name, cmake.libraries)
     if not cmake.stopped:
-        for position, pair in enumerate(found.mapping.pairs):
-            if pair in pairs and not any(_package(label) in buck.failed for label in pair.buck):
-                _targets_exist(found, name, position, pair, buck, cmake)
+        for pair in pairs:
+            if not any(_package(label) in buck.failed for label in pair.buck):
+                _targets_exist(found, name, pair, buck, cmake)
                 _files(found, name, pair, buck, cmake)
                 _dependencies(found, name, pair, pairs, buck, cmake)
     _unmapped(found, name, buck, cmake)
@@ -201,21 +201,70 @@ def tree(found: Findings, tree: Tree, bucks: MappingOf[str, Side], cmakes: Mappi
     failed = {package for side in sides for package in side.failed}
     known = {item.name for side in sides for library in side.libraries.values() for item in library.files}
     scope = found.mapping.scope
-    for path in sorted(tree.under(scope.root)):
-        if path in known or not path.endswith(scope.suffixes):
-            continue
-        if any(path.startswith(f"{package}/") for package in failed):
-            continue
-        found.add(
-            Difference(
-                "parity-unknown-file",
-                Place(path, 1),
+    unknown = [
+        path
+        for path in sorted(tree.under(scope.root))
+        if path not in known
+        and path.endswith(scope.suffixes)
+        and not any(path.startswith(f"{package}/") for package in failed)
+    ]
+    _unknown_modules(found, tree, [path for path in unknown if is_python(path)], known)
+    for path in unknown:
+        if not is_python(path):
+            message = f"no build knows {path}"
+            _unknown(found, path, path, message, "name it in CMakeLists.txt and in targets.bzl, or delete it")
+
+
+def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set[str]) -> None:
+    """Python is Buck's alone. Where it knows a module beside one, it was forgotten; a package of which it
+    knows nothing at all is one finding."""
+    peopled = {""}
+    for path in known:
+        if is_python(path):
+            peopled.update(_folders(path))
+    beside = {posixpath.dirname(path) for path in known if is_python(path)}
+    packages: dict[str, list[str]] = {}
+    for path in unknown:
+        if posixpath.basename(path) == "__init__.py" and _says_nothing(tree.read(path)):
+            continue  # Buck makes those itself.
+        if posixpath.dirname(path) in beside:
+            _unknown(
+                found,
                 path,
-                "tree",
-                f"no build knows {path}",
-                "name it in targets.bzl (and in CMakeLists.txt, unless it is Python), or delete it",
+                path,
+                f"no Buck library has {path}, though one has others of its directory",
+                "name it in the library's srcs, or delete it",
             )
+            continue
+        folders = [folder for folder in _folders(path) if folder not in peopled]
+        packages.setdefault(folders[-1] if folders else posixpath.dirname(path), []).append(path)
+    for folder, paths in packages.items():
+        deep = any(posixpath.dirname(path) != folder for path in paths)
+        _unknown(
+            found,
+            paths[0],
+            f"{folder}/{'**/' if deep else ''}*.py",
+            f"no Buck library has any of the {len(paths)} Python files of {folder}"
+            if len(paths) > 1
+            else f"no Buck library has {paths[0]}",
+            "give them a library, or say in the mapping why they need none",
         )
+
+
+def _folders(path: str) -> list[str]:
+    """The directories that a file is in, the innermost first; without the top."""
+    found = []
+    while path := posixpath.dirname(path):
+        found.append(path)
+    return found
+
+
+def _says_nothing(text: str) -> bool:
+    return all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines())
+
+
+def _unknown(found: Findings, path: str, what: str, message: str, remedy: str) -> None:
+    found.add(Difference("parity-unknown-file", Place(path, 1), what, "tree", message, remedy))
 
 
 def _troubles(found: Findings, variant: str, side: Side) -> None:
@@ -249,7 +298,8 @@ def _missing_files(found: Findings, variant: str, side: Side) -> None:
         )
 
 
-def _targets_exist(found: Findings, variant: str, position: int, pair: Pair, buck: Side, cmake: Side) -> None:
+def _targets_exist(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+    position = [one.name for one in found.mapping.pairs].index(pair.name)
     place = Place(found.source.name, found.source.line("pairs", position))
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         for name in names:
@@ -289,11 +339,16 @@ def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
                 left[path],
                 path,
                 pair.name,
-                f"{_any_of(pair.buck)} has {path}, and CMake's targets of {pair.name} lack it",
+                f"{_which_has(buck, pair.buck, path)} has {path}, and CMake's targets of {pair.name} lack it",
                 "add it to the target_sources of its library, or exclude it in targets.bzl",
             ),
             variant,
         )
+
+
+def _which_has(side: Side, names: Iterable[str], path: str) -> str:
+    libraries = [library for name in names if (library := side.libraries.get(name))]
+    return next(one.name for one in libraries if any(item.name == path for item in one.files))
 
 
 def _native(side: Side, names: Iterable[str]) -> Iterator[Item]:
@@ -303,7 +358,7 @@ def _native(side: Side, names: Iterable[str]) -> Iterator[Item]:
 
 
 def _dependencies(
-    found: Findings, variant: str, pair: Pair, pairs: list[Pair], buck: Side, cmake: Side
+    found: Findings, variant: str, pair: Pair, pairs: Sequence[Pair], buck: Side, cmake: Side
 ) -> None:
     nodes = {name: f"pair {one.name}" for one in pairs for name in (*one.buck, *one.cmake)}
     one_sided: set[str] = set()
@@ -368,10 +423,13 @@ def _unknown_dependency(found: Findings, pair: Pair, item: Item, build: str) -> 
 def _unmapped(found: Findings, variant: str, buck: Side, cmake: Side) -> None:
     pairs = found.mapping.pairs
     mapped = {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
+    patterns = [name for pair in pairs for name in pair.cmake if "*" in name]
     mapped |= {name for alone in found.mapping.alone for name in (*alone.buck, *alone.cmake)}
     for side, build in ((buck, "Buck"), (cmake, "CMake")):
         for library in side.libraries.values():
             if library.name in mapped or not any(is_native(item.name) for item in library.files):
+                continue
+            if side is cmake and any(fnmatchcase(library.name, pattern) for pattern in patterns):
                 continue
             found.add(
                 Difference(

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from ci.parity.check import Checked
 from ci.parity.compare import Difference
 from ci.parity.mapping import Mapping
-from ci.parity.model import Side
+from ci.parity.model import Library, Side, is_python
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
 from ci.parity.tree import Tree
 
@@ -94,30 +94,40 @@ def _candidates(
     tree: Tree, mapping: Mapping, checked: Checked, found: Difference
 ) -> Iterator[tuple[str, str]]:
     if found.rule in ("parity-missing-in-buck", "parity-unknown-file"):
-        for file in _buck_files(tree, mapping, found):
+        for file in _buck_files(tree, mapping, checked, found):
             yield from ((file, text) for text in _with_file(tree, checked, file, found.what))
     elif found.rule == "parity-dependency-missing-in-buck":
-        for file in _buck_files(tree, mapping, found):
+        for file in _buck_files(tree, mapping, checked, found):
             yield from ((file, text) for text in _with_dependency(tree, mapping, file, found.what))
     elif found.place.file.endswith((".bzl", "/BUCK", "/TARGETS")):
         yield from ((found.place.file, text) for text in _without(tree, found))
 
 
-def _buck_files(tree: Tree, mapping: Mapping, found: Difference) -> list[str]:
+def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Difference) -> list[str]:
     """Where the library that lacks it is declared."""
+    libraries = [library for side in checked.buck.values() for library in side.libraries.values()]
     if found.rule == "parity-unknown-file":
-        if not found.what.endswith(".py"):
+        if not is_python(found.what):
             return []
-        folders = [posixpath.dirname(found.what)]
-        while folders[-1]:
-            folders.append(posixpath.dirname(folders[-1]))
-        named = [posixpath.join(folder, "targets.bzl") for folder in folders]
-        # Only the nearest package may have a say in a file.
-        return [path for path in named if path in tree.files][:1]
-    labels = [label for pair in mapping.pairs if pair.name == found.where for label in pair.buck]
-    packages = dict.fromkeys(label.removeprefix("//").partition(":")[0] for label in labels)
-    named = [posixpath.join(package, "targets.bzl") for package in packages]
-    return [path for path in named if path in tree.files]
+        # Only the nearest package may have a say in a file, and which of its libraries should is certain only
+        # where there is one.
+        folder = posixpath.dirname(found.place.file)
+        while folder and not any(posixpath.join(folder, name) in tree.files for name in _names(mapping)):
+            folder = posixpath.dirname(folder)
+        own = [one for one in libraries if _package_of(one) == folder and one.kind.startswith("python_")]
+        named = [one.place.file for one in own] if len({one.name for one in own}) == 1 else []
+    else:
+        labels = {label for pair in mapping.pairs if pair.name == found.where for label in pair.buck}
+        named = [one.place.file for one in libraries if one.name in labels]
+    return [path for path in dict.fromkeys(named) if path in tree.files]
+
+
+def _names(mapping: Mapping) -> tuple[str, ...]:
+    return (*mapping.buck.files, "targets.bzl")
+
+
+def _package_of(library: Library) -> str:
+    return library.name.removeprefix("//").partition(":")[0]
 
 
 def _with_file(tree: Tree, checked: Checked, file: str, path: str) -> Iterator[str]:

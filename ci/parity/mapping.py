@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,6 +19,9 @@ TITLE = "Which Buck and CMake targets are the same, and what differs on purpose"
 Reason = Annotated[str, StringConstraints(min_length=10)]
 Label = Annotated[str, StringConstraints(pattern=r"^//[^:]*:[^:/]+$")]
 Rule = Annotated[str, StringConstraints(pattern=r"^parity-[a-z-]+$")]
+
+
+_OF_PATTERNS = frozenset({"parity-glob-empty", "parity-exclude-empty"})
 
 
 class Scope(Model):
@@ -37,6 +41,8 @@ class Load(Model):
     """Functions that call their `_kind` argument with the others."""
     texts: tuple[str, ...] = ()
     """Functions that return text made of their name and arguments, which only dependencies use."""
+    answers: dict[str, str | bool] = Field(default_factory=dict)
+    """Functions that give the same answer whatever they are asked, as `is_fbcode`."""
     values: dict[str, str | bool] = Field(default_factory=dict)
 
 
@@ -82,6 +88,7 @@ class Pair(Model):
     name: Name
     buck: Annotated[tuple[Label, ...], Field(min_length=1)]
     cmake: tuple[str, ...] = ()
+    """Names, or patterns: of all libraries, those that nothing else in the mapping names."""
     like: Name | None = None
     """Instead of `cmake`: the pair whose CMake targets these are too, on other variants."""
     variants: Annotated[tuple[Name, ...], Field(min_length=1)]
@@ -161,13 +168,17 @@ class Deliberate(Model):
 
     rule: Rule
     what: str
-    """The file, pattern or dependency of the finding; `*` matches anything."""
+    """The file or dependency of the finding; `*` matches anything. A pattern of a build file is said as it
+    stands there."""
     where: str = "*"
     """The pair, library or file it is about."""
     reason: Reason
 
     def covers(self, rule: str, what: str, where: str) -> bool:
-        return self.rule == rule and fnmatchcase(what, self.what) and fnmatchcase(where, self.where)
+        if self.rule != rule or not fnmatchcase(where, self.where):
+            return False
+        # A pattern read as one would cover every pattern below its directory.
+        return what == self.what if rule in _OF_PATTERNS else fnmatchcase(what, self.what)
 
 
 class Mapping(Model):
@@ -195,6 +206,27 @@ class Mapping(Model):
             if pair.like is not None and pair.like not in own:
                 raise ValueError(f"pair {pair.name} like one of {sorted(own)}, not {pair.like!r}")
         return self
+
+    def pairs_of(self, variant: str, libraries: Iterable[str]) -> tuple[Pair, ...]:
+        """The pairs of a variant, patterns replaced by which of CMake's libraries they stand for."""
+        named: set[str] = set()
+        entries: tuple[Pair | Alone | Dependency, ...] = (*self.pairs, *self.alone, *self.dependencies)
+        for entry in entries:
+            named.update(entry.cmake)
+        free = sorted(set(libraries) - named)
+        return tuple(
+            pair.model_copy(
+                update={
+                    "cmake": tuple(
+                        library
+                        for name in pair.cmake
+                        for library in ([one for one in free if fnmatchcase(one, name)] or [name])
+                    )
+                }
+            )
+            for pair in self.pairs
+            if variant in pair.variants
+        )
 
 
 def load_mapping(path: Path = MAPPING) -> Mapping:

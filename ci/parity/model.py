@@ -92,6 +92,10 @@ def is_header(path: str) -> bool:
     return posixpath.splitext(path)[1] in HEADER_SUFFIXES
 
 
+def is_python(path: str) -> bool:
+    return posixpath.splitext(path)[1] in PYTHON_SUFFIXES
+
+
 def is_native(path: str) -> bool:
     """Whether both builds have a say in it; Python is Buck's alone."""
     return is_source(path) or is_header(path)

@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-_TOKEN = re.compile(
+TOKEN = re.compile(
     r"""
     (?P<comment>\#[^\n]*)
   | (?P<string>(?:\b[rR])?(?:'''(?:[^\\]|\\.)*?'''|\"\"\"(?:[^\\]|\\.)*?\"\"\"
@@ -14,6 +14,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+"""A comment or a literal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ def literals(text: str) -> list[Literal]:
     """In the order of the text. What no parser could read is left out: the interpreter reports it."""
     found: list[Literal] = []
     line, counted = 1, 0
-    for match in _TOKEN.finditer(text):
+    for match in TOKEN.finditer(text):
         if match["string"] is None:
             continue
         line += text.count("\n", counted, match.start())

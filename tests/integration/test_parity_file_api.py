@@ -36,6 +36,11 @@ def configure(root: Path, build: Path, variant: str) -> Path:
     (query / "codemodel-v2").touch()
     system = PROCESSORS[variant]
     flags = [f"-DCMAKE_SYSTEM_NAME={system[0]}", f"-DCMAKE_SYSTEM_PROCESSOR={system[1]}"] if system else []
+    if variant == "hexagon":
+        [chosen] = [one for one in mapping().variants if one.name == variant]
+        flags += [
+            f"-D{name}={chosen.cmake[name]}" for name in chosen.cmake if name.startswith(("DSP", "HEX"))
+        ]
     tools = Path(sys.executable).parent
     subprocess.run(
         [

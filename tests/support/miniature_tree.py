@@ -72,6 +72,10 @@ PYTHON = {
 }
 """How many modules each Python package has."""
 
+PAL = f"{QUALCOMM}/runtime/pal"
+PLATFORM = ("DynamicLoading", "Path")
+"""Of the layer over the platform: a header each, and a source for each system."""
+
 WRAPPERS = ("OpWrapper", "QuantizeParamsWrapper", "TensorWrapper")
 WRAPPER_HEADERS = ("ParamWrapper", "ScalarParamWrapper", "TensorParamWrapper")
 
@@ -123,11 +127,22 @@ def _native() -> dict[str, str]:
         **{f"{path}.h": "#pragma once\n" for path in (*both, *headers)},
         **{f"{path}.cpp": f"// {Path(path).name}\n" for path in (*both, *sources)},
         f"{BACKENDS}/direct_mode/qnn_executorch.idl": "interface qnn_executorch {};\n",
+        **{f"{PAL}/include/pal/{name}.h": "#pragma once\n" for name in PLATFORM},
+        **{
+            f"{PAL}/src/{system}/{name}.cpp": "// pal\n"
+            for name in PLATFORM
+            for system in ("linux", "windows")
+        },
     }
 
 
 def _python() -> dict[str, str]:
-    found = {f"{QUALCOMM}/qnn_preprocess.py": "# preprocess\n"}
+    found = {f"{QUALCOMM}/{name}.py": "# module\n" for name in ("qnn_preprocess", "export_utils")}
+    found |= {f"{QUALCOMM}/recipes/{name}.py": "# module\n" for name in ("__init__", "provider", "types")}
+    # Of the tests Buck has a few.
+    found |= {f"{QUALCOMM}/tests/{name}.py": "# tests\n" for name in ("models", "utils", "conftest")}
+    found |= {f"{QUALCOMM}/tests/rework/htp/op/v{arch}/test.py": "# tests\n" for arch in (68, 73, 79)}
+    found |= {f"{QUALCOMM}/{folder}/__init__.py": "# (c)\n" for folder in ("aot", "aot/python", "tests")}
     for package, count in PYTHON.items():
         name = package.rpartition("/")[2].strip("_")
         found |= {f"{QUALCOMM}/{package}/{name}_{number}.py": "# module\n" for number in range(count)}
@@ -144,21 +159,24 @@ def _buck() -> dict[str, str]:
         "_passes": _python_library("passes", '["*.py"]'),
         "builders": _python_library("builders", '[\n            "*.py",\n        ]'),
         "debugger": _python_library("debugger", '["**/*.py"]'),
-        "partition": _python_library("partition", '["*.py"]'),
+        "partition": _BUCK_PARTITION,
         "quantizer": _python_library(
             "quantizer",
             '[\n            "*.py",\n            "*/*.py",\n        ]',
             '            "//executorch/backends/transforms:decompose_sdpa",\n',
         ),
-        "serialization": _python_library("serialization", '["*.py"]'),
+        "serialization": _BUCK_SERIALIZATION,
         "utils": _python_library("utils", '["*.py"]'),
     }
     found = {}
     for folder, text in folders.items():
         where = f"{QUALCOMM}/{folder}".rstrip("/")
         found[f"{where}/targets.bzl"] = text
-        if folder in ("", "runtime", "aot/python"):
+        if folder in ("", "runtime", "aot/python", "partition"):
             found[f"{where}/BUCK"] = _BUCK_FILE
+    found[f"{QUALCOMM}/BUCK"] += _BUCK_FILE_TOP
+    found[f"{QUALCOMM}/tests/BUCK"] = _BUCK_TESTS
+    found[f"{QUALCOMM}/recipes/BUCK"] = _BUCK_RECIPES
     return found
 
 
@@ -176,6 +194,56 @@ fbcode_target(_kind = define_common_targets)
 """
 
 
+_BUCK_FILE_TOP = """
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")
+
+fbcode_target(
+    _kind = runtime.python_library,
+    name = "export_utils",
+    srcs = ["export_utils.py"],
+    deps = ["//caffe2:torch"],
+)
+"""
+
+_BUCK_RECIPES = """\
+load("@fbcode_macros//build_defs:python_library.bzl", "python_library")
+
+python_library(
+    name = "recipes",
+    srcs = [
+        "__init__.py",
+        "provider.py",
+        "types.py",
+    ],
+)
+"""
+
+_BUCK_TESTS = """\
+load("@fbcode_macros//build_defs:build_file_migration.bzl", "fbcode_target", "non_fbcode_target")
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")
+load("@fbcode_macros//build_defs:python_unittest.bzl", "python_unittest")
+load("@fbsource//xplat/executorch/backends/qualcomm/qnn_version.bzl", "get_qnn_library_version")
+load("@fbsource//tools/build_defs:elsewhere.bzl", "not_used_here")
+
+oncall("executorch")
+
+fbcode_target(_kind = runtime.python_library,
+    name = "models",
+    srcs = ["models.py"],
+    deps = [
+        "//caffe2:torch",
+    ] + ([] if runtime.is_oss else ["//executorch/extension/pybindings:portable_lib"]),
+)
+
+fbcode_target(_kind = runtime.python_test,
+    name = "utils",
+    srcs = ["utils.py"],
+    # env = {"QNN": get_qnn_library_version()},
+    deps = [":models"],
+)
+"""
+
+
 def _python_library(name: str, patterns: str, dependencies: str = "") -> str:
     deps = f"        deps = [\n{dependencies}        ],\n" if dependencies else ""
     return f"""\
@@ -188,6 +256,33 @@ def define_common_targets():
 {deps}    )
 """
 
+
+_BUCK_PARTITION = """\
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")
+load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode")
+
+def define_common_targets():
+    if not is_fbcode():
+        return
+
+    runtime.python_library(
+        name = "partition",
+        srcs = glob(["*.py"]),
+    )
+"""
+
+_BUCK_SERIALIZATION = """\
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")
+load("@fbcode_macros//build_defs:export_files.bzl", "export_file")
+
+def define_common_targets():
+    export_file(name = "qc_compiler_spec_schema", src = "qc_compiler_spec.fbs")
+    runtime.python_library(
+        name = "serialization",
+        srcs = glob(["*.py"]),
+        resources = {":qc_compiler_spec_schema": "qc_compiler_spec.fbs"},
+    )
+"""
 
 _BUCK_TOP = (
     _LOAD_PLATFORMS
@@ -355,6 +450,20 @@ def define_common_targets():
         ],
     )
 
+    # Included as <pal/…>.
+    runtime.cxx_library(
+        name = "pal",
+        srcs = glob([
+            "pal/src/linux/*.cpp",
+        ]),
+        exported_headers = {
+            "pal/DynamicLoading.h": "pal/include/pal/DynamicLoading.h",
+            "pal/Path.h": "pal/include/pal/Path.h",
+        },
+        header_namespace = "",
+        platforms = [ANDROID, CXX],
+    )
+
     # "runtime" is used for offline compilation.
     for include_aot_qnn_lib in (True, False):
         qnn_build_suffix = ("" if include_aot_qnn_lib else "_android_build")
@@ -366,6 +475,7 @@ def define_common_targets():
                     "backends/*.cpp",
                     "backends/gpu/*.cpp",
                     "backends/htp/*.cpp",
+                    "backends/ir/*.cpp",
                     "backends/lpai/*.cpp",
                 ] + (
                     ["backends/gpu/host/*.cpp"] if include_aot_qnn_lib else ["backends/gpu/target/*.cpp"]) + (
@@ -403,9 +513,10 @@ def define_common_targets():
                 "//executorch/extension/tensor:tensor",
             ] + select({
                 "DEFAULT": [],
-                "ovr_config//os:android": ["//executorch/runtime/platform:platform"],
+                "ovr_config//os:android": [":logging"],
             }),
             exported_deps = [
+                ":pal",
                 "//executorch/runtime/backend:interface",
                 "//executorch/runtime/core/exec_aten/util:scalar_type_util",
                 "//executorch/runtime/core:event_tracer",
@@ -507,6 +618,9 @@ get_filename_component(
   QNN_EXECUTORCH_ROOT_DIR ${CMAKE_CURRENT_LIST_DIR} ABSOLUTE
 )
 
+if(NOT DEFINED QNN_SDK_ROOT AND DEFINED ENV{QNN_SDK_ROOT})
+  set(QNN_SDK_ROOT $ENV{QNN_SDK_ROOT} CACHE PATH "Qualcomm SDK root" FORCE)
+endif()
 if(NOT DEFINED QNN_SDK_ROOT)
   message(
     FATAL_ERROR
@@ -538,11 +652,12 @@ foreach(
   qnn_backend qnn_backend_cache qnn_backend_options qnn_backend_unified_registry
   qnn_context qnn_custom_protocol qnn_device qnn_dlc_manager
   qnn_executorch_logging qnn_factory qnn_graph qnn_implementation qnn_logger
-  qnn_manager qnn_mem_manager qnn_op_package_manager qnn_profiler
+  qnn_manager qnn_mem_manager qnn_op_package_manager qnn_pal qnn_profiler
   qnn_sys_implementation shared_buffer utils wrappers
 )
   add_library(${name} STATIC)
 endforeach()
+add_library(executorch_backend INTERFACE)
 add_library(qnn_executorch_backend SHARED)
 add_library(qnn_executorch_header INTERFACE)
 add_library(qnn_function_interface INTERFACE)
@@ -554,7 +669,7 @@ add_library(qnn_sys_function_interface INTERFACE)
 #
 target_link_libraries(wrappers PRIVATE qnn_executorch_logging)
 target_link_libraries(
-  qnn_implementation PRIVATE qnn_function_interface qnn_executorch_logging
+  qnn_implementation PRIVATE qnn_function_interface qnn_executorch_logging qnn_pal
                              ${CMAKE_DL_LIBS}
 )
 target_link_libraries(
@@ -614,6 +729,18 @@ target_link_libraries(utils PRIVATE qnn_executorch_logging)
 target_link_libraries(
   shared_buffer PRIVATE qnn_executorch_logging ${CMAKE_DL_LIBS}
 )
+if(${CMAKE_SYSTEM_PROCESSOR} MATCHES Hexagon)
+  if(DSP_TYPE STREQUAL "3")
+    string(TOUPPER ${DSP_VERSION} CAPITAL_DSP_VERSION)
+    add_compile_definitions(HEXAGON_LIB="libQnnHtp${CAPITAL_DSP_VERSION}.so")
+  else()
+    message(FATAL_ERROR "Unknown DSP_TYPE ${DSP_TYPE}")
+  endif()
+  target_link_libraries(
+    qnn_executorch_backend
+    PRIVATE ${HEXAGON_TOOLS_ROOT}/Tools/target/hexagon/lib/${DSP_VERSION}/G0/pic/libc.so
+  )
+endif()
 executorch_target_link_options_shared_lib(qnn_executorch_backend)
 
 #
@@ -683,7 +810,8 @@ target_sources(
 _CMAKE_WRAPPERS = """\
 target_sources(
   wrappers
-  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/OpWrapper.h
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/TensorWrapper.cpp
+         ${CMAKE_CURRENT_LIST_DIR}/OpWrapper.h
          ${CMAKE_CURRENT_LIST_DIR}/ParamWrapper.h
          ${CMAKE_CURRENT_LIST_DIR}/QuantizeParamsWrapper.h
          ${CMAKE_CURRENT_LIST_DIR}/ScalarParamWrapper.h
@@ -691,11 +819,14 @@ target_sources(
          ${CMAKE_CURRENT_LIST_DIR}/TensorWrapper.h
   PRIVATE ${CMAKE_CURRENT_LIST_DIR}/OpWrapper.cpp
           ${CMAKE_CURRENT_LIST_DIR}/QuantizeParamsWrapper.cpp
-          ${CMAKE_CURRENT_LIST_DIR}/TensorWrapper.cpp
 )
 """
 
 _CMAKE_RUNTIME = """\
+target_sources(
+  executorch_backend INTERFACE ${EXECUTORCH_SOURCE_DIR}/backends/backend.h
+)
+
 # qnn_executorch_header
 target_sources(
   qnn_executorch_header INTERFACE ${CMAKE_CURRENT_LIST_DIR}/QnnExecuTorch.h
@@ -734,6 +865,19 @@ target_sources(
 target_sources(
   shared_buffer PRIVATE ${CMAKE_CURRENT_LIST_DIR}/SharedBuffer.h
                         ${CMAKE_CURRENT_LIST_DIR}/SharedBuffer.cpp
+)
+
+if(WIN32)
+  set(_pal windows)
+else()
+  set(_pal linux)
+endif()
+target_sources(
+  qnn_pal
+  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/pal/include/pal/DynamicLoading.h
+         ${CMAKE_CURRENT_LIST_DIR}/pal/include/pal/Path.h
+  PRIVATE ${CMAKE_CURRENT_LIST_DIR}/pal/src/${_pal}/DynamicLoading.cpp
+          ${CMAKE_CURRENT_LIST_DIR}/pal/src/${_pal}/Path.cpp
 )
 """
 
@@ -872,6 +1016,8 @@ def _pins() -> dict[str, str]:
         f"{QUALCOMM}/scripts/qnn_config.sh": (
             '#!/bin/bash\nQNN_VERSION="2.37.0.250724"\nHEXAGON_SDK_VERSION="6.5.0.0"\n'
         ),
+        f"{QUALCOMM}/scripts/download_qnn_sdk.py": 'VERSION = CONFIG.get("QNN_VERSION", "2.37.0.250724")\n',
+        f"{QUALCOMM}/scripts/install_qnn_sdk.sh": 'setup_android_ndk() {\n    NDK_VERSION="r26c"\n}\n',
         ".ci/docker/build.sh": (
             "case $1 in\n  *-android)\n    ANDROID_NDK_VERSION=r26c\n    ;;\n"
             "  *-qnn-sdk)\n    ANDROID_NDK_VERSION=r26c\n    ;;\nesac\n"

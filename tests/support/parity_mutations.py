@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.support.miniature_tree import BACKENDS, KINDS, LIBRARIES, QUALCOMM
+from tests.support.miniature_tree import BACKENDS, KINDS, LIBRARIES, PAL, PLATFORM, QUALCOMM
 
 Files = dict[str, str]
 
@@ -21,6 +21,8 @@ BACKENDS_CMAKE = f"{BACKENDS}/CMakeLists.txt"
 WRAPPERS_CMAKE = f"{QUALCOMM}/aot/wrappers/CMakeLists.txt"
 DOCS = "docs/source/backends-qualcomm.md"
 CONFIG = f"{QUALCOMM}/scripts/qnn_config.sh"
+DOWNLOAD = f"{QUALCOMM}/scripts/download_qnn_sdk.py"
+INSTALL = f"{QUALCOMM}/scripts/install_qnn_sdk.sh"
 DOCKER = ".ci/docker/build.sh"
 BUCK_FILES = (RUNTIME_BUCK, WRAPPERS_BUCK, PYTHON_BUCK, QUANTIZER_BUCK, f"{QUALCOMM}/targets.bzl")
 CMAKE_FILES = (TOP_CMAKE, RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE)
@@ -224,9 +226,45 @@ def no_build_knows_a_file(rng: random.Random, files: Files) -> Expected:
 
 @drift
 def no_build_knows_a_python_package(rng: random.Random, files: Files) -> Expected:
-    path = f"{QUALCOMM}/{rng.choice(['builders', 'partition', 'utils', '_passes'])}/{_name(rng).lower()}/a.py"
+    folder = f"{QUALCOMM}/{rng.choice(['builders', 'partition', 'utils', '_passes'])}/{_name(rng).lower()}"
+    for name in ("a", "b", "deep/c"):
+        files[f"{folder}/{name}.py"] = "# new\n"
+    return Expected(("parity-unknown-file",), f"{folder}/**/*.py")
+
+
+@drift
+def a_module_is_forgotten_in_a_list(rng: random.Random, files: Files) -> Expected:
+    path = f"{QUALCOMM}/recipes/{_name(rng).lower()}.py"
     files[path] = "# new\n"
     return Expected(("parity-unknown-file",), path)
+
+
+@drift
+def a_package_that_says_something_is_forgotten(rng: random.Random, files: Files) -> Expected:
+    path = f"{QUALCOMM}/aot/__init__.py"
+    files[path] += "from . import python\n"
+    return Expected(("parity-unknown-file",), f"{QUALCOMM}/aot/*.py")
+
+
+@drift
+def another_platforms_file_is_forgotten(rng: random.Random, files: Files) -> Expected:
+    path = f"{PAL}/src/windows/{_name(rng)}.cpp"
+    files[path] = "// new\n"
+    return Expected(("parity-unknown-file",), path)
+
+
+@drift
+def the_platform_layer_grows_in_buck_alone(rng: random.Random, files: Files) -> Expected:
+    path = f"{PAL}/src/linux/{_name(rng)}.cpp"
+    files[path] = "// new\n"
+    return Expected(("parity-missing-in-cmake",), path)
+
+
+@drift
+def a_mapped_header_is_dropped(rng: random.Random, files: Files) -> Expected:
+    name = rng.choice(PLATFORM)
+    _swap(files, RUNTIME_BUCK, f'            "pal/{name}.h": "pal/include/pal/{name}.h",\n', "")
+    return Expected(("parity-missing-in-buck",), f"pal/include/pal/{name}.h")
 
 
 @drift
@@ -394,7 +432,7 @@ def cmake_gains_a_library(rng: random.Random, files: Files) -> Expected:
     name = _name(rng)
     files[f"{QUALCOMM}/extra/{name}.cpp"] = "// new\n"
     files[TOP_CMAKE] += f"add_library(qnn_{name} STATIC extra/{name}.cpp)\n"
-    return Expected(("parity-unmapped-target",), name)
+    return Expected(("parity-missing-in-buck",), name)
 
 
 @drift
@@ -419,7 +457,7 @@ def a_target_is_renamed(rng: random.Random, files: Files) -> Expected:
         ]
     )
     _swap(files, path, old, new)
-    return Expected(("parity-target-missing",))
+    return Expected(("parity-target-missing", "parity-not-evaluated"))
 
 
 # Pins
@@ -433,6 +471,8 @@ def a_pin_drifts(rng: random.Random, files: Files) -> Expected:
             (DOCS, "QNN 2.37.0", "QNN 2.28.0"),
             (DOCS, "NDK 26c", "NDK 27b"),
             (DOCKER, "ANDROID_NDK_VERSION=r26c", "ANDROID_NDK_VERSION=r28c"),
+            (DOWNLOAD, "2.37.0.250724", "2.37.0.250801"),
+            (INSTALL, "r26c", "r25c"),
         ]
     )
     _swap(files, path, old, new)
@@ -441,7 +481,15 @@ def a_pin_drifts(rng: random.Random, files: Files) -> Expected:
 
 @drift
 def a_pin_is_no_longer_said(rng: random.Random, files: Files) -> Expected:
-    path, old = rng.choice([(CONFIG, "QNN_VERSION"), (DOCS, "[QNN 2.37.0]"), (DOCS, "verified with NDK 26c")])
+    path, old = rng.choice(
+        [
+            (CONFIG, "QNN_VERSION"),
+            (DOCS, "[QNN 2.37.0]"),
+            (DOCS, "verified with NDK 26c"),
+            (DOWNLOAD, "QNN_VERSION"),
+            (INSTALL, "NDK_VERSION"),
+        ]
+    )
     _swap(files, path, old, "nothing")
     return Expected(("parity-pin-missing",))
 
@@ -467,6 +515,9 @@ def cmake_asks_for_what_only_a_configure_step_knows(rng: random.Random, files: F
             "execute_process(COMMAND uname OUTPUT_VARIABLE out)\nif(out STREQUAL Linux)",
             "if(EXISTS /usr/include/qairt.h)",
             "if(DEFINED ENV{QAIRT})",
+            "if(TRUE AND QAIRT_HAS_WRAPPERS)",
+            "if(FALSE OR NOT QAIRT_HAS_WRAPPERS)",
+            "if(${QAIRT_PLATFORM} MATCHES android)",
         ]
     )
     files[WRAPPERS_CMAKE] += f"{question}\n  target_sources(wrappers PRIVATE {name}.cpp)\nendif()\n"
@@ -501,7 +552,7 @@ def buck_calls_an_unknown_function(rng: random.Random, files: Files) -> Expected
 def buck_loads_what_is_not_there(rng: random.Random, files: Files) -> Expected:
     path = rng.choice(BUCK_FILES)
     label = rng.choice([":more.bzl", "@fbsource//tools:more.bzl", "//executorch/build:more.bzl"])
-    files[path] = f'load("{label}", "more")\n{files[path]}'
+    files[path] = f'load("{label}", "more")\n{files[path]}\n{rng.choice(["more()", "MORE = more"])}\n'
     return Expected(("parity-not-evaluated",), path.rpartition("/")[0])
 
 
@@ -510,6 +561,13 @@ def buck_has_a_syntax_error(rng: random.Random, files: Files) -> Expected:
     path = rng.choice(BUCK_FILES)
     files[path] += rng.choice(["    x = [\n", "    for:\n", "    if True\n"])
     return Expected(("parity-not-evaluated",), path.rpartition("/")[0])
+
+
+@drift
+def a_dsp_is_chosen_by_what_nothing_sets(rng: random.Random, files: Files) -> Expected:
+    name = _name(rng).upper()
+    _swap(files, TOP_CMAKE, 'if(DSP_TYPE STREQUAL "3")', f'if({name} STREQUAL "3")')
+    return Expected(("parity-not-evaluated",), name)
 
 
 @drift
@@ -665,7 +723,7 @@ def a_cmake_list_becomes_a_variable(rng: random.Random, files: Files) -> None:
 
 @edit
 def a_cmake_list_is_made_by_a_loop(rng: random.Random, files: Files) -> None:
-    names = ["OpWrapper", "QuantizeParamsWrapper", "TensorWrapper"]
+    names = ["OpWrapper", "QuantizeParamsWrapper"]
     for name in names:
         _swap(files, WRAPPERS_CMAKE, f"${{CMAKE_CURRENT_LIST_DIR}}/{name}.cpp", "")
     rng.shuffle(names)
@@ -750,10 +808,59 @@ def a_source_that_both_get(rng: random.Random, files: Files) -> None:
 
 @edit
 def a_version_is_raised_everywhere(rng: random.Random, files: Files) -> None:
-    for path in (CONFIG, DOCS):
+    for path in (CONFIG, DOWNLOAD, DOCS):
         files[path] = files[path].replace("2.37.0", "2.39.1")
-    files[DOCKER] = files[DOCKER].replace("r26c", "r28c")
+    for path in (DOCKER, INSTALL):
+        files[path] = files[path].replace("r26c", "r28c")
     files[DOCS] = files[DOCS].replace("26c", rng.choice(["28c", "r28c"]))
+
+
+@edit
+def a_load_that_nothing_uses(rng: random.Random, files: Files) -> None:
+    path = rng.choice(BUCK_FILES)
+    name = _name(rng).lower()
+    files[path] = f'load("@fbsource//tools:{name}.bzl", "{name}")\n{files[path]}# {name}()\n'
+
+
+@edit
+def a_buck_list_comes_from_a_function(rng: random.Random, files: Files) -> None:
+    _swap(files, WRAPPERS_BUCK, 'glob([\n            "*.h",\n        ])', 'headers("*.h")')
+    files[f"{QUALCOMM}/aot/wrappers/lists.bzl"] = "def headers(pattern):\n    return glob([pattern])\n"
+    files[WRAPPERS_BUCK] = f'load(":lists.bzl", "headers")\n{files[WRAPPERS_BUCK]}'
+
+
+@edit
+def an_unknown_that_decides_nothing(rng: random.Random, files: Files) -> None:
+    path = rng.choice([RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE])
+    name = _name(rng).upper()
+    condition = rng.choice(
+        [
+            f"TRUE OR {name}",
+            f"{name} OR NOT FALSE",
+            f"NOT (FALSE AND {name})",
+            f"NOT ({name} AND 0)",
+            f"DEFINED ENV{{{name}}} OR 1",
+        ]
+    )
+    files[path] = f"if({condition})\n{files[path]}\nelse()\n  nothing_of_the_kind()\nendif()\n"
+
+
+@edit
+def a_guard_against_what_is_not_known(rng: random.Random, files: Files) -> None:
+    guard = f'if(NOT DEFINED {_name(rng).upper()})\n  message(FATAL_ERROR "say it")\nendif()\n'
+    path = rng.choice(CMAKE_FILES)
+    files[path] = guard + files[path]
+
+
+@edit
+def a_package_that_says_nothing(rng: random.Random, files: Files) -> None:
+    folder = rng.choice(["runtime", "aot/wrappers", f"utils/{_name(rng).lower()}"])
+    files[f"{QUALCOMM}/{folder}/__init__.py"] = rng.choice(["", "# (c) nobody\n"])
+
+
+@edit
+def tests_that_pytest_finds(rng: random.Random, files: Files) -> None:
+    files[f"{QUALCOMM}/tests/{rng.choice(['', 'rework/gpu/'])}test_{_name(rng).lower()}.py"] = "# new\n"
 
 
 @edit

@@ -106,7 +106,8 @@ def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
     [
         ("x = [\n", 1, "Parse error"),
         ("\nnothing()\n", 3, "nothing"),
-        ('load("@elsewhere//:x.bzl", "x")\n', 2, "outside the tree"),
+        ('load("@elsewhere//:x.bzl", "x")\nx()\n', 3, "x() comes from @elsewhere//:x.bzl"),
+        ('load("@elsewhere//:x.bzl", "x")\nif x:\n    y = 1\n', 2, "outside the tree"),
         ('load(":gone.bzl", "x")\n', 2, "does not exist"),
         ('runtime.new_rule(name = "x")\n', 2, "new_rule"),
         ('\n\nselect({"ovr_config//os:none": 1, "DEFAULT": 2})\n', 4, "no variant"),

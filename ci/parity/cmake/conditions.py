@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ci.parity.cmake.genex import FALSE
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ci.parity.cmake.parser import Command
 
 _TRUE = frozenset({"1", "ON", "YES", "TRUE", "Y"})
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 _UNARY = frozenset(
@@ -50,35 +52,81 @@ _BINARY: dict[str, Callable[[str, str], bool]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a part of a condition says, and what that rests on that is not known."""
+
+    holds: bool
+    unsure: tuple[str, ...] = ()
+
+    def both(self, other: Answer) -> Answer:
+        return self._joined(other, self.holds and other.holds, decisive=False)
+
+    def either(self, other: Answer) -> Answer:
+        return self._joined(other, self.holds or other.holds, decisive=True)
+
+    def _joined(self, other: Answer, holds: bool, *, decisive: bool) -> Answer:
+        """One part that is known for certain can decide alone, whatever the other would be."""
+        for part in (self, other):
+            if part.holds is decisive and not part.unsure:
+                return part
+        return Answer(holds, tuple(dict.fromkeys((*self.unsure, *other.unsure))))
+
+
 class Condition:
-    """`holds` answers as CMake would; `unsure` says what the answer rests on that is not known."""
+    """`answer` says what CMake would, and what that rests on that is not known."""
 
     def __init__(self, evaluator: Evaluator, head: Command) -> None:
         self.evaluator = evaluator
-        self.unsure: list[str] = []
-        evaluator.undefined = []
-        self.words = [(text.value, text.quoted) for text in evaluator.texts(head.arguments)]
-        for name in dict.fromkeys(evaluator.undefined):
-            self._unset(name)
-        for word, _ in self.words:
-            if unknown := evaluator.unknown_in(word):
-                self._doubt(f"{unknown.why} ({unknown.place})")
+        self.doubts: list[str] = []
+        """Of the part that is being looked at."""
+        self.words: list[tuple[str, bool]] = []
+        """Each with whether it was quoted."""
+        self.bare: set[int] = set()
+        """Positions of words that are names as they were written, and not what a variable held."""
+        self.undefined: dict[int, list[str]] = {}
+        """By the position of a word: names in it that nothing sets."""
+        for argument in head.arguments:
+            evaluator.undefined = []
+            texts = evaluator.texts([argument])
+            if evaluator.undefined:
+                self.undefined.setdefault(len(self.words), []).extend(evaluator.undefined)
+            if not argument.quoted and _NAME.fullmatch(argument.text):
+                self.bare.add(len(self.words))
+            self.words += [(text.value, text.quoted) for text in texts]
         self.position = 0
 
-    def holds(self) -> bool:
+    def answer(self) -> Answer:
         if not self.words:
-            return False
+            return Answer(False, self._taken(0, 1))
         found = self._or()
         if self.position < len(self.words):
-            self._doubt(f"cannot make sense of {self.words[self.position][0]!r}")
+            return Answer(
+                found.holds, (*found.unsure, f"cannot make sense of {self.words[self.position][0]!r}")
+            )
         return found
 
     def _doubt(self, why: str) -> None:
-        if why not in self.unsure:
-            self.unsure.append(why)
+        if why not in self.doubts:
+            self.doubts.append(why)
 
     def _unset(self, name: str) -> None:
         self._doubt(f"it reads {name}, which neither the files nor the mapping set")
+
+    def _lacks(self, name: str) -> bool:
+        return self.evaluator.value(name) is None and name not in self.evaluator.assigned
+
+    def _taken(self, begin: int, end: int) -> tuple[str, ...]:
+        """The doubts of the part that these words make, which it takes with it."""
+        for position in range(begin, end):
+            for name in self.undefined.get(position, ()):
+                self._unset(name)
+            word = self.words[position][0] if position < len(self.words) else ""
+            if unknown := self.evaluator.unknown_in(word):
+                self._doubt(f"{unknown.why} ({unknown.place})")
+        found = tuple(self.doubts)
+        self.doubts.clear()
+        return found
 
     def _next_is(self, word: str) -> bool:
         if self.position < len(self.words) and self.words[self.position] == (word, False):
@@ -86,34 +134,36 @@ class Condition:
             return True
         return False
 
-    def _or(self) -> bool:
+    def _or(self) -> Answer:
         found = self._and()
         while self._next_is("OR"):
-            right = self._and()
-            found = found or right
+            found = found.either(self._and())
         return found
 
-    def _and(self) -> bool:
+    def _and(self) -> Answer:
         found = self._not()
         while self._next_is("AND"):
-            right = self._not()
-            found = found and right
+            found = found.both(self._not())
         return found
 
-    def _not(self) -> bool:
+    def _not(self) -> Answer:
         if self._next_is("NOT"):
-            return not self._not()
-        return self._term()
+            found = self._not()
+            return Answer(not found.holds, found.unsure)
+        if self._next_is("("):
+            found = self._or()
+            if not self._next_is(")"):
+                found = Answer(found.holds, (*found.unsure, "a parenthesis is not closed"))
+            return found
+        begin = self.position
+        holds = self._term()
+        # An argument that is empty for want of its variable belongs to the word that came in its place.
+        return Answer(holds, self._taken(begin, max(self.position, begin + 1)))
 
     def _term(self) -> bool:
         if self.position >= len(self.words):
             self._doubt("it ends too early")
             return False
-        if self._next_is("("):
-            found = self._or()
-            if not self._next_is(")"):
-                self._doubt("a parenthesis is not closed")
-            return found
         word, quoted = self.words[self.position]
         following = self.words[self.position + 1] if self.position + 1 < len(self.words) else ("", True)
         operator = following[0] if not following[1] else ""
@@ -126,6 +176,8 @@ class Condition:
                 self.position += 2
                 return False
             right = self.words[self.position + 2]
+            if self.position in self.bare and self._lacks(word):
+                self._unset(word)
             self.position += 3
             return self._binary((word, quoted), operator, right)
         self.position += 1
@@ -147,7 +199,7 @@ class Condition:
     def _value_of(self, name: str) -> str | None:
         value = self.evaluator.value(name)
         if value is None:
-            if name not in self.evaluator.assigned:
+            if self._lacks(name):
                 self._unset(name)
         elif unknown := self.evaluator.unknown_in(value):
             self._doubt(f"{unknown.why} ({unknown.place})")
@@ -189,7 +241,7 @@ class Condition:
             name = (
                 operand.removeprefix("CACHE{").removesuffix("}") if operand.startswith("CACHE{") else operand
             )
-            if evaluator.value(name) is None and name not in evaluator.assigned:
+            if self._lacks(name):
                 self._unset(name)
             return evaluator.value(name) is not None
         if operator == "TARGET":

@@ -207,17 +207,24 @@ class Evaluator:
             raise Stopped
 
     def branch(self, node: If) -> Body:
+        """The body to go on with. Where a condition is not known, which is reported, that is never one that
+        stops everything: a configure step that comes to an end did not take it."""
+        chosen: Body = ()
+        doubtful: Body | None = None
         for head, body in node.branches:
             if head.name == "else":
-                return body
-            condition = Condition(self, head)
-            holds = condition.holds()
-            for why in condition.unsure:
+                chosen = body
+                break
+            answer = Condition(self, head).answer()
+            for why in answer.unsure:
                 if self.matters(node):
                     self.trouble(Place(self.file, head.line), f"if({source_of(head)})", why)
-            if holds:
-                return body
-        return ()
+            if answer.unsure and not _stops(body) and doubtful is None:
+                doubtful = body
+            if answer.holds and not (answer.unsure and _stops(body)):
+                chosen = body
+                break
+        return doubtful if doubtful is not None and _stops(chosen) else chosen
 
     def matters(self, node: If) -> bool:
         return any(
@@ -238,11 +245,10 @@ class Evaluator:
             pass
 
     def holds(self, head: Command) -> bool:
-        condition = Condition(self, head)
-        found = condition.holds()
-        for why in condition.unsure:
+        answer = Condition(self, head).answer()
+        for why in answer.unsure:
             self.trouble(Place(self.file, head.line), f"{head.name}({source_of(head)})", why)
-        return found
+        return answer.holds
 
     def turn(self, node: Loop) -> None:
         self.step(node.line)
@@ -601,6 +607,15 @@ def assigned_names(command: Command) -> set[str]:
     ):
         return {word for word in words if re.fullmatch(r"\w+", word)}
     return set()
+
+
+def _stops(body: Body) -> bool:
+    return any(
+        isinstance(node, Command)
+        and node.name == "message"
+        and any(argument.text == "FATAL_ERROR" for argument in node.arguments[:1])
+        for node in body
+    )
 
 
 def _says(written: str, element: str) -> bool:
