@@ -27,6 +27,11 @@ schema = 1
 name = "small"
 summary = "An NDK of three files."
 
+[packages]
+executorch = "1.5.1"
+torch = "2.13.0"
+torchao = "0.18.0"
+
 [host]
 python = {{ floor = "3.10", recommended = "3.11" }}
 

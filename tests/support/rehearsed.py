@@ -69,5 +69,5 @@ def filled(text: str) -> str:
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.strip()
-    values: Mapping[str, str] = {"OWNER": "somebody", "COMMIT": head, "VERSION": "v0.1.0"}
+    values: Mapping[str, str] = {"OWNER/": "somebody/", "@COMMIT": f"@{head}", "# VERSION": "# v0.1.0"}
     return re.sub("|".join(values), lambda match: values[match[0]], text)
