@@ -1,4 +1,4 @@
-"""`inspect`: what is inside a .pte or a context binary, and whether a QNN runtime can load it."""
+"""`inspect`: what is inside a program or a context binary, and whether a QNN runtime can load it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from ci.lowering.program import Context, Delegate, Program, read
+from ci.lowering.onnx_context import CompiledModel, read_model
+from ci.lowering.program import Context, Delegate, Program, TensorInfo, read
 from provisioning.errors import CheckFailed, UsageError
 
 EXAMPLES = """\
   python -m ci inspect model.pte
   python -m ci inspect model.pte --against $QNN_SDK_ROOT
   python -m ci inspect context.bin --json
+  python -m ci inspect model_ctx.onnx --against $QNN_SDK_ROOT
 """
+
+Inside: TypeAlias = Program | Context | CompiledModel
+KINDS = {Program: "program", Context: "context", CompiledModel: "onnx"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,10 @@ class Answer:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", type=Path, metavar="FILE", help="an ExecuTorch program or a QNN context binary"
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="an ExecuTorch program, a QNN context binary, or a compiled model of ONNX Runtime (.onnx)",
     )
     parser.add_argument(
         "--against", type=Path, metavar="SDK", help="say whether this SDK's libraries can load it; 1 if not"
@@ -39,11 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = read(args.file)
+    found: Inside = read_model(args.file) if args.file.suffix == ".onnx" else read(args.file)
     answer = against(found, args.against) if args.against else None
     if args.json:
-        kind = "program" if isinstance(found, Program) else "context"
-        document = {"schema": 1, "file": str(args.file), "kind": kind, **asdict(found)}
+        document = {"schema": 1, "file": str(args.file), "kind": KINDS[type(found)], **asdict(found)}
         if answer:
             document["against"] = {"sdk": str(args.against), **asdict(answer)}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
@@ -55,10 +63,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if answer is None or answer.loads else 1
 
 
-def described(path: Path, found: Program | Context) -> Iterator[str]:
+def described(path: Path, found: Inside) -> Iterator[str]:
     if isinstance(found, Context):
         yield f"{path}: QNN context binary, {found.size:,} bytes"
         yield from _context(found, "  ")
+        return
+    if isinstance(found, CompiledModel):
+        yield from _compiled(path, found)
         return
     yield f"{path}: ExecuTorch program, {found.size:,} bytes, schema version {found.version}"
     for method in found.methods:
@@ -66,16 +77,38 @@ def described(path: Path, found: Program | Context) -> Iterator[str]:
             f"method {method.name}: {method.delegate_calls} delegate calls, "
             f"{method.planned_bytes:,} bytes planned"
         )
-        for kind, tensors in (("input", method.inputs), ("output", method.outputs)):
-            for index, tensor in enumerate(tensors):
-                yield f"  {kind} {index}: {tensor}"
-        for name, count in method.kernels.items():
-            yield f"  on the CPU: {name} × {count}"
+        yield from _tensors("input", enumerate(method.inputs))
+        yield from _tensors("output", enumerate(method.outputs))
+        yield from _on_cpu(method.kernels)
     for index, delegate in enumerate(found.delegates):
         yield from _delegate(index, delegate, found)
     for index, segment in enumerate(found.segments):
         place = f"{segment.size:,} bytes at {segment.offset:,}, aligned to {segment.alignment:,}"
         yield f"segment {index}: {place}"
+
+
+def _compiled(path: Path, model: CompiledModel) -> Iterator[str]:
+    yield f"{path}: model compiled by ONNX Runtime, {model.size:,} bytes"
+    yield from _tensors("input", model.inputs)
+    yield from _tensors("output", model.outputs)
+    yield from _on_cpu(model.kernels)
+    for index, node in enumerate(model.nodes):
+        if node.context is None:
+            yield f"context {index}: {node.name}, in the context of another node"
+            continue
+        place = f"in {node.file} beside it" if node.file else "inside the model"
+        yield f"context {index}: {node.name}, {node.context.size:,} bytes, {place}"
+        yield from _context(node.context, "  ")
+
+
+def _tensors(kind: str, named: Iterable[tuple[int | str, TensorInfo | str]]) -> Iterator[str]:
+    for name, tensor in named:
+        yield f"  {kind} {name}: {tensor}"
+
+
+def _on_cpu(kernels: Mapping[str, int]) -> Iterator[str]:
+    for name, count in kernels.items():
+        yield f"  on the CPU: {name} × {count}"
 
 
 def _delegate(index: int, delegate: Delegate, program: Program) -> Iterator[str]:
@@ -105,9 +138,15 @@ def _context(context: Context, indent: str) -> Iterator[str]:
         yield f"{indent}{name}: {', '.join(values) or 'not named inside'}"
 
 
-def against(found: Program | Context, sdk: Path) -> Answer:
+def contexts_of(found: Inside) -> list[Context]:
+    if isinstance(found, Program):
+        return [delegate.context for delegate in found.delegates if delegate.context]
+    return [found] if isinstance(found, Context) else found.contexts
+
+
+def against(found: Inside, sdk: Path) -> Answer:
     """Compare with the build of the SDK's libQnnHtp and with the Hexagon archs that it has."""
-    contexts = [found] if isinstance(found, Context) else [d.context for d in found.delegates if d.context]
+    contexts = contexts_of(found)
     if not contexts:
         return Answer(True, ("it has nothing for QNN, so any runtime will do",))
     builds, arches = sdk_builds(sdk), sdk_arches(sdk)
@@ -157,8 +196,9 @@ def sdk_builds(sdk: Path) -> tuple[str, ...]:
 
 def sdk_arches(sdk: Path) -> tuple[int, ...]:
     """The Hexagon archs that it has libraries for; none where it was made without them."""
-    names = (re.fullmatch(r"hexagon-v(\d+)", path.name) for path in sdk.glob("lib/hexagon-v*"))
-    return tuple(sorted(int(match.group(1)) for match in names if match))
+    names = [path.name for path in (*sdk.glob("lib/hexagon-v*"), *sdk.glob("libQnnHtpV*Skel.so"))]
+    found = (re.fullmatch(r"hexagon-v(\d+)|libQnnHtpV(\d+)Skel\.so", name) for name in names)
+    return tuple(sorted({int(match[1] or match[2]) for match in found if match}))
 
 
 def version(build: str) -> tuple[int, ...]:

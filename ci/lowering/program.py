@@ -118,19 +118,25 @@ class Program:
 
 def read(path: Path) -> Program | Context:
     """An ExecuTorch program, or anything with a QNN build id as a context binary. Else CheckFailed."""
-    try:
-        size = path.stat().st_size
-        if size > LARGEST:
-            raise CheckFailed(f"{path}: expected at most {LARGEST} bytes, found {size}")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    data = bytes_of(path)
     try:
         return parse(data)
     except Malformed as error:
         raise CheckFailed(
             f"{path}: expected an ExecuTorch program or a QNN context binary, found {error}",
             remedy="compile or download it again",
+        ) from error
+
+
+def bytes_of(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > LARGEST:
+            raise CheckFailed(f"{path}: expected at most {LARGEST:,} bytes, found {size:,}")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", remedy="name a file that is there, and that you may read"
         ) from error
 
 

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ci.lowering.onnx_context import COMPATIBILITY, arch_and_soc
 from ci.onnx.graph import CONTEXT_OPERATOR, Signature, load_graph, signature_of
 from provisioning.build_id import BUILD_ID
 from provisioning.errors import CheckFailed
 
-if TYPE_CHECKING:
-    import onnx
-
 SCHEMA = 1
-COMPATIBILITY = "ep_compatibility_info.QNNExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,8 @@ def read_context(path: Path) -> Context:
     claimed = (
         attributes["ep_sdk_version"].s.decode("utf-8", "replace") if "ep_sdk_version" in attributes else ""
     )
-    arch, soc_id = _compatibility(model)
+    notes = {entry.key: entry.value for entry in model.metadata_props}
+    arch, soc_id = arch_and_soc(notes.get(COMPATIBILITY, ""))
     found = {match.decode() for match in BUILD_ID.findall(content)}
     beside = record_path(path)
     return Context(
@@ -178,10 +175,3 @@ def _beside(path: Path, name: str) -> Path:
             remedy=f"move {name} together with {path.name}, or compile with --embed for one file",
         )
     return data
-
-
-def _compatibility(model: onnx.ModelProto) -> tuple[int, int]:
-    """Arch and chip, as the provider notes them: `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`."""
-    text = next((entry.value for entry in model.metadata_props if entry.key == COMPATIBILITY), "")
-    found = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d+):(\d+):.*", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,0 +1,158 @@
+"""What is inside a model that ONNX Runtime's QNN provider compiled, read from its bytes alone.
+
+Such a model's graph is EPContext nodes: each holds a QNN context binary, or names the file beside it that
+does. Field numbers are those of onnx.proto.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ci.lowering.flatbuffer import Malformed
+from ci.lowering.program import Context, TensorInfo, bytes_of, context_of
+from ci.lowering.protobuf import Message
+from provisioning.errors import CheckFailed
+
+CONTEXT_OPERATOR = "EPContext"
+COMPATIBILITY = "ep_compatibility_info.QNNExecutionProvider"
+
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+    21: "uint4", 22: "int4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ContextNode:
+    """An EPContext node. Where it is not the main one, its graph is in the context of another."""
+
+    name: str
+    main: bool
+    file: str
+    """The file beside the model that holds the context; empty when the node itself does."""
+    context: Context | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    size: int
+    soc_id: int
+    """As the provider notes it; 0 where an older one noted nothing."""
+    arch: int
+    inputs: tuple[tuple[str, TensorInfo], ...]
+    outputs: tuple[tuple[str, TensorInfo], ...]
+    kernels: dict[str, int]
+    """Operators outside the contexts, which run on the CPU, and how many there are of each."""
+    nodes: tuple[ContextNode, ...]
+
+    @property
+    def contexts(self) -> list[Context]:
+        return [node.context for node in self.nodes if node.context]
+
+
+def read_model(path: Path) -> CompiledModel:
+    """Raises CheckFailed for what is no compiled model, is damaged, or was moved away from its context."""
+    data = bytes_of(path)
+    try:
+        return parse_model(memoryview(data), path)
+    except Malformed as error:
+        raise CheckFailed(
+            f"{path}: expected a compiled ONNX model, found {error}", remedy="compile or copy it again"
+        ) from error
+
+
+def parse_model(data: memoryview, path: Path) -> CompiledModel:
+    model = Message(data)
+    graph = model.message(7)
+    nodes = list(graph.messages(1))
+    if not (model.has(7) and nodes):
+        first = bytes(data[:8]).hex(" ") or "no bytes at all"
+        raise Malformed(f"no graph with nodes (it begins {first})")
+    kernels = Counter(node.text(4) for node in nodes if node.text(4) != CONTEXT_OPERATOR)
+    compiled = [node for node in nodes if node.text(4) == CONTEXT_OPERATOR]
+    if not compiled:
+        raise CheckFailed(
+            f"{path}: an ONNX model that is not compiled: it has no {CONTEXT_OPERATOR} node",
+            remedy=f"python -m ci onnx compile {path} --soc SM8650 -o OUT",
+        )
+    notes = {entry.text(1): entry.text(2) for entry in model.messages(14)}
+    arch, soc_id = arch_and_soc(notes.get(COMPATIBILITY, ""))
+    constants = {tensor.text(8) for tensor in graph.messages(5)}
+    return CompiledModel(
+        size=len(data),
+        soc_id=soc_id,
+        arch=arch,
+        inputs=tuple(each for each in _tensors(graph, 11) if each[0] not in constants),
+        outputs=tuple(_tensors(graph, 12)),
+        kernels=dict(kernels.most_common()),
+        nodes=tuple(_node(node, path, arch, soc_id) for node in compiled),
+    )
+
+
+def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
+    attributes = {attribute.text(1): attribute for attribute in node.messages(5)}
+    none = Message(memoryview(b""))
+    stored = attributes.get("ep_cache_context", none)
+    embedded = attributes.get("embed_mode", none).number(3, 1) == 1
+    main = attributes.get("main_context", none).number(3, 1) == 1
+    if not main:
+        return ContextNode(node.text(3), main, "", None)
+    file = "" if embedded else stored.text(4)
+    content = stored.bytes(4) if embedded else memoryview(bytes_of(_beside(path, file)))
+    context = context_of(content)
+    from provisioning.manifest import load_socs
+
+    claimed = attributes.get("ep_sdk_version", none).text(4)
+    names = sorted(name for name, soc in load_socs().items() if soc.id == soc_id)
+    return ContextNode(
+        node.text(3),
+        main,
+        file,
+        replace(
+            context,
+            build_ids=tuple(sorted({*context.build_ids, *([claimed] if claimed else [])})),
+            socs=context.socs or tuple(names),
+            arches=context.arches or ((arch,) if arch else ()),
+        ),
+    )
+
+
+def _beside(path: Path, name: str) -> Path:
+    folder = path.parent.resolve()
+    try:
+        data = (folder / name).resolve()
+        inside = bool(name) and data != folder and data.is_relative_to(folder)
+        there = inside and data.is_file()
+    except (OSError, ValueError):
+        # No file can be called so.
+        inside = there = False
+    if not inside:
+        raise CheckFailed(
+            f"{path}: expected its context in a file beside it, found {name[:200]!r}",
+            remedy="compile it again",
+        )
+    if not there:
+        raise CheckFailed(
+            f"{path}: its context {name} is not beside it",
+            remedy=f"move {name} together with {path.name}, or compile with --embed for one file",
+        )
+    return data
+
+
+def _tensors(graph: Message, field: int) -> Iterator[tuple[str, TensorInfo]]:
+    for value in graph.messages(field):
+        kind = value.message(2).message(1)
+        number = kind.number(1)
+        shape = tuple(size.number(1) if size.has(1) else -1 for size in kind.message(2).messages(1))
+        yield value.text(1), TensorInfo(DTYPES.get(number, f"type {number}"), shape)
+
+
+def arch_and_soc(note: str) -> tuple[int, int]:
+    """As the provider notes them, `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`; zeros where it did not."""
+    found = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,6}):(\d{1,6}):.*", note)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

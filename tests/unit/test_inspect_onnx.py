@@ -1,0 +1,192 @@
+"""Reading models that ONNX Runtime compiled: what is inside, what is damaged, what would load it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from ci.lowering import inspect
+from ci.lowering.flatbuffer import Malformed
+from ci.lowering.onnx_context import CompiledModel, parse_model, read_model
+from ci.lowering.protobuf import MOST_FIELDS, Message
+from provisioning.errors import CheckFailed
+from provisioning.settings import ROOT
+from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return context_model(tmp_path_factory.mktemp("whole"), embed=True).read_bytes()
+
+
+def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ci", "inspect", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+class TestReading:
+    @pytest.mark.parametrize("embed", [False, True])
+    def test_a_context_is_read_from_the_model_or_from_beside_it(self, tmp_path: Path, embed: bool) -> None:
+        (node,) = read_model(context_model(tmp_path, embed=embed)).nodes
+        assert node.file == ("" if embed else "model_ctx_qnn.bin")
+        assert node.context is not None and node.context.build_ids == (BUILD_ID,)
+
+    def test_the_chip_is_named_by_what_the_provider_noted(self, tmp_path: Path) -> None:
+        found = read_model(context_model(tmp_path, soc=69, arch=79))
+        assert (found.contexts[0].socs, found.contexts[0].arches) == (("SM8750",), (79,))
+
+    def test_an_older_provider_noted_no_chip(self, tmp_path: Path) -> None:
+        path = context_model(tmp_path)
+        model = onnx.load(str(path))
+        del model.metadata_props[:]
+        onnx.save(model, str(path))
+        (context,) = read_model(path).contexts
+        assert (context.socs, context.arches, context.build_ids) == ((), (), (BUILD_ID,))
+
+    def test_inputs_outputs_and_what_is_on_the_cpu_are_those_that_onnx_reads(self, tmp_path: Path) -> None:
+        path = context_model(tmp_path)
+        model = onnx.load(str(path), load_external_data=False)
+        model.graph.node.append(helper.make_node("Softmax", ["y"], ["z"]))
+        onnx.save(model, str(path))
+        found = read_model(path)
+        assert [(name, str(tensor)) for name, tensor in found.inputs] == [("x", "float32[1, 3, 8, 8]")]
+        assert [(name, str(tensor)) for name, tensor in found.outputs] == [("y", "float32[1, 4, 8, 8]")]
+        assert found.kernels == {"Softmax": 1}
+
+    def test_a_graph_in_the_context_of_another_node_is_said_to_be(self, tmp_path: Path) -> None:
+        path = context_model(tmp_path)
+        model = onnx.load(str(path), load_external_data=False)
+        second = helper.make_node("EPContext", ["y"], ["z"], name="second", main_context=0)
+        model.graph.node.append(second)
+        onnx.save(model, str(path))
+        assert [(node.name, node.main) for node in read_model(path).nodes] == [
+            ("context", True),
+            ("second", False),
+        ]
+
+
+class TestRefused:
+    def test_a_model_that_is_not_compiled_is_told_how_to_be(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckFailed, match="not compiled") as caught:
+            read_model(write(conv_model(), tmp_path / "net.onnx"))
+        assert "python -m ci onnx compile" in caught.value.remedy
+
+    def test_one_that_was_moved_without_its_data_is_told(self, tmp_path: Path) -> None:
+        path = context_model(tmp_path / "a").rename(tmp_path / "moved.onnx")
+        with pytest.raises(CheckFailed, match=r"model_ctx_qnn\.bin is not beside it"):
+            read_model(path)
+
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.bin", "", ".", "a\0b", "x" * 5000])
+    def test_nothing_but_a_file_beside_it_is_opened(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "secret.bin").write_text("secret")
+        path = context_model(tmp_path / "model")
+        model = onnx.load(str(path), load_external_data=False)
+        (attribute,) = (each for each in model.graph.node[0].attribute if each.name == "ep_cache_context")
+        attribute.s = name.encode()
+        onnx.save(model, str(path))
+        with pytest.raises(CheckFailed, match=r"expected its context in a file beside it|is not beside it"):
+            read_model(path)
+
+    def test_a_link_that_leads_elsewhere_is_not_followed(self, tmp_path: Path) -> None:
+        path = context_model(tmp_path / "model")
+        (tmp_path / "secret.bin").write_text(BUILD_ID)
+        (tmp_path / "model/model_ctx_qnn.bin").unlink()
+        (tmp_path / "model/model_ctx_qnn.bin").symlink_to(tmp_path / "secret.bin")
+        with pytest.raises(CheckFailed, match="in a file beside it"):
+            read_model(path)
+
+    @pytest.mark.parametrize("data", [b"", b"\0" * 40, b"PK\x03\x04" * 40, b"\x0b\x0c", b"\x80" * 20])
+    def test_what_is_no_model_is_said_to_be_none(self, tmp_path: Path, data: bytes) -> None:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(data)
+        with pytest.raises(CheckFailed, match="expected a compiled ONNX model, found"):
+            read_model(path)
+
+    def test_fields_without_end_are_not_counted_to_the_end(self) -> None:
+        with pytest.raises(Malformed, match="fields"):
+            Message(memoryview(b"\x08\x01" * (MOST_FIELDS + 1)))
+
+
+class TestFuzz:
+    """Whatever the bytes, they are read, or refused in words."""
+
+    def _read(self, data: bytes) -> None:
+        with contextlib.suppress(Malformed, CheckFailed):
+            assert isinstance(parse_model(memoryview(data), Path("model.onnx")), CompiledModel)
+
+    @given(st.data())
+    @settings(max_examples=150, deadline=None)
+    def test_bytes_changed_anywhere(self, whole: bytes, data: st.DataObject) -> None:
+        damaged = bytearray(whole)
+        changes = st.lists(
+            st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), min_size=1, max_size=8
+        )
+        for place, value in data.draw(changes):
+            damaged[place] = value
+        self._read(bytes(damaged))
+
+    def test_cut_anywhere(self, whole: bytes) -> None:
+        for length in range(len(whole)):
+            self._read(whole[:length])
+
+    @given(st.binary(max_size=400))
+    @example(b":\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01")
+    @settings(max_examples=150, deadline=None)
+    def test_anything_as_the_graph(self, graph: bytes) -> None:
+        self._read(b":" + bytes([len(graph) & 0x7F | 0x80, len(graph) >> 7]) + graph)
+
+
+class TestVerb:
+    def test_it_needs_no_onnx(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; sys.modules['onnx'] = sys.modules['google.protobuf'] = None\n"
+            "from ci.__main__ import VERBS; from provisioning.cli import main\n"
+            "sys.exit(main('', '', VERBS, sys.argv[1:]))"
+        )
+        command = [sys.executable, "-c", script, "inspect", str(context_model(tmp_path))]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and f"QNN build: {BUILD_ID}" in done.stdout
+
+    def test_against_another_runtime_says_which_is_which(self, tmp_path: Path) -> None:
+        sdk = tmp_path / "sdk/lib/aarch64-android"
+        sdk.mkdir(parents=True)
+        (sdk / "libQnnHtp.so").write_bytes(b"\x7fELF v2.37.0.250724175447\0")
+        done = _run(context_model(tmp_path), "--against", tmp_path / "sdk")
+        assert done.returncode == 1
+        assert f"compiled by QNN {BUILD_ID} and this is the older v2.37.0.250724175447" in done.stdout
+
+    def test_a_folder_from_a_device_tells_its_archs_by_its_skels(self, tmp_path: Path) -> None:
+        folder = tmp_path / "pulled"
+        folder.mkdir()
+        (folder / "libQnnHtp.so").write_bytes(b"\x7fELF " + BUILD_ID.encode() + b"\0")
+        (folder / "libQnnHtpV79Skel.so").touch()
+        answer = inspect.against(read_model(context_model(tmp_path)), folder)
+        assert not answer.loads and answer.says == (
+            "it is for HTP v75, and this has v79 alone: the skel would not be found",
+        )
+
+    def test_json_is_one_document(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        args = argparse.Namespace(file=context_model(tmp_path), against=None, json=True)
+        assert inspect.run(args) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["kind"] == "onnx" and document["nodes"][0]["context"]["arches"] == [75]
+
+    def test_a_damaged_file_is_exit_code_1_and_no_traceback(self, tmp_path: Path) -> None:
+        path = context_model(tmp_path, embed=True)
+        shutil.copyfile(path, tmp_path / "cut.onnx")
+        with (tmp_path / "cut.onnx").open("r+b") as stream:
+            stream.truncate(path.stat().st_size - 30)
+        done = _run(tmp_path / "cut.onnx")
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        assert "it is cut short" in done.stderr
