@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ci.build import overlay
-from ci.build.plan import STEERING, Plan
+from ci.build.plan import STEERING, Command, Plan
+from ci.build.recipes import Output
 from ci.build.stage import patterns
 from ci.build.tree import OWN_NAME, adaptors
 
 _HEAD = """\
 #!/bin/sh
 # {summary}
+# shellcheck disable=SC2016  # $ORIGIN is the loader's.
 set -eu
 
 # take FOLDER FILE…: copy the first of the files that is there
@@ -40,7 +42,7 @@ def script(plan: Plan, *, target_only: bool, python_path: Path | None, install: 
     lines += ["", f"mkdir -p {_quoted(plan.build)}"]
     lines += [f"cat > {_quoted(plan.flags_file)} <<'END'", plan.flags() + "END"]
     for project in plan.recipe.projects:
-        lines += ["", f"# {project.name}", str(plan.configure(project)), str(plan.compile(project))]
+        lines += ["", f"# {project.name}", _a_line_each(plan.configure(project)), str(plan.compile(project))]
     lines += ["", f"# into {plan.dist.name}/", *_takes(plan, target_only)]
     if python_path is not None and not target_only:
         lines += ["", *(_installed(plan) if install else _overlaid(plan, python_path))]
@@ -48,12 +50,18 @@ def script(plan: Plan, *, target_only: bool, python_path: Path | None, install: 
 
 
 def _takes(plan: Plan, target_only: bool) -> Iterator[str]:
-    for output in plan.recipe.outputs:
-        if target_only and output.kind == "adaptor":
-            continue
+    for output in _wanted(plan, target_only):
         for name in adaptors(output, plan.tree.root):
             files = " ".join(_globbed(f"{plan.build}/{pattern}") for pattern in patterns(output, name))
             yield f"take {_quoted(plan.dist / output.to)} {files}"
+    if plan.build_type == "Release":
+        yield f"strip=$(sed -n 's/^CMAKE_STRIP:[A-Z]*=//p' {_quoted(plan.build / 'CMakeCache.txt')})"
+        for folder in sorted({output.to for output in _wanted(plan, target_only)}):
+            yield f'"$strip" --strip-unneeded {_quoted(plan.dist / folder)}/*'
+
+
+def _wanted(plan: Plan, target_only: bool) -> list[Output]:
+    return [each for each in plan.recipe.outputs if not (target_only and each.kind == "adaptor")]
 
 
 def _installed(plan: Plan) -> Iterator[str]:
@@ -89,6 +97,10 @@ def python_folders(plan: Plan) -> list[str]:
     """Folders of the Python package that get files of ours."""
     outputs = [each.to.removeprefix("python/") for each in plan.recipe.outputs if each.kind == "adaptor"]
     return sorted({*outputs, *(copy.to for copy in plan.recipe.copies)})
+
+
+def _a_line_each(command: Command) -> str:
+    return " \\\n  ".join(map(shlex.quote, command.argv))
 
 
 def _quoted(value: object) -> str:

@@ -11,16 +11,17 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from provisioning import elf
-from provisioning.manifest import load_profile
+from provisioning.manifest import Git, load_profile, profile_names
 from provisioning.settings import ROOT
 from provisioning.store import Store
 from tests.support.builds import Built, build, gone, run_stage
-from tests.support.miniature_executorch import digest, make_old, make_sdk, make_tree
+from tests.support.miniature_executorch import digest, make_llama, make_old, make_sdk, make_tree
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
 
 pytestmark = pytest.mark.needs("aarch64-linux-gnu-g++", "clang++", "ld.lld", "qemu-aarch64")
@@ -60,6 +61,12 @@ def hashes(dist: Path) -> dict[str, str]:
         for path in sorted(dist.rglob("*"))
         if path.is_file() and "overlay" not in path.parts
     }
+
+
+def replace_in(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def test_arm64_builds_and_says_so(arm64: Built) -> None:
@@ -153,6 +160,15 @@ def test_the_dry_run_is_a_script_that_gives_the_same_bytes(
     ]
 
 
+def test_the_dry_run_of_a_release_is_stripped_as_it_is(given: Given, tmp_path: Path) -> None:
+    printed = build(ARM64, tmp_path, given.tree, given.sdk, "--release", "--dry-run")
+    (tmp_path / "build.sh").write_text(printed.out, encoding="utf-8")
+    subprocess.run(["sh", str(tmp_path / "build.sh")], check=True, capture_output=True, timeout=600)
+    by_script = [digest(tmp_path / "dist" / path) for path in (RUNNER, LIBRARY)]
+    done = build(ARM64, tmp_path, given.tree, given.sdk, "--release", "--clean")
+    assert [digest(done.dist / path) for path in (RUNNER, LIBRARY)] == by_script, done.err
+
+
 def test_another_compiler_starts_anew(given: Given, tmp_path: Path) -> None:
     for name in ("gcc", "g++"):
         (tmp_path / f"vendor-{name}").symlink_to(str(shutil.which(f"aarch64-linux-gnu-{name}")))
@@ -187,6 +203,19 @@ def test_a_changed_source_is_compiled_alone(tmp_path: Path) -> None:
     assert again.manifest["changed"] is True
 
 
+def test_ccache_is_used_where_it_is(given: Given, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "ccache").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nexec "$@"\n', "utf-8")
+    (programs / "ccache").chmod(0o755)
+    environ = {"QNN_SDK_ROOT": given.sdk, "EXECUTORCH_ROOT": given.tree, "QNN_CI_STORE": tmp_path / "store"}
+    places = ("--build-dir", tmp_path / "build", "-o", tmp_path / "dist", "--reports", tmp_path / "reports")
+    path = f"{programs}:{os.environ['PATH']}"
+    done = run_stage(ARM64, "--profile", "qnn-2.37", *places, environ={**environ, "PATH": path})
+    assert done.returncode == 0, done.stderr
+    assert "QnnManager.cpp" in (tmp_path / "asked").read_text(encoding="utf-8")
+
+
 def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None:
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
     source = tree / "runtime" / "platform.cpp"
@@ -197,7 +226,10 @@ def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None
     assert not done.dist.exists()
 
 
-def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(given: Given, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
+    given: Given, tmp_path: Path, how: signal.Signals
+) -> None:
     """The compiler waits as long as a file is there, and says that it does."""
     waits, waiting = tmp_path / "waits", tmp_path / "waiting"
     for name in ("gcc", "g++"):
@@ -234,7 +266,7 @@ def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(given: Gi
         while not (waiting.is_file() and waiting.read_text(encoding="utf-8").strip()):
             assert process.poll() is None
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         assert process.wait(timeout=60) == 130
     assert gone(int(waiting.read_text(encoding="utf-8")))
     waits.unlink()
@@ -283,6 +315,26 @@ def test_the_stores_tree_is_built_and_its_commit_known(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "dist" / "manifest.json").read_text(encoding="utf-8"))["commit"] == "c" * 40
+
+
+@pytest.mark.parametrize("stage", [ARM64, "build_android"])
+def test_a_tree_with_runners_of_language_models_gives_them_too(
+    given: Given, tmp_path: Path, stage: str
+) -> None:
+    tree = make_tree(tmp_path)
+    make_llama(tree)
+    done = build(stage, tmp_path, tree, given.sdk, ndk=given.ndk)
+    assert done.code == 0, done.err
+    runners = [file["path"] for file in done.manifest["files"] if file["kind"] == "runner"]
+    assert runners == [RUNNER, "bin/qnn_llama_runner", "bin/llama_main"]
+
+
+def test_a_runner_that_the_tree_defines_and_does_not_make_is_missed(given: Given, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path)
+    make_llama(tree)
+    replace_in(tree / "examples/qualcomm/CMakeLists.txt", "add_subdirectory(oss_scripts/llama)", "")
+    done = build(ARM64, tmp_path, tree, given.sdk)
+    assert (done.code, "qnn_llama_runner" in done.err) == (1, True)
 
 
 def test_release_is_stripped(given: Given, arm64: Built, tmp_path: Path) -> None:
@@ -338,6 +390,57 @@ def test_a_binary_for_a_newer_android_is_refused(given: Given, tmp_path: Path) -
     assert not (done.dist / "manifest.json").exists()
 
 
+def test_another_folder_gives_the_same_bytes_for_android(
+    android: Built, given: Given, tmp_path: Path
+) -> None:
+    tree = make_tree(tmp_path / "somewhere" / "else")
+    sdk, ndk = make_sdk(tmp_path / "an-sdk"), make_ndk(tmp_path / "an-ndk")
+    other = build("build_android", tmp_path / "out", tree, sdk, "--jobs", "1", ndk=ndk)
+    assert other.code == 0, other.err
+    assert hashes(other.dist) == hashes(android.dist)
+
+
+def test_a_path_of_this_machine_in_a_binary_is_refused_and_the_last_good_build_stays(tmp_path: Path) -> None:
+    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
+    good = build(ARM64, tmp_path, tree, sdk)
+    before = hashes(good.dist)
+    replace_in(
+        tree / "backends/qualcomm/runtime/CMakeLists.txt",
+        "target_sources(qnn_manager",
+        'target_compile_definitions(qnn_manager PRIVATE QNN_API_VERSION="${CMAKE_SOURCE_DIR}")\n'
+        "target_sources(qnn_manager",
+    )
+    replace_in(sdk / "include/QNN/QnnCommon.h", "#pragma once", "#pragma once\n#ifndef QNN_API_VERSION")
+    with (sdk / "include/QNN/QnnCommon.h").open("a", encoding="utf-8") as header:
+        header.write("#endif\n")
+    done = build(ARM64, tmp_path, tree, sdk)
+    assert (done.code, done.rules(), hashes(done.dist)) == (1, {"build-paths"}, before), done.err
+
+
+def test_small_pages_are_refused_for_android(given: Given, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path)
+    with (tree / "backends/qualcomm/CMakeLists.txt").open("a", encoding="utf-8") as listing:
+        listing.write("target_link_options(qnn_executorch_backend PRIVATE -Wl,-z,max-page-size=4096)\n")
+    done = build("build_android", tmp_path, tree, given.sdk, ndk=given.ndk)
+    assert (done.code, done.rules(), done.dist.exists()) == (1, {"build-page-size"}, False), done.err
+
+
+def test_a_newer_glibc_than_allowed_is_refused(given: Given, tmp_path: Path) -> None:
+    done = build(ARM64, tmp_path, given.tree, given.sdk, "--glibc", "2.16")
+    assert (done.code, done.rules(), done.dist.exists()) == (1, {"build-glibc"}, False), done.err
+
+
+@pytest.mark.heavy
+def test_the_pinned_source_is_what_the_wheel_was_built_from() -> None:
+    from executorch.version import git_version
+
+    for profile in map(load_profile, profile_names()):
+        source = profile.components["executorch-source"].parts[0].source
+        assert isinstance(source, Git)
+        wheel = (f"v{version('executorch').partition('+')[0]}", git_version)
+        assert (source.tag, source.commit) == wheel, profile.name
+
+
 @pytest.fixture(scope="module")
 def x86_tree(given: Given) -> Path:
     tree = make_tree(given.folder / "x86", pybind11=True)
@@ -381,6 +484,19 @@ def test_another_folder_gives_the_same_adaptors(x86: Built, tmp_path: Path) -> N
     other = build("build_x86", tmp_path / "out", tree, make_sdk(tmp_path / "an-sdk"))
     assert other.code == 0, other.err
     assert hashes(other.dist) == hashes(x86.dist)
+
+
+@pytest.mark.heavy
+def test_the_dry_run_makes_the_same_overlay(x86: Built, x86_tree: Path, given: Given, tmp_path: Path) -> None:
+    printed = build("build_x86", tmp_path, x86_tree, given.sdk, "--dry-run")
+    (tmp_path / "build.sh").write_text(printed.out, encoding="utf-8")
+    subprocess.run(["sh", str(tmp_path / "build.sh")], check=True, capture_output=True, timeout=600)
+
+    def files(overlay: Path) -> dict[str, str]:
+        real = [path for path in sorted(overlay.rglob("*")) if path.is_file() and not path.is_symlink()]
+        return {str(path.relative_to(overlay)): digest(path) for path in real}
+
+    assert files(tmp_path / "dist" / "overlay") == files(x86.dist / "overlay")
 
 
 @pytest.mark.heavy

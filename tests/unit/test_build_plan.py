@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ci.build.toolchain import Toolchain, c_compiler_of, cross, ndk
 from provisioning.errors import EnvironmentLacking, UsageError
 from tests.support.build_plans import make_plan
 from tests.support.miniature_executorch import make_tree
+from tests.support.needs import program
 
 
 def test_jobs_are_bounded_by_memory() -> None:
@@ -199,6 +201,21 @@ def test_a_toolchain_file_is_known_by_its_content(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
         identities.append(cross(load_recipe("aarch64-linux"), {}, None, None, file).identity)
     assert identities[0] != identities[1]
+
+
+@pytest.mark.needs("shellcheck")
+@pytest.mark.parametrize("target", ["x86_64-linux", "aarch64-android", "aarch64-linux"])
+@pytest.mark.parametrize("build_type", ["RelWithDebInfo", "Release"])
+def test_the_script_is_good_shell(tmp_path: Path, target: str, build_type: str) -> None:
+    folder = tmp_path / "a folder"
+    plan = make_plan(folder, target, build_type=build_type)
+    make_tree(folder / "src", commit=False)
+    overlay = folder / "overlay" if target == "x86_64-linux" else None
+    path = tmp_path / "build.sh"
+    path.write_text(script(plan, target_only=False, python_path=overlay, install=False), encoding="utf-8")
+    command = [program("shellcheck"), "--severity=style", str(path)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
 
 
 def test_the_script_installs_into_the_tree_when_asked(tmp_path: Path) -> None:

@@ -7,6 +7,6 @@
 // Stands for the runner of language models on any backend.
 int main(int argc, char** argv) {
   ET_LOG("reading the prompt");
-  puts(gflags::value(argc, argv, "prompt", ""));
+  printf("%s\n", gflags::value(argc, argv, "prompt", ""));
   return 0;
 }
