@@ -14,11 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ci.lowering.verb import add_choice, add_how
+from ci.lowering.verb import add_flags
 from ci.scheduler import Job
 from provisioning.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
+
+if TYPE_CHECKING:
+    from ci.progress import Line
 
 EXAMPLES = """\
   nox -s test_emulator
@@ -50,8 +53,7 @@ class Measured:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser)
-    add_how(parser)
+    add_flags(parser)
     parser.add_argument(
         "--run-timeout", type=float, default=300, metavar="S", help="end a run after S seconds [%(default)g]"
     )
@@ -59,22 +61,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.lowering import stage as lowering
+    from ci.suites.flags import check
+    from ci.suites.stage import finish
     from provisioning.cli import command_line
     from provisioning.findings import StageRun
 
     selection = selection_of(args)
-    lowering.check_flags(args)
+    check(args.jobs, args.suite or ())
     if args.list:
         return lowering.print_list(args, selection)
     command = command_line("nox -s test_emulator --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("test_emulator", selection.profile, DEFAULT_TARGET, command)
-    with lowering.reported(stage, selection):
+    with stage.reported(selection.reports, "emulator-not-run"):
         _run(args, selection, stage, os.environ)
-    return lowering.finish(stage, selection)
+    return finish(stage, selection)
 
 
 def _run(args: argparse.Namespace, selection: Selection, stage: Any, environ: Mapping[str, str]) -> None:
-    from ci.delegate.stage import find_runner
+    from ci.installed import find_runner
     from ci.lowering.compile import Compiled
     from ci.lowering.stage import plan_of
 
@@ -94,11 +98,12 @@ def _measure_all(
     """From the cache where nothing changed; a result that misses its thresholds is measured anew, so that
     its outputs are there to look at."""
     from ci.cache import VerdictCache, key_of
-    from ci.delegate.suite import _runner_digest
+    from ci.installed import runner_digest
+    from ci.progress import progress
     from ci.scheduler import default_slots, memory_budget, run_jobs
 
     cache = VerdictCache(plan.settings.store, "emulator", enabled=not args.no_cache)
-    basis: dict[str, Any] = {"format": FORMAT, "runner": _runner_digest(runner), "sdk": dict(plan.basis.sdk)}
+    basis: dict[str, Any] = {"format": FORMAT, "runner": runner_digest(runner), "sdk": dict(plan.basis.sdk)}
     keys = {name: key_of({**basis, "program": each.facts["content"]}) for name, each in work.items()}
     programs = {program.name: program for program in plan.programs}
     measured: dict[str, Measured] = {}
@@ -122,13 +127,14 @@ def _measure_all(
             shutil.rmtree(result.kept or "", ignore_errors=True)
         return result
 
-    measured |= run_jobs(
-        jobs,
-        lambda: RunSlot(runner, environment, args.run_timeout, once),
-        slots=slots,
-        memory=memory_budget(),
-        observer=_Shown(len(jobs)),
-    )
+    with progress("runs on the emulator", jobs, slots, line_of) as shown:
+        measured |= run_jobs(
+            jobs,
+            lambda: RunSlot(runner, environment, args.run_timeout, once),
+            slots=slots,
+            memory=memory_budget(),
+            observer=shown,
+        )
     return measured
 
 
@@ -221,7 +227,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _ended(code: int, folder: Path) -> str:
-    from ci.delegate.pool import tail
+    from ci.workers.parent import tail
     from provisioning.diagnosis import explain
 
     log = tail(folder / "run.log", TAIL)
@@ -238,23 +244,13 @@ def _times(path: Path) -> dict[str, float]:
     return {"load_ms": read["load_ms"], "run_ms": read["mean_ms"], "peak_bytes": read["peak_rss_kb"] * 1024}
 
 
-class _Shown:
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
+def line_of(result: Measured) -> Line:
+    from ci.progress import Line, failed
 
-    def started(self, job: Job) -> None: ...
-
-    def ended(self, job: Job, result: Measured, seconds: float) -> None:
-        self._done += 1
-        said = f"{result.rule}: {result.message}" if result.rule else _brief(result.figures)
-        sys.stderr.write(
-            f"[{self._done:>{len(str(self._total))}}/{self._total}] {seconds:6.1f} s  {job.name}: {said}\n"
-        )
-        sys.stderr.flush()
-
-
-def _brief(figures: Mapping[str, float]) -> str:
-    return f"SQNR {figures['sqnr_db']:.1f} dB, cosine {figures['cosine']:.6f}"
+    if result.rule:
+        return failed(f"{result.rule}: {result.message}")
+    figures = result.figures
+    return Line("ran", f"SQNR {figures['sqnr_db']:.1f} dB, cosine {figures['cosine']:.6f}")
 
 
 def judge(stage: Any, plan: Any, compiled: Mapping[str, Any], measured: Mapping[str, Measured]) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.lowering.verb import add_choice
+from ci.lowering.verb import SUITE
 from ci.scheduler import Job, shard
+from ci.suites.flags import add_choice, check
 from provisioning.errors import ManifestError, UsageError
 from provisioning.settings import ROOT, add_selection, selection_of
 
@@ -48,7 +49,7 @@ class Affected:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_choice(parser)
+    add_choice(parser, SUITE)
     group = parser.add_argument_group("matrix")
     group.add_argument(
         "--shards", type=int, default=4, metavar="N", help="at most this many jobs [%(default)s]"
@@ -64,11 +65,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.lowering.stage import check_flags
     from ci.lowering.suite import all_programs, choose
 
-    args.jobs = None
-    check_flags(args)
+    check(None, args.suite or ())
     if args.shards < 1:
         raise UsageError(f"--shards {args.shards}: expected at least 1", remedy="--shards 4")
     selection = selection_of(args)
@@ -114,9 +113,9 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
 
 def jobs_of(programs: Iterable[object], profile: str) -> list[Job]:
     """Each program with the seconds that its baseline has for compiling and running it."""
-    from ci.lowering.baseline import Recorded, baseline_path, load_baseline
     from ci.lowering.compile import UNKNOWN_SECONDS
     from ci.lowering.suite import Program
+    from ci.suites.baseline import Recorded, baseline_path, load_baseline
 
     baselines: dict[Path, object] = {}
     jobs = []

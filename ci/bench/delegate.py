@@ -15,7 +15,8 @@ from pathlib import Path
 
 from ci.bench.frame import Aim, Benchmark, Contender
 from ci.delegate.ledger import load_ledger
-from ci.delegate.stage import find_runner, worker_environment
+from ci.delegate.stage import worker_environment
+from ci.installed import find_runner
 from provisioning.diagnosis import causes
 from provisioning.environment import resolve
 from provisioning.errors import CheckFailed, EnvironmentLacking

@@ -15,16 +15,16 @@ from ci.lowering.suite import Program, all_programs, choose
 
 
 def main(work: Path, words: list[str]) -> None:
-    from ci.delegate.worker import _forget_caches, _output_to
     from ci.lowering.lower import lower
+    from ci.workers.child import forget_torch, output_to
 
     done: dict[str, float] = {}
     for program in choose(all_programs([]), tags=["pr"], words=words):
         folder, log = work / program.name.replace("/", "-"), work / "log"
-        with _output_to(log):
+        with output_to(log):
             facts = lower(program.case, program.run, program.soc, program.search_path, folder, log)
             done[program.name] = _run(program, folder, facts)
-        _forget_caches()
+        forget_torch()
     (work / "done.json").write_text(json.dumps(done), encoding="utf-8")
 
 

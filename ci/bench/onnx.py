@@ -32,7 +32,7 @@ from ci.onnx.suite import SHIPPED, choose, programs_of
 
 into, log = Path(sys.argv[1]), Path(sys.argv[2])
 cases = {}
-for program in choose(programs_of(SHIPPED), ["pr"], sys.argv[3:]):
+for program in choose(programs_of(SHIPPED), tags=["pr"], words=sys.argv[3:]):
     cases.setdefault(program.case_name, []).append(program)
 for name, programs in cases.items():
     case, folder = programs[0].case, into / name
@@ -67,7 +67,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     """What a pull request waits for; `quick` takes two small models."""
     require_installed()
     words = QUICK if quick else ()
-    count = len(choose(programs_of(SHIPPED), ["pr"], words))
+    count = len(choose(programs_of(SHIPPED), tags=["pr"], words=words))
     kept = work / "kept"
     _ours(words, kept, work / "first")
     yield Benchmark(

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.delegate.stage import find_runner
+from ci.installed import find_runner
 from provisioning import compat, progress
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, Build, Measured, Pair, Result, Step

@@ -7,7 +7,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from ci.delegate.ledger import Ledger
-from ci.delegate.pool import Verdict, tail
+from ci.delegate.pool import Verdict
+from ci.workers.parent import tail
 from provisioning.rendering.junit_xml import clean
 
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate_x86"

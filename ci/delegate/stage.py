@@ -21,17 +21,17 @@ from ci.delegate.ledger import (
     load_ledger,
     measured,
 )
-from ci.delegate.pool import Setup, Verdict, Workers, tail
-from ci.delegate.progress import Lines, progress
+from ci.delegate.pool import Verdict, Workers, setup_of
 from ci.delegate.suite import Basis, basis_of, installed_suite, list_tests
+from ci.installed import find_runner
+from ci.progress import Line, Lines, progress
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs, shard
+from ci.workers.parent import Setup, tail
 from provisioning.diagnosis import Explanation, nearest
 from provisioning.environment import Environment, resolve
-from provisioning.errors import EnvironmentLacking, ToolkitError, UsageError
+from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
-from provisioning.settings import ROOT, Selection
-
-RUNNER = ROOT / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
+from provisioning.settings import Selection
 
 RUNNER_MEMORY = 256 << 20
 """Beside what the worker itself takes."""
@@ -83,21 +83,16 @@ class Plan:
 
 def run_stage(options: Options, environ: Mapping[str, str]) -> int:
     stage = StageRun("test_delegate", options.selection.profile, options.selection.target, options.command)
-    try:
+    if options.only_list:
         return _run(options, environ, stage)
-    except (ToolkitError, KeyboardInterrupt) as error:
-        if not options.only_list:
-            message = error.message if isinstance(error, ToolkitError) else "interrupted"
-            remedy = error.remedy if isinstance(error, ToolkitError) else options.command
-            stage.add("delegate-not-measured", Severity.ERROR, "test_delegate", message, remedy)
-            stage.finish(Outcome.ERROR).write(options.selection.reports)
-        raise
+    with stage.reported(options.selection.reports, "delegate-not-measured"):
+        return _run(options, environ, stage)
 
 
 def _run(options: Options, environ: Mapping[str, str], stage: StageRun) -> int:
     cache = VerdictCache(options.selection.store, "delegate", enabled=options.cache)
     plan = make_plan(options, environ)
-    with Workers(plan.setup, plan.slots) as workers:
+    with Workers(plan.setup, plan.slots, keep=options.keep) as workers:
         # Which tests there are is no verdict: it is kept whatever --no-cache says.
         listing = VerdictCache(options.selection.store, "delegate")
         plan = choose(plan, options, list_tests(plan.basis.suite, listing, workers.tests))
@@ -160,7 +155,7 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
     slots = options.jobs or default_slots()
     environment = worker_environment(found, environ, runner, slots)
     return Plan(
-        setup=Setup(environment, options.logs, options.timeout, options.keep),
+        setup=setup_of(environment, options.logs, options.timeout),
         basis=basis_of(suite, found.root("qnn-sdk").path, runner, options.selection.soc, environment),
         ledger=load_ledger(options.selection.profile),
         costs=load_durations(),
@@ -190,18 +185,6 @@ def choose(plan: Plan, options: Options, tests: Mapping[str, str]) -> Plan:
             remedy="nox -s test_delegate -- --list",
         )
     return replace(plan, chosen=chosen, sources=tests)
-
-
-def find_runner(environ: Mapping[str, str]) -> Path:
-    """The user's own, named by QNN_EXECUTOR_RUNNER, else the one that build_runner makes."""
-    named = environ.get("QNN_EXECUTOR_RUNNER")
-    path = Path(named).absolute() if named else RUNNER
-    if not path.is_file():
-        raise EnvironmentLacking(
-            f"QNN_EXECUTOR_RUNNER={named} is not a file" if named else "qnn_executor_runner is not built yet",
-            remedy="unset QNN_EXECUTOR_RUNNER, then nox -s build_runner" if named else "nox -s build_runner",
-        )
-    return path
 
 
 def worker_environment(
@@ -241,7 +224,7 @@ class _Keeping:
     Only what the ledger expects is kept: a surprise runs again until it is mended or recorded.
     """
 
-    def __init__(self, plan: Plan, cache: VerdictCache, shown: Lines) -> None:
+    def __init__(self, plan: Plan, cache: VerdictCache, shown: Lines[Verdict]) -> None:
         self._plan, self._cache, self._shown = plan, cache, shown
 
     def started(self, job: Job) -> None:
@@ -272,7 +255,11 @@ def _run_jobs(
     if not jobs:
         return {}
     expected = {job.name: plan.expected(job.name) for job in jobs}
-    with progress(list(jobs), plan.slots, expected) as shown:
+
+    def line(verdict: Verdict) -> Line:
+        return line_of(verdict, expected)
+
+    with progress("delegate tests", jobs, plan.slots, line) as shown:
         return run_jobs(
             jobs,
             workers.slot,
@@ -281,6 +268,15 @@ def _run_jobs(
             observer=_Keeping(plan, cache, shown),
             stop_after=lambda job, verdict: fail_fast and verdict.outcome != expected[job.name],
         )
+
+
+WORDS = {"passed": "passed", "failed": "FAILED", "not_run": "not run", "expected_failure": "expected"}
+
+
+def line_of(verdict: Verdict, expected: Mapping[str, str]) -> Line:
+    surprising = verdict.outcome != expected.get(verdict.test, "passed")
+    note = "" if verdict.outcome == "passed" else verdict.reason
+    return Line(WORDS[verdict.outcome] + ("!" if surprising else ""), note, surprising, verdict.seconds)
 
 
 def judge(stage: StageRun, verdicts: Iterable[Verdict], ledger: Ledger, soc: str, logs: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -12,8 +11,7 @@ from pathlib import Path
 
 from ci import shims
 from ci.cache import VerdictCache, digest_of_files, key_of
-from provisioning.build_id import build_ids
-from provisioning.environment import HOST_LIBRARIES
+from ci.installed import host_libraries, runner_digest
 from provisioning.errors import EnvironmentLacking
 from provisioning.findings import Metric
 
@@ -103,20 +101,10 @@ def installed_suite() -> Suite:
 
 
 def basis_of(suite: Suite, sdk_root: Path, runner: Path, soc: str, environment: Mapping[str, str]) -> Basis:
-    libraries = sorted((sdk_root / "lib" / HOST_LIBRARIES).glob("*.so*"))
-    htp = sdk_root / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
-    if not htp.is_file():
-        raise EnvironmentLacking(
-            f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
-            remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
-        )
     return Basis(
         suite=suite,
-        sdk={
-            "build_id": ", ".join(build_ids(htp)) or "unknown",
-            "libraries": digest_of_files(sdk_root, libraries),
-        },
-        runner=_runner_digest(runner),
+        sdk=host_libraries(sdk_root, "holds the HTP emulator"),
+        runner=runner_digest(runner),
         soc=soc,
         flags={
             name: value
@@ -142,16 +130,6 @@ def list_tests(suite: Suite, cache: VerdictCache, ask: Callable[[], dict[str, st
 
     known = cache.through(key, lambda: dict(ask()))
     return {name: str(digest) for name, digest in known.items()}
-
-
-def _runner_digest(runner: Path) -> str:
-    """With the libraries staged beside it, which are as much a part of it."""
-    staged = runner.parent.parent / "lib"
-    libraries = staged.glob("*.so*") if runner.parent.name == "bin" else ()
-    parts = [runner, *libraries]
-    common = runner.parent.parent if runner.parent.name == "bin" else runner.parent
-    whole = hashlib.sha256(digest_of_files(common, parts).encode())
-    return whole.hexdigest()
 
 
 def _version(package: str) -> str:

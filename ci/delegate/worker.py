@@ -1,34 +1,24 @@
-"""The process that runs the tests: it imports torch and executorch once and serves one test after another.
-
-Requests come as JSON lines on stdin, replies go as JSON lines to the descriptor given as the argument; what
-the tests, their libraries and the runner print goes to the log of the test at hand.
-"""
+"""The process that runs the tests: it imports torch and executorch once and serves one test after another."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import faulthandler
 import gc
 import hashlib
 import importlib
 import inspect
-import json
 import os
 import random
-import signal
 import sys
 import tempfile
-import threading
-import time
 import traceback
 import types
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from ci import shims
+from ci.workers.child import Answer, Meter, forget_torch, serve
 
 MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate_x86"
 
@@ -140,10 +130,9 @@ def run_one(test: unittest.TestCase, scratch: Path, seed: int) -> dict[str, obje
     _seed(seed)
     shims.forget()
     result = Result()
-    _reset_peak()
-    began, cpu = time.monotonic(), _cpu_seconds()
+    meter = Meter()
     unittest.TestSuite([test]).run(result)
-    seconds, cpu = time.monotonic() - began, _cpu_seconds() - cpu
+    figures = meter.read()
     outcome, reason = result.verdict(shims.touched())
     return {
         "test": name_of(test),
@@ -151,83 +140,28 @@ def run_one(test: unittest.TestCase, scratch: Path, seed: int) -> dict[str, obje
         "reason": reason,
         "problems": result.problems,
         "subtests": result.subtests,
-        "seconds": round(seconds, 3),
-        "cpu_seconds": round(cpu, 3),
-        "peak": _status("VmHWM"),
+        **figures,
     }
 
 
-def serve(module: types.ModuleType, replies: TextIO) -> None:
+def start() -> Answer:
+    tempfile.TemporaryDirectory = _Kept  # type: ignore[misc,assignment]
+    shims.install()
+    tests = {name_of(test): test for test in tests_of(importlib.import_module(MODULE))}
+    gc.set_threshold(COLLECT_AFTER, 50, 100)
     import torch
 
     # The seed with which every process of torch begins, and so every test here.
     seed = torch.initial_seed()
-    tests = {name_of(test): test for test in tests_of(module)}
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "list":
-            rows = [[name, source_digest(test)] for name, test in tests.items()]
-            _reply(replies, {"tests": rows})
-            continue
-        with _output_to(Path(request["log"])):
-            reply = run_one(tests[request["test"]], Path(request["scratch"]), seed)
-        _forget_caches()
-        reply["resident"] = _status("VmRSS")
-        _reply(replies, reply)
 
+    def answer(order: dict[str, Any]) -> dict[str, Any]:
+        if order["do"] == "list":
+            return {"tests": [[name, source_digest(test)] for name, test in tests.items()]}
+        reply = run_one(tests[order["test"]], Path(order["scratch"]), seed)
+        forget_torch()
+        return reply
 
-def main(descriptor: int) -> None:
-    threading.Thread(target=_end_with, args=[os.getppid()], daemon=True).start()
-    faulthandler.enable()
-    replies = os.fdopen(descriptor, "w", encoding="utf-8")
-    tempfile.TemporaryDirectory = _Kept  # type: ignore[misc,assignment]
-    began = time.monotonic()
-    absent = shims.install()
-    module = importlib.import_module(MODULE)
-    # What the imports left is never garbage: keep every later collection from walking it.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER, 50, 100)
-    _reply(replies, {"absent": absent, "seconds": round(time.monotonic() - began, 3)})
-    with contextlib.suppress(KeyboardInterrupt):
-        serve(module, replies)
-
-
-def _end_with(parent: int) -> None:
-    """The stage may be killed and unable to say so; neither a worker nor its runner outlives it."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _reply(replies: TextIO, message: dict[str, object]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
-
-
-@contextlib.contextmanager
-def _output_to(log: Path) -> Iterator[None]:
-    """Also what C and C++ code and child processes print."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    saved = [os.dup(1), os.dup(2)]
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    _flush()
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
-    try:
-        yield
-    finally:
-        _flush()
-        for number, old in zip((1, 2), saved, strict=True):
-            os.dup2(old, number)
-            os.close(old)
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    ctypes.CDLL(None).fflush(None)
+    return answer
 
 
 def _seed(first: int) -> None:
@@ -238,29 +172,5 @@ def _seed(first: int) -> None:
     torch.manual_seed(first)
 
 
-def _forget_caches() -> None:
-    import torch
-
-    torch._dynamo.reset()
-    gc.collect()
-
-
-def _reset_peak() -> None:
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _cpu_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    serve(int(sys.argv[1]), start)

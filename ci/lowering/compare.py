@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.lowering.suite import Thresholds
+from ci.suites.model import Thresholds
 
 EXACT_DB = 999.0
 """Stands for the SQNR of outputs without any error, which has no number."""

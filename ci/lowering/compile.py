@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -15,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from ci.cache import VerdictCache, digest_of_files, key_of
-from ci.delegate.pool import RECYCLE_AT, Setup, Verdict, Worker, tail
-from ci.delegate.progress import Lines
-from ci.lowering.baseline import Baseline
+from ci.installed import host_libraries, packages
 from ci.lowering.imports import closure
 from ci.lowering.suite import Program
 from ci.lowering.worker import MEMORY
+from ci.progress import Line, failed, progress
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs
-from provisioning.build_id import build_ids
-from provisioning.environment import HOST_LIBRARIES, Environment
-from provisioning.errors import EnvironmentLacking
+from ci.suites.baseline import Baseline
+from ci.workers.parent import Gone, Setup, Worker, WorkerSlot
+from provisioning.environment import Environment
 from provisioning.findings import Metric
 from provisioning.settings import ROOT
 
@@ -94,34 +92,15 @@ class Settings:
 
 def basis_of(sdk_root: Path) -> Basis:
     """Look at what is installed, without importing it."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found = importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError:
-            raise EnvironmentLacking(
-                f"{package} is not installed in {sys.executable}",
-                remedy="nox -s test_lowering, which installs it",
-            ) from None
-        # RECORD has the hash of every file of the package.
-        versions[package] = f"{found.version} {key_of({'record': found.read_text('RECORD') or ''})[:16]}"
-    libraries = sdk_root / "lib" / HOST_LIBRARIES
-    htp = libraries / "libQnnHtp.so"
-    if not htp.is_file():
-        raise EnvironmentLacking(
-            f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which compiles for the HTP",
-            remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
-        )
+    versions = {"python": platform.python_version(), **packages(PACKAGES, "test_lowering")}
+    sdk = host_libraries(sdk_root, "compiles for the HTP")
     here = Path(__file__).parent
     ours = [
         path for path in closure(TOOLKIT, [ROOT]) if path.parent == here and path.name not in NOT_LOWERING
     ]
     return Basis(
         versions=versions,
-        sdk={
-            "build_id": ", ".join(build_ids(htp)) or "unknown",
-            "libraries": digest_of_files(sdk_root, sorted(libraries.glob("*.so*"))),
-        },
+        sdk=sdk,
         toolkit=digest_of_files(ROOT, ours),
     )
 
@@ -221,27 +200,29 @@ def compile_programs(
     slots = min(settings.jobs or default_slots(), len(jobs))
     memory = memory_budget()
     setup = Setup(
-        {
+        command=WORKER,
+        environment={
             **found.merged(environ),
             "OMP_NUM_THREADS": str(max(1, default_slots() // slots)),
             "PYTHONWARNINGS": "ignore",
             MEMORY: str(settings.worker_memory or max(memory or 0, LEAST_MEMORY)),
         },
-        settings.logs,
-        settings.timeout,
-        command=WORKER,
+        logs=settings.logs,
+        timeout=settings.timeout,
+        imports="executorch and torch",
+        remedy="run it as `nox -s test_lowering`, which installs what it needs",
     )
 
     def work(job: Job, worker: LoweringWorker) -> Compiled | Fault:
         return worker.lower(todo[job.name], keys[job.name], cache)
 
-    with Lines(jobs, slots, {}) as shown:
+    with progress("programs", jobs, slots, line_of) as shown:
         results |= run_jobs(
             jobs,
-            lambda: Slot(setup, work),
+            lambda: WorkerSlot(lambda: LoweringWorker(setup), work),
             slots=slots,
             memory=memory,
-            observer=_Shown(shown),
+            observer=shown,
         )
     return results | {
         program.name: results[first[keys[program.name]].name]
@@ -274,37 +255,17 @@ class LoweringWorker(Worker):
             "log": str(log),
         }
         began = time.monotonic()
-        reply = self._ask(order, self.setup.timeout)
-        seconds = time.monotonic() - began
         try:
-            if reply is None:
-                return self._gone(program, log, seconds)
-            self.resident = int(reply["resident"])
+            reply = self.ask(order)
             if "fault" in reply:
-                return Fault(reply["fault"], reply["message"], self._keep(program, log), seconds)
+                kept = self._keep(program, log)
+                return Fault(reply["fault"], reply["message"], kept, time.monotonic() - began)
             return cache.put(name, made, reply)
+        except Gone as gone:
+            seconds = time.monotonic() - began
+            return Fault(gone.kind, gone.sentence(log), self._keep(program, log), seconds)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-
-    resident: int = 0
-    """Bytes that the worker holds after the last program; more than all when it is gone."""
-
-    def _gone(self, program: Program, log: Path, seconds: float) -> Fault:
-        self.resident = RECYCLE_AT + 1
-        if seconds >= self.setup.timeout:
-            self.end()
-            return Fault(
-                "timeout", f"no result after {self.setup.timeout:g} s", self._keep(program, log), seconds
-            )
-        ended = self.end(grace=5)
-        last = tail(log, 400).strip().splitlines()[-1:]
-        message = (
-            f"the process was {ended}" if ended.startswith("ended") else f"the process ended with {ended}"
-        )
-        if "SIGKILL" in ended:
-            message += ", as the system does when memory runs out"
-        kept = self._keep(program, log)
-        return Fault("crash", message + (f"; its last words: {last[0]}" if last else ""), kept, seconds)
 
     def _keep(self, program: Program, log: Path) -> Path:
         kept = self.setup.logs / (program.name.replace("/", "-") + ".log")
@@ -313,56 +274,5 @@ class LoweringWorker(Worker):
         return kept
 
 
-class Slot:
-    """A slot of the scheduler: one worker, replaced when a program took it down or it holds too much."""
-
-    def __init__(self, setup: Setup, work: Callable[[Job, LoweringWorker], Compiled | Fault]) -> None:
-        self._setup, self._work = setup, work
-        self._worker: LoweringWorker | None = None
-        self._busy = self._closed = False
-
-    def run(self, job: Job) -> Compiled | Fault:
-        self._busy = True
-        try:
-            if self._worker is None:
-                self._worker = started(self._setup)
-                if self._closed:
-                    self._worker.stop()
-            result = self._work(job, self._worker)
-            if self._worker.resident > RECYCLE_AT:
-                self._worker.end()
-                self._worker = None
-            return result
-        finally:
-            self._busy = False
-
-    def close(self) -> None:
-        self._closed = True
-        if self._worker is not None:
-            self._worker.stop()
-            if not self._busy:
-                self._worker.end()
-
-
-def started(setup: Setup) -> LoweringWorker:
-    try:
-        return LoweringWorker(setup)
-    except EnvironmentLacking as error:
-        raise EnvironmentLacking(
-            error.message.replace("the tests", "executorch and torch"),
-            remedy="run it as `nox -s test_lowering`, which installs what it needs",
-        ) from error
-
-
-class _Shown:
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-
-    def started(self, job: Job) -> None:
-        self._lines.started(job)
-
-    def ended(self, job: Job, result: Compiled | Fault, seconds: float) -> None:
-        bad = isinstance(result, Fault)
-        reason = f"{result.kind}: {result.message}" if isinstance(result, Fault) else ""
-        shown = Verdict(job.name, "failed" if bad else "passed", reason, seconds=seconds)
-        self._lines.ended(job, shown, seconds)
+def line_of(result: Compiled | Fault) -> Line:
+    return failed(f"{result.kind}: {result.message}") if isinstance(result, Fault) else Line("passed")

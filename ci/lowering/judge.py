@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ci.lowering.baseline import COSTS, Recorded, Tolerances
 from ci.lowering.compile import Compiled, Fault
 from ci.lowering.program import Context, Delegate, read
 from ci.lowering.program import Program as Inside
-from ci.lowering.suite import Program
+from ci.lowering.suite import SUITES, Program
+from ci.suites.baseline import Baseline, Tolerances, growth
 from provisioning.diagnosis import explain
 from provisioning.errors import CheckFailed
 from provisioning.findings import Finding, Severity
@@ -56,10 +55,7 @@ def suggestions() -> tuple[Suggestion, ...]:
 
 def repeat(program: Program, stage: str) -> str:
     """The command that does this program again."""
-    from ci.lowering.suite import SHIPPED
-
-    suite = [] if program.suite == SHIPPED else ["--suite", str(program.suite)]
-    return " ".join(["nox", "-s", stage, "--", *suite, "-k", program.name])
+    return SUITES.repeat(program, stage)
 
 
 def fault_finding(program: Program, fault: Fault, stage: str) -> Finding:
@@ -187,9 +183,8 @@ def costs_of(compiled: Compiled) -> dict[str, float]:
 
 
 def cost(
-    program: Program, compiled: Compiled, agreed: Recorded | None, tolerances: Tolerances, path: Path
+    program: Program, compiled: Compiled, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
-    again = f"{repeat(program, 'test_lowering')} --update-baseline"
     if compiled.facts["delegates"] and compiled.facts["graphs"] < compiled.facts["delegates"]:
         yield Finding(
             "cost-unknown",
@@ -199,24 +194,5 @@ def cost(
             f"found {compiled.facts['graphs']}",
             f"read {compiled.log}",
         )
-    if agreed is None:
-        yield Finding(
-            "cost-no-baseline",
-            Severity.WARNING,
-            program.name,
-            f"{path.name} has nothing to compare with",
-            again,
-        )
-        return
-    for name, value in costs_of(compiled).items():
-        tolerance, before = tolerances.costs.get(name), agreed.cost(name)  # type: ignore[call-overload]
-        if tolerance is None or before is None or value <= tolerance.most(before):
-            continue
-        yield Finding(
-            f"cost-{name.replace('_', '-')}",
-            Severity(tolerance.severity),
-            program.name,
-            f"expected at most {tolerance.most(before):,.0f} {COSTS[name]} "
-            f"({before:,.0f} in the baseline), found {value:,.0f}",
-            f"see what changed in the graph; if it is meant, {again}",
-        )
+    again = f"{repeat(program, 'test_lowering')} --update-baseline"
+    yield from growth(program.name, costs_of(compiled), baseline, tolerances, again)

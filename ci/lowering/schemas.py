@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ci.lowering.baseline import Tolerances
 from ci.lowering.judge import Suggestions
 from ci.lowering.suite import Suite
+from ci.suites.baseline import Tolerances
 from provisioning.verbs.generate import _schema
 
 

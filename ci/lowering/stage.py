@@ -6,20 +6,19 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.lowering.baseline import Baseline, baseline_path, load_baseline, load_tolerances
 from ci.lowering.compile import Basis, Compiled, Fault, Settings, basis_of, compile_programs
 from ci.lowering.inspect import sdk_arches
 from ci.lowering.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
 from ci.lowering.suite import Program, all_programs, choose
 from ci.scheduler import parse_shard, shard
+from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
+from ci.suites.stage import finish
 from provisioning.cli import command_line
 from provisioning.environment import Environment, resolve
-from provisioning.errors import ToolkitError, UsageError
-from provisioning.findings import Finding, Metric, Outcome, Severity, StageRun
+from provisioning.findings import Finding, Metric, Severity, StageRun
 from provisioning.manifest import soc_named
 from provisioning.settings import DEFAULT_TARGET, Selection, selection_of
 
@@ -116,38 +115,13 @@ def run(args: argparse.Namespace) -> int:
         return print_list(args, selection)
     command = command_line("nox -s test_lowering --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("test_lowering", selection.profile, DEFAULT_TARGET, command)
-    with reported(stage, selection):
+    with stage.reported(selection.reports, "lowering-not-run"):
         plan = plan_of(args, selection, os.environ, "lowering")
         results = plan.compiled(os.environ)
         if args.update_baseline:
             update(plan, results)
         judge(stage, plan, results)
     return finish(stage, selection)
-
-
-@contextmanager
-def reported(stage: StageRun, selection: Selection) -> Iterator[None]:
-    """A report also of a stage that could not do its work."""
-    try:
-        yield
-    except (ToolkitError, KeyboardInterrupt) as error:
-        message = error.message if isinstance(error, ToolkitError) else "interrupted"
-        remedy = error.remedy if isinstance(error, ToolkitError) else stage.command
-        stage.add(
-            f"{stage.stage.removeprefix('test_')}-not-run", Severity.ERROR, stage.stage, message, remedy
-        )
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
-
-
-def finish(stage: StageRun, selection: Selection) -> int:
-    from provisioning.rendering import show
-
-    report = stage.finish()
-    report.write(selection.reports)
-    figures = {name: value for name, value in report.metrics.items() if name != "programs"}
-    show(replace(report, metrics=figures, artifacts=()))
-    return 0 if report.outcome is Outcome.PASS else 1
 
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
@@ -166,7 +140,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) 
             findings = [
                 *delegation(program, result.facts),
                 *artifact(program, result, plan.basis.build_id),
-                *cost(program, result, baseline.of(program.name), tolerances, baseline.path),
+                *cost(program, result, baseline, tolerances),
             ]
         stage.findings += findings
         rows[program.name] = row(program, result, findings, baseline)
@@ -226,23 +200,11 @@ def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
             if program.suite == suite and isinstance(result, Compiled):
                 fields: dict[str, object] = dict(costs_of(result))
                 values[program.name] = fields | {"peak_mb": int(result.facts["peak"]) >> 20}
-        new = baseline.with_values(plan.basis.build_id, values)
-        known = {program.name for program in all_programs([suite])}
-        new = new.without(set(new.programs) - known - values.keys())
-        new.write()
-        plan.baselines[suite] = new
-        sys.stderr.write(f"wrote {new.path}\n")
+        known = [program.name for program in all_programs([suite])]
+        plan.baselines[suite] = baseline.rewritten(plan.basis.build_id, values, known)
 
 
 def print_list(args: argparse.Namespace, selection: Selection) -> int:
     for program in chosen(args, selection):
         sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
     return 0
-
-
-def check_flags(args: argparse.Namespace) -> None:
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs {args.jobs}: expected at least 1", remedy="leave --jobs out")
-    for path in args.suite or ():
-        if not path.is_file():
-            raise UsageError(f"--suite {path}: there is no such file", remedy="name a TOML file")

@@ -1,20 +1,15 @@
-"""The suite: which models are lowered, how, for which chips, and what is expected of them.
-
-A case is one model; a run of it is one way to quantize it; a program is one run for one chip.
-"""
+"""The suite: which models are lowered, how, for which chips, and what is expected of them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from provisioning.errors import ManifestError, UsageError
-from provisioning.manifest import Model, load, load_socs, soc_named
+from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
+from provisioning.manifest import Model, load
 from provisioning.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "lowering.toml"
@@ -22,31 +17,6 @@ SHIPPED = MANIFESTS / "suites" / "lowering.toml"
 Scheme = Literal["fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w"]
 QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
 """What ExecuTorch's quantizer has for quantization-aware training."""
-
-Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
-Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-Scalar = bool | int | float | str
-
-
-class Thresholds(Model):
-    """What the emulator's outputs must reach. The unprefixed compare with float eager."""
-
-    cosine: Annotated[float, Field(le=1)] | None = None
-    sqnr_db: float | None = None
-    max_abs: Annotated[float, Field(ge=0)] | None = None
-    max_rel: Annotated[float, Field(ge=0)] | None = None
-    """Of the largest absolute value of the expected output."""
-    top1: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The share of rows in which the largest value is at the same place."""
-    reference_cosine: Annotated[float, Field(le=1)] | None = None
-    reference_sqnr_db: float | None = None
-    """Against the quantized model in PyTorch: what the chip adds, without what quantizing costs."""
-
-    @model_validator(mode="after")
-    def _can_fail(self) -> Thresholds:
-        if self.cosine is None and self.sqnr_db is None:
-            raise ValueError("cosine or sqnr_db, or nothing would be compared")
-        return self
 
 
 class ModuleScheme(Model):
@@ -66,12 +36,8 @@ class ModuleScheme(Model):
         return self
 
 
-class Run(Model):
+class Run(AnyRun):
     scheme: Scheme
-    label: Word | None = None
-    """Tells this run from another of the same scheme; [the scheme, with -qat for QAT]."""
-    socs: tuple[str, ...] = Field(min_length=1)
-    tags: tuple[Word, ...] = Field(min_length=1)
     thresholds: Thresholds | None = None
     emulator_fault: str = ""
     """Part of what the runner says where a program that lowers is known not to run; then no thresholds."""
@@ -95,16 +61,8 @@ class Run(Model):
     cpu_budget: Annotated[int, Field(ge=0)] | None = None
 
     @property
-    def name(self) -> str:
-        return self.label or (f"{self.scheme}-qat" if self.qat else self.scheme)
-
-    @field_validator("socs")
-    @classmethod
-    def _are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for soc in value:
-            if soc not in load_socs():
-                raise ValueError(f"a SoC of manifests/socs.toml, not {soc!r}")
-        return value
+    def kind(self) -> str:
+        return f"{self.scheme}-qat" if self.qat else self.scheme
 
     @model_validator(mode="after")
     def _fits(self) -> Run:
@@ -123,7 +81,7 @@ class Run(Model):
         return self
 
 
-class Case(Model):
+class Case(AnyCase):
     factory: Dotted
     """`module:function`, called with `arguments`; gives the model and its inputs (docs/lowering.md)."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
@@ -136,13 +94,6 @@ class Case(Model):
     """How many operators may stay on the CPU."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
 
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> Case:
-        names = [run.name for run in self.runs]
-        if again := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"a label for the second run named {again[0]}")
-        return self
-
 
 class Suite(Model):
     schema_: Literal[1] = Field(alias="schema")
@@ -150,19 +101,7 @@ class Suite(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """One model, quantized one way, for one chip."""
-
-    suite: Path
-    case_name: str
-    case: Case
-    run: Run
-    soc: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.case_name}/{self.run.name}/{self.soc}"
-
+class Program(AnyProgram[Case, Run]):
     @property
     def delegates(self) -> int:
         return self.case.delegates if self.run.delegates is None else self.run.delegates
@@ -171,66 +110,10 @@ class Program:
     def cpu_budget(self) -> int:
         return self.case.cpu_budget if self.run.cpu_budget is None else self.run.cpu_budget
 
-    @property
-    def search_path(self) -> Path:
-        """Where the factory's module is looked for before everything else."""
-        return self.suite.parent
-
 
 def load_suite(path: Path) -> Suite:
     return load(path, Suite)
 
 
-def programs_of(path: Path, socs: Sequence[str] = ()) -> list[Program]:
-    """Every program of a suite; with `socs`, every run for these chips instead of its own."""
-    for soc in socs:
-        soc_named(soc)
-    return [
-        Program(path.absolute(), name, case, run, soc)
-        for name, case in load_suite(path).cases.items()
-        for run in case.runs
-        for soc in socs or run.socs
-    ]
-
-
-def choose(
-    programs: Sequence[Program],
-    *,
-    tags: Collection[str] = (),
-    words: Sequence[str] = (),
-    cases: Collection[str] = (),
-) -> list[Program]:
-    """Of the cases those with one of the tags, and one of the words in their names (`*` is anything)."""
-    patterns = [re.compile(".*".join(map(re.escape, word.split("*"))), re.IGNORECASE) for word in words]
-    chosen = [
-        program
-        for program in programs
-        if (not cases or program.case_name in cases)
-        and (not tags or set(tags) & set(program.run.tags))
-        and (not patterns or any(pattern.search(program.name) for pattern in patterns))
-    ]
-    if not chosen:
-        asked = [f"--case {case}" for case in cases]
-        asked += [f"--tag {tag}" for tag in tags] + [f"-k {word}" for word in words]
-        known = sorted({tag for program in programs for tag in program.run.tags})
-        raise UsageError(
-            f"no program is left by {' '.join(asked)}; tags are {', '.join(known)}",
-            remedy="python -m ci test_lowering --list",
-        )
-    return chosen
-
-
-def all_programs(suites: Sequence[Path], socs: Sequence[str] = ()) -> list[Program]:
-    """Of the named suites, or of the shipped one; no two may have the same name."""
-    programs = [program for path in suites or [SHIPPED] for program in programs_of(path, socs)]
-    seen: dict[str, Program] = {}
-    for program in programs:
-        if other := seen.get(program.name):
-            raise ManifestError(
-                program.suite,
-                f"case.{program.case_name}",
-                expected="a name that no other suite has",
-                found=f"the one of {other.suite}",
-            )
-        seen[program.name] = program
-    return programs
+SUITES = Suites("test_lowering", SHIPPED, Program, lambda path: load_suite(path).cases)
+programs_of, all_programs, choose = SUITES.programs_of, SUITES.all_programs, SUITES.choose

@@ -19,7 +19,7 @@ from ci.onnx.context import read_context, record_path
 from ci.onnx.graph import load_graph
 from ci.onnx.options import described, parse_assignments, settings_of
 from ci.onnx.precision import PRECISIONS, precision_named
-from ci.onnx.process import OnnxWorker, Refused, require_installed, setup_of, started
+from ci.onnx.process import OnnxWorker, Refused, require_installed, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.samples import read_inputs
 from provisioning.errors import CheckFailed, UsageError
@@ -286,7 +286,7 @@ def _publish(made: Path, folder: Path) -> list[Path]:
 
 @contextmanager
 def _worker(scratch: Path) -> Iterator[OnnxWorker]:
-    worker = started(setup_of(scratch / "logs"))
+    worker = OnnxWorker(setup_of(scratch / "logs"))
     try:
         yield worker
     finally:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ci.delegate.pool import RECYCLE_AT, Setup, Worker, tail
-from ci.scheduler import Job
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
-
-R = TypeVar("R")
+from ci.workers.parent import Gone, Setup, Worker
+from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 TIMEOUT = 900.0
 
 
 class Crashed(CheckFailed):
-    """The worker went away during an order."""
+    """The worker went away during an order, or took too long over it; `kind` says which."""
+
+    def __init__(self, kind: str, message: str, remedy: str) -> None:
+        super().__init__(message, remedy=remedy)
+        self.kind = kind
 
 
 class Refused(ToolkitError):
@@ -36,57 +37,20 @@ class Refused(ToolkitError):
 class OnnxWorker(Worker):
     """A worker that takes orders of ci/onnx/steps.py."""
 
-    resident: int = 0
-    """Bytes it holds after the last order; more than all when it is gone."""
-
     def order(self, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
         """Raises Refused for a fault that it found and Crashed when it went away."""
         log.parent.mkdir(parents=True, exist_ok=True)
         request = {"do": what, "log": str(log.absolute()), "cwd": str(Path.cwd()), **parameters}
-        reply = self._ask(request, self.setup.timeout)
-        if reply is None:
-            self.resident = RECYCLE_AT + 1
-            last = tail(log, 2000).strip().splitlines()[-1:]
+        try:
+            reply = self.ask(request)
+        except Gone as gone:
+            late = "give it longer with --timeout" if gone.kind == "timeout" else ""
             raise Crashed(
-                f"{what}: the process of ONNX Runtime {self.end(grace=5)} without an answer"
-                + (f"; its last words: {last[0]}" if last else ""),
-                remedy=f"python -m ci diagnose {log}",
-            )
-        self.resident = int(reply["resident"])
+                gone.kind, f"{what}: {gone.sentence(log)}", late or f"python -m ci diagnose {log}"
+            ) from gone
         if "fault" in reply:
             raise Refused(reply["fault"])
         return reply
-
-
-class Slot:
-    """A slot of the scheduler: one worker, replaced when an order took it down or it holds too much."""
-
-    def __init__(self, setup: Setup, work: Callable[[Job, OnnxWorker], Any]) -> None:
-        self._setup, self._work = setup, work
-        self._worker: OnnxWorker | None = None
-        self._busy = self._closed = False
-
-    def run(self, job: Job) -> Any:
-        self._busy = True
-        try:
-            if self._worker is None:
-                self._worker = started(self._setup)
-                if self._closed:
-                    self._worker.stop()
-            result = self._work(job, self._worker)
-            if self._worker.resident > RECYCLE_AT:
-                self._worker.end()
-                self._worker = None
-            return result
-        finally:
-            self._busy = False
-
-    def close(self) -> None:
-        self._closed = True
-        if self._worker is not None:
-            self._worker.stop()
-            if not self._busy:
-                self._worker.end()
 
 
 def setup_of(logs: Path, *, threads: int = 0, timeout: float = TIMEOUT) -> Setup:
@@ -95,21 +59,14 @@ def setup_of(logs: Path, *, threads: int = 0, timeout: float = TIMEOUT) -> Setup
         environment["OMP_NUM_THREADS"] = str(threads)
     # The provider brings its own QNN libraries; another SDK's must not come first.
     environment.pop("LD_LIBRARY_PATH", None)
-    return Setup(environment, logs, timeout, command=("-m", "ci.onnx.worker"))
-
-
-def started(setup: Setup) -> OnnxWorker:
-    require_installed()
-    try:
-        return OnnxWorker(setup)
-    except EnvironmentLacking as error:
-        raise EnvironmentLacking(
-            error.message.replace("the tests", "onnxruntime and onnxruntime-qnn"), remedy="nox -s test_onnx"
-        ) from error
-    except PermissionError as error:
-        raise UsageError(
-            f"cannot write logs to {setup.logs}: {error.strerror}", remedy="choose another directory"
-        ) from error
+    return Setup(
+        command=("-m", "ci.onnx.worker"),
+        environment=environment,
+        logs=logs,
+        timeout=timeout,
+        imports="onnxruntime and onnxruntime-qnn",
+        remedy="nox -s test_onnx",
+    )
 
 
 def require_installed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import platform
 import shutil
 import sys
@@ -15,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from ci.cache import VerdictCache, digest_of_files, key_of
-from ci.delegate.pool import RECYCLE_AT, Verdict
-from ci.delegate.progress import Lines
+from ci.installed import packages
 from ci.lowering.compare import missed
 from ci.lowering.imports import closure
-from ci.lowering.stage import finish, reported
 from ci.lowering.suite import SHIPPED as LOWERING_SUITE
 from ci.onnx.crosscheck import Lane, executorch_lane, key_of_program, markdown
-from ci.onnx.process import Crashed, OnnxWorker, Refused, Slot, require_installed, setup_of
+from ci.onnx.process import Crashed, OnnxWorker, Refused, require_installed, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.suite import SHIPPED, Program, choose, programs_of
+from ci.progress import Line, failed, progress
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs
+from ci.suites.stage import finish
+from ci.workers.parent import WorkerSlot
 from provisioning.cli import command_line
 from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
@@ -85,14 +85,14 @@ class Plan:
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     _check(args, selection)
-    programs = choose(programs_of(args.suite or SHIPPED, selection.socs), args.tag, args.words)
+    programs = choose(programs_of(args.suite or SHIPPED, selection.socs), tags=args.tag, words=args.words)
     if args.list:
         for program in programs:
             sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
         return 0
     command = command_line("nox -s test_onnx --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("test_onnx", selection.profile, DEFAULT_TARGET, command)
-    with reported(stage, selection):
+    with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
         plan = Plan(
             programs=tuple(programs),
@@ -110,14 +110,9 @@ def run(args: argparse.Namespace) -> int:
 
 def basis() -> dict[str, Metric]:
     """What every program depends on beside its own case; looked at without importing it."""
-    versions: dict[str, Metric] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        found = importlib.metadata.distribution(package)
-        # RECORD has the hash of every file of the package.
-        versions[package] = f"{found.version} {key_of({'record': found.read_text('RECORD') or ''})[:16]}"
     return {
         "format": FORMAT,
-        "versions": versions,
+        "versions": {"python": platform.python_version(), **packages(PACKAGES, "test_onnx")},
         "toolkit": digest_of_files(ROOT, [ROOT / name for name in TOOLKIT]),
     }
 
@@ -149,7 +144,10 @@ def measured(plan: Plan, cache: VerdictCache) -> dict[str, Result]:
     slots = min(plan.jobs or default_slots(), len(jobs))
     threads = max(1, default_slots() // slots)
     setup = setup_of(plan.logs, threads=threads, timeout=plan.timeout)
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch, Lines(jobs, slots, {}) as shown:
+    with (
+        tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch,
+        progress("models", jobs, slots, line_of) as shown,
+    ):
 
         def work(job: Job, worker: OnnxWorker) -> dict[str, Result]:
             made = do_case(plan, waiting[job.name], worker, Path(scratch) / job.name)
@@ -161,10 +159,10 @@ def measured(plan: Plan, cache: VerdictCache) -> dict[str, Result]:
 
         done = run_jobs(
             jobs,
-            lambda: Slot(setup, work),
+            lambda: WorkerSlot(lambda: OnnxWorker(setup), work),
             slots=slots,
             memory=memory_budget(),
-            observer=_Shown(shown),
+            observer=shown,
         )
     for made in done.values():
         results |= made
@@ -292,8 +290,9 @@ def _ordered(worker: OnnxWorker, what: str, log: Path, **parameters: Any) -> dic
         known = explain(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else []
         if known:
             message, remedy = f"{message}. {known[0]}", known[0].mend
-        worker.resident = RECYCLE_AT + 1
-        raise _Fault(Result(rule="onnx-crash", message=message, remedy=remedy), fatal=True) from crashed
+        raise _Fault(
+            Result(rule=f"onnx-{crashed.kind}", message=message, remedy=remedy), fatal=True
+        ) from crashed
 
 
 RULES = {"NotOnProvider": "onnx-cpu-node", "UsageError": "onnx-suite", "Unforeseen": "onnx-unforeseen"}
@@ -476,14 +475,6 @@ def _check(args: argparse.Namespace, selection: Selection) -> None:
         raise UsageError(f"--suite {args.suite}: there is no such file", remedy="name a TOML file")
 
 
-class _Shown:
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-
-    def started(self, job: Job) -> None:
-        self._lines.started(job)
-
-    def ended(self, job: Job, result: Mapping[str, Result], seconds: float) -> None:
-        bad = [f"{name}: {each.message}" for name, each in result.items() if each.rule]
-        shown = Verdict(job.name, "failed" if bad else "passed", "; ".join(bad), seconds=seconds)
-        self._lines.ended(job, shown, seconds)
+def line_of(made: Mapping[str, Result]) -> Line:
+    bad = [f"{name}: {each.message}" for name, each in made.items() if each.rule]
+    return failed("; ".join(bad)) if bad else Line("passed")

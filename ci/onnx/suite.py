@@ -1,34 +1,25 @@
-"""The suite: which models are compiled through ONNX Runtime, how, and for which chips.
-
-A case is one model; a run of it is one precision; a program is one run for one chip.
-"""
+"""The suite: which models are compiled through ONNX Runtime, in which precision, and for which chips."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from ci.lowering.suite import Dotted, Scalar, Thresholds, Word
 from ci.onnx.options import Settings, settings_of
 from ci.onnx.precision import precision_named
-from provisioning.errors import ToolkitError, UsageError
-from provisioning.manifest import Model, load, load_socs, soc_named
+from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
+from provisioning.errors import ToolkitError
+from provisioning.manifest import Model, load, soc_named
 from provisioning.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 
 
-class Run(Model):
+class Run(AnyRun):
     precision: str
-    label: Word | None = None
-    """Tells this run from another of the same precision; [the precision]."""
-    socs: tuple[str, ...] = Field(min_length=1)
-    tags: tuple[Word, ...] = Field(min_length=1)
     thresholds: Thresholds
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 4
@@ -38,8 +29,8 @@ class Run(Model):
     profiling: bool = False
 
     @property
-    def name(self) -> str:
-        return self.label or self.precision
+    def kind(self) -> str:
+        return self.precision
 
     @field_validator("precision")
     @classmethod
@@ -48,14 +39,6 @@ class Run(Model):
             return precision_named(value).name
         except ToolkitError as error:
             raise ValueError(f"a precision ({error.message}; {error.remedy})") from None
-
-    @field_validator("socs")
-    @classmethod
-    def _are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for soc in value:
-            if soc not in load_socs():
-                raise ValueError(f"a SoC of manifests/socs.toml, not {soc!r}")
-        return value
 
     @model_validator(mode="after")
     def _options_fit(self) -> Run:
@@ -75,7 +58,7 @@ class Run(Model):
         return settings_of(given, soc=soc_named(soc), embed=True, where="options")
 
 
-class Case(Model):
+class Case(AnyCase):
     factory: Dotted | None = None
     """`module:function`, as in the lowering suite (docs/lowering.md)."""
     arguments: dict[str, Scalar] = Field(default={})
@@ -94,9 +77,6 @@ class Case(Model):
             raise ValueError("either factory or model")
         if self.factory and (self.calibrate or self.dimensions):
             raise ValueError("calibrate and dimensions only with model: a factory gives its own inputs")
-        names = [run.name for run in self.runs]
-        if again := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"a label for the second run named {again[0]}")
         return self
 
 
@@ -106,53 +86,14 @@ class Suite(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """One model in one precision for one chip."""
-
-    suite: Path
-    case_name: str
-    case: Case
-    run: Run
-    soc: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.case_name}/{self.run.name}/{self.soc}"
-
-    @property
-    def search_path(self) -> Path:
-        return self.suite.parent
-
+class Program(AnyProgram[Case, Run]):
     def file(self, name: str) -> Path:
         return self.search_path / name
 
 
-def programs_of(path: Path, socs: Sequence[str] = ()) -> list[Program]:
-    """Every program of a suite; with `socs`, every run for these chips instead of its own."""
-    for soc in socs:
-        soc_named(soc)
-    return [
-        Program(path.absolute(), name, case, run, soc)
-        for name, case in load(path, Suite).cases.items()
-        for run in case.runs
-        for soc in socs or run.socs
-    ]
+def load_suite(path: Path) -> Suite:
+    return load(path, Suite)
 
 
-def choose(programs: Sequence[Program], tags: Collection[str], words: Sequence[str]) -> list[Program]:
-    """Those with one of the tags, and one of the words in their names (`*` stands for anything)."""
-    patterns = [re.compile(".*".join(map(re.escape, word.split("*"))), re.IGNORECASE) for word in words]
-    chosen = [
-        program
-        for program in programs
-        if (not tags or set(tags) & set(program.run.tags))
-        and (not patterns or any(pattern.search(program.name) for pattern in patterns))
-    ]
-    if not chosen:
-        asked = [f"--tag {tag}" for tag in tags] + [f"-k {word}" for word in words]
-        known = sorted({tag for program in programs for tag in program.run.tags})
-        raise UsageError(
-            f"no program is left by {' '.join(asked)}; tags are {', '.join(known)}",
-            remedy="python -m ci test_onnx --list",
-        )
-    return chosen
+SUITES = Suites("test_onnx", SHIPPED, Program, lambda path: load_suite(path).cases)
+programs_of, all_programs, choose = SUITES.programs_of, SUITES.all_programs, SUITES.choose

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.compat import stage
-from ci.delegate.stage import RUNNER
+from ci.installed import RUNNER
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, load_measured
 from provisioning.environment import HOST_LIBRARIES

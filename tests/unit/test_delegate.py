@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ci import installed
 from ci.__main__ import VERBS
 from ci.delegate import ledger as ledgers
 from ci.delegate import stage as stages
@@ -20,11 +21,12 @@ from ci.delegate import suite as suites
 from ci.delegate.expression import compile_expression
 from ci.delegate.junit import junit_text
 from ci.delegate.ledger import Cost, Expected, Ledger, load_durations, load_ledger
-from ci.delegate.pool import Setup, Verdict
-from ci.delegate.progress import Lines
+from ci.delegate.pool import Verdict
 from ci.delegate.stage import Options, Plan
 from ci.delegate.suite import Basis, Suite
+from ci.progress import Lines
 from ci.scheduler import Job
+from ci.workers.parent import Setup
 from provisioning.cli import main
 from provisioning.errors import EnvironmentLacking, ManifestError, UsageError
 from provisioning.findings import Report, Severity, StageRun
@@ -296,12 +298,12 @@ class Bench:
 
     def _plan(self, options: Options, environ: object) -> Plan:
         setup = Setup(
+            self.command,
             {"RAN": str(self.ran), "TESTS": json.dumps([[test, "source"] for test in self.tests])},
             options.logs,
             options.timeout,
-            options.keep,
-            sys.executable,
-            self.command,
+            "the tests",
+            "install them",
         )
         return Plan(setup, self.basis, self.book, {}, 2)
 
@@ -492,7 +494,9 @@ def test_junit_marks_a_surprise_as_failure_and_a_cached_case_as_cached(tmp_path:
 
 
 def test_progress_names_each_test_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines([Job("T.a", 60), Job("T.b", 60)], 1, {}, sys.stderr)
+    lines = Lines(
+        "tests", [Job("T.a", 60), Job("T.b", 60)], 1, lambda each: stages.line_of(each, {}), sys.stderr
+    )
     lines.started(Job("T.a", 60))
     lines.ended(Job("T.a", 60), Verdict("T.a", "failed", "AssertionError: no", seconds=60), 60)
     shown = capsys.readouterr().err
@@ -525,16 +529,16 @@ def test_wrong_use_is_said_before_anything_runs(
 def test_a_missing_runner_names_the_command_that_builds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages, "RUNNER", tmp_path / "absent")
+    monkeypatch.setattr(installed, "RUNNER", tmp_path / "absent")
     with pytest.raises(EnvironmentLacking, match="not built yet") as caught:
-        stages.find_runner({})
+        installed.find_runner({})
     assert caught.value.remedy == "nox -s build_runner"
 
 
 def test_the_users_own_runner_is_taken(tmp_path: Path) -> None:
     own = tmp_path / "runner"
     own.touch()
-    assert stages.find_runner({"QNN_EXECUTOR_RUNNER": str(own)}) == own
+    assert installed.find_runner({"QNN_EXECUTOR_RUNNER": str(own)}) == own
 
 
 def test_judging_names_the_log_of_a_surprise(tmp_path: Path) -> None:

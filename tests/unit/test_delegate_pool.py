@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ci.delegate.pool import RECYCLE_AT, Setup, Verdict, Worker, Workers, WorkerSlot, tail
+from ci.delegate.pool import SuiteWorker, Verdict, Workers
 from ci.scheduler import Job, run_jobs
-from provisioning.errors import EnvironmentLacking
+from ci.workers.parent import Setup, WorkerSlot, tail
 
 WORKER = """\
 import json, os, pathlib, signal, sys, time
@@ -44,21 +43,32 @@ for line in sys.stdin:
 """
 
 
+Slot = WorkerSlot[SuiteWorker, Verdict]
+
+
+def setup_of(folder: Path, timeout: float = 30) -> Setup:
+    script = folder / "worker.py"
+    script.write_text(WORKER, encoding="utf-8")
+    return Setup((str(script),), {}, folder / "logs", timeout, "the tests", "install them")
+
+
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER, encoding="utf-8")
-    return Setup({}, tmp_path / "logs", timeout=30, python=sys.executable, command=(str(script),))
+    return setup_of(tmp_path)
+
+
+def slot_of(setup: Setup, *, keep: bool = False) -> Slot:
+    return Workers(setup, 1, keep=keep).slot()
 
 
 @pytest.fixture
-def slot(setup: Setup) -> Iterator[WorkerSlot]:
-    slot = WorkerSlot(lambda: Worker(setup))
+def slot(setup: Setup) -> Iterator[Slot]:
+    slot = slot_of(setup)
     yield slot
     slot.close()
 
 
-def test_a_worker_serves_one_test_after_another(slot: WorkerSlot) -> None:
+def test_a_worker_serves_one_test_after_another(slot: Slot) -> None:
     first, second = slot.run(Job("T.one")).reason, slot.run(Job("T.two")).reason
     assert second == first.replace("served 1", "served 2")
 
@@ -70,52 +80,49 @@ def test_a_worker_serves_one_test_after_another(slot: WorkerSlot) -> None:
         ("T.leave", "crash: exit code 3"),
     ],
 )
-def test_a_crash_fails_the_test_at_hand(slot: WorkerSlot, test: str, reason: str) -> None:
+def test_a_crash_fails_the_test_at_hand(slot: Slot, test: str, reason: str) -> None:
     verdict = slot.run(Job(test))
     assert (verdict.outcome, verdict.reason, verdict.broke) == ("failed", reason, True)
 
 
 def test_a_crash_costs_no_other_test(setup: Setup) -> None:
     jobs = [Job("T.segfault", 9), *(Job(f"T.{n}") for n in range(6))]
-    results = run_jobs(jobs, lambda: WorkerSlot(lambda: Worker(setup)), slots=2)
+    results = run_jobs(jobs, lambda: slot_of(setup), slots=2)
     assert [name for name, verdict in results.items() if verdict.outcome != "passed"] == ["T.segfault"]
     assert len(results) == 7
 
 
-def test_a_test_that_hangs_fails_after_its_time(tmp_path: Path, setup: Setup) -> None:
-    slow = Setup({}, setup.logs, timeout=0.5, python=sys.executable, command=setup.command)
-    slot = WorkerSlot(lambda: Worker(slow))
+def test_a_test_that_hangs_fails_after_its_time(tmp_path: Path) -> None:
+    slot = slot_of(setup_of(tmp_path, timeout=0.5))
     verdict = slot.run(Job("T.hang"))
     slot.close()
     assert (verdict.outcome, verdict.reason) == ("failed", "timeout: no result after 0.5 s")
 
 
-def test_a_worker_that_holds_too_much_is_replaced(slot: WorkerSlot) -> None:
-    assert RECYCLE_AT < 9 << 30
+def test_a_worker_that_holds_too_much_is_replaced(slot: Slot) -> None:
     slot.run(Job("T.greedy"))
     assert slot.run(Job("T.one")).reason.endswith("served 1")
 
 
-def test_files_of_a_passed_test_are_removed_and_its_log_stays(slot: WorkerSlot, setup: Setup) -> None:
+def test_files_of_a_passed_test_are_removed_and_its_log_stays(slot: Slot, setup: Setup) -> None:
     slot.run(Job("T.one"))
     assert not (setup.logs / "T.one").exists()
     assert tail(setup.logs / "T.one.log") == "log of T.one\n"
 
 
-def test_files_of_a_failed_test_are_kept(slot: WorkerSlot, setup: Setup) -> None:
+def test_files_of_a_failed_test_are_kept(slot: Slot, setup: Setup) -> None:
     assert slot.run(Job("T.fail")).problems == (("(i=0)", "AssertionError: no"),)
     assert (setup.logs / "T.fail" / "model.pte").is_file()
 
 
 def test_files_of_a_passed_test_are_kept_on_request(setup: Setup) -> None:
-    keeping = Setup({}, setup.logs, timeout=30, keep=True, python=sys.executable, command=setup.command)
-    slot = WorkerSlot(lambda: Worker(keeping))
+    slot = slot_of(setup, keep=True)
     slot.run(Job("T.one"))
     slot.close()
     assert (setup.logs / "T.one" / "model.pte").is_file()
 
 
-def test_files_of_an_earlier_run_are_gone(slot: WorkerSlot, setup: Setup) -> None:
+def test_files_of_an_earlier_run_are_gone(slot: Slot, setup: Setup) -> None:
     stale = setup.logs / "T.fail" / "stale"
     stale.parent.mkdir(parents=True)
     stale.touch()
@@ -124,7 +131,7 @@ def test_files_of_an_earlier_run_are_gone(slot: WorkerSlot, setup: Setup) -> Non
 
 
 def test_tests_are_listed_with_their_digests(setup: Setup) -> None:
-    worker = Worker(setup)
+    worker = SuiteWorker(setup)
     assert worker.tests() == {"T.one": "abc", "T.two": "def"}
     worker.end()
 
@@ -143,27 +150,6 @@ def test_workers_that_nobody_took_are_ended(setup: Setup) -> None:
         workers.tests()
         processes = [future.result()._process for future in workers._begun]
     assert all(process.returncode is not None for process in processes)
-
-
-def test_a_suite_that_cannot_be_imported_is_said_with_its_error(tmp_path: Path) -> None:
-    script = tmp_path / "broken.py"
-    script.write_text("raise SystemExit('No module named torch')", encoding="utf-8")
-    broken = Setup({}, tmp_path / "logs", timeout=5, python=sys.executable, command=(str(script),))
-    with pytest.raises(EnvironmentLacking, match="No module named torch"):
-        Worker(broken)
-
-
-def test_closing_ends_the_process(setup: Setup) -> None:
-    slot = WorkerSlot(lambda: Worker(setup))
-    pid = int(slot.run(Job("T.one")).reason.split()[1])
-    slot.close()
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "long.log"
-    log.write_text("a" * 1000 + "end", encoding="utf-8")
-    assert tail(log, 5) == "aaend"
 
 
 def test_a_verdict_says_when_it_is_not_from_this_run() -> None:

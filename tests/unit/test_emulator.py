@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ci.emulator import Measured, RunSlot, findings_of
 from ci.lowering.compare import EXACT_DB, Unusable, figures, missed
 from ci.lowering.compile import Compiled
-from ci.lowering.suite import Thresholds
+from ci.suites.model import Thresholds
 from provisioning.settings import ROOT
 from tests.support.lowering import make_program
 

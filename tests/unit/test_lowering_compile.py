@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ci.lowering import compile as compiling
-from ci.lowering.baseline import Baseline
 from ci.lowering.compile import Compiled, Fault, Settings, compile_programs
 from ci.lowering.stage import refusals
 from ci.lowering.suite import Program, programs_of
+from ci.suites.baseline import Baseline
 from provisioning.environment import Environment
 from provisioning.settings import ROOT
 from tests.support.lowering import BASIS, SUITE, make_program

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ci.lowering.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from ci.lowering.compile import Compiled, Fault
 from ci.lowering.judge import artifact, cost, delegation, fault_finding, faults_of
 from ci.lowering.program import Delegate, parse
 from ci.lowering.program import Program as Inside
 from ci.lowering.suite import SHIPPED
+from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from provisioning.errors import ManifestError
 from provisioning.findings import Severity
 from tests.support.lowering import make_program
@@ -125,10 +125,15 @@ class TestArtifact:
         assert (unread.rule, unloaded.rule) == ("artifact-readable", "artifact-loads")
 
 
+def _baseline(name: str, agreed: Recorded | None) -> Baseline:
+    return Baseline(Path("baseline.json"), programs={name: agreed} if agreed else {})
+
+
 class TestCost:
     def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
         one = make_program(tmp_path / "suite")
-        found = cost(one, _compiled(tmp_path, **facts), agreed, TOLERANCES, tmp_path / "baseline.json")
+        baseline = _baseline(one.name, agreed)
+        found = cost(one, _compiled(tmp_path, **facts), baseline, TOLERANCES)
         return {finding.rule: finding.severity for finding in found}
 
     @property
@@ -150,7 +155,7 @@ class TestCost:
         (tmp_path / "pad").write_bytes(b"")
         one = make_program(tmp_path / "suite")
         compiled = _compiled(tmp_path, program() + bytes(20_000))
-        found = cost(one, compiled, small, TOLERANCES, tmp_path)
+        found = cost(one, compiled, _baseline(one.name, small), TOLERANCES)
         assert [finding.rule for finding in found] == ["cost-pte-bytes"]
 
     def test_slow_compiling_only_warns(self, tmp_path: Path) -> None:

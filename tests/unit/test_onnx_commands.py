@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 from filelock import FileLock
 
 from ci.__main__ import VERBS
-from ci.delegate.pool import Setup
 from ci.onnx import commands
 from ci.onnx.process import Crashed, OnnxWorker, Refused
+from ci.workers.parent import Setup
 from provisioning.cli import main
 from provisioning.errors import UsageError
 from tests.support.onnx_models import conv_model, write
@@ -39,7 +38,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Any:
-    setup = Setup(dict(os.environ), tmp_path / "logs", 30, python=sys.executable, command=("-c", STUB))
+    setup = Setup(("-c", STUB), dict(os.environ), tmp_path / "logs", 30, "onnxruntime", "nox -s test_onnx")
     started = OnnxWorker(setup)
     yield started
     started.end()

@@ -102,11 +102,11 @@ class TestSuite:
 
     def test_programs_are_chosen_by_words_and_tags(self, tmp_path: Path) -> None:
         programs = programs_of(suite(tmp_path))
-        assert [p.soc for p in choose(programs, ["pr"], ["net*8750"])] == ["SM8750"]
+        assert [p.soc for p in choose(programs, tags=["pr"], words=["net*8750"])] == ["SM8750"]
 
     def test_a_choice_that_leaves_nothing_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no program is left by --tag nightly"):
-            choose(programs_of(suite(tmp_path)), ["nightly"], [])
+            choose(programs_of(suite(tmp_path)), tags=["nightly"])
 
 
 class TestPrecision:

@@ -11,10 +11,11 @@ from typing import get_args
 import jsonschema
 import pytest
 
-from ci.lowering.baseline import baseline_path, load_baseline, load_tolerances
 from ci.lowering.imports import module_file
 from ci.lowering.judge import suggestions
-from ci.lowering.suite import SHIPPED, Program, Scheme, Thresholds, all_programs, choose, programs_of
+from ci.lowering.suite import SHIPPED, Program, Scheme, all_programs, choose, programs_of
+from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
+from ci.suites.model import Thresholds
 from provisioning.errors import ManifestError, UsageError
 from provisioning.manifest import load_socs
 from provisioning.settings import MANIFESTS, ROOT

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.lowering.suite import SHIPPED
 from provisioning.errors import ManifestError
+from provisioning.findings import Finding, Severity
 from provisioning.manifest import Model, load, parse
 from provisioning.settings import MANIFESTS
 
@@ -23,8 +24,14 @@ COSTS = {
     "ddr_spilled": "bytes spilled to DDR",
     "ddr_filled": "bytes filled from DDR",
     "pte_bytes": "bytes of the .pte",
+    "context_bytes": "bytes of the context and its .onnx",
     "cpu_seconds": "seconds of compiling",
 }
+
+
+CostName = Literal[
+    "ddr_read", "ddr_written", "ddr_spilled", "ddr_filled", "pte_bytes", "context_bytes", "cpu_seconds"
+]
 
 
 class Tolerance(Model):
@@ -40,9 +47,7 @@ class Tolerance(Model):
 
 class Tolerances(Model):
     schema_: Literal[1] = Field(alias="schema")
-    costs: dict[
-        Literal["ddr_read", "ddr_written", "ddr_spilled", "ddr_filled", "pte_bytes", "cpu_seconds"], Tolerance
-    ]
+    costs: dict[CostName, Tolerance]
     sqnr_margin_db: Annotated[float, Field(gt=0)]
     """Thresholds of the shipped suite lie no further than this below what was measured."""
 
@@ -55,6 +60,7 @@ class Recorded(Model):
     ddr_spilled: int | None = None
     ddr_filled: int | None = None
     pte_bytes: int | None = None
+    context_bytes: int | None = None
     cpu_seconds: float | None = None
     peak_mb: int | None = None
     run_seconds: float | None = None
@@ -91,6 +97,16 @@ class Baseline:
         names = set(gone)
         return replace(self, programs={n: each for n, each in self.programs.items() if n not in names})
 
+    def rewritten(
+        self, build_id: str, values: Mapping[str, Mapping[str, object]], known: Iterable[str]
+    ) -> Baseline:
+        """On disk too: with these values, and without programs that the suite does not have any more."""
+        new = self.with_values(build_id, values)
+        new = new.without(set(new.programs) - set(known) - values.keys())
+        new.write()
+        sys.stderr.write(f"wrote {new.path}\n")
+        return new
+
     def write(self) -> None:
         programs = {
             name: {key: value for key, value in each.model_dump().items() if value not in (None, {})}
@@ -106,9 +122,9 @@ class Baseline:
 
 
 def baseline_path(suite: Path, profile: str) -> Path:
-    """Of the shipped suite in manifests/baselines/; of a user's own beside it."""
-    if suite == SHIPPED:
-        return DIRECTORY / f"lowering-{profile}.json"
+    """Of a shipped suite in manifests/baselines/; of a user's own beside it."""
+    if suite.parent == MANIFESTS / "suites":
+        return DIRECTORY / f"{suite.stem}-{profile}.json"
     return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
 
 
@@ -120,7 +136,7 @@ def load_baseline(path: Path) -> Baseline:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ManifestError(
-            path, "(syntax)", expected="JSON", found=str(error), remedy="test_lowering --update-baseline"
+            path, "(syntax)", expected="JSON", found=str(error), remedy="remove it, then --update-baseline"
         ) from error
     if not isinstance(data, dict):
         raise ManifestError(path, "(top)", expected="an object", found=type(data).__name__)
@@ -130,3 +146,31 @@ def load_baseline(path: Path) -> Baseline:
 
 def load_tolerances() -> Tolerances:
     return load(DIRECTORY / "tolerances.toml", Tolerances)
+
+
+def growth(
+    program: str, costs: Mapping[str, float], baseline: Baseline, tolerances: Tolerances, again: str
+) -> Iterator[Finding]:
+    """Costs that are more than the baseline and its tolerances allow; `again` agrees on them."""
+    agreed = baseline.of(program)
+    if agreed is None:
+        yield Finding(
+            "cost-no-baseline",
+            Severity.WARNING,
+            program,
+            f"{baseline.path.name} has nothing to compare with",
+            again,
+        )
+        return
+    for name, value in costs.items():
+        tolerance, before = tolerances.costs.get(name), agreed.cost(name)  # type: ignore[call-overload]
+        if tolerance is None or before is None or value <= tolerance.most(before):
+            continue
+        yield Finding(
+            f"cost-{name.replace('_', '-')}",
+            Severity(tolerance.severity),
+            program,
+            f"expected at most {tolerance.most(before):,.0f} {COSTS[name]} "
+            f"({before:,.0f} in the baseline), found {value:,.0f}",
+            f"see what changed in the graph; if it is meant, {again}",
+        )

@@ -1,0 +1,1 @@
+"""Suites of programs, for both lanes: ExecuTorch's and ONNX Runtime's."""

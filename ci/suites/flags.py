@@ -1,0 +1,54 @@
+"""The flags that choose programs of a suite and say how they are done; imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from provisioning.errors import UsageError
+
+
+def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
+    """`shipped` is the suite that is meant without --suite."""
+    group = parser.add_argument_group("which programs")
+    group.add_argument(
+        "--suite",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help=f"cases as in {shipped}, which is the default; may be repeated",
+    )
+    group.add_argument("--case", action="append", metavar="NAME", help="this case; may be repeated")
+    group.add_argument("--tag", action="append", help="runs with this tag: pr, nightly; may be repeated")
+    group.add_argument(
+        "-k",
+        dest="words",
+        action="append",
+        metavar="WORD",
+        help="part of a name CASE/RUN/SOC; may be repeated",
+    )
+
+
+def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Returns the group, for what one stage has beside."""
+    group = parser.add_argument_group("how")
+    group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
+    group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
+    group.add_argument("--jobs", "-j", type=int, metavar="N", help="programs side by side [cores]")
+    group.add_argument(
+        "--timeout", type=float, default=900, metavar="S", help="end a program after S seconds [%(default)g]"
+    )
+    group.add_argument("--no-cache", action="store_true", help="do also what has not changed")
+    group.add_argument(
+        "--update-baseline", action="store_true", help="write what was measured to manifests/baselines"
+    )
+    return group
+
+
+def check(jobs: int | None, suites: Sequence[Path]) -> None:
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: expected at least 1", remedy="leave --jobs out")
+    for path in suites:
+        if not path.is_file():
+            raise UsageError(f"--suite {path}: there is no such file", remedy="name a TOML file")

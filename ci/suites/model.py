@@ -1,0 +1,170 @@
+"""A case is one model; a run of it is one way to compute it; a program is one run for one chip."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from provisioning.errors import ManifestError, UsageError
+from provisioning.manifest import Model, load_socs, soc_named
+
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Scalar = bool | int | float | str
+
+
+class Thresholds(Model):
+    """What the emulator's outputs must reach. The unprefixed compare with float eager."""
+
+    cosine: Annotated[float, Field(le=1)] | None = None
+    sqnr_db: float | None = None
+    max_abs: Annotated[float, Field(ge=0)] | None = None
+    max_rel: Annotated[float, Field(ge=0)] | None = None
+    """Of the largest absolute value of the expected output."""
+    top1: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The share of rows in which the largest value is at the same place."""
+    reference_cosine: Annotated[float, Field(le=1)] | None = None
+    reference_sqnr_db: float | None = None
+    """Against the quantized model in PyTorch: what the chip adds, without what quantizing costs."""
+
+    @model_validator(mode="after")
+    def _can_fail(self) -> Thresholds:
+        if self.cosine is None and self.sqnr_db is None:
+            raise ValueError("cosine or sqnr_db, or nothing would be compared")
+        return self
+
+
+class AnyRun(Model):
+    label: Word | None = None
+    """Tells this run from another of the same kind; [the kind]."""
+    socs: tuple[str, ...] = Field(min_length=1)
+    tags: tuple[Word, ...] = Field(min_length=1)
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What it is called without a label."""
+
+    @property
+    def name(self) -> str:
+        return self.label or self.kind
+
+    @field_validator("socs")
+    @classmethod
+    def _are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for soc in value:
+            if soc not in load_socs():
+                raise ValueError(f"a SoC of manifests/socs.toml, not {soc!r}")
+        return value
+
+
+class AnyCase(Model):
+    runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> AnyCase:
+        names = [run.name for run in self.runs]
+        if again := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"a label for the second run named {again[0]}")
+        return self
+
+
+C = TypeVar("C", bound=AnyCase)
+R = TypeVar("R", bound=AnyRun)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyProgram(Generic[C, R]):
+    """One model, computed one way, for one chip."""
+
+    suite: Path
+    case_name: str
+    case: C
+    run: R
+    soc: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.case_name}/{self.run.name}/{self.soc}"
+
+    @property
+    def search_path(self) -> Path:
+        """Where a factory's module is looked for first, and where relative names of files begin."""
+        return self.suite.parent
+
+
+P = TypeVar("P", bound=AnyProgram[Any, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Suites(Generic[P]):
+    """The suites of a stage, as programs."""
+
+    stage: str
+    shipped: Path
+    program: type[P]
+    cases: Callable[[Path], Mapping[str, AnyCase]]
+
+    def programs_of(self, path: Path, socs: Sequence[str] = ()) -> list[P]:
+        """Every program of a suite; with `socs`, every run for these chips instead of its own."""
+        for soc in socs:
+            soc_named(soc)
+        return [
+            self.program(path.absolute(), name, case, run, soc)
+            for name, case in self.cases(path).items()
+            for run in case.runs
+            for soc in socs or run.socs
+        ]
+
+    def all_programs(self, paths: Sequence[Path], socs: Sequence[str] = ()) -> list[P]:
+        """Of the named suites, or of the shipped one; no two may have the same name."""
+        found = [program for path in paths or [self.shipped] for program in self.programs_of(path, socs)]
+        seen: dict[str, P] = {}
+        for program in found:
+            if other := seen.get(program.name):
+                raise ManifestError(
+                    program.suite,
+                    f"case.{program.case_name}",
+                    expected="a name that no other suite has",
+                    found=f"the one of {other.suite}",
+                )
+            seen[program.name] = program
+        return found
+
+    def choose(
+        self,
+        programs: Sequence[P],
+        *,
+        tags: Collection[str] = (),
+        words: Sequence[str] = (),
+        cases: Collection[str] = (),
+    ) -> list[P]:
+        """Of the cases those with one of the tags, and one of the words in their names (`*` is anything)."""
+        patterns = [re.compile(".*".join(map(re.escape, word.split("*"))), re.IGNORECASE) for word in words]
+        chosen = [
+            program
+            for program in programs
+            if (not cases or program.case_name in cases)
+            and (not tags or set(tags) & set(program.run.tags))
+            and (not patterns or any(pattern.search(program.name) for pattern in patterns))
+        ]
+        if not chosen:
+            asked = [f"--case {case}" for case in cases]
+            asked += [f"--tag {tag}" for tag in tags] + [f"-k {word}" for word in words]
+            known = sorted({tag for program in programs for tag in program.run.tags})
+            raise UsageError(
+                f"no program is left by {' '.join(asked)}; tags are {', '.join(known)}",
+                remedy=f"python -m ci {self.stage} --list",
+            )
+        return chosen
+
+    def repeat(self, program: P, stage: str = "") -> str:
+        """The command that does this program again."""
+        suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
+        return " ".join(["nox", "-s", stage or self.stage, "--", *suite, "-k", program.name])

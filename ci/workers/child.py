@@ -1,0 +1,117 @@
+"""A worker as seen from inside: import, say so, then answer one order after another."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(descriptor: int, start: Callable[[], Answer]) -> None:
+    """Run until stdin ends. `start` does the heavy imports and gives the function that answers orders.
+
+    A reply also says what the process holds then, as `resident`."""
+    threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
+    faulthandler.enable()
+    replies = os.fdopen(descriptor, "w", encoding="utf-8")
+    answer = start()
+    # What the imports left is never garbage: keep every later collection from walking it.
+    gc.collect()
+    gc.freeze()
+    _say(replies, {})
+    with contextlib.suppress(KeyboardInterrupt):
+        for line in sys.stdin:
+            order = json.loads(line)
+            log = order.get("log")
+            with output_to(Path(log)) if log else contextlib.nullcontext():
+                reply = answer(order)
+            _say(replies, {**reply, "resident": _status("VmRSS")})
+
+
+class Meter:
+    """What goes by from its making on."""
+
+    def __init__(self) -> None:
+        # From here on the kernel counts the peak of memory anew.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self._began, self._cpu = time.monotonic(), _cpu_seconds()
+
+    def read(self) -> dict[str, float | int]:
+        """Seconds by the clock, seconds of the CPU (children too), and the peak of memory in bytes."""
+        return {
+            "seconds": round(time.monotonic() - self._began, 3),
+            "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
+            "peak": _status("VmHWM"),
+        }
+
+
+@contextlib.contextmanager
+def output_to(log: Path) -> Iterator[None]:
+    """Also what C and C++ code and child processes print."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    saved = [os.dup(1), os.dup(2)]
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    _flush()
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    try:
+        yield
+    finally:
+        _flush()
+        for number, old in zip((1, 2), saved, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+
+
+def forget_torch() -> None:
+    """Give back what tracing left in torch."""
+    import torch
+
+    torch._dynamo.reset()
+    gc.collect()
+    # An export leaves some 10,000 objects for good; walked each time, a collection soon takes over a second.
+    gc.freeze()
+
+
+def end_with(parent: int) -> None:
+    """The stage may be killed and unable to say so; neither a worker nor what it started outlives it."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _say(replies: TextIO, message: dict[str, Any]) -> None:
+    replies.write(json.dumps(message) + "\n")
+    replies.flush()
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

@@ -1,0 +1,195 @@
+"""Workers, from both sides: they serve one order after another, and what goes wrong costs only that order."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.scheduler import Job, run_jobs
+from ci.workers import child
+from ci.workers.parent import RECYCLE_AT, Gone, Setup, Worker, WorkerSlot, tail
+from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.settings import ROOT
+
+PROGRAM = """\
+import os, signal, sys, time
+from ci.workers.child import serve
+
+served = 0
+
+def start():
+    def answer(order):
+        global served
+        served += 1
+        what = order["do"]
+        print("working on", what)
+        if what == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "leave":
+            os._exit(3)
+        if what == "hang":
+            time.sleep(600)
+        if what == "grow":
+            answer.kept = bytearray(order["bytes"])
+        return {"pid": os.getpid(), "served": served}
+    return answer
+
+serve(int(sys.argv[1]), start)
+"""
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    environment = {"PYTHONPATH": str(ROOT)}
+    return Setup(("-c", PROGRAM), environment, tmp_path / "logs", 30, "the tests", "install them")
+
+
+@pytest.fixture
+def slot(setup: Setup) -> Iterator[WorkerSlot[Worker, Any]]:
+    slot = WorkerSlot(lambda: Worker(setup), asked)
+    yield slot
+    slot.close()
+
+
+def asked(job: Job, worker: Worker) -> Any:
+    """What a stage does with an order: a worker that goes is a result, no exception."""
+    try:
+        return worker.ask({"do": job.name, "log": str(worker.setup.logs / f"{job.name}.log")})
+    except Gone as gone:
+        return gone
+
+
+class TestParent:
+    def test_a_worker_serves_one_order_after_another(self, slot: WorkerSlot[Worker, Any]) -> None:
+        first, second = slot.run(Job("one")), slot.run(Job("two"))
+        assert (second["pid"], second["served"]) == (first["pid"], 2)
+
+    @pytest.mark.parametrize(
+        ("what", "said"),
+        [
+            ("segfault", "crash: ended by signal 11 (SIGSEGV)"),
+            ("leave", "crash: exit code 3"),
+        ],
+    )
+    def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Worker, Any], what: str, said: str) -> None:
+        assert str(slot.run(Job(what))) == said
+
+    def test_one_that_went_costs_no_other_order(self, setup: Setup) -> None:
+        jobs = [Job("segfault", 9), *(Job(f"order{n}") for n in range(6))]
+        results = run_jobs(jobs, lambda: WorkerSlot(lambda: Worker(setup), asked), slots=2)
+        assert [name for name, result in results.items() if isinstance(result, Gone)] == ["segfault"]
+        assert len(results) == 7
+
+    def test_one_that_hangs_is_ended_when_its_time_is_over(self, setup: Setup) -> None:
+        worker = Worker(setup)
+        with pytest.raises(Gone, match=r"timeout: no result after 0\.5 s"):
+            worker.ask({"do": "hang"}, 0.5)
+        assert worker.spent and not Path(f"/proc/{worker._process.pid}").exists()
+
+    def test_one_that_holds_too_much_is_replaced(self, slot: WorkerSlot[Worker, Any]) -> None:
+        first = slot.run(Job("one"))
+        assert slot._worker is not None
+        slot._worker.resident = RECYCLE_AT + 1
+        assert slot._worker.spent
+        slot._work = lambda job, worker: None
+        slot.run(Job("spent"))
+        slot._work = asked
+        assert slot.run(Job("two"))["pid"] != first["pid"]
+
+    def test_what_it_holds_is_known_after_each_order(self, setup: Setup) -> None:
+        worker = Worker(setup)
+        worker.ask({"do": "one"})
+        before = worker.resident
+        worker.ask({"do": "grow", "bytes": 1 << 26})
+        worker.end()
+        assert worker.resident > before + (1 << 25)
+
+    def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Worker, Any]) -> None:
+        pid = slot.run(Job("one"))["pid"]
+        slot.close()
+        assert not Path(f"/proc/{pid}").exists()
+
+    def test_imports_that_fail_are_said_with_their_error(self, tmp_path: Path) -> None:
+        program = ("-c", "raise SystemExit('No module named torch')")
+        with pytest.raises(EnvironmentLacking, match="the tests cannot be imported") as caught:
+            Worker(Setup(program, {}, tmp_path, 5, "the tests", "install them"))
+        assert "No module named torch" in caught.value.message and caught.value.remedy == "install them"
+
+    def test_logs_that_cannot_be_written_are_wrong_use(self, setup: Setup) -> None:
+        setup.logs.touch()
+        with pytest.raises(UsageError, match="logs cannot be written"):
+            Worker(setup)
+
+
+class TestSentence:
+    """For who has only the report."""
+
+    @pytest.fixture
+    def sentence(self, tmp_path: Path) -> Callable[[Gone], str]:
+        log = tmp_path / "log"
+        log.write_text("compiling\nlast words\n\nFatal Python error: Aborted\n\nExtension modules: numpy\n")
+        return lambda gone: gone.sentence(log)
+
+    def test_has_the_last_words_before_the_trace(self, sentence: Callable[[Gone], str]) -> None:
+        said = sentence(Gone("crash", "ended by signal 6 (SIGABRT)"))
+        assert said == "the process was ended by signal 6 (SIGABRT); its last words: last words"
+
+    def test_names_memory_where_that_is_likely(self, sentence: Callable[[Gone], str]) -> None:
+        assert "memory runs out" in sentence(Gone("crash", "ended by signal 9 (SIGKILL)"))
+
+    def test_of_a_timeout_is_how_long_it_took(self, sentence: Callable[[Gone], str]) -> None:
+        assert sentence(Gone("timeout", "no result after 3 s")) == "no result after 3 s"
+
+
+class TestChild:
+    def test_a_log_holds_what_python_c_and_children_print(self, tmp_path: Path) -> None:
+        log = tmp_path / "logs" / "one.log"
+        with child.output_to(log):
+            print("from python", flush=True)
+            ctypes.CDLL(None).printf(b"from C\n")
+            subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+        assert set(log.read_text(encoding="utf-8").splitlines()) >= {"from C", "from a child"}
+
+    def test_what_an_order_prints_is_in_the_log_it_names(
+        self, slot: WorkerSlot[Worker, Any], setup: Setup
+    ) -> None:
+        slot.run(Job("one"))
+        assert (setup.logs / "one.log").read_text() == "working on one\n"
+
+    def test_a_meter_reads_what_went_by(self) -> None:
+        meter = child.Meter()
+        block = bytearray(1 << 20)
+        while meter.read()["cpu_seconds"] < 0.05:
+            sum(block)
+        figures = meter.read()
+        assert figures["seconds"] >= 0.04 and figures["peak"] > 1 << 20
+
+    def test_it_does_not_outlive_whoever_started_it(self) -> None:
+        starter = """
+import os, subprocess, sys
+code = f"from ci.workers.child import end_with; end_with({os.getpid()})"
+print(subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", starter], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        )
+        status = Path(f"/proc/{done.stdout.strip()}/status")
+        deadline = time.monotonic() + 30
+        while status.exists() and "\nState:\tZ" not in status.read_text(encoding="ascii"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "long.log"
+    log.write_text("a" * 1000 + "end", encoding="utf-8")
+    assert tail(log, 5) == "aaend"
