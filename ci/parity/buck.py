@@ -23,7 +23,7 @@ from ci.parity.tree import Tree, normal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ci.parity.mapping import Buck, Variant
+    from ci.parity.mapping import Buck, Load, Value, Variant
 
 FILES = ("srcs", "headers", "exported_headers", "raw_headers", "public_headers")
 DEPENDENCIES = ("deps", "exported_deps", "runtime_deps")
@@ -168,7 +168,7 @@ class _Evaluation:
             if given is not None:
                 self.loaded[key] = self._stand_in(label, given)
             elif path is None:
-                self.loaded[key] = self._strangers(label)
+                self.loaded[key] = self._made(label, self._strangers(label))
             elif path not in self.tree.files:
                 raise LookupError(f"{label} is {path}, which does not exist")
             elif path in self.open:
@@ -193,41 +193,46 @@ class _Evaluation:
                 return normal(posixpath.join(begins, folder[len(prefix) :].lstrip("/")))
         return None
 
-    def _strangers(self, label: str) -> Any:
-        """What a file nobody knows gives: functions that fail when they are called, for what is loaded and
-        not used does no harm. Raises LookupError where one is used as anything else."""
+    def _strangers(self, label: str, given: Iterable[str] = ()) -> list[str]:
+        """Functions that fail when they are called, for names that nobody gives: what is loaded and not used
+        does no harm. Raises LookupError where one is used as anything else."""
         text = self.tree.read(self.open[-1])
         named = [match for match in _LOAD.finditer(text) if match["label"] == label]
-        rest = _without_text(_LOAD.sub("", text))
-        lines = [f'load("{_PRELUDE}", "make_stranger")']
+        rest = TOKEN.sub(" ", _LOAD.sub("", text))
+        lines = []
         for match in _LOADED.finditer(" ".join(match["names"] for match in named)):
             name, own = match["name"], match["own"] or match["name"]
+            if name in given:
+                continue
             if re.search(rf"(?<![\w.]){own}\b(?!\s*[(\w])", rest):
-                raise LookupError(
-                    f"{own} comes from {label}, which is outside the tree and in no [[buck.loads]]"
-                )
+                raise LookupError(f"{own} comes from {label}, {_STRANGE}")
             lines.append(f"{name} = make_stranger({json.dumps(name)}, {json.dumps(label)})")
-        return self._made(label, lines)
+        return lines
 
-    def _stand_in(self, label: str, given: Any) -> Any:
-        lines = [f'load("{_PRELUDE}", "make_rule", "make_text", "make_answer", "other", "calls")']
-        lines += [f"{name} = calls" for name in given.calls]
-        lines += [f"{name} = make_answer({_literal(value)})" for name, value in given.answers.items()]
-        lines += [f"{name} = make_text({json.dumps(name)})" for name in given.texts]
-        lines += [f"{name} = {_literal(value)}" for name, value in given.values.items()]
-        fields = [
-            *(f'{name} = make_rule("{name}")' for name in self.rules.rules),
-            *(f"{name} = other" for name in self.rules.other_rules),
-            *(f'{name} = make_text("{name}")' for name in self.rules.texts),
-            *(f"{name} = {_literal(value)}" for name, value in self.rules.fields.items()),
-        ]
-        lines += [f"{name} = struct({', '.join(fields)})" for name in given.rules]
+    def _stand_in(self, label: str, given: Load) -> Any:
+        globals_ = dict.fromkeys(given.calls, "calls")
+        globals_ |= {name: f"make_answer({_literal(value)})" for name, value in given.answers.items()}
+        globals_ |= {name: f"make_text({json.dumps(name)})" for name in given.texts}
+        globals_ |= {name: _literal(value) for name, value in given.values.items()}
+        rules = {
+            **{name: f'make_rule("{name}")' for name in self.rules.rules},
+            **dict.fromkeys(self.rules.other_rules, "other"),
+        }
+        fields = {
+            **rules,
+            **{name: f'make_text("{name}")' for name in self.rules.texts},
+            **{name: _literal(value) for name, value in self.rules.fields.items()},
+        }
+        made = ", ".join(f"{name} = {value}" for name, value in fields.items())
+        globals_ |= dict.fromkeys(given.rules, f"struct({made})")
         if not given.rules:
-            lines += [f'{name} = make_rule("{name}")' for name in self.rules.rules]
-            lines += [f"{name} = other" for name in self.rules.other_rules]
-        return self._made(label, lines)
+            globals_ |= rules
+        lines = [f"{name} = {value}" for name, value in globals_.items()]
+        return self._made(label, lines + self._strangers(label, globals_))
 
     def _made(self, label: str, lines: list[str]) -> Any:
+        names = ("make_rule", "make_text", "make_answer", "make_stranger", "other", "calls")
+        lines = [f'load("{_PRELUDE}", {", ".join(map(json.dumps, names))})', *lines]
         module = self.sl.Module()
         ast = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
         self.sl.eval(module, ast, self.globals, self.sl.FileLoader(self._load))
@@ -433,12 +438,7 @@ def _same(library: Library) -> object:
     )
 
 
-def _without_text(text: str) -> str:
-    """A Starlark text without its literals and comments: only what is said in names is left."""
-    return TOKEN.sub(" ", text)
-
-
-def _literal(value: str | bool) -> str:
+def _literal(value: Value) -> str:
     return ("True" if value else "False") if isinstance(value, bool) else json.dumps(value)
 
 

@@ -327,7 +327,7 @@ def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
                 right[path],
                 path,
                 pair.name,
-                f"CMake builds {path}, and {_any_of(pair.buck)} lacks it",
+                f"CMake builds {path}, which {_lack(pair.buck)}",
                 f"add it to {_targets_file(pair)}, or let --fix do it",
             ),
             variant,
@@ -389,7 +389,7 @@ def _dependencies(
                 item.place,
                 node,
                 pair.name,
-                f"CMake links {item.name} in {pair.name}, and {_any_of(pair.buck)} has no such dependency",
+                f"CMake links {item.name} in {pair.name}, a dependency that {_lack(pair.buck)}",
                 f"add it to the deps in {_targets_file(pair)}",
             ),
             variant,
@@ -402,7 +402,7 @@ def _dependencies(
                 item.place,
                 node,
                 pair.name,
-                f"{_any_of(pair.buck)} depends on {item.name}, and CMake links nothing of {pair.name} to it",
+                f"Buck's {pair.name} depends on {item.name}, and CMake links nothing of {pair.name} to it",
                 "link it with target_link_libraries, or take it out of targets.bzl",
             ),
             variant,
@@ -548,8 +548,8 @@ def _alone(found: Findings, bucks: MappingOf[str, Side], cmakes: MappingOf[str, 
                 found.add(found.stale("alone", position, name, "no build declares it"))
 
 
-def _any_of(labels: tuple[str, ...]) -> str:
-    return " or ".join(labels)
+def _lack(labels: tuple[str, ...]) -> str:
+    return f"{labels[0]} lacks" if len(labels) == 1 else f"{' and '.join(labels)} lack"
 
 
 def _package(label: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -18,6 +18,7 @@ TITLE = "Which Buck and CMake targets are the same, and what differs on purpose"
 
 Reason = Annotated[str, StringConstraints(min_length=10)]
 Label = Annotated[str, StringConstraints(pattern=r"^//[^:]*:[^:/]+$")]
+Value: TypeAlias = str | bool | dict[str, str]
 Rule = Annotated[str, StringConstraints(pattern=r"^parity-[a-z-]+$")]
 
 
@@ -41,7 +42,7 @@ class Load(Model):
     """Functions that call their `_kind` argument with the others."""
     texts: tuple[str, ...] = ()
     """Functions that return text made of their name and arguments, which only dependencies use."""
-    answers: dict[str, str | bool] = Field(default_factory=dict)
+    answers: dict[str, Value] = Field(default_factory=dict)
     """Functions that give the same answer whatever they are asked, as `is_fbcode`."""
     values: dict[str, str | bool] = Field(default_factory=dict)
 

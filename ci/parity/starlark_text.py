@@ -64,7 +64,11 @@ def without(text: str, literal: Literal) -> str:
     start_of_line = text.rfind("\n", 0, begin) + 1
     comment = re.compile(r"(?:#[^\n]*)?(?:\n|\Z)").match(text, end)
     if comment and not text[start_of_line:begin].strip():
-        return text[:start_of_line] + text[comment.end() :]
+        above, below = text[:start_of_line], text[comment.end() :]
+        # A comment above it goes too, unless it may be about the elements below.
+        if re.match(r"[ \t]*(?:[\])#]|\Z)", below):
+            above = re.sub(r"(?<=\n)(?:[ \t]*\#[^\n]*\n)+\Z", "", above)
+        return above + below
     return text[:begin] + text[end:]
 
 

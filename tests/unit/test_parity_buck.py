@@ -73,6 +73,38 @@ def test_a_loaded_file_loads_from_its_own_directory() -> None:
     assert sources(run(text, others={**others, "p/more.bzl": "FILES = []\n"})) == ["p/a.cpp"]
 
 
+def test_a_file_may_begin_with_a_function() -> None:
+    others = {"p/lists.bzl": 'def files():\n    return ["a.cpp"]\n'}
+    text = 'load(":lists.bzl", "files")\nruntime.cxx_library(name = "x", srcs = files())\n'
+    assert sources(run(text, others=others)) == ["p/a.cpp"]
+
+
+def test_a_label_may_be_a_path() -> None:
+    others = {"q/lists.bzl": 'ALL = ["a.cpp"]\n'}
+    text = 'load("//executorch/q/lists.bzl", "ALL")\nruntime.cxx_library(name = "x", srcs = ALL)\n'
+    assert sources(run(text, others=others)) == ["p/a.cpp"]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        'load("@elsewhere//:x.bzl", "x", z = "y")',
+        'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode", "is_arvr")',
+    ],
+)
+def test_what_is_loaded_from_elsewhere_and_not_used_does_no_harm(load: str) -> None:
+    text = f'{load}  # x()\nruntime.cxx_library(name = "x", srcs = ["a.cpp"], y = "x z")\n'
+    assert sources(run(text)) == ["p/a.cpp"]
+
+
+def test_functions_of_the_mapping_give_their_answer() -> None:
+    text = (
+        'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode")\n'
+        'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if is_fbcode() else [])\n'
+    )
+    assert sources(run(text)) == ["p/a.cpp"]
+
+
 def test_files_that_load_each_other_are_said() -> None:
     side = run('load(":a.bzl", "x")\n', others={"p/a.bzl": 'load(":a.bzl", "x")\n'})
     assert "being loaded already" in side.troubles[0].why
@@ -162,6 +194,8 @@ def test_a_literal_in_a_comment_is_none() -> None:
     ("text", "after"),
     [
         ('x = [\n    "a",  # why\n    "b",\n]\n', 'x = [\n    "b",\n]\n'),
+        ('x = [\n    "b",\n    # why\n    # oh why\n    "a",\n]\n', 'x = [\n    "b",\n]\n'),
+        ('x = [\n    # these\n    "a",\n    "b",\n]\n', 'x = [\n    # these\n    "b",\n]\n'),
         ('x = ["a", "b"]\n', 'x = ["b"]\n'),
         ('x = ["c", "a"]\n', 'x = ["c"]\n'),
         ('x = ["a"]\n', "x = []\n"),
