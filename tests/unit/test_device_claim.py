@@ -55,6 +55,14 @@ def test_a_second_run_leaves_the_first_ones_lock(folder: str) -> None:
         assert (Path(folder) / LOCK).is_dir()
 
 
+def test_what_somebody_else_took_meanwhile_is_left_to_them(folder: str) -> None:
+    """Who removed the lock by hand, as the message says, and began another run."""
+    holder = Path(folder) / LOCK / "holder"
+    with claimed(Local(), folder):
+        holder.write_text("another-boot/1 7 1 ann\n", encoding="utf-8")
+    assert holder.read_text(encoding="utf-8") == "another-boot/1 7 1 ann\n"
+
+
 def test_a_fault_lets_go(folder: str) -> None:
     with pytest.raises(KeyboardInterrupt), claimed(Local(), folder):
         raise KeyboardInterrupt
