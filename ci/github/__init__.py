@@ -19,6 +19,7 @@ PARTS = {
     "plan": "which rows of manifests/gate.toml a change needs, as the matrix of gate.yml",
     "place": "where the store of this selection is, and the key of its cache",
     "setup": "provision the selection, and export its environment to the steps that follow",
+    "packages": "install what a stage needs of the system, where it is not there",
     "stage": "run a session, then annotate the change and summarise the job from its report",
     "verdict": "fail unless every needed job succeeded: skipped and cancelled are no success",
     "release": "the source archive, its bill of materials and checksums, in dist/",

@@ -33,8 +33,11 @@ class Row(Model):
     shards: Annotated[int, Field(ge=1)] = 1
     suite: Annotated[int, Field(ge=0)] = 0
     provision: bool = False
+    runner: bool = False
     targets: str = "x86_64-linux"
     executorch: bool = False
+    submodules: bool = False
+    packages: tuple[str, ...] = ()
     own: bool = False
     profiles: tuple[str, ...] = ()
     when: Literal["gate", "nightly"] = "gate"
@@ -216,6 +219,9 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, having: Having) -> It
             "minutes": row.minutes,
             "provision": row.provision,
             "targets": row.targets,
+            "runner": row.runner,
+            "submodules": "recursive" if row.submodules else "false",
+            "packages": " ".join(row.packages),
         }
 
 

@@ -33,10 +33,6 @@ def run(environ: Mapping[str, str]) -> int:
         reports=reports_path(None, environ),
     )
     outputs = dict.fromkeys(("sdk-root", "ndk-root", "version", "build-id"), "")
-    chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
-    if wanted.socs:
-        chosen["QNN_CI_SOC"] = ",".join(wanted.socs)
-    export(chosen, environ)
     if not wanted.components or SDK in wanted.components:
         outputs |= _whole(selection, environ)
         if environ.get("GITHUB_ENV"):
@@ -44,6 +40,9 @@ def run(environ: Mapping[str, str]) -> int:
     else:
         for component in wanted.components:
             outputs |= _alone(component, selection, environ)
+    # After the environment, which has the one chip that it is of: stages take all of these, or their own.
+    chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
+    export({**chosen, "QNN_CI_SOC": ",".join(wanted.socs)}, environ)
     give(outputs, environ)
     return code
 

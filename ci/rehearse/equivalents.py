@@ -130,6 +130,10 @@ def checkout(inputs: Mapping[str, str], place: Place) -> Done:
     if done.returncode:
         _git("-C", str(target), "fetch", "--quiet", *shallow, "origin", ref)
         _git("-C", str(target), "checkout", "--quiet", "--detach", "FETCH_HEAD")
+    if (submodules := inputs.get("submodules", "false")) not in ("", "false"):
+        recursive = ["--recursive"] if submodules == "recursive" else []
+        local = ["-c", "protocol.file.allow=always"]  # where the rehearsed repository's are local too
+        _git("-C", str(target), *local, "submodule", "--quiet", "update", "--init", *recursive)
     _git("-C", str(target), "remote", "remove", "origin")
     commit = _git("-C", str(target), "rev-parse", "HEAD").stdout.strip()
     return Done({"commit": commit, "ref": ref})
@@ -292,7 +296,7 @@ _CACHE = frozenset({"path", "key", "restore-keys", "lookup-only", "fail-on-cache
 EQUIVALENTS: dict[str, Equivalent] = {
     "actions/checkout": Equivalent(
         "a clone of the rehearsed commit",
-        frozenset({"repository", "ref", "path", "fetch-depth", "persist-credentials"}),
+        frozenset({"repository", "ref", "path", "fetch-depth", "persist-credentials", "submodules"}),
         checkout,
     ),
     "actions/setup-python": Equivalent("this machine's Python", frozenset({"python-version"}), setup_python),

@@ -77,7 +77,7 @@ def test_its_models_are_lowered_for_the_chips_that_it_named(green: Rehearsed) ->
 
 def test_nothing_about_the_toolkit_itself_is_run_there(green: Rehearsed) -> None:
     summary = green.jobs["qnn / plan"]["summary"]
-    assert "| lint | left out: it is about the toolkit, and not named in stages |" in summary
+    assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in summary
 
 
 def test_its_model_that_leaves_the_npu_makes_its_verdict_red(green: Rehearsed, tmp_path: Path) -> None:

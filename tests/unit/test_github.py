@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,9 @@ def test_a_row_with_shards_is_a_job_for_each() -> None:
             "minutes": 9,
             "provision": True,
             "targets": "x86_64-linux",
+            "runner": False,
+            "submodules": "false",
+            "packages": "",
         }
         for n in (1, 2)
     ]
@@ -247,6 +251,26 @@ def test_inputs_become_flags_whatever_separates_them() -> None:
         *("--component", "qnn-sdk"),
         *("--target", "x86_64-linux", "--target", "aarch64-android"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "exported"), [("", ""), ("SM8750, SM8650", "SM8750,SM8650")], ids=["none", "two"]
+)
+def test_later_steps_have_the_chips_that_were_chosen_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, exported: str
+) -> None:
+    """Not the one of the exported environment, which would be the only one that the stages then take."""
+
+    def verb(arguments: list[str], environ: Mapping[str, str]) -> int:
+        if arguments[0] == "env":
+            Path(environ["GITHUB_ENV"]).write_text("QNN_CI_SOC=SM8650\n")
+        return 0
+
+    monkeypatch.setattr(setup, "_verb", verb)
+    monkeypatch.setattr(setup, "_whole", lambda *_: {})
+    environ = {"GITHUB_ENV": str(tmp_path / "env"), "QNN_CI_STORE": str(tmp_path), "QNN_CI_SOC": given}
+    assert setup.run(environ) == 0
+    assert pairs(tmp_path / "env")["QNN_CI_SOC"] == exported
 
 
 def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(

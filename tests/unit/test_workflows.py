@@ -360,6 +360,16 @@ def test_every_stage_that_decides_a_change_has_a_row() -> None:
     assert {"lint", "tests", "validate", "buck_parity", "image"} | working <= rows
 
 
+def test_what_runs_programs_has_a_runner_to_run_them_with() -> None:
+    using = {"test_emulator", "test_delegate", "compat", "bench"}
+    assert {row.stage for row in plan.load_table().row.values() if row.runner} == using
+
+
+def test_what_is_built_from_source_has_the_submodules_of_its_source() -> None:
+    building = {row.stage for row in plan.load_table().row.values() if row.submodules}
+    assert building == {"build_x86", "build_android", "build_linux_arm64"}
+
+
 def test_the_paths_of_rows_exist() -> None:
     table = plan.load_table()
     files = [str(path.relative_to(ROOT)) for path in tracked_files(ROOT)]

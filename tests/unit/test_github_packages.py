@@ -1,0 +1,78 @@
+"""Packages of the system are installed where they are not there, and only then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ci.github import packages
+from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
+
+Machine = Callable[..., Path]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine with these programs alone, which write down how they were called, and the package `here`."""
+
+    def made(*, root: bool, code: int = 0, programs: tuple[str, ...] = ("dpkg-query", "apt-get")) -> Path:
+        log = tmp_path / "log"
+        scripts = {
+            "dpkg-query": 'if [ "$3" = here ]; then printf installed; fi',
+            "apt-get": f'echo "apt-get $*" >> {log}; exit {code}',
+            "sudo": f'echo "sudo $*" >> {log}; shift; exec "$@"',
+        }
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        for name in programs:
+            (folder / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+        return log
+
+    return made
+
+
+def test_only_what_is_not_there_is_installed(machine: Machine) -> None:
+    log = machine(root=True)
+    assert packages.run({"QNN_CI_PACKAGES": "here absent other"}) == 0
+    assert log.read_text().splitlines() == [
+        "apt-get update --quiet",
+        "apt-get install --quiet --yes --no-install-recommends absent other",
+    ]
+
+
+def test_nothing_is_run_where_all_is_there(machine: Machine) -> None:
+    log = machine(root=True)
+    assert packages.run({"QNN_CI_PACKAGES": "here"}) == 0
+    assert not log.exists()
+
+
+def test_a_user_who_is_not_root_asks_sudo_which_may_not_ask_back(machine: Machine) -> None:
+    log = machine(root=False, programs=("dpkg-query", "apt-get", "sudo"))
+    packages.run({"QNN_CI_PACKAGES": "absent"})
+    assert log.read_text().splitlines()[0] == "sudo --non-interactive apt-get update --quiet"
+
+
+def test_packages_that_cannot_be_had_are_an_error_with_what_to_type(machine: Machine) -> None:
+    machine(root=True, code=100)
+    with pytest.raises(UpstreamError, match="exit code 100") as caught:
+        packages.run({"QNN_CI_PACKAGES": "absent"})
+    assert caught.value.remedy == "apt-get install absent"
+
+
+@pytest.mark.parametrize("programs", [(), ("dpkg-query", "apt-get")])
+def test_a_machine_that_cannot_install_says_so(machine: Machine, programs: tuple[str, ...]) -> None:
+    machine(root=False, programs=programs)
+    with pytest.raises(EnvironmentLacking):
+        packages.run({"QNN_CI_PACKAGES": "absent"})
+
+
+def test_a_flag_is_no_package(machine: Machine) -> None:
+    machine(root=True)
+    with pytest.raises(UsageError):
+        packages.run({"QNN_CI_PACKAGES": "-o=Debug::NoLocking=1"})
