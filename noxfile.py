@@ -223,7 +223,15 @@ def bench(session: nox.Session) -> None:
 
 
 def run(session: nox.Session, environment: str, *command: str) -> None:
-    session.run(interpreter(session, environment), *command, *session.posargs, external=True)
+    # Interrupted, a stage ends what it started and writes its report; nox's own patience is half a second.
+    session.run(
+        interpreter(session, environment),
+        *command,
+        *session.posargs,
+        external=True,
+        interrupt_timeout=10,
+        terminate_timeout=20,
+    )
 
 
 def interpreter(session: nox.Session, environment: str) -> str:

@@ -22,11 +22,14 @@ from typing import NoReturn
 
 from ci.report.collect import GATE, did_not_run
 from ci.report.publish import publish
+from ci.transcript import transcript
+from ci.workers.parent import tail
+from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
-from provisioning.findings import Finding, Outcome, Report, Severity, StageRun
+from provisioning.findings import Artifact, Finding, Outcome, Report, Severity, StageRun
 from provisioning.rendering import github_annotations
 from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.rendering.text import found, seconds, verdict, worst
+from provisioning.rendering.text import LOG, found, one_line, plural, seconds, verdict, worst
 from provisioning.rendering.workflow_commands import command
 from provisioning.settings import Selection, add_selection, selection_of
 
@@ -34,6 +37,7 @@ EXAMPLES = """\
   nox
   nox -- --soc SM8750
   nox -- --suite ../mine/models.toml
+  nox -- --tag nightly --skip provision
   python -m ci gate --only validate
 """
 
@@ -45,19 +49,22 @@ class Stage:
     """The module to run with -m; it takes the name as its verb."""
     needs: tuple[str, ...] = ()
     """Stages that must have passed, or been skipped on purpose, for this one to make sense."""
+    runs_programs: bool = False
+    """Whether the gate's --suite and --tag are for it."""
     flags: tuple[str, ...] = ()
     """Given to it beside the selection."""
-    takes_suites: bool = False
-    """Whether the gate's --suite is for it."""
 
 
 STAGES: tuple[Stage, ...] = (
     Stage("provision", "provisioning"),
     Stage("validate", "provisioning", needs=("provision",)),
     Stage("build_runner", "ci", needs=("provision",)),
-    Stage("test_lowering", "ci", ("validate",), ("--tag", "pr"), takes_suites=True),
-    Stage("test_emulator", "ci", ("validate", "build_runner"), ("--tag", "pr"), takes_suites=True),
+    Stage("test_lowering", "ci", needs=("validate",), runs_programs=True),
+    Stage("test_emulator", "ci", needs=("validate", "build_runner"), runs_programs=True),
 )
+
+TAG = "pr"
+"""Of the shipped suite; what to run of their own others know best."""
 
 INTERRUPTED = 130
 LACKING = 3
@@ -69,6 +76,15 @@ UNDER_GATE = "QNN_CI_GATE"
 
 PATIENCE = 3.0
 """Seconds that an interrupted stage has before it is told again, and louder."""
+
+LOGS = "logs"
+"""The folder of reports/ that keeps what each stage printed."""
+
+READ = 1 << 20
+"""As much of the end of a log is looked through for known failures."""
+
+TOLD = 3
+"""Known failures told of one stage; the first is nearest to the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +115,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="models of your own for test_lowering and test_emulator; may be repeated",
     )
+    group.add_argument(
+        "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,17 +126,15 @@ def run(args: argparse.Namespace) -> int:
     chosen = [name for name in args.only or stage_names() if name not in (args.skip or ())]
     if not chosen:
         raise UsageError("--only and --skip leave no stage to run", remedy="leave one of them out")
-    suites = [part for suite in args.suite or () for part in ("--suite", suite)]
-    gate = StageRun(GATE, selection.profile, selection.target, _command(GATE, [*flags, *suites]))
-    rans = run_stages([with_suites(stage, suites) for stage in STAGES], chosen, flags, selection)
+    suites, tags = _each("--suite", args.suite), _each("--tag", args.tag)
+    gate = StageRun(GATE, selection.profile, selection.target, _command(GATE, [*flags, *suites, *tags]))
+    choice = (*suites, *(tags or ([] if suites else ["--tag", TAG])))
+    stages = [replace(stage, flags=choice) if stage.runs_programs else stage for stage in STAGES]
+    rans = run_stages(stages, chosen, flags, selection)
     reports = [ran.report for ran in rans]
     summarised(gate, rans).write(selection.reports)
     conclude(reports, selection.reports, os.environ)
     return exit_code(rans)
-
-
-def with_suites(stage: Stage, flags: Sequence[str]) -> Stage:
-    return replace(stage, flags=(*stage.flags, *flags)) if stage.takes_suites else stage
 
 
 def run_stages(
@@ -125,8 +142,9 @@ def run_stages(
 ) -> list[Ran]:
     """Run what was chosen, in order; afterwards reports/ holds one report of each stage, and no older one."""
     for name in (GATE, *(stage.name for stage in stages)):
-        with suppress(NotADirectoryError):  # which writing a report will say better
-            (selection.reports / f"{name}.json").unlink(missing_ok=True)
+        for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
+            with suppress(NotADirectoryError):  # which writing a report will say better
+                old.unlink(missing_ok=True)
     rans: dict[str, Ran] = {}
     for stage in stages:
         failed = [need for need in stage.needs if need in rans and not rans[need].lets_on]
@@ -146,50 +164,113 @@ def run_stages(
 def run_stage(stage: Stage, flags: Sequence[str], selection: Selection) -> Ran:
     begun = time.monotonic()
     flags = [*flags, *stage.flags]
+    log = log_of(stage.name, selection)
+    killed = memory_kills()
     with folded(stage.name, _command(stage.name, flags), os.environ):
-        argv = [sys.executable, "-m", stage.program, stage.name, *flags]
-        code = supervise(argv, {**os.environ, UNDER_GATE: "1"})
+        # A stage that dies says where; what it printed until then is not lost in a buffer.
+        argv = [sys.executable, "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
+        code = supervise(argv, {**os.environ, UNDER_GATE: "1"}, log)
     took = round(time.monotonic() - begun, 3)
-    ran = judge(stage, code, selection, took, _command(stage.name, flags))
-    _say(f"{stage.name}: {verdict(ran.report)} in {seconds(took)}")
+    ran = judge(stage, code, selection, took, _command(stage.name, flags), memory_kills() - killed)
+    ran = replace(ran, report=replace(ran.report, artifacts=(*ran.report.artifacts, Artifact.of(LOG, log))))
+    where = "" if ran.lets_on else f", its log is {log}"
+    _say(f"{stage.name}: {verdict(ran.report)} in {seconds(took)}{where}")
     return ran
 
 
-def judge(stage: Stage, code: int, selection: Selection, took: float, command_line: str) -> Ran:
+def log_of(stage: str, selection: Selection) -> Path:
+    """Where the stage's output is kept; the folder is made."""
+    path = selection.reports / LOGS / f"{stage}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the report {path}: {error.strerror}",
+            remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
+        ) from error
+    return path
+
+
+def judge(stage: Stage, code: int, selection: Selection, took: float, command_line: str, killed: int) -> Ran:
     """The stage's own report if it wrote one that agrees with its exit code; never a pass otherwise."""
     if code == INTERRUPTED:
         return Ran(did_not_run(stage.name, f"{stage.name} was interrupted"), code)
+    log = log_of(stage.name, selection)
     try:
         report = Report.read(selection.reports / f"{stage.name}.json")
         if (code == 0) == (report.outcome is Outcome.PASS):
-            return Ran(report, code)
+            # A fault that nobody foresaw ends a process with 1 as well, and is no verdict.
+            crashed = code == 1 and report.outcome is Outcome.ERROR
+            return Ran(report if code == 0 else with_causes(report, log), LACKING if crashed else code)
         fault = f"its report says {report.outcome.value}"
     except (OSError, ValueError) as error:
         fault = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
         run_of = StageRun(stage.name, selection.profile, selection.target, command_line)
         report = replace(run_of.finish(Outcome.ERROR), seconds=took)
     ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    finding = Finding(
-        "gate.stage-died",
-        Severity.ERROR,
-        stage.name,
-        f"{ended}, and {fault}",
-        f"read what it printed, repeat with: {command_line}; python -m ci diagnose explains a saved log",
-    )
+    finding = death(stage.name, f"{ended}, and {fault}", log, command_line, killed)
     report = replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
     return Ran(report, code if code in MEANING and code != 1 else LACKING)
 
 
-def supervise(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
+    """What is known of a stage that ended without a report, from its log and from the system."""
+    text = tail(log, READ)
+    known = explain(text)[:TOLD]
+    words, mend = last_words(text)
+    says = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
+    if killed:
+        says.append(f"the system killed {plural(killed, 'program')} for lack of memory meanwhile")
+        mend = "give it more memory, or run with fewer --jobs"
+    elif known:
+        mend = known[0].mend
+    elif not mend:
+        says.append("nothing known matches its log")
+        mend = f"read {log}"
+    return Finding(
+        "gate.stage-died", Severity.ERROR, stage, "\n".join(says), f"{mend}; repeat with: {command_line}"
+    )
+
+
+def last_words(text: str) -> tuple[str, str]:
+    """The error and the remedy that end a log (see provisioning.cli), or its last line and no remedy."""
+    lines = [line for line in map(one_line, text.splitlines()) if line]
+    if len(lines) > 1 and lines[-2].startswith("error: ") and lines[-1].startswith("try: "):
+        return lines[-2].removeprefix("error: "), lines[-1].removeprefix("try: ")
+    return (lines[-1] if lines else ""), ""
+
+
+def with_causes(report: Report, log: Path) -> Report:
+    """With a note of each known failure that its log shows and its findings do not explain."""
+    said = "\n".join(finding.message for finding in report.findings)
+    new = [each for each in explain(tail(log, READ)) if each.cause not in said]
+    notes = [
+        Finding("gate.known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.mend)
+        for each in new[:TOLD]
+    ]
+    return replace(report, findings=(*report.findings, *notes))
+
+
+def memory_kills() -> int:
+    """How many processes the kernel has ended for lack of memory; 0 where it does not say."""
+    try:
+        counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
+        return int(counters[counters.index("oom_kill") + 1])
+    except (OSError, ValueError):
+        return 0
+
+
+def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
     """Run a process to its end. Interrupted, it is given time to tidy up, and then ended; the code is 130."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        process = subprocess.Popen(argv, env=environ)
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            _end(process)
-            return INTERRUPTED
+        with transcript(log) as outputs:
+            process = subprocess.Popen(argv, env=environ, stdout=outputs.stdout, stderr=outputs.stderr)
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                _end(process)
+                return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -218,12 +299,10 @@ def summarised(gate: StageRun, rans: Sequence[Ran]) -> Report:
 def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> None:
     """Print the table and write the renderings; on GitHub also the annotations and the job's summary."""
     _say("")
-    write(
-        overview(reports, colour=wants_colour(sys.stdout, environ), width=terminal_width(environ)), sys.stdout
-    )
+    _print(overview(reports, colour=wants_colour(sys.stdout, environ), width=terminal_width(environ)))
     if _on_github(environ):
         for report in reports:
-            write(github_annotations(report), sys.stdout)
+            _print(github_annotations(report))
     page, _ = publish(reports, directory, environ)
     _say(f"the whole of it: {page}")
 
@@ -233,8 +312,7 @@ def selection_flags(args: argparse.Namespace) -> list[str]:
     flags: list[str] = []
     for name in ("profile", "target", "soc", "store", "reports"):
         value = getattr(args, name)
-        for one in value if isinstance(value, list) else [value] if value else []:
-            flags += [f"--{name}", str(one)]
+        flags += _each(f"--{name}", value if isinstance(value, list) else [value] if value else [])
     return flags
 
 
@@ -272,6 +350,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _each(flag: str, values: Iterable[object] | None) -> list[str]:
+    return [part for value in values or () for part in (flag, str(value))]
+
+
 def _command(session: str, flags: Sequence[str]) -> str:
     return shlex.join(["nox", "-s", session, *(["--", *flags] if flags else [])])
 
@@ -281,4 +363,10 @@ def _on_github(environ: Mapping[str, str]) -> bool:
 
 
 def _say(text: str) -> None:
-    write(f"{text}\n", sys.stdout)
+    _print(f"{text}\n")
+
+
+def _print(text: str) -> None:
+    """Whoever read our output may have left: the gate has more to do, and its reports say what it found."""
+    with suppress(BrokenPipeError):
+        write(text, sys.stdout)

@@ -24,6 +24,8 @@ def main(argv: list[str]) -> int:
     add_selection(parser)
     parser.add_argument("name")
     parser.add_argument("stages", nargs="*")
+    parser.add_argument("--suite", action="append")
+    parser.add_argument("--tag", action="append")
     args = parser.parse_args(argv)
     if args.name == "gate":
         return _gate(args)
@@ -41,6 +43,18 @@ def main(argv: list[str]) -> int:
     if behaviour == "lies":
         run.finish(Outcome.FAIL).write(args.reports)
         return 0
+    if behaviour == "raises":
+        raise LookupError("no such thing")
+    if behaviour == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if behaviour in ("unfit", "unlucky"):
+        print("begun")
+        print("[ERROR] [Qnn ExecuTorch]:  <E> unknown custom config socModel 0", file=sys.stderr)
+        if behaviour == "unlucky":
+            run.add("rule", Severity.ERROR, "subject", "device creation failed")
+            run.finish().write(args.reports)
+            return 1
+        os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour in ("waits", "stubborn"):
@@ -62,7 +76,7 @@ def _gate(args: argparse.Namespace) -> int:
 
     gate.STAGES = tuple(gate.Stage(name, MODULE) for name in args.stages)
     gate.PATIENCE = 0.1
-    args.only = args.skip = args.suite = None
+    args.only = args.skip = None
     assert selection_of(args).reports == Path(args.reports)
     return guarded(lambda: gate.run(args), debug=True)
 

@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ci import gate
+from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
-from provisioning.findings import Outcome, Report
+from provisioning.findings import Finding, Outcome, Report, Severity
 from provisioning.rendering.text import verdict
 from provisioning.settings import ROOT, Selection
 from tests.support.gate_stage import MODULE
@@ -99,25 +101,145 @@ def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
     (reports / "exits3.json").write_text((reports / "passes.json").read_text().replace("passes", "exits3"))
     (ran,) = _run(reports, stage("exits3"))
     assert verdict(ran.report) == "error"
-    assert ran.report.findings[0].message == "ended with exit code 3, and wrote no report"
+    assert ran.report.findings[0].message.startswith("ended with exit code 3, and wrote no report\n")
 
 
 def test_a_stage_that_a_signal_ended_is_an_error_that_names_it(reports: Path) -> None:
     (ran,) = _run(reports, stage("dies"))
-    assert ran.report.findings[0].message == "was ended by SIGKILL, and wrote no report"
+    assert ran.report.findings[0].message.startswith("was ended by SIGKILL, and wrote no report\n")
     assert gate.exit_code([ran]) == 3
 
 
 def test_exit_code_0_over_a_report_of_failure_is_no_pass(reports: Path) -> None:
     (ran,) = _run(reports, stage("lies"))
     assert ran.report.outcome is Outcome.ERROR
-    assert ran.report.findings[0].message == "ended with exit code 0, and its report says fail"
+    assert ran.report.findings[0].message.startswith("ended with exit code 0, and its report says fail\n")
     assert gate.exit_code([ran]) == 3
 
 
 def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) -> None:
     (ran,) = _run(reports, stage("exits1"))
     assert (verdict(ran.report), ran.code) == ("error", 3)
+
+
+def _death(reports: Path, name: str) -> Finding:
+    (ran,) = _run(reports, stage(name))
+    (finding,) = ran.report.findings
+    assert (finding.rule, ran.code) == ("gate.stage-died", 3)
+    return finding
+
+
+def test_what_a_stage_printed_is_kept_beside_the_reports_and_named_in_its_own(reports: Path) -> None:
+    (ran,) = _run(reports, stage("tells"))
+    (log,) = (artifact for artifact in ran.report.artifacts if artifact.kind == "log")
+    assert Path(log.path) == reports / "logs/tells.log"
+    assert Path(log.path).read_text().startswith("QNN_CI_GATE=1 argv=")
+    assert Report.read(reports / "tells.json").artifacts == ran.report.artifacts
+
+
+def test_an_older_log_is_never_taken_for_this_runs(reports: Path) -> None:
+    _run(reports, stage("unfit"))
+    _run(reports, stage("passes"), stage("unfit", "passes"), chosen=["passes"])
+    assert not (reports / "logs/unfit.log").exists()
+
+
+def test_a_stage_that_raises_is_told_by_its_last_words(reports: Path) -> None:
+    finding = _death(reports, "raises")
+    assert "its last words: LookupError: no such thing" in finding.message
+    assert f"read {reports / 'logs/raises.log'}; repeat with: nox -s raises" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ("", "")),
+        ("one\n\n  two \n\n", ("two", "")),
+        ("begun\nerror: no such suite\n  try: name another\n", ("no such suite", "name another")),
+        ("error: long ago\n  try: this\nline\n", ("line", "")),
+    ],
+)
+def test_the_last_words_of_a_log_are_its_error_or_its_last_line(log: str, words: tuple[str, str]) -> None:
+    assert gate.last_words(log) == words
+
+
+def test_a_crash_in_native_code_says_where(reports: Path) -> None:
+    finding = _death(reports, "crashes")
+    assert "was ended by SIGSEGV" in finding.message
+    assert "Fatal Python error: Segmentation fault" in (reports / "logs/crashes.log").read_text()
+
+
+def test_a_known_failure_in_the_log_of_a_dead_stage_is_its_cause_and_mend(reports: Path) -> None:
+    finding = _death(reports, "unfit")
+    assert "This QNN build and this ExecuTorch do not fit" in finding.message
+    assert finding.remedy.startswith("use the QNN build of the profile (`nox -s provision`)")
+
+
+def test_a_death_that_nothing_known_explains_says_so(reports: Path) -> None:
+    assert "nothing known matches its log" in _death(reports, "dies").message
+
+
+def test_a_stage_that_the_kernel_ended_for_memory_is_told_so(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter((7, 8))
+    monkeypatch.setattr(gate, "memory_kills", lambda: next(counts))
+    finding = _death(reports, "dies")
+    assert "the system killed 1 program for lack of memory meanwhile" in finding.message
+    assert finding.remedy.startswith("give it more memory, or run with fewer --jobs")
+
+
+def test_the_kernel_says_how_many_it_ended_for_memory() -> None:
+    assert gate.memory_kills() >= 0
+    assert "oom_kill " in Path("/proc/vmstat").read_text()
+
+
+def test_a_known_failure_in_the_log_of_a_failed_stage_is_a_note_beside_its_findings(reports: Path) -> None:
+    (ran,) = _run(reports, stage("unlucky"))
+    assert [(f.rule, f.severity.value) for f in ran.report.findings] == [
+        ("rule", "error"),
+        ("gate.known-failure", "note"),
+    ]
+    assert "unknown custom config socModel 0" in ran.report.findings[1].message
+    assert ran.code == 1
+
+
+def test_a_cause_that_the_stage_gave_itself_is_not_told_twice(reports: Path) -> None:
+    log = reports / "log"
+    log.write_text("<E> unknown custom config socModel 0\n")
+    (ran,) = _run(reports, stage("passes"))
+    cause = explain(log.read_text())[0].cause
+    told = replace(ran.report, findings=(Finding("rule", Severity.ERROR, "subject", f"failed: {cause}", ""),))
+    assert gate.with_causes(told, log) == told
+
+
+def test_where_the_log_of_a_failed_stage_is_is_said_at_its_end(
+    reports: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _run(reports, stage("fails"), stage("passes"))
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-1].startswith("passes: pass in ") and "log" not in lines[-1]
+    (fails,) = (line for line in lines if line.startswith("fails: fail in "))
+    assert fails.endswith(f", its log is {reports / 'logs/fails.log'}")
+
+
+def test_the_page_links_to_the_logs_by_names_that_hold_wherever_the_folder_is_copied(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _whole(reports, monkeypatch, stage("passes"), stage("fails"))
+    page = (reports / "index.html").read_text()
+    assert page.count('href="logs/fails.log"') == 3 and page.count('href="logs/passes.log"') == 2
+
+
+def test_a_reader_of_the_gate_that_left_does_not_change_its_verdict(reports: Path) -> None:
+    argv = [sys.executable, "-m", MODULE, "--reports", str(reports), "gate", "tells", "fails"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        code = subprocess.run(argv, cwd=ROOT, stdout=writing, stderr=writing, check=False).returncode
+    finally:
+        os.close(writing)
+    assert code == 1
+    assert Report.read(reports / "gate.json").outcome is Outcome.FAIL
 
 
 @pytest.mark.parametrize(
@@ -154,6 +276,33 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     assert gate.selection_flags(parser.parse_args(typed)) == typed
 
 
+@pytest.mark.parametrize(
+    ("typed", "given"),
+    [
+        ({}, ["--tag", "pr"]),
+        ({"suite": ["mine.toml"]}, ["--suite", "mine.toml"]),
+        ({"tag": ["nightly"]}, ["--tag", "nightly"]),
+        (
+            {"suite": ["a.toml", "b.toml"], "tag": ["x"]},
+            ["--suite", "a.toml", "--suite", "b.toml", "--tag", "x"],
+        ),
+    ],
+)
+def test_programs_are_those_of_a_pull_request_unless_others_are_named(
+    reports: Path, monkeypatch: pytest.MonkeyPatch, typed: dict[str, list[str]], given: list[str]
+) -> None:
+    _whole(reports, monkeypatch, replace(stage("tells-1"), runs_programs=True), stage("tells-2"), **typed)
+    logs = [(reports / f"logs/tells-{number}.log").read_text() for number in (1, 2)]
+    assert f"argv={['tells-1', '--reports', str(reports), *given]}" in logs[0]
+    assert f"argv={['tells-2', '--reports', str(reports)]}" in logs[1]
+
+
+def test_the_gates_command_is_as_it_was_typed(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _whole(reports, monkeypatch, stage("passes"), suite=["mine.toml"], tag=["pr"])
+    command = Report.read(reports / "gate.json").command
+    assert command == f"nox -s gate -- --reports {reports} --suite mine.toml --tag pr"
+
+
 def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(
     reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +313,8 @@ def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(
         ("fails", "fail: 1 error"),
         ("passes-2", "did not run: needs fails, which did not pass"),
     ]
-    assert [artifact.path for artifact in report.artifacts] == ["passes.so"]
+    made = [artifact.path for artifact in report.artifacts if artifact.kind != "log"]
+    assert made == ["passes.so"]
 
 
 def test_the_gate_ends_in_a_table_and_a_page(
