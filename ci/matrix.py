@@ -22,6 +22,7 @@ EXAMPLES = """\
   nox -s matrix -- --shards 4
   nox -s matrix -- --shards 4 --tag nightly --changed-since origin/main
   nox -s matrix -- --changed-since HEAD~1 --github
+  nox -s matrix -- --suite ../mine/models.toml --changed-since origin/main
 """
 
 ENTRIES = (
@@ -35,6 +36,9 @@ ENTRIES = (
 """What the stages begin with: whatever these import decides every program."""
 
 HARMLESS = (".md", ".txt", ".rst")
+HARMLESS_ELSEWHERE = (".md", ".rst")
+"""In another repository, where a text may be what a factory reads."""
+
 HARMLESS_FOLDERS = ("docs/", "tests/", "docker/", ".github/", "ci/bench/")
 UNSURE_LOCKS = "manifests/"
 
@@ -80,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     )
     flags = _flags(args)
     if args.changed_since:
-        affected = affected_cases(programs, changed_files(args.changed_since), args.changed_since)
+        folders = {program.search_path for program in programs}
+        affected = affected_cases(programs, changed_since(args.changed_since, folders), args.changed_since)
         if affected.cases is None:
             sys.stderr.write(f"everything: {affected.why} may concern any case\n")
         else:
@@ -129,7 +134,7 @@ def jobs_of(programs: Iterable[object], profile: str) -> list[Job]:
     return jobs
 
 
-def affected_cases(programs: Sequence[object], changed: Iterable[str], ref: str) -> Affected:
+def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:
     """By reverse imports: a file of a factory concerns its cases, one of the stages concerns all."""
     from ci.lowering.imports import closure
     from ci.lowering.suite import Program
@@ -147,21 +152,27 @@ def affected_cases(programs: Sequence[object], changed: Iterable[str], ref: str)
             owners.setdefault(path, set()).add(program.case_name)
     shared = {path for entry in ENTRIES for path in closure(entry, [ROOT])}
     cases: set[str] = set()
-    for name in changed:
-        path = ROOT / name
+    for path in changed:
         if path in suites:
             differing = _differing_cases(path, ref)
             if differing is None:
-                return Affected(None, name)
+                return Affected(None, _shown(path))
             cases |= differing
-        elif path in shared or not (path in owners or _harmless(name, path)):
-            return Affected(None, name)
+        elif path in shared or not (path in owners or _harmless(path)):
+            return Affected(None, _shown(path))
         cases |= owners.get(path, set())
     return Affected(frozenset(cases))
 
 
-def _harmless(name: str, path: Path) -> bool:
+def _shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+def _harmless(path: Path) -> bool:
     """Not imported by the stages, and nothing that they read: what is neither is not sure."""
+    if not path.is_relative_to(ROOT):
+        return path.name.endswith(HARMLESS_ELSEWHERE)
+    name = path.relative_to(ROOT).as_posix()
     if name.startswith(HARMLESS_FOLDERS) or (name.endswith(HARMLESS) and not name.startswith(UNSURE_LOCKS)):
         return True
     # A module of another stage; a deleted one may have been anybody's.
@@ -178,26 +189,33 @@ def _differing_cases(suite: Path, ref: str) -> set[str] | None:
     else:
         import tomli as tomllib
     try:
-        then = parse(tomllib.loads(_git("show", f"{ref}:{suite.relative_to(ROOT)}")), Suite, suite).cases
+        text = _git(suite.parent, "show", f"{ref}:./{suite.name}")
+        then = parse(tomllib.loads(text), Suite, suite).cases
     except (UsageError, ManifestError, ValueError):
         return None
     now = load_suite(suite).cases
     return {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
 
 
-def changed_files(ref: str) -> list[str]:
+def changed_since(ref: str, folders: Iterable[Path]) -> list[Path]:
+    """The files that changed in the repositories of these folders; `ref` is a commit of each."""
+    tops = {Path(_git(folder, "rev-parse", "--show-toplevel").rstrip("\n")) for folder in folders}
+    return sorted(top / name for top in tops for name in changed_files(ref, top))
+
+
+def changed_files(ref: str, repository: Path) -> list[str]:
     """Committed since the common ancestor with `ref`, changed in the checkout, or new there."""
-    base = _git("merge-base", ref, "HEAD").strip()
-    names = _git("diff", "--name-only", "--no-renames", "-z", base).split("\0")
-    names += _git("ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    base = _git(repository, "merge-base", ref, "HEAD").strip()
+    names = _git(repository, "diff", "--name-only", "--no-renames", "-z", base).split("\0")
+    names += _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
     return sorted({name for name in names if name})
 
 
-def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+def _git(folder: Path, *arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise UsageError(
-            f"git {' '.join(arguments)} failed: {result.stderr.strip()}",
+            f"git {' '.join(arguments)} failed in {folder}: {result.stderr.strip()}",
             remedy="name a commit that this clone has; CI checks out with its history (fetch-depth: 0)",
         )
     return result.stdout

@@ -17,6 +17,7 @@ from ci.matrix import affected_cases, matrix_of
 from ci.scheduler import Job
 from provisioning.cli import main
 from provisioning.errors import UsageError
+from provisioning.settings import ROOT
 
 PROGRAMS = all_programs([])
 
@@ -46,7 +47,7 @@ class TestShards:
 
 class TestAffected:
     def _cases(self, *changed: str) -> frozenset[str] | None:
-        return affected_cases(PROGRAMS, changed, "HEAD").cases
+        return affected_cases(PROGRAMS, [ROOT / name for name in changed], "HEAD").cases
 
     def test_a_models_file_concerns_the_cases_that_use_it(self) -> None:
         assert self._cases("ci/models/audio.py") == frozenset({"keywords"})
@@ -82,24 +83,24 @@ class TestAffected:
         assert self._cases(changed) == frozenset()
 
     def test_the_file_that_made_it_everything_is_named(self) -> None:
-        assert affected_cases(PROGRAMS, ["docs/x.md", "ci/emulator.py"], "HEAD").why == "ci/emulator.py"
+        changed = [ROOT / "docs/x.md", ROOT / "ci/emulator.py"]
+        assert affected_cases(PROGRAMS, changed, "HEAD").why == "ci/emulator.py"
 
     def test_a_case_that_changed_in_the_suite_is_the_only_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         then = SHIPPED.read_text().replace('factory = "ci.models.audio:keywords"', 'factory = "old:keywords"')
-        monkeypatch.setattr(matrix, "_git", lambda *arguments: then)
+        monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: then)
         assert self._cases("manifests/suites/lowering.toml") == frozenset({"keywords"})
 
     def test_a_suite_that_could_not_be_read_then_concerns_everything(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(matrix, "_git", lambda *arguments: "not [ toml")
+        monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: "not [ toml")
         assert self._cases("manifests/suites/lowering.toml") is None
 
 
 class TestGit:
     @pytest.fixture
-    def repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setattr(matrix, "ROOT", tmp_path)
+    def repository(self, tmp_path: Path) -> Path:
         for arguments in (
             ["init", "-q", "-b", "main"],
             ["config", "user.email", "t@example.org"],
@@ -116,12 +117,105 @@ class TestGit:
         subprocess.run(["git", "commit", "-qm", "second"], cwd=repository, check=True)
         (repository / "new").write_text("1")
         (repository / "committed").write_text("2")
-        assert matrix.changed_files("HEAD~1") == ["committed", "new", "odd name\n"]
-        assert matrix.changed_files("HEAD") == ["committed", "new"]
+        assert matrix.changed_files("HEAD~1", repository) == ["committed", "new", "odd name\n"]
+        assert matrix.changed_files("HEAD", repository) == ["committed", "new"]
 
     def test_a_commit_that_is_not_there_is_wrong_use(self, repository: Path) -> None:
-        with pytest.raises(UsageError, match="git merge-base nowhere HEAD failed"):
-            matrix.changed_files("nowhere")
+        with pytest.raises(UsageError, match="git merge-base nowhere HEAD failed in"):
+            matrix.changed_files("nowhere", repository)
+
+
+OWN = """
+[case.{0}]
+factory = "{0}:net"
+[[case.{0}.run]]
+scheme = "fp16"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = {{ cosine = 0.99 }}
+"""
+
+
+class TestAnotherRepository:
+    """A suite with its models, in the repository of whoever uses this one."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "theirs" / "nets"
+        folder.mkdir(parents=True)
+        (folder / "suite.toml").write_text("schema = 1\n" + OWN.format("one") + OWN.format("two"))
+        for name, text in {
+            "one.py": "import shared",
+            "two.py": "",
+            "shared.py": "",
+            "labels.txt": "",
+        }.items():
+            (folder / name).write_text(text)
+        (tmp_path / "theirs" / "README.md").touch()
+        self._git(folder, "init", "-q", "-b", "main", "..")
+        self._git(folder, "add", "..")
+        self._git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-qm", "first")
+        return folder
+
+    def _git(self, folder: Path, *arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+
+    def _matrix(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+        from ci.__main__ import VERBS
+
+        flags = ["--suite", str(folder / "suite.toml"), "--changed-since", "HEAD", "--shards", "1"]
+        assert main("python -m ci", "", VERBS, ["matrix", *flags]) == 0
+        include = json.loads(capsys.readouterr().out)["include"]
+        return [str(entry["arguments"]) for entry in include]
+
+    def test_nothing_changed_there_is_nothing_to_do_whatever_changed_here(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self._matrix(folder, capsys) == []
+
+    @pytest.mark.parametrize(
+        ("changed", "case"), [("one.py", "one"), ("shared.py", "one"), ("two.py", "two")]
+    )
+    def test_a_file_of_theirs_concerns_the_cases_that_import_it(
+        self, folder: Path, changed: str, case: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / changed).write_text("import math\n" + (folder / changed).read_text())
+        (arguments,) = self._matrix(folder, capsys)
+        assert arguments == f"--suite {folder / 'suite.toml'} --case {case} --shard 1/1"
+
+    def test_a_case_that_changed_is_the_only_one(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        suite = folder / "suite.toml"
+        suite.write_text(suite.read_text().replace("cosine = 0.99", "cosine = 0.98", 1))
+        (arguments,) = self._matrix(folder, capsys)
+        assert "--case one --shard" in arguments
+
+    def test_what_a_factory_might_read_concerns_everything_and_is_named(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "labels.txt").write_text("cat")
+        from ci.__main__ import VERBS
+
+        flags = ["--suite", str(folder / "suite.toml"), "--changed-since", "HEAD"]
+        assert main("python -m ci", "", VERBS, ["matrix", *flags]) == 0
+        captured = capsys.readouterr()
+        assert "--case" not in captured.out
+        assert captured.err == f"everything: {folder / 'labels.txt'} may concern any case\n"
+
+    def test_a_page_of_text_concerns_nothing(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder.parent / "README.md").write_text("# Theirs")
+        assert self._matrix(folder, capsys) == []
+
+    def test_a_folder_that_is_in_no_repository_is_wrong_use(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        from ci.__main__ import VERBS
+
+        (folder.parent / ".git").rename(folder.parent / "git")
+        flags = ["--suite", str(folder / "suite.toml"), "--changed-since", "HEAD"]
+        assert main("python -m ci", "", VERBS, ["matrix", *flags]) == 2
+        assert "git rev-parse --show-toplevel failed in" in capsys.readouterr().err
 
 
 class TestVerb:
@@ -139,14 +233,14 @@ class TestVerb:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "output"))
-        monkeypatch.setattr(matrix, "changed_files", lambda ref: ["README.md"])
+        monkeypatch.setattr(matrix, "changed_files", lambda ref, repository: ["README.md"])
         assert self._run("--changed-since", "HEAD", "--github") == 0
         assert (tmp_path / "output").read_text() == 'matrix={"include": []}\nempty=true\n'
 
     def test_only_the_cases_concerned_are_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(matrix, "changed_files", lambda ref: ["ci/models/audio.py"])
+        monkeypatch.setattr(matrix, "changed_files", lambda ref, repository: ["ci/models/audio.py"])
         assert self._run("--changed-since", "HEAD", "--shards", "1") == 0
         (entry,) = json.loads(capsys.readouterr().out)["include"]
         assert entry["arguments"] == "--case keywords --shard 1/1"
