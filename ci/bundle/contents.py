@@ -13,6 +13,7 @@ from ci.lowering.program import read as read_program
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.findings import Artifact
 from provisioning.manifest import Soc
+from provisioning.settings import OFFICIAL_PROFILE
 from provisioning.validation import tables
 
 BACKEND = "libqnn_executorch_backend.so"
@@ -145,9 +146,14 @@ def library_folder(sdk: Path, target: str) -> Path:
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name
+    remedy = f"nox -s provision -- --target {target}"
+    if target == "aarch64-android":
+        official = f"--profile {OFFICIAL_PROFILE}"
+        remedy = (
+            f"nox -s provision -- {official} --target {target}, and {official} here as well; or QNN_SDK_ROOT"
+        )
     raise EnvironmentLacking(
-        f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none",
-        remedy=f"nox -s provision -- --target {target}; for Android name an official SDK with QNN_SDK_ROOT",
+        f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", remedy=remedy
     )
 
 

@@ -64,8 +64,8 @@ def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
         return found[0]
     if not found:
         raise UsageError(
-            f"{bundles}: expected {' or '.join(named)} in it, found none",
-            remedy="nox -s bundle makes one; a bundle of another place is named before the flags",
+            f"{bundles}: expected a bundle ({' or '.join(named)}) in it, found none",
+            remedy="make one with nox -s bundle, or name another: nox -s run_device -- BUNDLE",
         )
     raise UsageError(
         f"{bundles} holds {len(found)} bundles that fit: {', '.join(path.name for path in found)}",

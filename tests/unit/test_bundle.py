@@ -190,6 +190,12 @@ def test_no_build_names_the_command_that_makes_one(bench: Bench) -> None:
     assert caught.value.remedy == "nox -s build_linux_arm64"
 
 
+def test_an_sdk_without_androids_libraries_says_where_to_have_them(bench: Bench) -> None:
+    with pytest.raises(EnvironmentLacking, match="expected lib/aarch64-android, found none") as caught:
+        bench.make(bench.model(), target="aarch64-android")
+    assert "nox -s provision -- --profile qnn-2.37 --target aarch64-android" in caught.value.remedy
+
+
 def test_a_missing_stub_is_named(bench: Bench) -> None:
     (bench.sdk / SDK_FOLDER / "libQnnHtpV75Stub.so").unlink()
     with pytest.raises(EnvironmentLacking, match=r"libQnnHtpV75Stub\.so"):

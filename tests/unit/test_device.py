@@ -165,7 +165,7 @@ def test_of_several_bundles_one_must_be_named(bundles: Path) -> None:
 
 
 def test_no_bundle_says_how_to_make_one(bundles: Path) -> None:
-    with pytest.raises(UsageError, match=r"expected \*-SM8850 in it, found none") as caught:
+    with pytest.raises(UsageError, match=r"expected a bundle \(\*-SM8850\) in it, found none") as caught:
         the_bundle(bundles, "", ("SM8850",))
     assert "nox -s bundle" in caught.value.remedy
 
