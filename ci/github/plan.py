@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -23,6 +24,9 @@ from provisioning.settings import DEFAULT_PROFILE, MANIFESTS, ROOT
 
 TABLE = MANIFESTS / "gate.toml"
 OCCASIONS = ("gate", "nightly")
+
+WORTH_A_JOB = 90
+"""Seconds of work: less than that is no reason for one more machine, which takes a minute to be ready."""
 
 
 class Row(Model):
@@ -230,13 +234,19 @@ def artifact_name(*parts: str) -> str:
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 
-def suite_matrix(shards: int, occasion: str, base: str, having: Having) -> list[dict[str, Any]]:
-    """What `nox -s matrix` says. Of a calling repository's suite that is all, unless it named tags; of ours
-    on a pull request the quick programs that the change may concern."""
+def suite_matrix(most: int, occasion: str, base: str, having: Having) -> list[dict[str, Any]]:
+    """What `nox -s matrix` says, in as few shards as are worth a job. Of a calling repository's suite that is
+    all, unless it named tags; of ours on a pull request the quick programs that the change may concern."""
     flags = [part for suite in having.suites for part in ("--suite", suite)]
     tags = having.tags or (("pr",) if occasion == "gate" and not having.suites else ())
     flags += [part for tag in tags for part in ("--tag", tag)]
     flags += ["--changed-since", base] if base else []
+    entries = _matrix(most, flags, having)
+    enough = math.ceil(sum(int(entry["seconds"]) for entry in entries) / WORTH_A_JOB)
+    return entries if enough >= len(entries) else _matrix(max(1, enough), flags, having)
+
+
+def _matrix(shards: int, flags: Sequence[str], having: Having) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
     # The jobs take chips from their environment, so that these must not be named in their arguments.
     environ = {**os.environ, "QNN_CI_SOC": having.socs}

@@ -120,27 +120,24 @@ def test_another_repository_gets_its_own_models_and_nothing_about_the_toolkit(
     adopter: dict[str, str],
 ) -> None:
     jobs = planned(adopter)
-    assert [job["name"] for job in jobs] == [
-        "validate",
-        *("lowering 1/2", "lowering 2/2", "emulator 1/2", "emulator 2/2"),
-    ]
+    assert [job["name"] for job in jobs] == ["validate", "lowering 1/1", "emulator 1/1"]
     relative = os.path.relpath(Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml"), ROOT)
-    assert shlex.split(jobs[1]["arguments"]) == ["--suite", relative, "--shard", "1/2"]
+    assert shlex.split(jobs[1]["arguments"]) == ["--suite", relative, "--shard", "1/1"]
 
 
 def test_tags_and_chips_choose_among_its_models(adopter: dict[str, str]) -> None:
     jobs = planned(
         {**adopter, "QNN_CI_TAGS": "pr", "QNN_CI_SOC": "SM8650, SM8750", "QNN_CI_STAGES": "emulator"}
     )
-    assert [job["name"] for job in jobs] == ["emulator 1/2", "emulator 2/2"]
-    assert shlex.split(jobs[0]["arguments"])[2:] == ["--tag", "pr", "--shard", "1/2"]
+    assert [job["name"] for job in jobs] == ["emulator 1/1"]
+    assert shlex.split(jobs[0]["arguments"])[2:] == ["--tag", "pr", "--shard", "1/1"]
 
 
 def test_two_calls_of_the_gate_in_one_run_upload_under_different_names(adopter: dict[str, str]) -> None:
     first = {job["artifact"] for job in planned(adopter)}
     second = {job["artifact"] for job in planned({**adopter, "QNN_CI_PROFILE": "qnn-2.37"})}
     assert first.isdisjoint(second)
-    assert "reports-wheels-my-models-lowering-1-of-2" in first
+    assert "reports-wheels-my-models-lowering-1-of-1" in first
 
 
 @pytest.mark.parametrize("name", ["none.toml", "../outside.toml", "/etc/hostname"])
@@ -178,6 +175,17 @@ def test_a_suite_that_a_change_does_not_concern_is_said_to_be_left_out(
     environ = {"QNN_CI_STAGES": "validate, lowering", "GITHUB_OUTPUT": str(tmp_path / "output")}
     assert [job["name"] for job in planned(environ)] == ["validate"]
     assert "lowering       left out: the change concerns no program" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("seconds", "shards"), [((300, 300), 2), ((60, 20), 1), ((0, 0), 1)])
+def test_a_suite_is_not_split_into_jobs_of_a_few_seconds(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[int, int], shards: int
+) -> None:
+    def matrix(count: int, flags: object, having: object) -> list[dict[str, object]]:
+        return [{"seconds": one, "shard": "", "arguments": ""} for one in seconds][:count]
+
+    monkeypatch.setattr(plan, "_matrix", matrix)
+    assert len(plan.suite_matrix(2, "gate", "", plan.Having("wheels"))) == shards
 
 
 def test_the_table_is_read_strictly(tmp_path: Path) -> None:
