@@ -14,6 +14,9 @@ WRAPPER = "QNN_CI_WRAPPER"
 OURS = ".qnn-ci"
 """On the device, in every folder that a bundle was pushed to: what is in it may be removed."""
 
+LOCK = f"{OURS}/lock"
+"""There while a run has the folder."""
+
 KEPT_CLEAN = ("bin", "lib", "dsp")
 """Folders where a file of an earlier bundle would be found and loaded."""
 
@@ -42,8 +45,11 @@ quote() {{ printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\\\\\''/g")"; }}
 folder=$(quote "$device")
 cd "$(dirname "$0")"
 # Nothing of an earlier bundle stays where it would be found and loaded.
-clean="if [ -d {ours} ]; then rm -rf {clean}; fi"
-make="mkdir -p $folder && cd $folder && $clean && mkdir -p {ours} {folders}"
+clean="if [ -d {lock} ]; then echo 'a run has this folder' >&2; exit 3; fi
+if [ -d {ours} ]; then rm -rf {clean}; fi"
+make="mkdir -p $folder && cd $folder || exit 1
+$clean
+mkdir -p {ours} {folders}"
 {copy}
 run="sh $folder/run.sh --model_path $(quote {model})"
 echo "to run it: {shell} $(quote "$run")"
@@ -66,6 +72,7 @@ def push_script(target: str, places: Sequence[str]) -> str:
         usage="[-s SERIAL]" if by_adb else "USER@HOST",
         folder=DEVICE_DIRECTORIES[target],
         ours=OURS,
+        lock=LOCK,
         clean=" ".join(KEPT_CLEAN),
         folders=" ".join(sorted(by_folder)),
         copy="\n".join(_adb(by_folder) if by_adb else _ssh(places)),

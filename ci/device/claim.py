@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ci.bundle.scripts import OURS
+from ci.bundle.scripts import LOCK, OURS
 from ci.device.transport import Device
 from provisioning.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError
 
-LOCK = f"{OURS}/lock"
 SECONDS = 60.0
 _POLL_SECONDS = 0.5
 

@@ -421,6 +421,12 @@ def test_push_sh_leaves_no_skel_of_an_earlier_bundle(written: Path, tmp_path: Pa
     assert files_in(tmp_path / "board") == set(PLACES)
 
 
+def test_push_sh_keeps_out_of_a_folder_that_a_run_has(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "board" / scripts.LOCK).mkdir(parents=True)
+    done = push(written, tmp_path / "board", *flags_of(written))
+    assert (done.returncode, files_in(tmp_path / "board")) == (3, set()), done.stderr
+
+
 def test_push_sh_removes_nothing_where_no_bundle_was(written: Path, tmp_path: Path) -> None:
     (tmp_path / "usr" / "bin").mkdir(parents=True)
     (tmp_path / "usr" / "bin" / "sh").touch()

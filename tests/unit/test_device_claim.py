@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.device.claim import LOCK, Holder, claimed, this_process
+from ci.bundle.scripts import LOCK
+from ci.device.claim import Holder, claimed, this_process
 from ci.device.transport import Answer
 from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
 from tests.support.local_device import Local
@@ -84,7 +85,8 @@ def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> No
     me = this_process()
     hold(folder, Holder(me.machine, ended_process(), "1", "somebody").encode())
     with claimed(Local(), folder):
-        assert (Path(folder) / LOCK / "holder").read_text(encoding="utf-8").strip() == me.encode()
+        holder = Holder.decode((Path(folder) / LOCK / "holder").read_text(encoding="utf-8"))
+        assert holder is not None and holder.process == me.process
 
 
 def test_another_process_that_got_the_number_is_not_the_holder(folder: str) -> None:
