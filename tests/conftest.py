@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     engine.leave_out(config, items)
     needs.leave_out(config, items)
+
+
+LEFT_OUT: dict[str, pytest.StashKey[Any]] = {"engine": engine.LEFT_OUT, "needs": needs.LEFT_OUT}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With xdist it is the workers who leave out, and the process that tells hears of it so."""
+    for name, key in LEFT_OUT.items():
+        if hasattr(session.config, "workeroutput") and key in session.config.stash:
+            session.config.workeroutput[name] = session.config.stash[key]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for name, key in LEFT_OUT.items():
+        if name in getattr(node, "workeroutput", {}):
+            node.config.stash[key] = node.workeroutput[name]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

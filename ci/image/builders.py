@@ -5,6 +5,7 @@ docker's SDK speaks no BuildKit, so its command line builds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -50,13 +51,40 @@ class Order:
         return [*flags, "--tag", self.tag]
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An image as it can be compared."""
+
+    digest: str
+    layers: tuple[str, ...]
+
+
+class Place(Protocol):
+    """Somewhere to build an image that shares nothing with what was built before."""
+
+    def build(self, order: Order) -> Built: ...
+
+    def save(self, order: Order, archive: Path) -> None:
+        """What was built, as `docker save` writes it."""
+        ...
+
+    def discard(self, order: Order) -> None: ...
+
+
 class Builder(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def digest(self) -> str:
+        """What is compared of two images."""
+        ...
+
     def build(self, order: Order, engine: Engine) -> None:
         """Build and leave the image under its tag in the container engine."""
         ...
+
+    def place(self, folder: Path, engine: Engine) -> Place: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +96,39 @@ class Docker:
     def name(self) -> str:
         return f"{self.program} with BuildKit"
 
-    def build(self, order: Order, engine: Engine) -> None:
-        verb = ["buildx", "build", "--load"] if self.buildx else ["build"]
-        command = [self.program, *verb, "--network", "none", "--progress", "plain", *order.flags]
-        environ = {**os.environ, "DOCKER_BUILDKIT": "1"}
+    @property
+    def digest(self) -> str:
+        # The manifest's too would differ with docker before 23, which writes the hour into it.
+        return "digest of layers and settings"
+
+    def build(self, order: Order, engine: Engine, *flags: str) -> None:
+        # The builder in the engine, as any other knows neither the engine's images nor when to load.
+        verb = ["buildx", "build", "--builder", "default", "--load"] if self.buildx else ["build"]
+        command = [self.program, *verb, "--network", "none", "--progress", "plain", *flags, *order.flags]
+        environ = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         _run([*command, str(order.context)], order.log, environ)
+
+    def place(self, folder: Path, engine: Engine) -> Place:
+        return DockerPlace(self, engine)
+
+
+@dataclass(frozen=True, slots=True)
+class DockerPlace:
+    docker: Docker
+    engine: Engine
+
+    def build(self, order: Order) -> Built:
+        self.docker.build(order, self.engine, "--no-cache")
+        said = self.engine.attributes(order.tag)
+        compared = {name: said[name] for name in ("Architecture", "Os", "Config", "RootFS")}
+        digest = hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()
+        return Built(f"sha256:{digest}", tuple(said["RootFS"]["Layers"]))
+
+    def save(self, order: Order, archive: Path) -> None:
+        self.engine.save(order.tag, archive)
+
+    def discard(self, order: Order) -> None:
+        self.engine.remove(order.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +143,10 @@ class Buildah:
         return self.program
 
     @property
+    def digest(self) -> str:
+        return "manifest digest"
+
+    @property
     def _command(self) -> list[str]:
         if self.root is None:
             return [self.program]
@@ -98,7 +158,7 @@ class Buildah:
             base, made = Path(scratch) / "base.tar", Path(scratch) / "made.tar"
             engine.save(order.base_id, base)
             self.build_apart(order, base)
-            self._say("push", order.tag, f"docker-archive:{made}:{order.tag}")
+            self.save(order.tag, made)
             engine.load(made)
 
     def build_apart(self, order: Order, base_archive: Path) -> None:
@@ -110,18 +170,18 @@ class Buildah:
         command = [*self._command, "build", *how, "--timestamp", str(order.epoch), *flags]
         _run([*command, str(order.context)], order.log, os.environ)
 
+    def place(self, folder: Path, engine: Engine) -> Place:
+        return BuildahPlace(replace(self, root=folder / "storage"), engine)
+
     def built(self, tag: str) -> Built:
         said: dict[str, Any] = json.loads(self._say("inspect", "--type", "image", tag))
-        config = said["OCIv1"]
-        return Built(said["FromImageDigest"], tuple(config["rootfs"]["diff_ids"]))
+        return Built(said["FromImageDigest"], tuple(said["OCIv1"]["rootfs"]["diff_ids"]))
 
-    def mounted(self, tag: str) -> Path:
-        """Where the files of an image can be read; `unmount` undoes it."""
-        container = self._say("from", "--pull-never", tag).strip()
-        return Path(self._say("mount", container).strip())
+    def save(self, tag: str, archive: Path) -> None:
+        self._say("push", tag, f"docker-archive:{archive}:{tag}")
 
     def discard(self) -> None:
-        """Unmount and remove all that is under `root`."""
+        """Remove all that is under `root`."""
         for container in self._say("containers", "--quiet").split():
             self._say("rm", container)
         self._say("rmi", "--all", "--force")
@@ -134,11 +194,22 @@ class Buildah:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """An image as its manifest knows it."""
+class BuildahPlace:
+    buildah: Buildah
+    engine: Engine
 
-    digest: str
-    layers: tuple[str, ...]
+    def build(self, order: Order) -> Built:
+        with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
+            base = Path(scratch) / "base.tar"
+            self.engine.save(order.base_id, base)
+            self.buildah.build_apart(order, base)
+        return self.buildah.built(order.tag)
+
+    def save(self, order: Order, archive: Path) -> None:
+        self.buildah.save(order.tag, archive)
+
+    def discard(self, order: Order) -> None:
+        self.buildah.discard()
 
 
 def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
@@ -155,9 +226,9 @@ def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
     return find_buildah(environ)
 
 
-def find_buildah(environ: Mapping[str, str] = os.environ, root: Path | None = None) -> Buildah:
+def find_buildah(environ: Mapping[str, str] = os.environ) -> Buildah:
     if program := shutil.which("buildah", path=environ.get("PATH")):
-        return Buildah(program, root)
+        return Buildah(program)
     raise EnvironmentLacking("buildah is not on PATH", remedy="apt-get install buildah")
 
 
@@ -186,8 +257,8 @@ def _run(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
 
 
 def failure(what: str, said: str, remedy: str) -> CheckFailed | EnvironmentLacking:
-    if NO_SPACE in said:
-        return out_of_disk(next(line for line in said.splitlines() if NO_SPACE in line))
+    if full := [line for line in said.splitlines() if NO_SPACE in line.lower()]:
+        return out_of_disk(full[0])
     if "permission denied while trying to connect" in said:
         return EnvironmentLacking(
             "the container engine is there, but you may not use it",

@@ -49,11 +49,6 @@ class Apt:
         return [Mount(str(path.resolve()), f"/run/apt/{name}", True) for name, path in given.items() if path]
 
 
-def components_folder(plan: Plan) -> str:
-    """Relative to the context, as the Dockerfile wants it."""
-    return f"components/{plan.name}"
-
-
 def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
@@ -73,7 +68,7 @@ def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, cont
             say(f"fetched the wheels of {environment}")
         _write(folder / "imports.txt", "\n".join([*plan.imports[environment], ""]))
     for name, tree in trees.items():
-        link_tree(tree.root, tree.key, context / components_folder(plan) / name)
+        link_tree(tree.root, tree.key, context / "components" / name)
 
 
 def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 NO_SPACE = "no space left on device"
+"""As Go says it; others begin with a capital."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,13 @@ class Engine:
         with translated(), path.open("rb") as stream:
             self._client.images.load(stream)
 
+    def remove(self, reference: str) -> None:
+        """The name, and the image if it has no other; nothing if there is none."""
+        import docker.errors
+
+        with translated(), suppress(docker.errors.ImageNotFound):
+            self._client.images.remove(reference, force=True)
+
     def run(self, job: Job) -> Done:
         """Run to the end. A command that fails is the caller's to judge; an engine that fails is a fault."""
         with translated():
@@ -162,7 +170,7 @@ def fault_of(error: BaseException) -> ToolkitError:
             f"no container engine answers at {where}", remedy=f"systemctl start docker, or {INSTALL}"
         )
     text = str(error)
-    if NO_SPACE in text:
+    if NO_SPACE in text.lower():
         return out_of_disk(text)
     if "Error while fetching server API version" in text:
         return EnvironmentLacking(f"no container engine answers at {where}: {text}", remedy=INSTALL)

@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 
 from provisioning.errors import ManifestError, UsageError
 from provisioning.locks import lock_path
-from provisioning.manifest import Model, Name, Profile, Sha256, load, load_profile
+from provisioning.manifest import Licence, Model, Name, Profile, Sha256, load, load_profile
 from provisioning.settings import MANIFESTS, ROOT
 
 MANIFEST = MANIFESTS / "images.toml"
@@ -97,6 +97,12 @@ class Plan:
     def build_ids(self) -> dict[str, str]:
         components = self.profile.components if self.profile else {}
         return {str(name): one.build_id for name, one in components.items() if one.build_id}
+
+    @property
+    def licences(self) -> tuple[Licence, ...]:
+        """Those under which vendors gave components to whoever builds, and to no one else."""
+        components = [self.profile.components[name] for name in self.components] if self.profile else []  # type: ignore[index]
+        return tuple(dict.fromkeys(one.licence for one in components if one.licence))
 
     def manifest_hash(self, base: str) -> str:
         """Of everything that decides the bytes of the image; equal hashes mean equal layers.

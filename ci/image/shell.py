@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,9 +67,9 @@ def docker_run(
     uid = int(owner.partition(":")[0])
     argv = ["docker", "run", "--rm", "--init", "--interactive", *(["--tty"] if terminal else [])]
     argv += ["--user", owner, "--read-only", "--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108
-    argv += ["--mount", f"type=bind,source={root},target={root}"]
+    argv += mounted(root, root)
     if not where.is_relative_to(root):
-        argv += ["--mount", f"type=bind,source={where},target={where}"]
+        argv += mounted(where, where)
     # A volume for each user, as what one writes the other may not.
     argv += ["--mount", f"type=volume,source=qnn-ci-{uid},target={CACHE}"]
     if uid not in (0, USER_OF_IMAGES):
@@ -76,11 +77,17 @@ def docker_run(
             path = root / "build" / "image" / f"{name}-{uid}"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-            argv += ["--mount", f"type=bind,source={path},target=/etc/{name},readonly"]
+            argv += mounted(path, Path("/etc", name), "readonly")
     for name in PASSED_ON:
         if name in environ:
             argv += ["--env", name]
     return [*argv, "--workdir", str(where), plan.tag, *command]
+
+
+def mounted(source: Path, target: Path, *more: str) -> list[str]:
+    """Docker reads the words of a mount as CSV, so that a path with a comma needs quotes."""
+    words = ["type=bind", f"source={source}", f"target={target}", *more]
+    return ["--mount", ",".join(f'"{word}"' if "," in word else word for word in words)]
 
 
 def accounts(owner: str) -> dict[str, str]:
@@ -96,6 +103,11 @@ def accounts(owner: str) -> dict[str, str]:
 def _check(plan: Plan, engine: Engine) -> None:
     from provisioning.errors import EnvironmentLacking
 
+    if shutil.which("docker") is None:
+        raise EnvironmentLacking(
+            "a container engine answers, but its command `docker` is not on PATH",
+            remedy="apt-get install docker.io",
+        )
     if engine.image_id(plan.tag) is None:
         raise EnvironmentLacking(
             f"the image {plan.tag} was not built on this machine", remedy=f"nox -s image -- {plan.name}"

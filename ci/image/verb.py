@@ -49,7 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what builds: docker with BuildKit, else buildah [%(default)s]",
     )
     parser.add_argument(
-        "--check-reproducible", action="store_true", help="build twice with buildah, compare, keep neither"
+        "--check-reproducible",
+        action="store_true",
+        help="build twice in two places, compare, keep neither",
     )
     parser.add_argument("--no-validate", action="store_true", help="do not run `validate` inside")
     parser.add_argument(
@@ -112,7 +114,7 @@ def _work(stage: StageRun, plan: Plan, args: argparse.Namespace) -> None:
             context.assemble(plan, engine, base_id, Store(selection_of(args).store), apt)
         order = _order(plan, base, base_id)
         if args.check_reproducible:
-            _compare(stage, plan, order, engine)
+            _compare(stage, plan, order, engine, args.builder)
         else:
             _build(stage, plan, order, engine, args)
 
@@ -129,7 +131,7 @@ def _order(plan: Plan, base: str, base_id: str) -> Order:
         base_id=base_id,
         tag=plan.tag,
         epoch=plan.system.epoch,
-        arguments={"COMPONENTS": context.components_folder(plan), "PROFILE": profile} if profile else {},
+        arguments={"PROFILE": profile} if profile else {},
         labels=labels(plan, base, base_id),
         log=context.CONTEXT.with_name(f"image-{plan.name}.log"),
     )
@@ -140,7 +142,7 @@ def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
     import datetime as dt
 
     created = dt.datetime.fromtimestamp(plan.system.epoch, dt.timezone.utc)
-    return {
+    said = {
         "org.opencontainers.image.title": f"qnn-ci {plan.name}",
         "org.opencontainers.image.description": plan.summary,
         "org.opencontainers.image.created": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -154,6 +156,9 @@ def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
         "qnn-ci.manifest": plan.manifest_hash(base_id),
         "qnn-ci.build-ids": " ".join(f"{name}={value}" for name, value in plan.build_ids.items()),
     }
+    if plan.licences:
+        said["qnn-ci.not-to-be-published"] = "; ".join(one.title for one in plan.licences)
+    return said
 
 
 def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argparse.Namespace) -> None:
@@ -227,21 +232,24 @@ def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
         stage.add("image-validate", Severity.ERROR, plan.tag, f"validate inside says {report.outcome.value}")
 
 
-def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine) -> None:
+def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine, wanted: str) -> None:
+    from ci.image.builders import choose
     from ci.image.reproduce import build_twice
 
-    sys.stderr.write(f"building {plan.name} twice with buildah\n")
+    builder = choose(wanted)
+    sys.stderr.write(f"building {plan.name} twice with {builder.name}\n")
     with _timed(stage, "build_twice_seconds"):
-        comparison = build_twice(order, engine, order.context.with_name("image-twice"))
+        comparison = build_twice(order, engine, builder.place, order.context.with_name("image-twice"))
     stage.metrics |= {
+        "builder": builder.name,
         "digests": [comparison.first.digest, comparison.second.digest],
         "layers": [list(comparison.first.layers), list(comparison.second.layers)],
     }
     if comparison.same:
-        message = f"two builds have the manifest digest {comparison.first.digest}"
+        message = f"two builds have the {builder.digest} {comparison.first.digest}"
         stage.add("image-reproducible", Severity.NOTE, plan.name, message)
         return
-    for line in comparison.differing or ("no file: the images' settings do",):
+    for line in comparison.differing or ("nothing that an image holds, but its digest",):
         stage.add(
             "image-reproducible",
             Severity.ERROR,

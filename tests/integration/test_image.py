@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ci.image.builders import Order, choose, find_buildah
-from ci.image.context import CONTEXT
+from ci.image.context import CONTEXT, link_tree
 from ci.image.engine import Engine, Job, connect
-from ci.image.plan import STAGES, plan_of
+from ci.image.plan import plan_of
 from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
+from ci.image.verb import labels
 from ci.lint import tracked_files
 from provisioning.errors import EnvironmentLacking
 from provisioning.manifest import COMPONENT_VARIABLES
 from provisioning.settings import ROOT
 from tests.support.engine import make_base, running
+from tests.support.http_server import FileServer, Reply
+from tests.support.sdk_archives import sdk_zip, write_zip
 
 pytestmark = [pytest.mark.engine, pytest.mark.heavy, pytest.mark.timeout(1200)]
 
@@ -40,10 +45,11 @@ class Stage:
     report: dict[str, Any]
 
 
-def image(*arguments: str, reports: Path) -> Stage:
+def image(*arguments: str, reports: Path, root: Path = ROOT, **environ: str) -> Stage:
     done = subprocess.run(
         [sys.executable, "-m", "ci", "image", *arguments, "--base", BASE, "--reports", str(reports)],
-        cwd=ROOT,
+        cwd=root,
+        env={**os.environ, **environ},
         capture_output=True,
         text=True,
         check=False,
@@ -53,13 +59,10 @@ def image(*arguments: str, reports: Path) -> Stage:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    folder = tmp_path_factory.mktemp("engine")
-    with running(folder):
-        started = connect()
-        if started.image_id(BASE) is None:
-            make_base(folder, BASE)
-        yield started
+def engine() -> Iterator[Engine]:
+    with running() as folder:
+        make_base(folder, BASE)
+        yield connect()
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +71,31 @@ def wheels(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return image("wheels", reports=tmp_path_factory.mktemp("reports"))
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This repository's files, belonging to the caller."""
-    root = tmp_path_factory.mktemp("caller") / "checkout"
+def copy_of_the_checkout(root: Path) -> Path:
     for path in tracked_files(ROOT):
         copy = root / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
+    return root
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This repository's files, belonging to the caller."""
+    root = copy_of_the_checkout(tmp_path_factory.mktemp("caller") / "checkout")
     (root / "build" / "image").mkdir(parents=True)
     for folder, names, files in os.walk(root):
         for name in (".", *names, *files):
             os.chown(Path(folder) / name, CALLER, CALLER)
+    return root
+
+
+@pytest.fixture
+def elsewhere(wheels: Stage, tmp_path: Path) -> Path:
+    """Another checkout, by which images can be built at once: its context has what ours has."""
+    root = copy_of_the_checkout(tmp_path / "elsewhere")
+    (root / "build").mkdir()
+    link_tree(CONTEXT, "", root / "build" / "image")
     return root
 
 
@@ -103,8 +119,14 @@ def test_the_wheels_image_is_built_and_validates_inside(wheels: Stage) -> None:
 
 def test_the_image_says_what_it_is(wheels: Stage, engine: Engine) -> None:
     plan = plan_of("wheels")
-    said = engine.attributes(plan.tag)["Config"]["Labels"]
-    assert said["qnn-ci.manifest"] == plan.manifest_hash(str(engine.image_id(BASE)))
+    base_id = str(engine.image_id(BASE))
+    assert engine.attributes(plan.tag)["Config"]["Labels"] == labels(plan, BASE, base_id)
+
+
+def test_the_size_is_stated(wheels: Stage, engine: Engine) -> None:
+    size = engine.attributes(plan_of("wheels").tag)["Size"]
+    assert wheels.report["metrics"]["size"] == size
+    assert f"{size / 1e9:.2f} GB in " in wheels.said
 
 
 def test_the_bill_of_materials_names_what_is_inside(wheels: Stage) -> None:
@@ -113,11 +135,25 @@ def test_the_bill_of_materials_names_what_is_inside(wheels: Stage) -> None:
     assert {"g++", "executorch", "torch", "qnn-sdk-x86-64"} <= names
 
 
+def seconds(stage: Stage) -> float:
+    return float(stage.report["metrics"]["context_seconds"] + stage.report["metrics"]["build_seconds"])
+
+
 def test_building_again_takes_all_from_the_cache(wheels: Stage, tmp_path: Path) -> None:
     again = image("wheels", "--no-validate", reports=tmp_path)
-    metrics = again.report["metrics"]
-    assert metrics["layers"] == wheels.report["metrics"]["layers"]
-    assert metrics["context_seconds"] + metrics["build_seconds"] <= 5
+    assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
+    assert seconds(again) <= 5
+
+
+def test_a_change_of_project_code_builds_nothing_again(
+    wheels: Stage, elsewhere: Path, tmp_path: Path
+) -> None:
+    for folder in ("ci", "provisioning"):
+        with (elsewhere / folder / "__init__.py").open("a") as stream:
+            stream.write("\nCHANGED = True\n")
+    again = image("wheels", "--no-validate", reports=tmp_path, root=elsewhere)
+    assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
+    assert seconds(again) <= 5
 
 
 def test_what_a_caller_writes_belongs_to_the_caller(wheels: Stage, checkout: Path) -> None:
@@ -157,42 +193,81 @@ def test_shell_image_is_the_shell_session(wheels: Stage) -> None:
 
 
 @pytest.fixture
-def stand_ins(wheels: Stage) -> Iterator[str]:
-    """Folders in the place of the vendors' SDKs; relative to the context."""
-    folder = "components/stand-ins"
-    for name in STAGES:
-        (CONTEXT / folder / name).mkdir(parents=True)
-        (CONTEXT / folder / name / "source.properties").write_text(f"stands for {name}\n")
-    yield folder
-    shutil.rmtree(CONTEXT / folder)
+def wheels_by_editor(wheels: Stage, checkout: Path) -> list[str]:
+    """As an editor would run .devcontainer/devcontainer.json for a user whose uid is the image's."""
+    said = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    filled = {
+        name: said[name].replace("${localWorkspaceFolder}", str(checkout))
+        for name in ("workspaceMount", "workspaceFolder")
+    }
+    argv = ["docker", "run", "--rm", "--user", said["remoteUser"], "--mount", filled["workspaceMount"]]
+    argv += [word for mount in said["mounts"] for word in ("--mount", mount)]
+    argv += ["--workdir", filled["workspaceFolder"], said["image"]]
+    return [*argv, said["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]]
 
 
-def test_a_vendors_image_finds_its_sdks_by_their_variables(
-    stand_ins: str, engine: Engine, tmp_path: Path
+def test_an_editor_finds_the_interpreter_and_the_checkout(wheels_by_editor: list[str]) -> None:
+    asked = "import torch, executorch.exir, ci, os; print(os.access(os.environ['HOME'], os.W_OK))"
+    done = subprocess.run([*wheels_by_editor, "-c", asked], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr
+
+
+@pytest.fixture
+def vendors(elsewhere: Path, tmp_path: Path) -> Iterator[Path]:
+    """A checkout whose profile qnn-2.37 names stand-ins for the vendors' archives, served on this machine."""
+    revision = b"Pkg.Desc = Android NDK\nPkg.Revision = 26.2.11394342\n"
+    sdk = sdk_zip(tmp_path / "sdk.zip").read_bytes()
+    ndk = write_zip(
+        tmp_path / "ndk.zip", {"source.properties": revision}, prefix="android-ndk-r26c/"
+    ).read_bytes()
+    served = {"/v2.37.0.250724.zip": sdk, "/android-ndk-r26c-linux.zip": ndk}
+    with FileServer(b"", paths={path: Reply(body=body) for path, body in served.items()}) as server:
+        profile = elsewhere / "manifests" / "profiles" / "qnn-2.37.toml"
+        text = re.sub(r"^(sha256|size) = .*\n", "", profile.read_text(), flags=re.M)
+        for path, body in served.items():
+            pins = f'sha256 = "{hashlib.sha256(body).hexdigest()}"\nsize = {len(body)}\n'
+            text = re.sub(
+                rf'^url = ".*{re.escape(path)}"\n', f'url = "{server.url(path)}"\n{pins}', text, flags=re.M
+            )
+        profile.write_text(text)
+        yield elsewhere
+
+
+VENDORS = "qnn-2.37-ndk-r26c"
+
+
+def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_otherwise(
+    vendors: Path, wheels: Stage, engine: Engine, tmp_path: Path
 ) -> None:
-    tag = "qnn-ci/test-stand-ins:latest"
-    order = Order(
-        context=CONTEXT,
-        stage=plan_of("qnn-2.48-ndk-r26c-hexagon").stage,
-        base=BASE,
-        base_id=str(engine.image_id(BASE)),
-        tag=tag,
-        epoch=plan_of("base").system.epoch,
-        arguments={"COMPONENTS": stand_ins, "PROFILE": "qnn-2.48"},
-        labels={},
-        log=tmp_path / "build.log",
-    )
-    choose("auto").build(order, engine)
-    roots = " ".join(f"${COMPONENT_VARIABLES[name]}/source.properties" for name in STAGES)
-    shown = f"cat {roots}; echo $QNN_CI_PROFILE"
-    done = engine.run(Job(tag, ["sh", "-c", shown]))
-    assert done.stdout.splitlines() == [*(f"stands for {name}" for name in STAGES), "qnn-2.48"]
+    store = str(tmp_path / "store")
+    refused = image(VENDORS, reports=tmp_path / "refused", root=vendors, QNN_CI_STORE=store)
+    assert (refused.code, "licence was not accepted" in refused.said) == (3, True), refused.said
+    command = [sys.executable, "-m", "provisioning", "provision", "--profile", "qnn-2.37", "--store", store]
+    accepted = [word for one in ("qualcomm-ai-stack", "android-sdk") for word in ("--accept-licence", one)]
+    subprocess.run([*command, *accepted, "--reports", str(tmp_path)], cwd=vendors, check=True)
+    made = image(VENDORS, reports=tmp_path / "made", root=vendors, QNN_CI_STORE=store)
+    # What stands for the SDK is no ELF file, and validate inside sees that.
+    assert (made.code, made.report["metrics"]["validate"]["outcome"]) == (1, "fail"), made.said
+    assert any("/opt/qnn-ci/qnn-sdk" in one["subject"] for one in made.report["findings"]), made.said
+
+    plan = plan_of(VENDORS)
+    said = engine.attributes(plan.tag)
+    assert "Qualcomm AI Stack License" in said["Config"]["Labels"]["qnn-ci.not-to-be-published"]
+    roots = " ".join(f"${COMPONENT_VARIABLES[name]}" for name in plan.components)
+    seen = engine.run(Job(plan.tag, ["sh", "-c", f"ls -d {roots}; echo $QNN_CI_PROFILE"]))
+    assert seen.stdout.split() == ["/opt/qnn-ci/qnn-sdk", "/opt/qnn-ci/android-ndk", "qnn-2.37"]
+
+    # Each SDK is a layer of its own, upon those that `wheels` has below its own SDK.
+    shared = wheels.report["metrics"]["layers"][:-1]
+    assert made.report["metrics"]["layers"][: len(shared)] == shared
+    assert len(made.report["metrics"]["layers"]) == len(shared) + len(plan.components)
 
 
-def test_an_image_built_twice_is_the_same(engine: Engine, tmp_path: Path) -> None:
-    stage = image("base", "--check-reproducible", reports=tmp_path)
+@pytest.mark.parametrize("builder", ["docker", "buildah"])
+def test_an_image_built_twice_is_the_same(builder: str, engine: Engine, tmp_path: Path) -> None:
+    stage = image("base", "--check-reproducible", "--builder", builder, reports=tmp_path)
     assert stage.code == 0, stage.said
-    first, second = stage.report["metrics"]["digests"]
+    first, second = stage.report["metrics"]["layers"]
     assert first == second
 
 
@@ -208,9 +283,13 @@ def clockwork(engine: Engine, tmp_path: Path) -> Order:
     return Order(context, "base", BASE, base_id, "qnn-ci/clockwork:latest", 5, {}, {}, tmp_path / "build.log")
 
 
-def test_what_differs_between_two_builds_is_named(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
-    comparison = build_twice(clockwork, engine, tmp_path / "twice")
-    assert (comparison.same, comparison.differing) == (False, ("/etc/made: content",))
+@pytest.mark.parametrize("builder", ["docker", "buildah"])
+def test_what_differs_between_two_builds_is_named(
+    builder: str, clockwork: Order, engine: Engine, tmp_path: Path
+) -> None:
+    comparison = build_twice(clockwork, engine, choose(builder).place, tmp_path / "twice")
+    assert not comparison.same
+    assert "/etc/made: content" in [line.replace("time, content", "content") for line in comparison.differing]
 
 
 def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
@@ -220,10 +299,32 @@ def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_pat
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", small], check=True)
     try:
         with pytest.raises(EnvironmentLacking, match="full") as caught:
-            find_buildah(root=small / "storage").build_apart(clockwork, tmp_path / "base.tar")
+            replace(find_buildah(), root=small / "storage").build_apart(clockwork, tmp_path / "base.tar")
         assert caught.value.exit_code == 3
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+@pytest.fixture
+def nearly_full(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
+    """An engine whose disk holds the base, but no image upon it."""
+    archive, small = tmp_path / "base.tar", tmp_path / "small"
+    engine.save(BASE, archive)
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600m", "tmpfs", small], check=True)
+    try:
+        with running(small):
+            connect().load(archive)
+            yield connect()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_an_engine_whose_disk_is_full_is_an_exit_code_3_with_its_remedy(
+    nearly_full: Engine, tmp_path: Path
+) -> None:
+    stage = image("base", reports=tmp_path / "reports")
+    assert (stage.code, "docker system prune" in stage.said) == (3, True), stage.said
 
 
 def test_a_user_whom_the_engine_does_not_know_may_not_use_it(engine: Engine) -> None:

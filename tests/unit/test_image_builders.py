@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ci.image.builders import Buildah, Docker, Order, choose, failure
+from ci.image.builders import Buildah, Built, Docker, Order, choose, failure
 from ci.image.engine import Engine
 from provisioning.errors import CheckFailed, EnvironmentLacking
 
@@ -72,7 +73,7 @@ def order(folder: Path) -> Order:
         base_id="sha256:2",
         tag="qnn-ci/wheels:latest",
         epoch=5,
-        arguments={"COMPONENTS": "components/wheels"},
+        arguments={"PROFILE": "wheels"},
         labels={"b": "2", "a": "1"},
         log=folder / "logs" / "build.log",
     )
@@ -83,6 +84,52 @@ def test_docker_builds_without_network(tmp_path: Path) -> None:
     Docker(said, buildx=False).build(order(tmp_path), NONE)
     log = (tmp_path / "logs" / "build.log").read_text()
     assert "'--network', 'none'" in log
+
+
+def test_buildx_builds_in_the_engine_whatever_builder_the_user_has_chosen(tmp_path: Path) -> None:
+    said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
+    Docker(said, buildx=True).build(order(tmp_path), NONE)
+    log = (tmp_path / "logs" / "build.log").read_text()
+    assert log.startswith("['buildx', 'build', '--builder', 'default', '--load'")
+
+
+def test_nothing_of_the_build_itself_is_attested_into_the_image(tmp_path: Path) -> None:
+    asked = "import os; print(os.environ['BUILDX_NO_DEFAULT_ATTESTATIONS'])"
+    Docker(program(tmp_path / "a", "docker", asked), buildx=True).build(order(tmp_path), NONE)
+    assert (tmp_path / "logs" / "build.log").read_text() == "1\n"
+
+
+class Holding(Engine):
+    """Stands for an engine that holds an image with these layers, made at some hour."""
+
+    def __init__(self, *layers: str) -> None:
+        self.layers = layers
+        self.asked = 0
+
+    def attributes(self, reference: str) -> dict[str, Any]:
+        self.asked += 1
+        same = {"Architecture": "amd64", "Os": "linux", "Config": {"User": "dev"}}
+        return {**same, "RootFS": {"Layers": list(self.layers)}, "Created": f"at {self.asked}"}
+
+
+def placed(tmp_path: Path, engine: Engine) -> Built:
+    said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
+    return Docker(said, buildx=False).place(tmp_path, engine).build(order(tmp_path))
+
+
+def test_docker_builds_anew_what_is_to_be_compared(tmp_path: Path) -> None:
+    placed(tmp_path, Holding("sha256:1"))
+    assert "'--no-cache'" in (tmp_path / "logs" / "build.log").read_text()
+
+
+def test_the_hour_of_a_docker_build_is_not_compared(tmp_path: Path) -> None:
+    engine = Holding("sha256:1")
+    assert placed(tmp_path, engine) == placed(tmp_path, engine)
+
+
+def test_layers_of_a_docker_build_are_compared(tmp_path: Path) -> None:
+    one, other = (placed(tmp_path, Holding(layer)) for layer in ("sha256:1", "sha256:2"))
+    assert one.digest != other.digest
 
 
 def test_both_builders_are_told_stage_base_and_labels(tmp_path: Path) -> None:
@@ -99,9 +146,10 @@ def test_a_build_that_fails_shows_its_last_lines_and_its_log(tmp_path: Path) -> 
     assert caught.value.remedy == f"less {tmp_path / 'logs' / 'build.log'}"
 
 
-def test_a_full_disk_is_the_environments_fault() -> None:
-    fault = failure("building", "#8 writing\nwrite /a: no space left on device\nmore", "less log")
-    assert isinstance(fault, EnvironmentLacking)
+@pytest.mark.parametrize("said", ["write /a: no space left on device", "dpkg: /a (No space left on device)"])
+def test_a_full_disk_is_the_environments_fault(said: str) -> None:
+    fault = failure("building", f"#8 writing\n{said}\nmore", "less log")
+    assert isinstance(fault, EnvironmentLacking) and said in fault.message
     assert "docker system prune" in fault.remedy
 
 

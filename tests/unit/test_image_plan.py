@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from ci.image.plan import DOCKER, Package, load_images, load_packages, plan_of, 
 from ci.image.verb import labels
 from provisioning.errors import ManifestError, UsageError
 from provisioning.manifest import load_environments, load_profile
-from provisioning.settings import ROOT
 
 IMAGES = list(load_images().images)
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
@@ -42,7 +40,8 @@ def test_the_dockerfile_has_the_stage(name: str) -> None:
 @pytest.mark.parametrize("stage", plans.STAGES)
 def test_a_components_stage_copies_it_and_names_it(stage: str) -> None:
     text = DOCKERFILE.partition(f" AS {stage}\n")[2].partition("\nFROM")[0]
-    assert f"COPY ${{COMPONENTS}}/{stage} /opt/qnn-ci/{stage}" in text
+    assert f"source=components/{stage},target=/mnt/{stage}" in text
+    assert f"make-layer install-component {stage}\n" in text
     assert f"_ROOT=/opt/qnn-ci/{stage}" in text
 
 
@@ -56,6 +55,27 @@ def test_the_environments_of_an_image_are_locked_ones(name: str) -> None:
 def test_nothing_is_pinned_or_fetched_in_docker(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"https?://|sha256:|\b[0-9a-f]{40,}\b|==\s*\d", text)
+
+
+@pytest.mark.parametrize("step", re.findall(r"^RUN ((?:.*\\\n)*.*)$", DOCKERFILE, re.M))
+def test_every_layer_is_made_so_that_it_can_be_made_again(step: str) -> None:
+    mounts, _, command = step.rpartition("\\\n")
+    assert command.strip().startswith("sh /mnt/docker/make-layer ")
+    assert mounts.startswith("--mount=type=tmpfs,target=/mnt ")
+
+
+def test_no_layer_is_made_otherwise() -> None:
+    assert not re.search(r"^(COPY|ADD) ", DOCKERFILE, re.M)
+
+
+def test_every_stage_knows_the_time_of_its_files() -> None:
+    stages = DOCKERFILE.split("\nFROM ")[1:]
+    assert all("\nARG SOURCE_DATE_EPOCH\n" in stage for stage in stages)
+
+
+def test_every_stage_ends_as_a_user_who_is_not_root() -> None:
+    stages = DOCKERFILE.split("\nFROM ")[1:]
+    assert [re.findall(r"^USER (\w+)$", stage, re.M)[-1] for stage in stages] == ["dev"] * len(stages)
 
 
 def test_every_wanted_package_is_pinned() -> None:
@@ -158,14 +178,13 @@ class TestLabels:
     def test_name_the_id_of_any_other_base(self) -> None:
         assert labels(plan_of("base"), "mine:1", BASE)["org.opencontainers.image.base.digest"] == BASE
 
+    def test_a_vendors_licence_says_that_the_image_is_not_to_be_published(self) -> None:
+        said = labels(plan_of("qnn-2.37-ndk-r26c"), "mine:1", BASE)["qnn-ci.not-to-be-published"]
+        assert "Qualcomm AI Stack License" in said and "Android Software Development Kit" in said
+
+    def test_without_a_vendors_licence_nothing_is_said_of_it(self) -> None:
+        assert "qnn-ci.not-to-be-published" not in labels(plan_of("wheels"), "mine:1", BASE)
+
     def test_hold_no_time_but_the_manifests(self) -> None:
         created = labels(plan_of("base"), "mine:1", BASE)["org.opencontainers.image.created"]
         assert created == "2025-05-20T00:00:00Z"
-
-
-def test_the_devcontainer_opens_the_image_that_image_builds() -> None:
-    text = (ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8")
-    said = json.loads(text)
-    assert said["image"] == plan_of("wheels").tag
-    assert said["remoteUser"] == re.findall(r"^USER (\w+)$", DOCKERFILE, re.M)[-1]
-    assert said["initializeCommand"].endswith("nox -s image -- wheels")

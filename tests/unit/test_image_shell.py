@@ -47,6 +47,10 @@ def test_a_place_outside_the_checkout_is_mounted_too(tmp_path: Path) -> None:
     assert f"type=bind,source={tmp_path / 'models'},target={tmp_path / 'models'}" in said
 
 
+def test_a_path_with_a_comma_is_one_path(tmp_path: Path) -> None:
+    assert f'type=bind,"source={tmp_path}/a,b","target={tmp_path}/a,b"' in argv(tmp_path / "a,b")
+
+
 @pytest.mark.parametrize(("owner", "named"), [("1000:1000", False), ("0:0", False), ("1234:99", True)])
 def test_a_caller_whom_the_image_does_not_know_gets_a_name(tmp_path: Path, owner: str, named: bool) -> None:
     assert any("target=/etc/passwd,readonly" in word for word in argv(tmp_path, owner)) == named
