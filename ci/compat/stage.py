@@ -6,6 +6,7 @@ import array
 import importlib.metadata
 import math
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.installed import find_runner
+from ci.workers.parent import tail
 from provisioning import compat, progress
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, Build, Measured, Pair, Result, Step
 from provisioning.diagnosis import causes
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, ToolkitError, UsageError
+from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.manifest import Component, load_profile
 from provisioning.settings import ROOT, Selection
@@ -39,14 +41,8 @@ def measure_all(
 ) -> int:
     """Measure and write; the stage fails when the build of the profile itself does not work."""
     stage = StageRun("compat", selection.profile, selection.target, command)
-    try:
+    with stage.reported(selection.reports, "compat-not-measured"):
         report_builds(stage, selection, only, timeout, environ)
-    except (ToolkitError, KeyboardInterrupt) as error:
-        message = error.message if isinstance(error, ToolkitError) else "interrupted"
-        remedy = error.remedy if isinstance(error, ToolkitError) else command
-        stage.add("compat-not-measured", Severity.ERROR, "compat", message, remedy)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
     report = stage.finish()
     report.write(selection.reports)
     from provisioning.rendering import show
@@ -79,7 +75,8 @@ def report_builds(
             "LD_LIBRARY_PATH": str(sdk / "lib" / HOST_LIBRARIES),
         }
         sys.stderr.write(f"QNN {build.qnn} ({build.build_id}): ")
-        steps = measure(soc, variables, runner, timeout)
+        logs = Path(selection.reports).absolute() / "compat" / build.qnn
+        steps = measure(soc, variables, runner, timeout, logs)
         pair = Pair(
             **installed,
             qnn=build.qnn,
@@ -93,17 +90,20 @@ def report_builds(
         # Written after each, so that an interrupted run has not measured for nothing.
         measured = measured.with_pair(pair)
         _write(compat.path(), measured.as_json())
-        error = pair.error + causes(pair.error)
+        stage.artifacts += [Artifact.of("step-log", log) for log in sorted(logs.glob("*.log"))]
+        failed = next((logs / f"{name}.log" for name in STEPS if steps[name].result == "failed"), None)
+        error = pair.error + (causes(tail(failed)) if failed else "")
+        read = f"read {failed}" if failed else ""
         if build.build_id == pinned.build_id and not pair.works:
             stage.add(
                 "compat-profile-broken",
                 Severity.ERROR,
                 f"QNN {build.qnn}",
                 f"the build that profile {profile.name} pins does not work: {error}",
-                "pin a build that works in manifests/profiles: docs/compat.md lists them",
+                f"pin a build that works in manifests/profiles: docs/compat.md lists them; {read}",
             )
         elif not pair.works:
-            stage.add("compat-broken", Severity.NOTE, f"QNN {build.qnn}", error, f"docs/{PAGE.name}")
+            stage.add("compat-broken", Severity.NOTE, f"QNN {build.qnn}", error, read)
         stage.metrics[build.qnn] = "works" if pair.works else "broken"
     if lane := profile.onnx.get("onnxruntime-qnn"):
         stage.metrics["onnx lane"] = f"onnxruntime-qnn {lane}, by a pin of its own"
@@ -131,10 +131,17 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
     return tree.root
 
 
-def measure(soc: str, variables: Mapping[str, str], runner: Path, timeout: float) -> dict[str, Step]:
-    """Every step in order. What a step needs of one that failed was not reached."""
+def measure(
+    soc: str, variables: Mapping[str, str], runner: Path, timeout: float, logs: Path
+) -> dict[str, Step]:
+    """Every step in order, each with its log. What a step needs of one that failed was not reached."""
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
     steps = dict.fromkeys(STEPS, Step(result="not_reached"))
     answer = probe.ask(soc, variables)
+    (logs / "device.log").write_text(
+        "\n".join([f"step: {answer.step}", *answer.detail.split("; "), ""]), encoding="utf-8"
+    )
     steps["device"] = _step(answer.made_device, answer.detail.partition("; ")[0] or answer.step)
     if not answer.made_device:
         return steps
@@ -145,6 +152,7 @@ def measure(soc: str, variables: Mapping[str, str], runner: Path, timeout: float
                 [sys.executable, "-m", "ci.compat.probe", quantization, soc, str(directory)],
                 variables,
                 timeout,
+                logs / f"lower_{quantization}.log",
             )
             if lowered.result == "passed" and not (directory / "model.pte").is_file():
                 lowered = _step(False, "no program was written")
@@ -156,11 +164,12 @@ def measure(soc: str, variables: Mapping[str, str], runner: Path, timeout: float
                 )
             steps[f"lower_{quantization}"] = lowered
             if lowered.result == "passed":
-                steps[f"run_{quantization}"] = emulate(directory, variables, runner, timeout)
+                log = logs / f"run_{quantization}.log"
+                steps[f"run_{quantization}"] = emulate(directory, variables, runner, timeout, log)
     return steps
 
 
-def emulate(directory: Path, variables: Mapping[str, str], runner: Path, timeout: float) -> Step:
+def emulate(directory: Path, variables: Mapping[str, str], runner: Path, timeout: float, log: Path) -> Step:
     (directory / "list.txt").write_text(f"{directory / 'input.raw'}\n", encoding="utf-8")
     outputs = directory / "outputs"
     outputs.mkdir()
@@ -168,30 +177,31 @@ def emulate(directory: Path, variables: Mapping[str, str], runner: Path, timeout
     command += ["--input_list_path", str(directory / "list.txt"), "--output_folder_path", str(outputs)]
     # By custom it would write both where the stage runs.
     command += ["--etdump_path=", "--performance_output_path="]
-    ran = run_step(command, variables, timeout)
+    ran = run_step(command, variables, timeout, log)
     if ran.result != "passed":
         return ran
     cosine = cosine_of(outputs / "output_0_0.raw", directory / "reference.raw")
     return _step(cosine >= LEAST_COSINE, f"cosine {cosine:.4f} is below {LEAST_COSINE}")
 
 
-def run_step(command: Sequence[str], variables: Mapping[str, str], timeout: float) -> Step:
+def run_step(command: Sequence[str], variables: Mapping[str, str], timeout: float, log: Path) -> Step:
     try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=dict(variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
+        with log.open("wb") as printed:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=dict(variables),
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         return _step(False, f"no end after {timeout:g} s")
     ending = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-    return _step(done.returncode == 0, first_error(done.stdout) or ending)
+    return _step(
+        done.returncode == 0, first_error(log.read_text(encoding="utf-8", errors="replace")) or ending
+    )
 
 
 def first_error(log: str) -> str:

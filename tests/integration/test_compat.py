@@ -40,15 +40,17 @@ def variables(sdk: Path) -> dict[str, str]:
     return {**os.environ, "QNN_SDK_ROOT": str(sdk), "LD_LIBRARY_PATH": str(libraries)}
 
 
-def test_measuring_the_profiles_build_gives_what_was_committed(runner: Path) -> None:
+def test_measuring_the_profiles_build_gives_what_was_committed(runner: Path, tmp_path: Path) -> None:
     (build_id,) = build_ids(sdk_root() / "lib" / HOST_LIBRARIES / "libQnnHtp.so")
     executorch = importlib.metadata.version("executorch")
     (committed,) = load_measured().of(executorch, build_id)
-    assert stage.measure(committed.soc, variables(sdk_root()), runner, 600) == committed.steps
+    steps = stage.measure(committed.soc, variables(sdk_root()), runner, 600, tmp_path / "logs")
+    assert steps == committed.steps
+    assert sorted(log.stem for log in (tmp_path / "logs").iterdir()) == sorted(STEPS)
 
 
 def test_a_directory_without_libraries_makes_no_device(runner: Path, tmp_path: Path) -> None:
     (tmp_path / "lib" / HOST_LIBRARIES).mkdir(parents=True)
-    steps = stage.measure("SM8650", variables(tmp_path), runner, 600)
+    steps = stage.measure("SM8650", variables(tmp_path), runner, 600, tmp_path / "logs")
     assert [steps[name].result for name in STEPS] == ["failed", *["not_reached"] * 4]
     assert "libQnnHtp.so" in steps["device"].error

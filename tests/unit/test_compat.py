@@ -187,18 +187,21 @@ def test_no_output_is_no_agreement(tmp_path: Path) -> None:
     assert stage.cosine_of(tmp_path / "one", tmp_path / "other") == 0.0
 
 
-def test_a_step_that_ends_badly_says_its_first_error() -> None:
-    step = stage.run_step([sys.executable, "-c", "raise RuntimeError('Failed to lower')"], {}, 60)
+def test_a_step_that_ends_badly_says_its_first_error_and_keeps_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    step = stage.run_step([sys.executable, "-c", "raise RuntimeError('Failed to lower')"], {}, 60, log)
     assert step == Step(result="failed", error="RuntimeError: Failed to lower")
+    assert log.read_text().startswith("Traceback")
 
 
-def test_a_step_that_dies_says_its_signal() -> None:
+def test_a_step_that_dies_says_its_signal(tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    assert stage.run_step([sys.executable, "-c", code], {}, 60).error == "ended by signal 11"
+    step = stage.run_step([sys.executable, "-c", code], {}, 60, tmp_path / "log")
+    assert step.error == "ended by signal 11"
 
 
-def test_a_step_that_hangs_fails() -> None:
-    step = stage.run_step([sys.executable, "-c", "import time; time.sleep(60)"], {}, 0.3)
+def test_a_step_that_hangs_fails(tmp_path: Path) -> None:
+    step = stage.run_step([sys.executable, "-c", "import time; time.sleep(60)"], {}, 0.3, tmp_path / "log")
     assert step == Step(result="failed", error="no end after 0.3 s")
 
 
@@ -216,7 +219,7 @@ def test_running_a_program_leaves_nothing_where_the_stage_runs(
     monkeypatch.setattr(stage, "ROOT", tmp_path / "here")
     (tmp_path / "here").mkdir()
     (tmp_path / "work").mkdir()
-    stage.emulate(tmp_path / "work", {}, runner, 60)
+    stage.emulate(tmp_path / "work", {}, runner, 60, tmp_path / "log")
     assert list((tmp_path / "here").iterdir()) == []
 
 
@@ -225,7 +228,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Step]:
     """What each command of a measurement gives: `fp16`, `8a8w` for lowering."""
     given: dict[str, Step] = {"fp16": GOOD, "8a8w": GOOD}
 
-    def run_step(command: list[str], variables: object, timeout: float) -> Step:
+    def run_step(command: list[str], variables: object, timeout: float, log: Path) -> Step:
         quantization, _, directory = command[-3:]
         if given[quantization] == GOOD:
             Path(directory, "model.pte").touch()
@@ -238,7 +241,10 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Step]:
 
 
 def results(tmp_path: Path) -> dict[str, str]:
-    return {name: step.result for name, step in stage.measure("SM8650", {}, tmp_path, 1).items()}
+    return {
+        name: step.result
+        for name, step in stage.measure("SM8650", {}, tmp_path, 1, tmp_path / "logs").items()
+    }
 
 
 def test_a_build_that_can_do_everything_works(tmp_path: Path, steps: dict[str, Step]) -> None:
@@ -250,7 +256,7 @@ def test_without_a_device_nothing_more_is_tried(
 ) -> None:
     answer = Answer("backend", detail="unknown custom config; error=14001")
     monkeypatch.setattr(probe, "ask", lambda soc, variables: answer)
-    measured = stage.measure("SM8650", {}, tmp_path, 1)
+    measured = stage.measure("SM8650", {}, tmp_path, 1, tmp_path / "logs")
     assert measured["device"] == Step(result="failed", error="unknown custom config")
     assert {step.result for name, step in measured.items() if name != "device"} == {"not_reached"}
 
@@ -273,7 +279,7 @@ def test_a_python_that_lacks_something_says_nothing_of_the_pair(
 ) -> None:
     steps["fp16"] = Step(result="failed", error="ModuleNotFoundError: No module named 'pydot'")
     with pytest.raises(EnvironmentLacking, match="pydot"):
-        stage.measure("SM8650", {}, tmp_path, 1)
+        stage.measure("SM8650", {}, tmp_path, 1, tmp_path / "logs")
 
 
 @pytest.fixture
@@ -290,13 +296,15 @@ def measured_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         stage, "_installed", {"executorch": "1.5.1", "torch": "2", "torchao": "3"}.__getitem__
     )
-    monkeypatch.setattr(
-        stage,
-        "measure",
-        lambda soc, variables, runner, timeout: (
-            pair(works=variables["QNN_SDK_ROOT"].endswith("2.49.40")).steps
-        ),
-    )
+
+    def measure(soc: str, variables: dict[str, str], runner: Path, timeout: float, logs: Path) -> object:
+        logs.mkdir(parents=True, exist_ok=True)
+        steps = pair(works=variables["QNN_SDK_ROOT"].endswith("2.49.40")).steps
+        for name, step in steps.items():
+            (logs / f"{name}.log").write_text(step.error)
+        return steps
+
+    monkeypatch.setattr(stage, "measure", measure)
     return tmp_path
 
 
@@ -314,7 +322,10 @@ def test_the_stage_passes_when_the_profiles_build_works(measured_stage: Path) ->
 def test_the_stage_fails_when_the_profiles_build_does_not(
     measured_stage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "measure", lambda *given: pair(works=False).steps)
+    measure = stage.measure
+    monkeypatch.setattr(
+        stage, "measure", lambda soc, variables, *rest: measure(soc, {"QNN_SDK_ROOT": ""}, *rest)
+    )
     run = StageRun("compat", "wheels", "x86_64-linux", "")
     stage.report_builds(run, selection(measured_stage), ["2.49.40", "2.51.0"], 1, _runner(measured_stage))
     assert [(f.rule, f.severity) for f in run.findings] == [
