@@ -335,6 +335,15 @@ def test_the_stage_fails_when_the_profiles_build_does_not(
     assert all("this ExecuTorch do not fit" in finding.message for finding in run.findings)
 
 
+def test_the_log_of_every_step_is_linked_and_the_one_that_failed_is_named(measured_stage: Path) -> None:
+    run = StageRun("compat", "wheels", "x86_64-linux", "")
+    stage.report_builds(run, selection(measured_stage), ["2.51.0"], 1, _runner(measured_stage))
+    folder = measured_stage / "reports/compat/2.51.0"
+    logs = {Path(artifact.path) for artifact in run.artifacts if artifact.kind == "step-log"}
+    assert logs == {folder / f"{name}.log" for name in STEPS}
+    assert [finding.remedy for finding in run.findings] == [f"read {folder / 'device.log'}"]
+
+
 def test_measuring_one_build_leaves_the_others(measured_stage: Path) -> None:
     stage.measure_all(selection(measured_stage), [], 1, "", _runner(measured_stage))
     before = (measured_stage / "compat.json").read_text(encoding="utf-8")
