@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.cli import command_line
-from provisioning.errors import ToolkitError, UsageError
+from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.settings import ROOT, add_selection, selection_of
 
@@ -80,12 +80,8 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     profile = plan.profile.name if plan.profile else ""
     stage = StageRun("image", profile, "x86_64-linux", command_line("nox -s image --", sys.argv[2:]))
-    try:
+    with stage.reported(selection.reports, "image", plan.name):
         _work(stage, plan, args)
-    except ToolkitError as error:
-        stage.add("image", Severity.ERROR, plan.name, error.message, error.remedy)
-        stage.finish(Outcome.ERROR).write(selection.reports)
-        raise
     report = stage.finish()
     report.write(selection.reports)
     from provisioning import rendering
@@ -249,14 +245,8 @@ def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine, wanted: 
         message = f"two builds have the {builder.digest} {comparison.first.digest}"
         stage.add("image-reproducible", Severity.NOTE, plan.name, message)
         return
-    for line in comparison.differing or ("nothing that an image holds, but its digest",):
-        stage.add(
-            "image-reproducible",
-            Severity.ERROR,
-            plan.name,
-            f"two builds differ: {line}",
-            "find what writes it in docker/, and make it write the same or remove it",
-        )
+    for line, remedy in comparison.faults:
+        stage.add("image-reproducible", Severity.ERROR, plan.name, f"two builds differ: {line}", remedy)
 
 
 def _lock(plan: Plan, engine: Engine, base: str, apt: Apt) -> None:
