@@ -391,13 +391,24 @@ def test_the_matrix_is_given_what_the_plan_makes() -> None:
 def test_an_actions_readme_has_its_inputs_and_outputs(name: str) -> None:
     action = raw(GITHUB / "actions" / name / "action.yml")
     readme = (GITHUB / "actions" / name / "README.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+?) \|", readme, re.M))
-    expected = {
-        key: str(one["description"]).strip()
-        for part in ("inputs", "outputs")
-        for key, one in action.get(part, {}).items()
+    inputs = {
+        key: (one["description"], "required" if one.get("required") else shown(one.get("default", "")))
+        for key, one in action.get("inputs", {}).items()
     }
-    assert rows == expected
+    outputs = {key: (one["description"],) for key, one in action.get("outputs", {}).items()}
+    assert table_rows(readme) == inputs | outputs
+
+
+def table_rows(text: str) -> dict[str, tuple[str, ...]]:
+    """Of tables whose first column is a name: the other columns by name."""
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
+    ]
+    return {row[0].strip("`"): tuple(row[1:]) for row in cells if re.fullmatch("`[a-z-]+`", row[0])}
+
+
+def shown(default: object) -> str:
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`" if default != "" else ""
 
 
 @pytest.mark.parametrize("name", sorted(actions()))
@@ -431,9 +442,10 @@ def test_the_adopters_example_is_the_same_wherever_it_is_shown() -> None:
 
 def test_the_page_has_the_gates_inputs_with_their_descriptions() -> None:
     text = (ROOT / "docs" / "github.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+?) \| (?:`.+?`)? ?\|$", text, re.M))
     inputs = raw(GITHUB / "workflows" / "gate.yml")[True]["workflow_call"]["inputs"]
-    assert rows == {name: one["description"] for name, one in inputs.items()}
+    assert table_rows(text) == {
+        name: (one["description"], shown(one["default"])) for name, one in inputs.items()
+    }
 
 
 def test_the_page_names_every_workflow_action_and_input_of_the_gate() -> None:
