@@ -64,10 +64,12 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]
     """
     holder = this_process().encode()
     until = time.monotonic() + wait
+    released = ""
     while (taken := _claim(device, folder, holder)) is not None:
         other = Holder.decode(taken)
-        if other is not None and other.gone():
+        if other is not None and other.gone() and taken != released:
             _release(device, folder, taken)
+            released = taken
         elif time.monotonic() >= until:
             _refuse(device, folder, other)
         else:
@@ -88,12 +90,12 @@ def _claim(device: Device, folder: str, holder: str) -> str | None:
         f"mkdir -p {shlex.quote(folder)} && cd {shlex.quote(folder)} || exit 1\n"
         f'[ -z "$(ls -A)" ] || [ -d {OURS} ] || exit {_FOREIGN}\n'
         f"mkdir -p {OURS} || exit 1\n"
-        f"if mkdir {LOCK} 2>/dev/null; then\n"
+        f"if said=$(mkdir {LOCK} 2>&1); then\n"
         f"  echo {shlex.quote(holder)} > {LOCK}/holder && exit\n"
         f"  rm -rf {LOCK}; exit 1\n"
         "fi\n"
-        # Somebody has it, or nobody may write here.
-        f"[ -d {LOCK} ] || mkdir {LOCK} || exit 1\n"
+        # Somebody has it or just let go, or nobody may write here.
+        f'[ -d {LOCK} ] || [ -w {OURS} ] || {{ echo "$said"; exit 1; }}\n'
         f"cat {LOCK}/holder 2>/dev/null; exit {_TAKEN}"
     )
     answer = device.shell(script, seconds=SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,30 @@ def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> No
         assert holder is not None and holder.process == me.process
 
 
+def test_a_dead_runs_lock_that_cannot_be_removed_is_told_and_not_tried_for_ever(folder: str) -> None:
+    class Keeps(Local):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            return super().shell(script.replace("rm -rf", "true"))
+
+    me = this_process()
+    hold(folder, Holder(me.machine, ended_process(), "1", "root on builder").encode())
+    with pytest.raises(EnvironmentLacking, match="in use by root on builder"):
+        claimed(Keeps(), folder).__enter__()
+
+
+def test_a_lock_let_go_while_we_asked_is_not_left_without_a_holder(folder: str) -> None:
+    """Between the failed mkdir and the look at who has it."""
+
+    class LetsGo(Local):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            return super().shell(script.replace("\nfi\n", f"\nfi\nrm -rf {LOCK}\n"))
+
+    hold(folder, Holder("another-boot/1", 7, "1", "ann").encode())
+    with pytest.raises(EnvironmentLacking):
+        claimed(LetsGo(), folder).__enter__()
+    assert not (Path(folder) / LOCK).exists()
+
+
 def test_another_process_that_got_the_number_is_not_the_holder(folder: str) -> None:
     me = this_process()
     hold(folder, Holder(me.machine, me.process, "1", "somebody").encode())
@@ -121,6 +146,23 @@ def test_waiting_ends_when_the_other_lets_go(folder: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("ci.device.claim.time.sleep", sleep)
     with claimed(Local(), folder, wait=600):
         assert len(waited) == 3
+
+
+def test_of_many_at_once_each_has_it_alone(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ci.device.claim._POLL_SECONDS", 0.01)
+    inside: list[int] = []
+    most: list[int] = []
+
+    def one(number: int) -> None:
+        with claimed(Local(), folder, wait=60):
+            inside.append(number)
+            most.append(len(inside))
+            Local().shell("true")
+            inside.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(8)))
+    assert most == [1] * 8
 
 
 @pytest.mark.parametrize("entry", ["bin", ".hidden", "a file"])
