@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from provisioning.findings import Report
 from tests.support import miniature_tree
 from tests.support.miniature_tree import BACKENDS, QUALCOMM
 from tests.support.parity_cases import mapping
+from tests.support.parity_cmake_cases import LIBRARIES, SOURCES
 
 PROCESSORS = {"host": (), "android": ("Linux", "aarch64"), "hexagon": ("Generic", "Hexagon")}
 """CMake's own Android support wants an NDK; the tree asks only for the processor and for ANDROID."""
@@ -78,6 +80,24 @@ def test_the_evaluator_says_what_cmake_says(root: Path, tmp_path: Path, variant:
         if library.kind != "interface"
     }
     assert {name: theirs[name] for name in ours} == ours
+
+
+def test_cmake_says_of_each_construct_what_the_evaluators_tests_say(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    lines = ["cmake_minimum_required(VERSION 3.28)", "project(constructs LANGUAGES CXX)"]
+    for number, text in enumerate(LIBRARIES):
+        for name in SOURCES:
+            (root / f"c{number}" / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / f"c{number}" / name).touch()
+        own = re.sub(r"\b([xyz])\b", rf"\g<1>{number}", text)
+        (root / f"c{number}" / "CMakeLists.txt").write_text(own + "\n", encoding="utf-8")
+        lines.append(f"add_subdirectory(c{number})")
+    (root / "CMakeLists.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    reply = read_reply(configure(root, tmp_path / "build", "host"), root)
+    found = {
+        number: {item.name for item in reply.targets[f"x{number}"].files} for number in range(len(LIBRARIES))
+    }
+    assert found == {number: {f"c{number}/a.cpp", f"c{number}/b.cpp"} for number in found}
 
 
 def test_a_build_is_the_reference(root: Path, tmp_path: Path) -> None:

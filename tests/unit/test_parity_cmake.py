@@ -8,10 +8,10 @@ import pytest
 from ci.parity.cmake import genex
 from ci.parity.cmake.evaluator import Project, evaluate, split
 from ci.parity.cmake.parser import SyntaxFault, parse
+from ci.parity.compare import reached
 from ci.parity.model import Side
 from tests.support.parity_cases import tree_of
-
-SOURCES = ("a.cpp", "b.cpp", "c.cpp", "sub/d.cpp", "sub/e.h")
+from tests.support.parity_cmake_cases import LIBRARIES, SOURCES
 
 
 def run(text: str, *, others: dict[str, str] | None = None, **variables: str) -> Side:
@@ -24,55 +24,14 @@ def run(text: str, *, others: dict[str, str] | None = None, **variables: str) ->
 
 def files_of(side: Side, name: str = "x") -> set[str]:
     assert side.troubles == []
-    return {item.name.removeprefix("p/") for item in side.libraries[name].files}
+    library = side.libraries[name]
+    return {item.name.removeprefix("p/") for item in [*library.files, *reached(side, library)]}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "add_library(x a.cpp b.cpp)",
-        "add_library(x STATIC EXCLUDE_FROM_ALL a.cpp b.cpp)",
-        "ADD_LIBRARY(x)\nTARGET_SOURCES(x PUBLIC a.cpp PRIVATE b.cpp)",
-        "set(s a.cpp b.cpp)\nadd_library(x ${s})",
-        'set(s "a.cpp;b.cpp")\nadd_library(x ${s})',
-        "set(s a)\nset(a_list a.cpp b.cpp)\nadd_library(x ${${s}_list})",
-        "set(s b.cpp)\nlist(APPEND s a.cpp)\nadd_library(x ${s})",
-        "set(s a b)\nlist(TRANSFORM s APPEND .cpp)\nadd_library(x ${s})",
-        "set(s a.cpp b.cpp c.cpp)\nlist(REMOVE_ITEM s c.cpp)\nadd_library(x ${s})",
-        "set(s a.cpp b.cpp c.cpp)\nlist(FILTER s EXCLUDE REGEX ^c)\nadd_library(x ${s})",
-        "set(s a.cpp b.cpp c.cpp)\nlist(SUBLIST s 0 2 s)\nadd_library(x ${s})",
-        "foreach(n a b)\n  list(APPEND s ${n}.cpp)\nendforeach()\nadd_library(x ${s})",
-        "set(n a b)\nforeach(n IN LISTS n)\n list(APPEND s ${n}.cpp)\nendforeach()\nadd_library(x ${s})",
-        "foreach(i RANGE 3)\n if(i EQUAL 1)\n  continue()\n endif()\n list(APPEND s ${i})\nendforeach()\n"
-        'if(s STREQUAL "0;2;3")\n add_library(x a.cpp b.cpp)\nendif()',
-        "set(i 0)\nwhile(i LESS 3)\n math(EXPR i ${i}+1)\nendwhile()\n"
-        "if(i EQUAL 3)\n add_library(x a.cpp b.cpp)\nendif()",
-        "function(add n)\n add_library(${n} ${ARGN})\nendfunction()\nadd(x a.cpp b.cpp)",
-        "macro(s)\n set(files ${ARGV})\nendmacro()\ns(a.cpp b.cpp)\nadd_library(x ${files})",
-        "function(s)\n set(files a.cpp PARENT_SCOPE)\nendfunction()\ns()\nadd_library(x ${files} b.cpp)",
-        'function(s)\n cmake_parse_arguments(A "" "NAME" "SRCS" ${ARGN})\n'
-        " add_library(${A_NAME} ${A_SRCS})\n"
-        "endfunction()\ns(SRCS a.cpp b.cpp NAME x)",
-        "add_library(x a.cpp)\nif(CMAKE_SYSTEM_NAME STREQUAL Linux AND NOT ANDROID)\n"
-        " target_sources(x PRIVATE b.cpp)\nelse()\n target_sources(x PRIVATE c.cpp)\nendif()\nset(ANDROID)",
-        'string(REGEX REPLACE "([a-z]+)[.]h" "\\\\1.cpp" s "a.h;b.h")\nadd_library(x ${s})',
-        "string(TOUPPER s n)\nset(S_FILES a.cpp b.cpp)\nadd_library(x ${${n}_FILES})",
-        "get_filename_component(d ${CMAKE_CURRENT_LIST_DIR}/sub/.. ABSOLUTE)\n"
-        "add_library(x ${d}/a.cpp ${d}/b.cpp)",
-        "file(GLOB s [ab].cpp)\nadd_library(x ${s})",
-        "add_library(x $<BUILD_INTERFACE:a.cpp;b.cpp> $<INSTALL_INTERFACE:c.cpp>)",
-        "add_library(x a.cpp $<$<PLATFORM_ID:Linux>:b.cpp> $<$<PLATFORM_ID:Android>:c.cpp>)",
-        "add_library(x a.cpp $<IF:$<BOOL:${NOTHING}>,c.cpp,b.cpp>)\nset(NOTHING)",
-        "add_library(x a.cpp b.cpp ${CMAKE_CURRENT_BINARY_DIR}/made.cpp)",
-        "add_library(x)\ntarget_sources(x PUBLIC FILE_SET HEADERS BASE_DIRS . FILES a.cpp PRIVATE b.cpp)",
-        "#[[ a comment\nadd_library(x c.cpp) ]]\nadd_library(x a.cpp # c.cpp\n b.cpp)",
-        "set(s [[a.cpp]] [=[b.cpp]=])\nadd_library(x ${s})",
-        "add_library(y INTERFACE)\nadd_library(n::x ALIAS y)\n"
-        "if(TARGET n::x)\n add_library(x a.cpp b.cpp)\nendif()",
-    ],
-)
+@pytest.mark.parametrize("text", LIBRARIES)
 def test_a_library_of_two_files(text: str) -> None:
-    assert files_of(run(text, NOTHING_SET="")) == {"a.cpp", "b.cpp"}
+    """That CMake says so too is in tests/integration/test_parity_file_api.py."""
+    assert files_of(run(text, CMAKE_BUILD_TYPE="RelWithDebInfo")) == {"a.cpp", "b.cpp"}
 
 
 def test_subdirectories_have_their_own_scope_and_directory() -> None:
@@ -155,6 +114,32 @@ def test_a_file_is_where_it_was_written(text: str, line: int) -> None:
 )
 def test_what_cannot_be_evaluated_is_said(text: str, what: str) -> None:
     assert what in [trouble.what for trouble in run(text).troubles]
+
+
+@pytest.mark.parametrize(
+    "condition", ["FALSE AND F", "F AND FALSE", "NOT (TRUE OR F)", "NOT DEFINED A AND F", "(F OR F) AND 0"]
+)
+def test_a_part_that_is_not_known_does_no_harm_where_another_decides(condition: str) -> None:
+    side = run(f"add_library(x a.cpp)\nif({condition})\n target_sources(x PRIVATE b.cpp)\nendif()", A="1")
+    assert files_of(side) == {"a.cpp"}
+
+
+@pytest.mark.parametrize("condition", ["TRUE AND F", "F OR FALSE", "NOT F", "F STREQUAL 3", "F MATCHES a"])
+def test_a_part_that_is_not_known_is_said_where_it_decides(condition: str) -> None:
+    side = run(f"add_library(x a.cpp)\nif({condition})\n target_sources(x PRIVATE b.cpp)\nendif()")
+    assert "it reads F" in side.troubles[0].why
+
+
+def test_a_branch_that_stops_everything_is_not_taken_on_a_guess() -> None:
+    text = "if(F STREQUAL 3)\n add_library(x a.cpp)\nelse()\n message(FATAL_ERROR no)\nendif()\n"
+    side = run(f"{text}add_library(y b.cpp)")
+    assert (side.stopped, sorted(side.libraries)) == (False, ["x", "y"])
+    assert [trouble.what for trouble in side.troubles] == ["if(F STREQUAL 3)"]
+
+
+def test_a_check_of_what_only_a_configure_step_knows_is_passed() -> None:
+    side = run("if(NOT DEFINED F)\n message(FATAL_ERROR no)\nendif()\nadd_library(x a.cpp)")
+    assert files_of(side) == {"a.cpp"}
 
 
 def test_a_condition_around_nothing_that_matters_needs_no_answer() -> None:

@@ -292,6 +292,8 @@ def _math(evaluator: Evaluator, command: Command) -> None:
     words = [text.value for text in evaluator.texts(command.arguments)]
     place = Place(evaluator.file, command.line)
     try:
+        if "HEXADECIMAL" in words:
+            raise ValueError("hexadecimal numbers are not evaluated here")
         evaluator.assign(words[1], str(_calculated(ast.parse(words[2], mode="eval").body)))
     except (IndexError, ValueError, SyntaxError, ZeroDivisionError) as error:
         evaluator.trouble(place, f"math({source_of(command)})", str(error))
@@ -302,9 +304,10 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: lambda left, right: int(left / right),
-    ast.Mod: operator.mod,
+    ast.Mod: lambda left, right: left - right * int(left / right),
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
 }
 
 

@@ -99,7 +99,7 @@ class Condition:
     def answer(self) -> Answer:
         if not self.words:
             return Answer(False, self._taken(0, 1))
-        found = self._or()
+        found = self._compound()
         if self.position < len(self.words):
             return Answer(
                 found.holds, (*found.unsure, f"cannot make sense of {self.words[self.position][0]!r}")
@@ -134,24 +134,23 @@ class Condition:
             return True
         return False
 
-    def _or(self) -> Answer:
-        found = self._and()
-        while self._next_is("OR"):
-            found = found.either(self._and())
-        return found
-
-    def _and(self) -> Answer:
+    def _compound(self) -> Answer:
+        """AND and OR from left to right, neither first: so CMake does it, whatever its manual says."""
         found = self._not()
-        while self._next_is("AND"):
-            found = found.both(self._not())
-        return found
+        while True:
+            if self._next_is("AND"):
+                found = found.both(self._not())
+            elif self._next_is("OR"):
+                found = found.either(self._not())
+            else:
+                return found
 
     def _not(self) -> Answer:
         if self._next_is("NOT"):
             found = self._not()
             return Answer(not found.holds, found.unsure)
         if self._next_is("("):
-            found = self._or()
+            found = self._compound()
             if not self._next_is(")"):
                 found = Answer(found.holds, (*found.unsure, "a parenthesis is not closed"))
             return found
@@ -176,7 +175,7 @@ class Condition:
                 self.position += 2
                 return False
             right = self.words[self.position + 2]
-            if self.position in self.bare and self._lacks(word):
+            if operator != "IN_LIST" and self.position in self.bare and self._lacks(word):
                 self._unset(word)
             self.position += 3
             return self._binary((word, quoted), operator, right)

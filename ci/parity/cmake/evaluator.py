@@ -235,6 +235,9 @@ class Evaluator:
         )
 
     def loop(self, node: Loop) -> None:
+        if node.head.name == "block":
+            self.block(node)
+            return
         try:
             if node.head.name == "while":
                 while self.holds(node.head):
@@ -243,6 +246,21 @@ class Evaluator:
                 self.foreach(node)
         except Break:
             pass
+
+    def block(self, node: Loop) -> None:
+        words = [text.value for text in self.texts(node.head.arguments)]
+        if "POLICIES" in words and "VARIABLES" not in words:
+            self.run(node.body)
+            return
+        names = words[words.index("PROPAGATE") + 1 :] if "PROPAGATE" in words else []
+        outer, self.scope = self.scope, Scope(above=self.scope)
+        try:
+            self.run(node.body)
+        finally:
+            inner, self.scope = self.scope, outer
+            for name in names:
+                if name in inner.variables:
+                    outer.variables[name] = inner.variables[name]
 
     def holds(self, head: Command) -> bool:
         answer = Condition(self, head).answer()

@@ -56,7 +56,7 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`foreach` and `while`."""
+    """`foreach`, `while` and `block`, which is run once."""
 
     head: Command
     body: Body
@@ -122,11 +122,8 @@ def _body(commands: list[Command], position: int, ends: frozenset[str]) -> tuple
             inside, position = _body(commands, position + 1, frozenset({end}))
             _closed(commands, position, command)
             position += 1
-            kind = Loop if command.name in ("foreach", "while") else Definition
-            if command.name == "block":
-                nodes += [Command("block", command.arguments, command.line), *inside]
-            else:
-                nodes.append(kind(command, inside, command.line))
+            kind = Definition if command.name in ("function", "macro") else Loop
+            nodes.append(kind(command, inside, command.line))
         elif command.name in {"elseif", "else", "endif", *_ENDS.values()}:
             break
         else:
