@@ -248,6 +248,19 @@ def test_no_step_of_an_action_may_fail_unseen() -> None:
     assert all(step.continue_on_error is False for a in actions().values() for step in a.steps)
 
 
+def test_a_called_gate_has_its_own_files_beside_the_callers() -> None:
+    """Whose checkout `github.sha` and the workspace's root would be, so that each is named and neither is it."""
+    gate = workflows()["gate.yml"].jobs
+    for job in gate.values():
+        tool, *others = [step.inputs for step in job.steps if step.uses.startswith("actions/checkout@")]
+        assert tool["repository"] == "${{ job.workflow_repository }}", job.id
+        assert tool["ref"] == "${{ job.workflow_sha }}", job.id
+        assert tool["path"] == "toolkit", job.id
+        assert all("repository" not in one and one["path"] not in ("", "toolkit") for one in others), job.id
+    texts = [path.read_text(encoding="utf-8") for path in FILES]
+    assert not any(re.search(r"uses: \./|github\.(?:job_)?workflow_sha", text) for text in texts)
+
+
 def test_a_called_workflow_may_do_no_more_than_its_caller() -> None:
     for name, workflow in workflows().items():
         for job in workflow.jobs.values():

@@ -1,0 +1,70 @@
+"""A checkout of ExecuTorch gates its own build files and builds with the toolkit's workflow."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import miniature_tree
+from tests.support.miniature_executorch import make_sdk, make_tree
+from tests.support.rehearsals import IDENTITY, repository
+from tests.support.rehearsed import Rehearsed, filled, rehearse
+
+WORKFLOW = """\
+name: QNN
+on: [pull_request]
+permissions: {{}}
+jobs:
+  qnn:
+    permissions: {{contents: read}}
+    uses: OWNER/qnn-ci/.github/workflows/gate.yml@COMMIT # VERSION
+    with:
+      executorch: true
+      profile: {profile}
+      stages: {stages}
+"""
+
+
+def workflow(stages: str, profile: str) -> dict[str, str]:
+    return {".github/workflows/qnn.yml": filled(WORKFLOW.format(stages=stages, profile=profile))}
+
+
+def gate(scratch: Path, root: Path, *flags: str) -> Rehearsed:
+    return rehearse(scratch / "reports", "qnn", "--root", str(root), *flags)
+
+
+PASSED = ("plan", "provision", "verdict")
+
+
+def test_its_buck_and_cmake_files_are_compared(tmp_path: Path) -> None:
+    root = repository(tmp_path / "my-executorch", miniature_tree.files() | workflow("buck_parity", "wheels"))
+    done = gate(tmp_path, root)
+    expected = {f"qnn / {name}": "success" for name in (*PASSED, "buck-parity")}
+    assert (done.code, done.results()) == (0, expected), done.output
+
+
+def test_a_source_that_buck_does_not_build_makes_its_verdict_red(tmp_path: Path) -> None:
+    files = miniature_tree.files() | workflow("buck_parity", "wheels")
+    targets = "backends/qualcomm/runtime/targets.bzl"
+    assert '"backends/lpai/*.cpp",' in files[targets]
+    files[targets] = files[targets].replace('"backends/lpai/*.cpp",', "")
+    done = gate(tmp_path, repository(tmp_path / "my-executorch", files))
+    assert done.code == 1, done.output
+    assert done.results()["qnn / buck-parity"] == "failure"
+    assert done.results()["qnn / verdict"] == "failure"
+    assert any("lpai" in one for one in done.jobs["qnn / buck-parity"]["annotations"])
+
+
+@pytest.mark.needs("aarch64-linux-gnu-g++")
+def test_its_tree_is_built_with_the_sdk_of_the_job(tmp_path: Path) -> None:
+    root, sdk = make_tree(tmp_path, name="fork"), make_sdk(tmp_path / "sdk")
+    for name, text in workflow("build_linux_arm64", "qnn-2.37").items():
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text(text, encoding="utf-8")
+    for command in (["add", "-A"], [*IDENTITY, "commit", "-qm", "Gate"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    done = gate(tmp_path, root, "--env", f"QNN_SDK_ROOT={sdk}")
+    expected = {f"qnn / {name}": "success" for name in (*PASSED, "build-linux-arm64")}
+    assert (done.code, done.results()) == (0, expected), done.output
