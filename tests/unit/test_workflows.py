@@ -249,7 +249,7 @@ def test_no_step_of_an_action_may_fail_unseen() -> None:
 
 
 def test_a_called_gate_has_its_own_files_beside_the_callers() -> None:
-    """Whose checkout `github.sha` and the workspace's root would be, so that each is named and neither is it."""
+    """For the workspace's root and `github.sha` are the caller's."""
     gate = workflows()["gate.yml"].jobs
     for job in gate.values():
         tool, *others = [step.inputs for step in job.steps if step.uses.startswith("actions/checkout@")]
