@@ -7,11 +7,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.plan import Plan
+from ci.build import shadow
+from ci.build.plan import SHADOW, Plan
 from provisioning.errors import UsageError
 
 MEMORY = "made-by.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def asked(plan: Plan) -> Memory:
             # Compilers' dependency files do not notice an SDK that was exchanged for an older one.
             "qnn sdk": f"{plan.sdk.build_id} in {plan.sdk.root}",
             "python": plan.python_identity,
-            "tree": str(plan.tree.root),
+            "tree": f"{plan.tree.root}, as {plan.source}",
             "build directory": str(plan.build),
         },
         soft={
@@ -91,20 +92,23 @@ def recall(root: Path) -> Memory | None:
 def empty(root: Path) -> None:
     """Only what a build puts there, whatever else is in the folder."""
     (root / MEMORY).unlink(missing_ok=True)
-    if (root / "build").exists():
-        shutil.rmtree(root / "build")
+    for name in ("build", SHADOW):
+        if (root / name).exists():
+            shutil.rmtree(root / name)
 
 
 def prepare(plan: Plan) -> None:
-    """Make the directory, the flags of its projects and the record of what is about to fill it."""
+    """Make the directory, the tree for CMake, the flags of its projects and the record of what is to come."""
     plan.build.mkdir(parents=True, exist_ok=True)
+    if plan.written:
+        shadow.sync(plan.tree.root, plan.written, plan.source)
     plan.flags_file.write_text(plan.flags(), encoding="utf-8")
     (plan.root / MEMORY).write_text(asked(plan).encode(), encoding="utf-8")
 
 
 def _ours(root: Path) -> bool:
     names = {path.name for path in root.iterdir()}
-    return "flags.cmake" in names and names <= {"build", "build.log", "flags.cmake", MEMORY}
+    return "flags.cmake" in names and names <= {"build", "build.log", "flags.cmake", SHADOW, MEMORY}
 
 
 def _differences(before: dict[str, str], now: dict[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.build.recipes import Project, Recipe, filled
+from ci.build.shadow import written_in
 from ci.build.toolchain import Toolchain
 from ci.build.tree import OWN_NAME, SourceTree
 from ci.cmake import Program
@@ -21,6 +22,8 @@ STEERING = (
     "CMAKE_BUILD_TYPE", "CMAKE_INSTALL_PREFIX", "DESTDIR", "PYTHONPATH", "PYTHONHOME", "NDK_CCACHE",
 )  # fmt: skip
 """Variables that would steer compilers and CMake behind the recipe's back; commands run without them."""
+
+SHADOW = "tree"
 
 MEMORY_PER_JOB = 3 << 29
 """A compiler at work on ExecuTorch's largest files, with room to spare: 1.5 GB."""
@@ -65,6 +68,16 @@ class Plan:
         return self.root / "build"
 
     @property
+    def written(self) -> tuple[str, ...]:
+        """Folders of the tree that CMake gets a copy of."""
+        return written_in(self.tree.root, self.recipe.written)
+
+    @property
+    def source(self) -> Path:
+        """The tree as CMake is shown it."""
+        return self.root / SHADOW / OWN_NAME if self.written else self.tree.root
+
+    @property
     def log(self) -> Path:
         return self.root / "build.log"
 
@@ -82,7 +95,7 @@ class Plan:
 
     def values(self) -> dict[str, str]:
         return {
-            "tree": str(self.tree.root),
+            "tree": str(self.source),
             "build": str(self.build),
             "sdk": str(self.sdk.root),
             "python": str(self.python),
@@ -97,7 +110,7 @@ class Plan:
         folders[Path(sysconfig.get_path("purelib"))] = "site-packages"  # torch brings pybind11's headers
         folders |= dict.fromkeys(self.toolchain.roots, "toolchain")
         folders |= {self.sdk.root: "qnn-sdk", self.tree.root: OWN_NAME}
-        folders[self.build] = "build"
+        folders |= {self.source: OWN_NAME, self.build: "build"}
         return folders
 
     def definitions(self, project: Project) -> dict[str, str]:
@@ -124,7 +137,7 @@ class Plan:
             f"configuring {project.name}",
             (
                 str(self.cmake.path),
-                *("-S", os.path.normpath(self.tree.root / project.source)),
+                *("-S", os.path.normpath(self.source / project.source)),
                 *("-B", os.path.normpath(self.build / project.build), "-G", "Ninja"),
                 *(f"-U{name}" for name in sorted(set(forgotten) - set(defined))),
                 *(f"-D{name}={value}" for name, value in sorted(defined.items())),

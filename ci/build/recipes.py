@@ -87,6 +87,8 @@ class Recipe(Model):
     projects: tuple[Project, ...] = ()
     outputs: tuple[Output, ...] = ()
     copies: tuple[Copy, ...] = ()
+    written: tuple[Inside, ...] = ()
+    """Folders of the tree that its own build writes into: each build directory has copies of its own."""
 
     @model_validator(mode="after")
     def _placeholders(self) -> Recipe:
@@ -112,6 +114,7 @@ def load_recipe(target: str, folder: Path = RECIPES) -> Recipe:
                 "projects": (*base.projects, *recipe.projects),
                 "outputs": (*base.outputs, *recipe.outputs),
                 "copies": (*base.copies, *recipe.copies),
+                "written": (*base.written, *recipe.written),
             }
         )
     for key in ("toolchain", "projects", "outputs"):

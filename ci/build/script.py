@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from ci.build import overlay
+from ci.build import overlay, shadow
 from ci.build.plan import STEERING, Command, Plan
 from ci.build.recipes import Output
 from ci.build.stage import patterns
@@ -41,12 +41,27 @@ def script(plan: Plan, *, target_only: bool, python_path: Path | None, install: 
     lines += [f"export {name}={_quoted(value)}" for name, value in plan.variables().items()]
     lines += ["", f"mkdir -p {_quoted(plan.build)}"]
     lines += [f"cat > {_quoted(plan.flags_file)} <<'END'", plan.flags() + "END"]
+    if plan.written:
+        lines += ["", *_shadowed(plan)]
     for project in plan.recipe.projects:
         lines += ["", f"# {project.name}", _a_line_each(plan.configure(project)), str(plan.compile(project))]
     lines += ["", f"# into {plan.dist.name}/", *_takes(plan, target_only)]
     if python_path is not None and not target_only:
         lines += ["", *(_installed(plan) if install else _overlaid(plan, python_path))]
     return "\n".join(lines) + "\n"
+
+
+def _shadowed(plan: Plan) -> Iterator[str]:
+    made = shadow.layout(plan.tree.root, plan.written)
+    yield "# the tree for CMake: links, but for copies of the folders that its build writes into"
+    yield f"rm -rf {_quoted(plan.source)}"
+    for folder in made.folders:
+        yield f"mkdir -p {_quoted(plan.source / folder)}"
+    for link in made.links:
+        yield f"ln -s {_quoted(plan.tree.root / link)} {_quoted(plan.source / link)}"
+    for folder in made.copies:
+        yield f"cp -Rp {_quoted(plan.tree.root / folder)} {_quoted(plan.source / folder)}"
+        yield f"chmod -R u+w {_quoted(plan.source / folder)}"
 
 
 def _takes(plan: Plan, target_only: bool) -> Iterator[str]:

@@ -8,13 +8,13 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from filelock import FileLock
 
-from ci.build import configure, outputs, overlay, sbom
+from ci.build import configure, outputs, overlay, sbom, shadow
 from ci.build import stage as staging
 from ci.build.asked import notes_of, plan_of
 from ci.build.disk import disk_faults
@@ -90,13 +90,26 @@ def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:
     stage.metrics["changed"] = list(ready.changes)
     configure.prepare(plan)
     plan.log.write_text("", encoding="utf-8")
-    begun = time.monotonic()
+    begun, now = time.monotonic(), time.time()
     environ = plan.environ(os.environ)
     for project in plan.recipe.projects:
         before = ready.memory.options.get(project.name, ()) if ready.memory and not clean else ()
         execute(plan.configure(project, before), plan.log, environ, jobs=plan.jobs)
         execute(plan.compile(project), plan.log, environ, jobs=plan.jobs)
     stage.metrics["build_seconds"] = round(time.monotonic() - begun, 2)
+    if written := shadow.changed_since(plan.tree.root, now, (plan.root, plan.dist)):
+        stage.add(
+            "build-tree",
+            Severity.WARNING,
+            str(plan.tree.root),
+            f"it was written to while it was built: {_some(written)}",
+            "unless that was you, name the folder under `written` in manifests/recipes/executorch.toml",
+        )
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _stage(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection: Selection) -> bool:

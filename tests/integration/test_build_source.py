@@ -70,7 +70,7 @@ def replace_in(path: Path, old: str, new: str) -> None:
 
 
 def test_arm64_builds_and_says_so(arm64: Built) -> None:
-    assert (arm64.code, arm64.report["outcome"]) == (0, "pass"), arm64.err
+    assert (arm64.code, arm64.report["outcome"], arm64.report["findings"]) == (0, "pass", []), arm64.err
 
 
 def test_the_arm64_runner_runs(arm64: Built, tmp_path: Path) -> None:
@@ -131,6 +131,32 @@ def test_the_tree_is_left_as_it_was(arm64: Built, given: Given) -> None:
     status = ["git", "status", "--porcelain", "--ignored"]
     said = subprocess.run(status, cwd=given.tree, capture_output=True, text=True, check=True).stdout
     assert said == ""
+
+
+def test_of_one_tree_each_target_has_its_own_and_goes_on_with_it(tmp_path: Path, given: Given) -> None:
+    """flatcc puts its library into the source folder: the second build would link that of the first."""
+    tree = make_tree(tmp_path)
+    source = tree / "third-party/flatcc/src/runtime/builder.c"
+    for number in (1, 2):
+        first = build(ARM64, tmp_path / "arm64", tree, given.sdk)
+        second = build("build_android", tmp_path / "android", tree, given.sdk, ndk=given.ndk)
+        assert (first.code, second.code) == (0, 0), (number, first.err, second.err)
+        source.write_text(f"{source.read_text(encoding='utf-8')}/* {number} */\n", encoding="utf-8")
+    assert first.report["metrics"]["rebuilt_because"] == second.report["metrics"]["rebuilt_because"] == []
+    assert "builder.c" in first.log
+    assert sorted(path.name for path in (tree / "third-party/flatcc").iterdir()) == ["CMakeLists.txt", "src"]
+
+
+def test_a_build_that_writes_into_the_tree_is_reported(tmp_path: Path, given: Given) -> None:
+    tree = make_tree(tmp_path)
+    with (tree / "backends/qualcomm/CMakeLists.txt").open("a", encoding="utf-8") as listing:
+        listing.write('file(WRITE "${CMAKE_CURRENT_LIST_DIR}/generated.h" "")\n')
+    done = build(ARM64, tmp_path, tree, given.sdk)
+    found = [finding["message"] for finding in done.report["findings"] if finding["rule"] == "build-tree"]
+    assert (done.code, found) == (
+        0,
+        ["it was written to while it was built: backends/qualcomm/generated.h"],
+    )
 
 
 def test_an_unchanged_tree_costs_no_compiling(arm64: Built, given: Given) -> None:

@@ -51,12 +51,10 @@ def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Pa
 
 
 def test_an_empty_submodule_is_said_with_the_command_that_fills_it(tree: Path) -> None:
-    text = (
-        '[submodule "flatcc"]\n\tpath = third-party/flatcc\n\turl = https://github.com/dvidelabs/flatcc.git\n'
-    )
+    text = '[submodule "prelude"]\n\tpath = third-party/prelude\n\turl = https://github.com/dvidelabs/prelude.git\n'
     (tree / ".gitmodules").write_text(text, encoding="utf-8")
-    (tree / "third-party" / "flatcc").mkdir()
-    with pytest.raises(EnvironmentLacking, match="third-party/flatcc") as caught:
+    (tree / "third-party" / "prelude").mkdir()
+    with pytest.raises(EnvironmentLacking, match="third-party/prelude") as caught:
         trees.open_tree(tree)
     assert "submodule update --init" in caught.value.remedy
 

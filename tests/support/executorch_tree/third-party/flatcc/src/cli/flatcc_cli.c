@@ -1,6 +1,8 @@
 #include <stdio.h>
 #include <string.h>
 
+int flatcc_identifier_size(void);
+
 /* Writes the identifier of a schema as a header. */
 int main(int argc, char** argv) {
   char line[256];
@@ -15,7 +17,7 @@ int main(int argc, char** argv) {
   }
   char* begin = strchr(line, '"');
   char* end = begin ? strchr(begin + 1, '"') : 0;
-  if (!end) {
+  if (!end || end - begin - 1 != flatcc_identifier_size()) {
     return 1;
   }
   fprintf(out, "#pragma once\n#define PROGRAM_IDENTIFIER %.*s\n", (int)(end - begin + 1), begin);
