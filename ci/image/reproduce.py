@@ -17,6 +17,12 @@ from ci.image.context import link_tree
 from ci.image.engine import Engine
 from provisioning.errors import ToolkitError
 
+REMEDY = "find what writes it in docker/, and make it write the same or remove it"
+REMEDIES = {
+    "/etc: time": "build on a base that has an /etc/hosts, which docker before 23 otherwise makes and takes"
+    " away at each step; or use --builder buildah",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -27,6 +33,12 @@ class Comparison:
     @property
     def same(self) -> bool:
         return self.first == self.second
+
+    @property
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Each difference, and what mends it."""
+        for line in dict.fromkeys(self.differing) or ("nothing that an image holds, but its digest",):
+            yield line, REMEDIES.get(line, REMEDY)
 
 
 def build_twice(
@@ -39,7 +51,7 @@ def build_twice(
     try:
         for name in ("here", "elsewhere"):
             context = scratch / name / "context"
-            context.parent.mkdir(parents=True)
+            context.parent.mkdir(parents=True, exist_ok=True)
             link_tree(order.context, "", context)
             own_tag = f"{order.tag.rpartition(':')[0]}:compared-{name}"
             own = replace(order, context=context, tag=own_tag, log=scratch / f"{name}.log")

@@ -19,7 +19,7 @@ import pytest
 from ci.image.builders import Order, choose, find_buildah
 from ci.image.context import CONTEXT, link_tree
 from ci.image.engine import Engine, Job, connect
-from ci.image.plan import plan_of
+from ci.image.plan import PACKAGES, plan_of
 from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
 from ci.image.verb import labels
@@ -45,7 +45,7 @@ class Stage:
     report: dict[str, Any]
 
 
-def image(*arguments: str, reports: Path, root: Path = ROOT, **environ: str) -> Stage:
+def image(root: Path, *arguments: str, reports: Path, **environ: str) -> Stage:
     done = subprocess.run(
         [sys.executable, "-m", "ci", "image", *arguments, "--base", BASE, "--reports", str(reports)],
         cwd=root,
@@ -65,38 +65,57 @@ def engine() -> Iterator[Engine]:
         yield connect()
 
 
-@pytest.fixture(scope="module")
-def wheels(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    subprocess.run([sys.executable, "-m", "provisioning", "provision"], cwd=ROOT, check=True)
-    return image("wheels", reports=tmp_path_factory.mktemp("reports"))
-
-
-def copy_of_the_checkout(root: Path) -> Path:
+def copy_of_the_checkout(root: Path, packages: Path = PACKAGES) -> Path:
     for path in tracked_files(ROOT):
         copy = root / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, copy)
+        shutil.copy(packages if path == PACKAGES else path, copy)
+    (root / "build").mkdir()
     return root
+
+
+def packages_of(root: Path) -> Path:
+    return root / PACKAGES.relative_to(ROOT)
+
+
+def context_of(root: Path) -> Path:
+    return root / CONTEXT.relative_to(ROOT)
+
+
+@pytest.fixture(scope="module")
+def root(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout that pins the Debian packages of today, as Debian does not keep those of yesterday."""
+    made = copy_of_the_checkout(tmp_path_factory.mktemp("root") / "checkout")
+    if CONTEXT.is_dir():
+        # What was fetched before need not be fetched again.
+        link_tree(CONTEXT, "", context_of(made))
+    locked = image(made, "--lock", reports=tmp_path_factory.mktemp("reports"))
+    assert locked.code == 0, locked.said
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheels(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    subprocess.run([sys.executable, "-m", "provisioning", "provision"], cwd=root, check=True)
+    return image(root, "wheels", reports=tmp_path_factory.mktemp("reports"))
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This repository's files, belonging to the caller."""
-    root = copy_of_the_checkout(tmp_path_factory.mktemp("caller") / "checkout")
-    (root / "build" / "image").mkdir(parents=True)
-    for folder, names, files in os.walk(root):
+    made = copy_of_the_checkout(tmp_path_factory.mktemp("caller") / "checkout")
+    for folder, names, files in os.walk(made):
         for name in (".", *names, *files):
             os.chown(Path(folder) / name, CALLER, CALLER)
-    return root
+    return made
 
 
 @pytest.fixture
-def elsewhere(wheels: Stage, tmp_path: Path) -> Path:
-    """Another checkout, by which images can be built at once: its context has what ours has."""
-    root = copy_of_the_checkout(tmp_path / "elsewhere")
-    (root / "build").mkdir()
-    link_tree(CONTEXT, "", root / "build" / "image")
-    return root
+def elsewhere(wheels: Stage, root: Path, tmp_path: Path) -> Path:
+    """Another checkout, by which images can be built at once: its context has what the first has."""
+    made = copy_of_the_checkout(tmp_path / "elsewhere", packages_of(root))
+    link_tree(context_of(root), "", context_of(made))
+    return made
 
 
 def inside(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
@@ -117,8 +136,11 @@ def test_the_wheels_image_is_built_and_validates_inside(wheels: Stage) -> None:
     assert (wheels.code, wheels.report["metrics"]["validate"]["outcome"]) == (0, "pass"), wheels.said
 
 
-def test_the_image_says_what_it_is(wheels: Stage, engine: Engine) -> None:
+def test_the_image_says_what_it_is(
+    wheels: Stage, root: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = plan_of("wheels")
+    monkeypatch.setattr("ci.image.plan.PACKAGES", packages_of(root))
     base_id = str(engine.image_id(BASE))
     assert engine.attributes(plan.tag)["Config"]["Labels"] == labels(plan, BASE, base_id)
 
@@ -139,8 +161,8 @@ def seconds(stage: Stage) -> float:
     return float(stage.report["metrics"]["context_seconds"] + stage.report["metrics"]["build_seconds"])
 
 
-def test_building_again_takes_all_from_the_cache(wheels: Stage, tmp_path: Path) -> None:
-    again = image("wheels", "--no-validate", reports=tmp_path)
+def test_building_again_takes_all_from_the_cache(wheels: Stage, root: Path, tmp_path: Path) -> None:
+    again = image(root, "wheels", "--no-validate", reports=tmp_path)
     assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
     assert seconds(again) <= 5
 
@@ -151,7 +173,7 @@ def test_a_change_of_project_code_builds_nothing_again(
     for folder in ("ci", "provisioning"):
         with (elsewhere / folder / "__init__.py").open("a") as stream:
             stream.write("\nCHANGED = True\n")
-    again = image("wheels", "--no-validate", reports=tmp_path, root=elsewhere)
+    again = image(elsewhere, "wheels", "--no-validate", reports=tmp_path)
     assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
     assert seconds(again) <= 5
 
@@ -181,10 +203,10 @@ def test_a_delegate_test_runs_on_the_emulator_inside(wheels: Stage, checkout: Pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_shell_image_is_the_shell_session(wheels: Stage) -> None:
+def test_shell_image_is_the_shell_session(wheels: Stage, root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ci", "shell", "--image", "wheels", "--", "sh", "-c", "id -u; exit 7"],
-        cwd=ROOT,
+        cwd=root,
         capture_output=True,
         text=True,
         check=False,
@@ -240,12 +262,12 @@ def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_ot
     vendors: Path, wheels: Stage, engine: Engine, tmp_path: Path
 ) -> None:
     store = str(tmp_path / "store")
-    refused = image(VENDORS, reports=tmp_path / "refused", root=vendors, QNN_CI_STORE=store)
+    refused = image(vendors, VENDORS, reports=tmp_path / "refused", QNN_CI_STORE=store)
     assert (refused.code, "licence was not accepted" in refused.said) == (3, True), refused.said
     command = [sys.executable, "-m", "provisioning", "provision", "--profile", "qnn-2.37", "--store", store]
     accepted = [word for one in ("qualcomm-ai-stack", "android-sdk") for word in ("--accept-licence", one)]
     subprocess.run([*command, *accepted, "--reports", str(tmp_path)], cwd=vendors, check=True)
-    made = image(VENDORS, reports=tmp_path / "made", root=vendors, QNN_CI_STORE=store)
+    made = image(vendors, VENDORS, reports=tmp_path / "made", QNN_CI_STORE=store)
     # What stands for the SDK is no ELF file, and validate inside sees that.
     assert (made.code, made.report["metrics"]["validate"]["outcome"]) == (1, "fail"), made.said
     assert any("/opt/qnn-ci/qnn-sdk" in one["subject"] for one in made.report["findings"]), made.said
@@ -264,8 +286,8 @@ def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_ot
 
 
 @pytest.mark.parametrize("builder", ["docker", "buildah"])
-def test_an_image_built_twice_is_the_same(builder: str, engine: Engine, tmp_path: Path) -> None:
-    stage = image("base", "--check-reproducible", "--builder", builder, reports=tmp_path)
+def test_an_image_built_twice_is_the_same(builder: str, root: Path, tmp_path: Path) -> None:
+    stage = image(root, "base", "--check-reproducible", "--builder", builder, reports=tmp_path)
     assert stage.code == 0, stage.said
     first, second = stage.report["metrics"]["layers"]
     assert first == second
@@ -321,9 +343,9 @@ def nearly_full(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_an_engine_whose_disk_is_full_is_an_exit_code_3_with_its_remedy(
-    nearly_full: Engine, tmp_path: Path
+    root: Path, nearly_full: Engine, tmp_path: Path
 ) -> None:
-    stage = image("base", reports=tmp_path / "reports")
+    stage = image(root, "base", reports=tmp_path / "reports")
     assert (stage.code, "docker system prune" in stage.said) == (3, True), stage.said
 
 

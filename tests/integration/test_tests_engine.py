@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.settings import ROOT
+from tests.support.engine import SWITCH
 
 pytestmark = pytest.mark.engine
 
@@ -109,6 +110,31 @@ def test_a_run_that_ends_leaves_nothing(held: subprocess.Popen[str], place: Path
     held.stdin.close()
     assert held.wait(60) == 0
     assert (living(place), [path.name for path in place.iterdir()]) == ([], ["mounted"])
+
+
+def test_where_even_root_may_start_no_engine_each_check_is_named_with_the_reason() -> None:
+    without = [
+        "setpriv",
+        "--bounding-set",
+        "-sys_admin",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+    ]
+    held = "tests/integration/test_image.py"
+    environ = {name: value for name, value in os.environ.items() if name != SWITCH}
+    said = subprocess.run(
+        [*without, "-p", "no:cacheprovider", held],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    assert "did not run: this root may neither mount nor isolate: unshare" in said
+    assert f"  {held}::test_an_image_built_twice_is_the_same[docker]" in said
 
 
 def test_files_of_a_killed_run_are_removed_by_the_next(tmp_path: Path) -> None:

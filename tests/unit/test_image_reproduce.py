@@ -13,7 +13,7 @@ import pytest
 
 from ci.image.builders import Built, Order
 from ci.image.engine import Engine
-from ci.image.reproduce import build_twice, differences
+from ci.image.reproduce import Comparison, build_twice, differences
 from provisioning.errors import CheckFailed
 
 NONE = Engine.__new__(Engine)
@@ -156,6 +156,16 @@ def test_two_digests_have_their_files_compared(order: Order, tmp_path: Path) -> 
     builder = Workshop([SAME, replace(SAME, digest="sha256:3")])
     comparison = build_twice(order, NONE, builder.place, tmp_path / "twice")
     assert (comparison.same, comparison.differing) == (False, ("/made: content",))
+
+
+def test_what_differs_in_several_layers_is_said_once() -> None:
+    comparison = Comparison(SAME, SAME, ("/a: time", "/a: time"))
+    assert [line for line, _ in comparison.faults] == ["/a: time"]
+
+
+def test_the_trace_of_an_old_docker_names_what_mends_it() -> None:
+    (fault,) = Comparison(SAME, SAME, ("/etc: time",)).faults
+    assert "--builder buildah" in fault[1]
 
 
 def test_a_build_that_fails_leaves_nothing(order: Order, tmp_path: Path) -> None:
