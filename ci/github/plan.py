@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def run(environ: Mapping[str, str]) -> int:
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    give({"jobs": json.dumps(jobs)}, environ)
+    give({"jobs": json.dumps(jobs), "targets": shared_targets(jobs, having.profile)}, environ)
     return 0
 
 
@@ -227,6 +228,17 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, having: Having) -> It
             "submodules": "recursive" if row.submodules else "false",
             "packages": " ".join(row.packages),
         }
+
+
+def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
+    """What is provisioned once for the jobs after it, by way of the cache: what two of them share, if it may
+    be there at all."""
+    from ci.github.place import Wanted, may_be_cached
+
+    if not may_be_cached(Wanted(profile, (), (), ())):
+        return ""
+    needed = Counter(job["targets"] for job in jobs if job["provision"])
+    return next((target for target, count in needed.most_common(1) if count > 1), "")
 
 
 def artifact_name(*parts: str) -> str:

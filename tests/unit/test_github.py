@@ -125,6 +125,23 @@ def test_another_repository_gets_its_own_models_and_nothing_about_the_toolkit(
     assert shlex.split(jobs[1]["arguments"]) == ["--suite", relative, "--shard", "1/1"]
 
 
+@pytest.mark.parametrize(
+    ("stages", "profile", "targets"),
+    [
+        ("validate, delegate", "wheels", "x86_64-linux"),
+        ("validate", "wheels", ""),
+        ("lint, locks", "wheels", ""),
+        ("validate, delegate", "qnn-2.37", ""),
+    ],
+)
+def test_only_what_jobs_share_and_a_cache_may_hold_is_provisioned_for_them(
+    tmp_path: Path, stages: str, profile: str, targets: str
+) -> None:
+    output = tmp_path / "output"
+    plan.run({"GITHUB_OUTPUT": str(output), "QNN_CI_STAGES": stages, "QNN_CI_PROFILE": profile})
+    assert pairs(output)["targets"] == targets
+
+
 def test_tags_and_chips_choose_among_its_models(adopter: dict[str, str]) -> None:
     jobs = planned(
         {**adopter, "QNN_CI_TAGS": "pr", "QNN_CI_SOC": "SM8650, SM8750", "QNN_CI_STAGES": "emulator"}
