@@ -280,11 +280,24 @@ calls = _calls
 
     def _matched(self, stack: str, pattern: str, among: frozenset[str], *, exclude: bool) -> frozenset[str]:
         found = self.tree.match(pattern, self.package)
+        if inner := self._inner_packages(self.package):
+            found = frozenset(path for path in found if not path.startswith(inner))
         if exclude:
             found &= among
         place = self._place(stack, pattern)
         self.side.globs.append(Glob(pattern, self.package, place, found, exclude))
         return found
+
+    def _inner_packages(self, package: str) -> tuple[str, ...]:
+        """Directories below a package that are packages themselves: its globs stop at them."""
+        prefix = f"{package}/" if package else ""
+        return tuple(f"{one}/" for one in self._packages if one.startswith(prefix) and one != package)
+
+    @cached_property
+    def _packages(self) -> tuple[str, ...]:
+        names = frozenset(self.rules.files)
+        found = {posixpath.dirname(path) for path in self.tree.files if posixpath.basename(path) in names}
+        return tuple(sorted(found))
 
     def _select(self, stack: str, keys: list[str]) -> str:
         for key in keys:

@@ -92,6 +92,10 @@ class Findings:
                 )
         for position, dependency in enumerate(self.mapping.dependencies):
             if dependency.buck and dependency.cmake:
+                if self._seen_dependencies.isdisjoint((*dependency.buck, *dependency.cmake)):
+                    yield self.stale(
+                        "dependencies", position, dependency.name, "no mapped library depends on it"
+                    )
                 continue
             for name in (*dependency.buck, *dependency.cmake):
                 if name not in self._seen_dependencies:

@@ -56,8 +56,9 @@ def read_reply(build: Path, root: Path) -> Reply:
     prefix = source.relative_to(top).as_posix()
     targets = {}
     for one in model["configurations"][0]["targets"]:
-        target = _target(_json(folder / one["jsonFile"]), source, top, "" if prefix == "." else prefix)
-        targets[target.name] = target
+        data = _json(folder / one["jsonFile"])
+        if data.get("type") != "UTILITY":
+            targets[data["name"]] = _target(data, source, top, "" if prefix == "." else prefix)
     return Reply(targets)
 
 

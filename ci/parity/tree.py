@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -13,6 +14,10 @@ from provisioning.errors import CheckFailed
 
 SKIPPED = frozenset({".git", ".hg", "__pycache__", "node_modules", "third-party", "cmake-out", "buck-out"})
 """Directories that hold none of the tree's own build files; build directories are known by CMakeCache.txt."""
+
+
+MOST_SECONDS = 20
+"""For git to say what it ignores, which takes it some hundredths of a second."""
 
 
 class Tree:
@@ -139,7 +144,30 @@ def _piece_regex(piece: str) -> str:
     return made
 
 
+def _ignored(root: Path) -> frozenset[str]:
+    """What git leaves out of the tree: what a build or a download left there. Directories end with `/`.
+    Nothing, where the tree is no checkout or there is no git."""
+    if not (root / ".git").exists():
+        return frozenset()
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "ls-files",
+        "--others",
+        "--ignored",
+        "--exclude-standard",
+        "--directory",
+    ]
+    try:
+        done = subprocess.run([*command, "-z"], capture_output=True, check=False, timeout=MOST_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    return frozenset(os.fsdecode(done.stdout).split("\0")) - {""}
+
+
 def _walk(root: Path) -> Iterator[str]:
+    ignored = _ignored(root)
     pending = [("", str(root))]
     while pending:
         prefix, folder = pending.pop()
@@ -150,7 +178,7 @@ def _walk(root: Path) -> Iterator[str]:
         for entry in found:
             name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
-                if entry.name not in SKIPPED:
+                if entry.name not in SKIPPED and f"{name}/" not in ignored:
                     pending.append((f"{name}/", entry.path))
-            elif entry.is_file():
+            elif name not in ignored and entry.is_file():
                 yield name

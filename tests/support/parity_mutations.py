@@ -276,6 +276,13 @@ def buck_excludes_a_file(rng: random.Random, files: Files) -> Expected:
 
 
 @drift
+def a_directory_becomes_a_package(rng: random.Random, files: Files) -> Expected:
+    kind = _kind(rng, with_sources=True)
+    files[f"{BACKENDS}/{kind}/{rng.choice(['BUCK', 'TARGETS'])}"] = 'oncall("executorch")\n'
+    return Expected(("parity-missing-in-buck",), f"{kind}/")
+
+
+@drift
 def a_pattern_matches_nothing(rng: random.Random, files: Files) -> Expected:
     name = _name(rng).lower()
     suffix = rng.choice(["cpp", "h"])

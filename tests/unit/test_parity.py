@@ -11,7 +11,7 @@ import pytest
 from ci.__main__ import VERBS
 from ci.parity import fix
 from ci.parity.compare import Difference
-from ci.parity.mapping import MAPPING, Deliberate, load_mapping
+from ci.parity.mapping import MAPPING, Deliberate, Dependency, load_mapping
 from provisioning.cli import main
 from provisioning.errors import ManifestError
 from provisioning.findings import Outcome, Report
@@ -98,6 +98,32 @@ def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
     files = _with(TOP_CMAKE, {"pybind11::lto": ""})
     [one] = _found(files, "parity-stale-entry")
     assert one.what == "pybind11::lto"
+
+
+def test_a_dependency_that_neither_side_has_any_more_is_an_error() -> None:
+    entry = Dependency(name="gone", buck=("//x:gone",), cmake=("gone",))
+    by = mapping().model_copy(update={"dependencies": (*mapping().dependencies, entry)})
+    [one] = checked(miniature_tree.files(), by=by).differences
+    assert (one.rule, one.what) == ("parity-stale-entry", "gone")
+
+
+def test_a_pattern_that_is_meant_does_not_cover_those_below_it() -> None:
+    files = _with(RUNTIME_BUCK, {'"backends/ir/host/*.cpp"': '"backends/ir/x86_64/*.cpp"'})
+    assert [one.what for one in _found(files, "parity-glob-empty")] == ["backends/ir/x86_64/*.cpp"]
+
+
+def test_a_new_library_of_cmake_is_compared_without_being_named() -> None:
+    files = _with(TOP_CMAKE, {"add_library(qnn_executorch_backend SHARED)\n": "add_library(new new.cpp)\n"})
+    files[f"{QUALCOMM}/new.cpp"] = "// new\n"
+    assert f"{QUALCOMM}/new.cpp" in [one.what for one in _found(files, "parity-missing-in-buck")]
+
+
+def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
+    files = miniature_tree.files()
+    files |= {f"{QUALCOMM}/pipeline/{name}.py": "# new\n" for name in ("__init__", "a", "deep/b", "deep/c")}
+    [one] = checked(files).differences
+    assert (one.rule, one.what) == ("parity-unknown-file", f"{QUALCOMM}/pipeline/**/*.py")
+    assert "any of the 3 Python files" in one.message
 
 
 def test_a_deliberate_difference_is_silent_only_where_it_is_meant() -> None:

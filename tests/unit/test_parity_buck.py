@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from ci.parity.buck import evaluate
@@ -120,6 +123,11 @@ def test_a_build_file_calls_its_macros() -> None:
     assert sources(side) == ["p/a.cpp"]
 
 
+def test_a_pattern_stops_at_packages_within() -> None:
+    text = 'runtime.cxx_library(name = "x", srcs = glob(["**/*.cpp"]))\n'
+    assert sources(run(text, others={"p/sub/deep/BUCK": ""})) == ["p/a.cpp", "p/sub/b.cpp"]
+
+
 def test_labels_have_one_form() -> None:
     labels = [":y", "//executorch/a/b", "//executorch/a/b:c", "@other//d:e"]
     text = f'runtime.cxx_library(name = "x", deps = {labels})\n'
@@ -217,10 +225,18 @@ def test_putting_an_element_in(text: str, after: str) -> None:
     assert with_after(text, literals(text)[0], "b") == after
 
 
-def test_a_directory_is_listed_without_build_directories(tmp_path: object) -> None:
-    from pathlib import Path
+def test_what_git_ignores_is_not_of_the_tree(tmp_path: Path) -> None:
+    for name in ("a.cpp", "sdk/b.cpp", "made.cpp", "new.cpp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("sdk/\n/made.cpp\n")
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "a.cpp"], check=True)
+    assert Tree(tmp_path).files == {".gitignore", "a.cpp", "new.cpp"}
 
-    root = Path(str(tmp_path))
+
+def test_a_directory_is_listed_without_build_directories(tmp_path: Path) -> None:
+    root = tmp_path
     for name in ("a.cpp", "build/CMakeCache.txt", "build/b.cpp", "third-party/c.cpp", ".git/d"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
