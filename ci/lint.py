@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,11 @@ def _github_files(pattern: str) -> list[str]:
 
 
 TOOLS = {
-    "style": Tool(["ruff", "check", "."], "nox -s lint -- --fix", ["ruff", "check", "--fix", "."]),
+    "style": Tool(
+        ["ruff", "check", "--output-format", "concise", "."],
+        "nox -s lint -- --fix",
+        ["ruff", "check", "--fix", "."],
+    ),
     "format": Tool(["ruff", "format", "--check", "."], "nox -s lint -- --fix", ["ruff", "format", "."]),
     "types": Tool(["mypy"], "correct the types named above"),
     "generated": Tool(
@@ -104,6 +108,7 @@ TOOLS = {
 
 ACTIONLINT = [
     "actionlint",
+    "-oneline",
     # Newer than its newest release, 1.7.12: `$/` and the job context's workflow_*.
     *("-ignore", r'"\$/[^"]*"'),
     *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
@@ -208,12 +213,15 @@ def shell_findings(root: Path, files: Sequence[Path]) -> list[Finding]:
 
     with tempfile.TemporaryDirectory() as folder:
         scripts = [path for path in files if SHEBANG.match(_first_line(path))]
+        places: dict[str, str] = {}
         for number, (where, script) in enumerate(run_scripts(root)):
-            path = Path(folder) / f"{number}-{re.sub(r'[^a-z0-9]+', '-', where)}.sh"
-            path.write_text(f"#!/usr/bin/env bash\n# {where}\n{script}\n", encoding="utf-8")
+            path = Path(folder) / f"{number}.sh"
+            path.write_text(f"#!/usr/bin/env bash\n{script}\n", encoding="utf-8")
             scripts.append(path)
-        command = ["shellcheck", "--severity=style", "--external-sources", *map(str, scripts)]
-        return _run_tool("shell", Tool(command, "mend what is named above")) if scripts else []
+            places[str(path)] = where
+        command = ["shellcheck", "--severity=style", "--external-sources", "--format=gcc"]
+        tool = Tool([*command, *map(str, scripts)], "mend what is named above")
+        return _run_tool("shell", tool, places) if scripts else []
 
 
 def run_scripts(root: Path) -> Iterator[tuple[str, str]]:
@@ -246,7 +254,12 @@ def _finding(rule: str, subject: str, message: str, remedy: str) -> Finding:
     return Finding(rule, Severity.ERROR, subject, message, remedy)
 
 
-def _run_tool(name: str, tool: Tool) -> list[Finding]:
+_COMPLAINT = re.compile(r"(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<says>.+)")
+
+
+def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) -> list[Finding]:
+    """A finding for each line that names a place, so that it is shown there, else one of all that was said.
+    `places` are names of files that are not the repository's."""
     try:
         done = subprocess.run(
             tool.command,
@@ -261,7 +274,14 @@ def _run_tool(name: str, tool: Tool) -> list[Finding]:
         return [_finding(f"lint-{name}", tool.command[0], "is not installed here", "nox -s lint")]
     if done.returncode == 0:
         return []
-    return [_finding(f"lint-{name}", " ".join(tool.command), f"\n{done.stdout.strip()}", tool.remedy)]
+    found = []
+    for line in done.stdout.splitlines():
+        if match := _COMPLAINT.fullmatch(line):
+            file = (places or {}).get(match["file"])
+            subject = file or f"{match['file'].removeprefix(f'{ROOT}/')}:{match['line']}"
+            found.append(_finding(f"lint-{name}", subject, match["says"], tool.remedy))
+    program = Path(tool.command[0]).name
+    return found or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.remedy)]
 
 
 def _environment() -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ci import lint
+from provisioning.settings import ROOT
 
 HOST = ".".join(("pypi", "org"))
 
@@ -64,6 +65,16 @@ def test_a_failing_tool_is_a_finding_with_its_output_and_remedy() -> None:
     assert finding.remedy == "mend line 3"
 
 
+def test_what_a_tool_says_of_a_line_is_a_finding_of_that_line() -> None:
+    said = f"a/b.py:3: error: bad\\n{ROOT}/c.sh:4:2: note: worse [SC1]\\nFound 2 errors"
+    tool = lint.Tool([lint.PYTHON, "-c", f"print('{said}'); raise SystemExit(1)"], "mend it")
+    found = [(one.subject, one.message, one.rule) for one in lint._run_tool("types", tool)]
+    assert found == [
+        ("a/b.py:3", "error: bad", "lint-types"),
+        ("c.sh:4", "note: worse [SC1]", "lint-types"),
+    ]
+
+
 def test_a_missing_tool_is_a_finding() -> None:
     (finding,) = lint._run_tool("style", lint.Tool(["no-such-tool"], ""))
     assert "not installed" in finding.message
@@ -75,20 +86,21 @@ def test_scripts_and_the_lines_that_workflows_run_are_checked_as_shell(
     """With a stand-in that objects to every line with BAD."""
     tool = tmp_path / "bin" / "shellcheck"
     tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\nshift 2\n! grep -H BAD "$@"\n')
+    tool.write_text('#!/bin/sh\nshift 3\n! grep -Hn BAD "$@" | sed "s/:echo/:1: note:/"\n')
     tool.chmod(0o755)
     monkeypatch.setattr(lint, "_environment", lambda: {"PATH": f"{tool.parent}:/usr/bin:/bin"})
     action = tmp_path / ".github" / "actions" / "a" / "action.yml"
     action.parent.mkdir(parents=True)
-    action.write_text("runs: {using: composite, steps: [{run: echo BAD 1, shell: bash}]}\n")
+    action.write_text("runs: {using: composite, steps: [{name: greet, run: echo BAD 1, shell: bash}]}\n")
     script = tmp_path / "script"
     script.write_text("#!/usr/bin/env bash\necho BAD 2\n")
     python = tmp_path / "x.py"
     python.write_text("#!/usr/bin/env python3\n# BAD 3\n")
-    (finding,) = lint.shell_findings(tmp_path, [script, python])
-    assert "BAD 1" in finding.message
-    assert "BAD 2" in finding.message
-    assert "BAD 3" not in finding.message
+    found = [(one.subject, one.message) for one in lint.shell_findings(tmp_path, [script, python])]
+    assert found == [
+        (f"{script}:2", "note: BAD 2"),
+        (".github/actions/a/action.yml: greet", "note: BAD 1"),
+    ]
 
 
 def test_actionlint_that_is_not_installed_says_that_it_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
