@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = plan_of(args.image)
     engine = connect()
-    _check(plan, engine)
+    check(plan, engine)
     given = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     argv = docker_run(
@@ -100,7 +100,8 @@ def accounts(owner: str) -> dict[str, str]:
     }
 
 
-def _check(plan: Plan, engine: Engine) -> None:
+def check(plan: Plan, engine: Engine) -> None:
+    """That the image can be entered, and whether it is this checkout's."""
     from provisioning.errors import EnvironmentLacking
 
     if shutil.which("docker") is None:

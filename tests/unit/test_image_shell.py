@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ci.image.engine import Engine
 from ci.image.plan import plan_of
-from ci.image.shell import accounts, docker_run
+from ci.image.shell import accounts, check, docker_run
+from ci.image.verb import labels
+from provisioning.errors import EnvironmentLacking
 
 PLAN = plan_of("wheels")
 
@@ -77,3 +81,49 @@ def test_only_known_variables_pass(tmp_path: Path) -> None:
 
 def test_the_command_comes_last(tmp_path: Path) -> None:
     assert argv(tmp_path)[-2:] == [PLAN.tag, "true"]
+
+
+class Holding(Engine):
+    """Stands for an engine that has an image with these labels, or none."""
+
+    def __init__(self, **said: str) -> None:
+        self.said = said
+
+    def image_id(self, reference: str) -> str | None:
+        return "sha256:1" if self.said else None
+
+    def attributes(self, reference: str) -> dict[str, Any]:
+        return {"Config": {"Labels": self.said}}
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program
+
+
+def test_an_engine_without_its_command_says_what_to_install(client: Path) -> None:
+    client.unlink()
+    with pytest.raises(EnvironmentLacking, match="not on PATH"):
+        check(PLAN, Holding(**labels(PLAN, "b", "sha256:2")))
+
+
+def test_an_image_that_was_not_built_names_the_command_that_builds_it(client: Path) -> None:
+    with pytest.raises(EnvironmentLacking) as caught:
+        check(PLAN, Holding())
+    assert caught.value.remedy == "nox -s image -- wheels"
+
+
+def test_an_image_of_these_manifests_is_entered_without_a_word(
+    client: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(PLAN, Holding(**labels(PLAN, "b", "sha256:2")))
+    assert capsys.readouterr().err == ""
+
+
+def test_an_image_of_other_manifests_is_told(client: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(PLAN, Holding(**{**labels(PLAN, "b", "sha256:2"), "qnn-ci.manifest": "0"}))
+    assert "`nox -s image -- wheels` renews it" in capsys.readouterr().err
