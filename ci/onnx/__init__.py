@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     compiler = commands.add_parser("compile", help="quantize a model and compile it to a QNN context")
     compiler.add_argument("model", type=Path, metavar="MODEL.onnx")
-    compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
+    compiler.add_argument("-o", "--output", required=True, metavar="DIR", help="where it goes")
     _add_choices(compiler)
     compiler.add_argument(
         "--calibrate", type=Path, metavar="DIR", help="samples to quantize by: .npz, or .npy for one input"
@@ -57,6 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     commands.add_parser("options", help="list what --option takes")
     for command in (compiler, runner, auditor):
+        command.add_argument(
+            "--timeout", type=float, default=900, metavar="S", help="end a step after S seconds [%(default)g]"
+        )
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )

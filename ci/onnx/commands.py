@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -22,7 +24,7 @@ from ci.onnx.precision import PRECISIONS, precision_named
 from ci.onnx.process import OnnxWorker, Refused, require_installed, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.samples import read_inputs
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.manifest import load_socs, soc_named
 
 LOCK = ".qnn-ci.lock"
@@ -37,9 +39,11 @@ def compile_model(args: argparse.Namespace) -> int:
     require_installed()
     _require_file(args.model)
     calibrate = str(args.calibrate.absolute()) if args.calibrate else ""
-    output = args.output.absolute()
-    with _output(output) as (scratch, publish), _worker(scratch) as worker:
-        log = scratch / "compile.log"
+    if not args.output:
+        raise UsageError("-o is empty", remedy="name a directory: -o out")
+    output = Path(args.output).absolute()
+    with _logs() as logs, _output(output) as (scratch, publish), _worker(logs, args.timeout) as worker:
+        log = logs / "compile.log"
         name = f"{args.model.stem}_ctx"
         common: dict[str, Any] = {
             "precision": precision,
@@ -49,6 +53,8 @@ def compile_model(args: argparse.Namespace) -> int:
         with _step(f"checking {args.model}"):
             model = str(args.model.absolute())
             looked = worker.order("look", log, model=model, dimensions=dimensions, **common)
+        for constant in looked["constant"]:
+            _say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
         ready = looked["model"]
         if precision_named(precision).quantized:
             with _step(f"quantizing to {precision} by {looked['samples']} samples"):
@@ -77,7 +83,7 @@ def compile_model(args: argparse.Namespace) -> int:
             )
         written = publish(made)
     for path in written:
-        print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
+        print(f"{path.stat().st_size:>12,}  {Path(args.output) / path.name}")
     near = reply["near"]
     whose = "the calibration's first samples" if calibrate else "made-up inputs"
     print(
@@ -104,10 +110,14 @@ def run_model(args: argparse.Namespace) -> int:
         from ci.onnx.arrays import save, saved
 
         save(scratch / "inputs.npz", [inputs])
-        with _worker(scratch) as worker, _step(f"running {args.model} on {soc_name}"):
+        with (
+            _logs() as logs,
+            _worker(logs, args.timeout) as worker,
+            _step(f"running {args.model} on {soc_name}"),
+        ):
             worker.order(
                 "run",
-                scratch / "run.log",
+                logs / "run.log",
                 model=str(args.model.absolute()),
                 inputs=str(scratch / "inputs.npz"),
                 outputs=str(scratch / "outputs.npz"),
@@ -149,13 +159,13 @@ def audit_model(args: argparse.Namespace) -> int:
     _require_file(args.model)
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
         scratch = Path(temporary)
-        with _worker(scratch) as worker:
+        with _logs() as logs, _worker(logs, args.timeout) as worker:
             problems: list[dict[str, Any]] = []
             model = str(args.model.absolute())
             common = {"precision": precision.name, "into": str(scratch)}
             try:
                 looked = worker.order(
-                    "look", scratch / "look.log", model=model, dimensions=dimensions, calibrate="", **common
+                    "look", logs / "look.log", model=model, dimensions=dimensions, calibrate="", **common
                 )
                 model = looked["model"]
             except Refused as refused:
@@ -166,7 +176,7 @@ def audit_model(args: argparse.Namespace) -> int:
             if not any(problem["rule"] == "onnx-dynamic-shape" for problem in problems):
                 audit = worker.order(
                     "audit",
-                    scratch / "audit.log",
+                    logs / "audit.log",
                     model=model,
                     soc=args.soc,
                     settings=settings.as_dict(),
@@ -239,7 +249,8 @@ def _soc_of(soc_id: int, model: Path) -> str:
 
 def _require_file(path: Path) -> None:
     if not path.is_file():
-        raise UsageError(f"{path}: there is no such file", remedy="name an .onnx that is there")
+        found = "it is a directory" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{path}: {found}", remedy="name an .onnx that is there")
 
 
 @contextmanager
@@ -247,16 +258,8 @@ def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
     """A scratch folder below `folder`, and a function that moves what was made there into it.
 
     One process at a time: two compiles into one folder would mix. Nothing else is left behind."""
-    from filelock import FileLock, Timeout
-
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(
-            f"{folder}: another compile is writing there", remedy="wait for it, or choose another -o"
-        ) from None
+        lock = _locked(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
@@ -268,10 +271,34 @@ def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
     except OSError as error:
         raise _unwritable(folder, error) from error
     finally:
-        lock.release()
+        # Removed while it is held: whoever opened it before finds that it is not the one in the folder.
         (folder / LOCK).unlink(missing_ok=True)
-        if not any(folder.iterdir()):
+        os.close(lock)
+        with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor that holds the folder's lock; UsageError where another process has it."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            # Another compile has just taken its empty folder away.
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), (folder / LOCK).stat()):
+                return lock
+        except BlockingIOError:
+            os.close(lock)
+            raise UsageError(
+                f"{folder}: another compile is writing there", remedy="wait for it, or choose another -o"
+            ) from None
+        except FileNotFoundError:
+            pass
+        os.close(lock)
 
 
 def _publish(made: Path, folder: Path) -> list[Path]:
@@ -285,13 +312,27 @@ def _publish(made: Path, folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _worker(scratch: Path) -> Iterator[OnnxWorker]:
-    worker = OnnxWorker(setup_of(scratch / "logs"))
+def _logs() -> Iterator[Path]:
+    """A folder for logs, which stays only when an error tells the user to look there."""
+    folder = Path(tempfile.mkdtemp(prefix="qnn-ci-onnx-"))
+    kept = False
+    try:
+        yield folder
+    except ToolkitError as error:
+        kept = str(folder) in f"{error.message} {error.remedy}"
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _worker(logs: Path, timeout: float) -> Iterator[OnnxWorker]:
+    worker = OnnxWorker(setup_of(logs, timeout=timeout))
     try:
         yield worker
     finally:
         worker.end()
-        shutil.rmtree(scratch / "logs", ignore_errors=True)
 
 
 @contextmanager

@@ -1,19 +1,21 @@
 """The same factory at the same precision for the same chip, through ExecuTorch and through ONNX Runtime.
 
-The other lane's figures come from its reports: the two live in environments that need not fit each other.
+The other lane's figures come from its reports, and where there is none, from its baseline: the two live in
+environments that need not fit each other.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ci.lowering.suite import SUITES
 from ci.onnx.precision import PRECISIONS
 from ci.onnx.suite import Program
-from provisioning.errors import ToolkitError
+from ci.suites.baseline import baseline_path, load_baseline
 from provisioning.findings import Report
 
 STAGES = ("test_lowering", "test_emulator")
@@ -29,16 +31,8 @@ class Lane:
     ddr_read: int | None
     ddr_written: int | None
     build_id: str
-
-    def __str__(self) -> str:
-        parts = [
-            f"cosine {self.cosine:.5f}" if self.cosine is not None else "",
-            f"{self.sqnr_db:.1f} dB" if self.sqnr_db is not None else "",
-            f"{self.size:,} bytes" if self.size is not None else "",
-            f"DDR {self.ddr_read:,} read" if self.ddr_read is not None else "",
-            f"{self.ddr_written:,} written" if self.ddr_written is not None else "",
-        ]
-        return ", ".join(part for part in parts if part) or "nothing known"
+    agreed: bool = False
+    """From the baseline, not of this run."""
 
 
 Key = tuple[str, str, str, str]
@@ -55,32 +49,25 @@ def key_of_program(program: Program) -> Key:
     )
 
 
-def executorch_lane(reports: Path, suite: Path) -> dict[Key, Lane]:
-    """Every program that both of the other lane's reports, or one of them, know; {} where there are none."""
-    from ci.lowering.suite import load_suite
-
+def executorch_lane(reports: Path, suite: Path, profile: str) -> dict[Key, Lane]:
+    """Every program of the other lane's suite that was ever measured."""
     found = {stage: _programs(reports / f"{stage}.json") for stage in STAGES}
-    names = dict.fromkeys(name for rows, _ in found.values() for name in rows)
-    try:
-        cases = load_suite(suite).cases
-    except ToolkitError:
-        return {}
+    build_id = found[STAGES[0]][1] or found[STAGES[1]][1]
+    baseline = load_baseline(baseline_path(suite, profile))
     lanes: dict[Key, Lane] = {}
-    for name in names:
-        rows = [found[stage][0].get(name, {}) for stage in STAGES]
-        case = cases.get(str((rows[0] or rows[1]).get("case", "")))
-        if case is None:
-            continue
-        either = rows[0] or rows[1]
-        key = (
-            case.factory,
-            json.dumps(case.arguments, sort_keys=True),
-            str(either["scheme"]),
-            str(either["soc"]),
-        )
+    for program in SUITES.programs_of(suite):
         # QAT and other special runs are no match for plain quantization.
-        if either["run"] == either["scheme"]:
-            lanes[key] = _lane(rows[0], rows[1], found[STAGES[0]][1] or found[STAGES[1]][1])
+        if program.run.name != program.run.scheme:
+            continue
+        rows = [found[stage][0].get(program.name, {}) for stage in STAGES]
+        agreed = baseline.of(program.name)
+        arguments = json.dumps(program.case.arguments, sort_keys=True)
+        key = (program.case.factory, arguments, program.run.scheme, program.soc)
+        if any(rows):
+            costs, figures = rows[0].get("costs", {}), rows[1].get("figures", {})
+            lanes[key] = _lane(costs, figures, build_id)
+        elif agreed is not None:
+            lanes[key] = replace(_lane(agreed.model_dump(), agreed.accuracy, baseline.build_id), agreed=True)
     return lanes
 
 
@@ -98,7 +85,8 @@ def markdown(pairs: Sequence[tuple[str, Lane, Lane]]) -> str:
                 _cell(lane.ddr_read, ",d"),
                 _cell(lane.ddr_written, ",d"),
             ]
-            lines.append(f"| {name} | {title} (QNN {lane.build_id}) | {' | '.join(cells)} |")
+            whose = f"{title}, baseline" if lane.agreed else title
+            lines.append(f"| {name} | {whose} (QNN {lane.build_id}) | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -115,9 +103,7 @@ def _programs(path: Path) -> tuple[dict[str, Mapping[str, Any]], str]:
     return (rows if isinstance(rows, dict) else {}), str(metrics.get("build_id", ""))
 
 
-def _lane(lowered: Mapping[str, Any], emulated: Mapping[str, Any], build_id: str) -> Lane:
-    costs, figures = lowered.get("costs", {}), emulated.get("figures", {})
-
+def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -> Lane:
     def whole(name: str) -> int | None:
         return int(costs[name]) if costs.get(name) is not None else None
 

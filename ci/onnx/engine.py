@@ -23,6 +23,7 @@ from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config,
 
 from ci.lowering.compiler_log import Traffic, traffic
 from ci.onnx.arrays import Sample
+from ci.onnx.graph import simplify_gathers
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision
 from provisioning.build_id import build_ids
@@ -34,6 +35,7 @@ TRACE = "qnn_op_trace.json"
 ERRORS_ONLY, VERBOSE = 3, 0
 PREFIX = re.compile(r"^.*QnnLogging\] ?|\x1b\[[0-9;]*m", re.MULTILINE)
 """What ONNX Runtime puts before a line of QNN's."""
+SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ def compiled(
     }
     provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
     try:
-        session = _session(model, provider, session_options, severity=VERBOSE)
+        session = _session(model, provider, session_options, settings.dynamic, severity=VERBOSE)
     except Exception as error:
         audit = _audit(trace)
         if audit.unsupported:
@@ -188,7 +190,7 @@ def reloaded(
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, "session.disable_cpu_ep_fallback": "1"}
     try:
-        session = _session(context, provider, wanted)
+        session = _session(context, provider, wanted, settings.dynamic)
     except Exception as error:
         raise CheckFailed(
             f"{context} cannot be loaded: {_said(error)}",
@@ -242,14 +244,22 @@ def _tracing(folder: Path) -> dict[str, str]:
 
 
 def _session(
-    model: Path, provider: Mapping[str, str], session: Mapping[str, str], *, severity: int = ERRORS_ONLY
+    model: Path,
+    provider: Mapping[str, str],
+    session: Mapping[str, str],
+    dynamic: Mapping[str, str] | None = None,
+    *,
+    severity: int = ERRORS_ONLY,
 ) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = severity
     for name, value in session.items():
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))
-    return ort.InferenceSession(str(model), options)
+    made = ort.InferenceSession(str(model), options)
+    if dynamic:
+        made.set_ep_dynamic_options(dict(dynamic))
+    return made
 
 
 def _run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
@@ -294,7 +304,8 @@ def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
 
 
 def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    """Without where in ONNX Runtime's source it was said."""
+    text = SOURCE.sub("", " ".join(str(error).split()))
     return text[:600] or type(error).__name__
 
 
@@ -341,5 +352,8 @@ def export(
         raise CheckFailed(
             f"{dotted} cannot be exported to ONNX: {_said(error)}", remedy="make it exportable by torch.onnx"
         ) from error
-    onnx.checker.check_model(str(path))
+    whole = onnx.load(str(path))
+    simplify_gathers(whole)
+    onnx.save(whole, str(path))
+    onnx.checker.check_model(str(path), full_check=True)
     return path, made

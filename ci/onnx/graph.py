@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +12,11 @@ from provisioning.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     import onnx
 
-CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+LOOPS = ("Loop", "Scan", "SequenceMap")
 DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 """Operators whose output's shape is known only when they have run."""
+PADDED = ("NonMaxSuppression", "NonZero")
+"""Of those, what the provider takes all the same when the model says how large the output may become."""
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 CONTEXT_OPERATOR = "EPContext"
 
@@ -27,6 +29,10 @@ class Problem:
     subject: str
     message: str
     remedy: str
+
+    def __str__(self) -> str:
+        told = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
+        return self.message if told else f"{self.subject}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,10 @@ def load_graph(path: Path) -> onnx.ModelProto:
             " part of one",
             remedy="export or copy it again",
         ) from error
+    if not path.stat().st_size:
+        raise CheckFailed(
+            f"{path}: expected an ONNX model, found an empty file", remedy="export or copy it again"
+        )
     if not model.graph.node or not model.opset_import:
         raise CheckFailed(
             f"{path}: expected an ONNX model, found one without "
@@ -103,15 +113,23 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
         path = root / location
         where = f"external data of {tensor.name or owner}"
         if not location or Path(location).is_absolute() or not path.resolve().is_relative_to(root):
+            linked = f", a link to {path.resolve()}" if path.is_symlink() else ""
             raise CheckFailed(
-                f"{where}: expected a file below {root}, found {location!r}",
+                f"{where}: expected a file below {root}, found {location!r}{linked}",
                 remedy="save the model again with its data beside it, by a relative name",
             )
         if not path.is_file():
             raise CheckFailed(
                 f"{where}: {path} is missing", remedy=f"copy {location} beside the model, under that name"
             )
-        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+        try:
+            offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+        except ValueError:
+            raise CheckFailed(
+                f"{where}: expected numbers, found offset {entries.get('offset')!r} and length"
+                f" {entries.get('length')!r}",
+                remedy="export the model again",
+            ) from None
         size = path.stat().st_size
         if offset < 0 or length < 0 or offset + length > size:
             raise CheckFailed(
@@ -139,11 +157,30 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
         )
 
 
+def simplify_gathers(model: onnx.ModelProto) -> None:
+    """Gather for each GatherND that looks up by one index: PyTorch's exporter writes `table[position]` as the
+    latter, which does not take the int32 that positions mostly are, while Gather does."""
+    from onnx import helper, numpy_helper
+
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    for index, node in enumerate(graph.node):
+        if node.op_type != "GatherND" or any(helper.get_attribute_value(each) for each in node.attribute):
+            continue
+        unsqueeze = makers.get(node.input[1])
+        if unsqueeze is None or unsqueeze.op_type != "Unsqueeze" or unsqueeze.input[1] not in constants:
+            continue
+        if numpy_helper.to_array(constants[unsqueeze.input[1]]).tolist() == [-1]:
+            inputs = [node.input[0], unsqueeze.input[0]]
+            made = helper.make_node("Gather", inputs, list(node.output), name=node.name, axis=0)
+            graph.node[index].CopyFrom(made)
+
+
 def problems_of(model: onnx.ModelProto) -> list[Problem]:
     """All that keeps a model from being compiled for HTP, before the provider is asked."""
-    problems = [*_dynamic(model), *_control_flow(model.graph), *_types(model)]
-    problems += _malformed(model)
-    return problems
+    problems = [*_newer(model), *_dynamic(model), *_control_flow(model.graph), *_types(model)]
+    return problems or list(_malformed(model))
 
 
 def is_context(model: onnx.ModelProto) -> bool:
@@ -160,28 +197,73 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
                 else f"export with every size of {tensor.name} fixed"
             )
             yield Problem("onnx-dynamic-shape", tensor.name, f"{tensor}: HTP needs every size fixed", remedy)
+    known = {value.name: _tensor(value) for value in (*model.graph.output, *model.graph.value_info)}
     for node in model.graph.node:
-        if node.op_type in DATA_DEPENDENT:
-            yield Problem(
-                "onnx-dynamic-shape",
-                _name(node),
-                f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
-                "replace it by a mask of fixed size, or do this step outside the model",
+        if node.op_type not in DATA_DEPENDENT:
+            continue
+        outputs = [known.get(name) for name in node.output]
+        if node.op_type in PADDED and all(tensor and tensor.static for tensor in outputs):
+            continue
+        mend = "replace it by a mask of fixed size, or do this step outside the model"
+        if node.op_type in PADDED:
+            mend = (
+                f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {mend}"
             )
+        yield Problem(
+            "onnx-dynamic-shape",
+            _name(node),
+            f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
+            mend,
+        )
 
 
 def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
-    mends = {
-        "If": "fix its condition at export, so that only one branch is there",
-        "Loop": "export it unrolled: a Python loop of a fixed count becomes its steps",
-    }
+    """The provider takes an If whose branches are computed both, and no loops."""
     for node in graph.node:
-        if node.op_type in CONTROL_FLOW:
+        if node.op_type in LOOPS:
             yield Problem(
                 "onnx-control-flow",
                 _name(node),
                 f"{node.op_type} is control flow, which HTP does not have",
-                mends.get(node.op_type, "write its steps out in the model"),
+                "export it unrolled: a Python loop of a fixed count becomes its steps"
+                if node.op_type == "Loop"
+                else "write its steps out in the model",
+            )
+        elif node.op_type == "If":
+            branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+            if fault := _unlike(branches):
+                yield Problem(
+                    "onnx-control-flow",
+                    _name(node),
+                    f"HTP computes both branches of an If and takes one: {fault}",
+                    "give both branches one output, of the same type and fixed shape; or fix the condition at"
+                    " export, so that only one branch is there",
+                )
+            for branch in branches:
+                yield from _control_flow(branch)
+
+
+def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
+    """Why one cannot stand for the other; empty when it can."""
+    outputs = [[_tensor(value) for value in branch.output] for branch in branches]
+    if counts := [len(each) for each in outputs if len(each) != 1]:
+        return f"expected one output of each, found {counts[0]}"
+    if len({(one.dtype, one.shape) for (one,) in outputs if one.static}) > 1:
+        return "their outputs differ in type or shape: " + ", ".join(str(one) for (one,) in outputs)
+    return ""
+
+
+def _newer(model: onnx.ModelProto) -> Iterator[Problem]:
+    from onnx import defs
+
+    for imported in model.opset_import:
+        newest = defs.onnx_opset_version()
+        if imported.domain in ("", "ai.onnx") and imported.version > newest:
+            yield Problem(
+                "onnx-opset",
+                "opset",
+                f"opset {imported.version} is newer than {newest}, the newest that is known here",
+                f"export with an opset up to {newest}",
             )
 
 

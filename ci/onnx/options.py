@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -21,15 +22,17 @@ from provisioning.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "onnx_options.toml"
 
-Scope = Literal["provider", "session", "run"]
-SCOPES: tuple[Scope, ...] = ("provider", "session", "run")
+Scope = Literal["provider", "session", "run", "dynamic"]
+SCOPES: tuple[Scope, ...] = ("provider", "session", "run", "dynamic")
+"""For all sessions with the provider, for one, for one run, and for a session that is there already."""
 Value = bool | int | str
 
 
 class Option(Model):
     name: str
     scope: Scope
-    kind: Literal["flag", "enum", "integer", "text"]
+    kind: Literal["flag", "enum", "integer", "text", "file", "lora"]
+    """`lora` is a file of lines `GRAPH;FILE`."""
     summary: str
     values: tuple[str, ...] = ()
     least: int | None = None
@@ -64,6 +67,7 @@ class Settings:
     provider: Mapping[str, str] = field(default_factory=dict)
     session: Mapping[str, str] = field(default_factory=dict)
     run: Mapping[str, str] = field(default_factory=dict)
+    dynamic: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, dict[str, str]]:
         return {scope: dict(getattr(self, scope)) for scope in SCOPES}
@@ -123,6 +127,8 @@ def _choice(option: Option) -> str:
         "enum": "|".join(option.values),
         "integer": "N" if option.least is None else f"N>={option.least}",
         "text": "TEXT",
+        "file": "FILE",
+        "lora": "FILE",
     }[option.kind]
 
 
@@ -143,9 +149,30 @@ def _text(option: Option, value: Value, where: str) -> str:
             f"{where}: {option.name}: expected a whole number from {option.least or 0} on, found {text!r}",
             remedy=f"{option.name}={max(1, option.least or 0)}",
         )
+    if option.kind in ("file", "lora"):
+        _require_file(option, Path(text), where)
     if option.pattern and not re.fullmatch(option.pattern, text):
         raise UsageError(f"{where}: {option.name}: {text!r} is not of the form {option.summary}")
     return text
+
+
+def _require_file(option: Option, path: Path, where: str) -> None:
+    """The provider goes on without a file that is not there, or ends the process."""
+    if not path.is_file():
+        raise UsageError(
+            f"{where}: {option.name}: there is no file {path}", remedy="name a file that is there"
+        )
+    if option.kind != "lora":
+        return
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    for number, line in enumerate(lines or [""], 1):
+        graph, _, adapter = line.partition(";")
+        if not graph.strip() or not Path(adapter.strip()).is_file():
+            raise UsageError(
+                f"{where}: {option.name}: {path}, line {number}: expected GRAPH;FILE with a file that is"
+                f" there, found {line!r}",
+                remedy="one line for each graph: its name in the context, and the adapter's binary",
+            )
 
 
 def _fits(option: Option, text: str, given: Mapping[str, str], soc: Soc, embed: bool, where: str) -> None:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ci.onnx.graph import Signature
 
 
+NPY = b"\x93NUMPY"
+
+
 def read_samples(folder: Path, signature: Signature) -> list[Sample]:
     """Calibration data: a file is a sample. An .npz holds every input by name; an .npy serves a model of one
     input, and for several inputs there is a folder for each, with as many .npy files in every one."""
@@ -89,6 +92,9 @@ def read_array(path: Path) -> Array:
 
     try:
         with path.open("rb") as stream:
+            if stream.read(len(NPY)) != NPY:
+                raise ValueError(f"it begins otherwise, and has {path.stat().st_size} bytes")
+            stream.seek(0)
             found: Array = np.load(stream, allow_pickle=False)
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file", remedy="name an .npy that is there") from None

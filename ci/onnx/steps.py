@@ -25,15 +25,18 @@ SAMPLES = "samples.npz"
 CALIBRATION = "calibration.npz"
 EXPECTED = "expected.npz"
 OPSET = 20
+SHOWN = 5
+"""Problems of a model named in its message; `onnx audit` names all."""
 
 
 class NotCompilable(CheckFailed):
     """A model with problems that are known before the provider is asked."""
 
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
-        first = problems[0]
-        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-        super().__init__(f"{path}: {first.message}{more}", remedy=first.remedy)
+        listed = "; ".join(map(str, problems[:SHOWN]))
+        more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        mends = dict.fromkeys(problem.remedy for problem in problems[:SHOWN])
+        super().__init__(f"{path}: {listed}{more}", remedy="; ".join(mends))
         self.problems = tuple(problems)
 
 
@@ -48,6 +51,15 @@ def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int]
     if precision is not None:
         _require_precision(model, precision, {node.op_type for node in graph.graph.node})
     return _with_dimensions(model, dimensions, into) if dimensions else model
+
+
+def constant_inputs(samples: Sequence[Sample]) -> list[str]:
+    """Float inputs with one value throughout all samples, from which no range can be taken."""
+    return [
+        name
+        for name, first in (samples[0] if samples else {}).items()
+        if first.dtype.kind == "f" and all((sample[name] == first.flat[0]).all() for sample in samples)
+    ]
 
 
 def _require_precision(model: Path, precision: Precision, operators: Collection[str]) -> None:
@@ -166,6 +178,7 @@ def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "model": str(model),
         "samples": len(samples),
+        "constant": constant_inputs(samples),
         "inputs": [str(tensor) for tensor in signature.inputs],
         "outputs": [str(tensor) for tensor in signature.outputs],
     }
@@ -316,6 +329,13 @@ def _as_reply(written: Written) -> dict[str, Any]:
 
 
 def _near(expected: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]) -> dict[str, float]:
+    for one, other in zip(expected, found, strict=True):
+        for name in one:
+            if one[name].shape != other[name].shape:
+                raise CheckFailed(
+                    f"output {name}: the float model gives {one[name].shape}, HTP {other[name].shape}",
+                    remedy="pad it in the model to a fixed size, so that both are the same",
+                )
     try:
         rows = [
             figures(one[name], other[name])

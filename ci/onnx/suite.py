@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ci.onnx.options import Settings, settings_of
-from ci.onnx.precision import precision_named
+from ci.onnx.precision import PRECISIONS, precision_named
 from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
 from provisioning.errors import ToolkitError
 from provisioning.manifest import Model, load, soc_named
@@ -19,7 +19,7 @@ SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 
 
 class Run(AnyRun):
-    precision: str
+    precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
     thresholds: Thresholds
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 4

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from ci.suites.flags import add_choice, add_how
 from provisioning.settings import add_selection
 
 EXAMPLES = """\
@@ -13,32 +13,16 @@ EXAMPLES = """\
   nox -s test_onnx -- -k vit/u16u8 --soc SM8750
   nox -s test_onnx -- --suite ../mine/onnx.toml --keep
   nox -s test_onnx -- --list
+  nox -s test_onnx -- --update-baseline
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    which = parser.add_argument_group("which programs")
-    which.add_argument(
-        "--suite", type=Path, metavar="FILE", help="cases as in manifests/suites/onnx.toml, the default"
+    add_choice(parser, "manifests/suites/onnx.toml")
+    add_how(parser).add_argument(
+        "--keep", action="store_true", help="keep the compiled models in reports/onnx"
     )
-    which.add_argument("--tag", action="append", default=[], help="runs with this tag; may be repeated")
-    which.add_argument(
-        "-k",
-        dest="words",
-        action="append",
-        default=[],
-        metavar="WORD",
-        help="part of a name CASE/RUN/SOC; may be repeated",
-    )
-    which.add_argument("--list", action="store_true", help="list the chosen programs and stop")
-    how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=int, metavar="N", help="models side by side [cores]")
-    how.add_argument(
-        "--timeout", type=float, default=900, metavar="S", help="end a step after S seconds [%(default)g]"
-    )
-    how.add_argument("--no-cache", action="store_true", help="do also what has not changed")
-    how.add_argument("--keep", action="store_true", help="keep the compiled models in reports/onnx")
 
 
 def run(args: argparse.Namespace) -> int:

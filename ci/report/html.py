@@ -15,6 +15,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
 from ci.report.elements import badge, element, file_link, number, path, short, table
+from ci.report.lanes import lanes_section
 from ci.report.programs import collected, programs_section
 from provisioning.findings import Artifact, Finding, Report, Severity
 from provisioning.rendering.text import (
@@ -57,6 +58,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     main = element("main", _verdict(reports, folder), _stages(reports, folder))
     for section in (
         programs_section(reports),
+        lanes_section(reports),
         _findings(reports),
         _artifacts(reports, folder),
         _metrics(reports),

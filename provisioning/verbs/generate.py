@@ -33,6 +33,8 @@ GENERATED = {
     "manifests/schema/suite.json": "ci.lowering.schemas:suite_schema",
     "manifests/schema/suggestions.json": "ci.lowering.schemas:suggestions_schema",
     "manifests/schema/tolerances.json": "ci.lowering.schemas:tolerances_schema",
+    "manifests/schema/onnx_suite.json": "ci.onnx.schemas:suite_schema",
+    "manifests/schema/onnx_options.json": "ci.onnx.schemas:options_schema",
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
 }
 """Each file, and the function `module:name` that returns its text."""

@@ -14,6 +14,7 @@ from ci.onnx.graph import (
     load_graph,
     problems_of,
     signature_of,
+    simplify_gathers,
 )
 from provisioning.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import context_model, conv_model, model_of, with_external_data, write
@@ -57,15 +58,74 @@ def test_an_unknown_dimension_gets_the_known_ones() -> None:
     assert caught.value.remedy == "use one of: batch"
 
 
-@pytest.mark.parametrize("operator", ["If", "Loop"])
-def test_control_flow_is_named_with_its_mend(operator: str) -> None:
+@pytest.mark.parametrize("operator", ["Loop", "Scan"])
+def test_a_loop_is_named_with_its_mend(operator: str) -> None:
     body = helper.make_graph([], "body", [], [])
-    names = {"If": {"then_branch": body, "else_branch": body}, "Loop": {"body": body}}[operator]
-    node = helper.make_node(operator, ["x"], ["y"], name="flow", **names)
-    problem = next(one for one in problems_of(model_of([node])) if one.rule == "onnx-control-flow")
-    assert problem.subject == "flow"
+    problem = problems_of(model_of([helper.make_node(operator, ["x"], ["y"], name="flow", body=body)]))[0]
+    assert (problem.rule, problem.subject) == ("onnx-control-flow", "flow")
     assert operator in problem.message
     assert problem.remedy
+
+
+def if_model(*branches: Any) -> Any:
+    """Takes the first branch or the second."""
+    node = helper.make_node(
+        "If", ["flag"], ["y"], name="flow", then_branch=branches[0], else_branch=branches[1]
+    )
+    return model_of([node], output=(1, 3, 8, 8), weights={"flag": np.array(True)})
+
+
+def branch(
+    operator: str = "Relu", shape: tuple[int, ...] = (1, 3, 8, 8), outputs: int = 1, **attributes: Any
+) -> Any:
+    names = [f"{operator}_{number}" for number in range(outputs)]
+    nodes = [helper.make_node(operator, ["x"], [name], name=name, **attributes) for name in names]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
+    return helper.make_graph(nodes, operator, [], values)
+
+
+def test_an_if_of_like_branches_is_no_problem() -> None:
+    assert problems_of(if_model(branch(), branch("Sigmoid"))) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (branch("Sigmoid", (1, 3, 64)), "differ in type or shape"),
+        (branch("Sigmoid", outputs=2), "expected one output of each, found 2"),
+        (branch("Loop", body=helper.make_graph([], "body", [], [])), "Loop is control flow"),
+    ],
+)
+def test_an_if_whose_branches_cannot_stand_for_each_other_is_one(other: Any, said: str) -> None:
+    problem = next(one for one in problems_of(if_model(branch(), other)) if one.rule == "onnx-control-flow")
+    assert said in problem.message
+
+
+def test_a_gather_by_one_index_is_a_plain_gather() -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["position", "last"], ["column"]),
+        helper.make_node("GatherND", ["table", "column"], ["y"], name="look_up", batch_dims=0),
+    ]
+    weights = {"table": np.zeros((8, 4), np.float32), "last": np.array([-1])}
+    model = model_of(nodes, output=(1, 4), weights=weights)
+    simplify_gathers(model)
+    found = model.graph.node[1]
+    assert (found.op_type, list(found.input), list(found.output)) == ("Gather", ["table", "position"], ["y"])
+
+
+@pytest.mark.parametrize(("axis", "batch"), [(0, 0), (-1, 1)])
+def test_another_gather_stays_as_it_is(axis: int, batch: int) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["position", "axes"], ["column"]),
+        helper.make_node("GatherND", ["table", "column"], ["y"], name="look_up", batch_dims=batch),
+    ]
+    model = model_of(nodes, weights={"table": np.zeros((8, 4), np.float32), "axes": np.array([axis])})
+    simplify_gathers(model)
+    assert model.graph.node[1].op_type == "GatherND"
+
+
+def test_an_opset_that_nobody_knows_yet_is_a_problem() -> None:
+    assert rules(model_of([helper.make_node("Relu", ["x"], ["y"])], opset=99)) == ["onnx-opset"]
 
 
 def test_a_node_without_a_name_is_named_by_what_it_makes() -> None:
@@ -75,7 +135,21 @@ def test_a_node_without_a_name_is_named_by_what_it_makes() -> None:
 
 def test_an_output_whose_size_the_data_decides_is_a_problem() -> None:
     node = helper.make_node("NonZero", ["x"], ["y"], name="where")
-    assert "onnx-dynamic-shape" in rules(model_of([node]))
+    model = model_of([node], output=(4, None))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    assert rules(model) == ["onnx-dynamic-shape"]
+    assert "HTP pads with -1" in problems_of(model)[0].remedy
+
+
+def test_one_whose_size_is_fixed_in_the_model_is_not() -> None:
+    model = model_of([helper.make_node("NonZero", ["x"], ["y"], name="where")], output=(4, 192))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    assert problems_of(model) == []
+
+
+def test_one_that_the_provider_never_takes_is() -> None:
+    node = helper.make_node("Unique", ["x"], ["y"], name="unique")
+    assert "onnx-dynamic-shape" in rules(model_of([node], output=(192,)))
 
 
 def test_float64_is_a_problem() -> None:
@@ -146,6 +220,12 @@ def test_external_data_that_was_cut_off_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"0" * 10)
     with pytest.raises(CheckFailed, match=r"expected 432 bytes at 0 of .*, which has 10"):
         external_files(load_graph(path), tmp_path)
+
+
+def test_external_data_at_no_number_is_refused(tmp_path: Path) -> None:
+    model = with_external_data(tmp_path / "model.onnx", offset="abc")
+    with pytest.raises(CheckFailed, match="expected numbers, found offset 'abc'"):
+        external_files(load_graph(model), tmp_path)
 
 
 def test_external_data_inside_a_branch_is_looked_at_too(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ci.onnx.options import Value, described, options, parse_assignments, settings_of
@@ -21,6 +23,7 @@ def test_options_go_to_where_they_belong() -> None:
             "htp_performance_mode": "burst",
             "ep.context_node_name_prefix": "a_",
             "qnn.rpc_control_latency": 100,
+            "ep.dynamic.workload_type": "Efficient",
         },
         soc=SM8650,
         embed=False,
@@ -29,6 +32,7 @@ def test_options_go_to_where_they_belong() -> None:
         "provider": {"htp_performance_mode": "burst"},
         "session": {"ep.context_node_name_prefix": "a_"},
         "run": {"qnn.rpc_control_latency": "100"},
+        "dynamic": {"ep.dynamic.workload_type": "Efficient"},
     }
 
 
@@ -133,3 +137,31 @@ def test_an_option_given_twice_is_refused() -> None:
 
 def test_a_value_may_hold_an_equals_sign() -> None:
     assert parse_assignments(["qnn.lora_config=a=b"]) == {"qnn.lora_config": "a=b"}
+
+
+@pytest.mark.parametrize("name", ["qnn.lora_config", "op_affinity", "qnn_saver_path"])
+def test_a_file_must_be_there(name: str, tmp_path: Path) -> None:
+    assert "there is no file" in refused({name: str(tmp_path / "absent")}).message
+
+
+@pytest.mark.parametrize(
+    "text", ["graph\n", "graph;absent.bin\n", ";adapter.bin\n", "", "good;adapter.bin\nbad\n"]
+)
+def test_a_list_of_adapters_has_a_graph_and_a_file_on_each_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapter.bin").touch()
+    (tmp_path / "lora.txt").write_text(text)
+    assert "expected GRAPH;FILE" in refused({"qnn.lora_config": "lora.txt"}).message
+
+
+def test_a_good_list_of_adapters_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "adapter.bin").touch()
+    (tmp_path / "lora.txt").write_text("graph;adapter.bin\n\n")
+    assert settings_of({"qnn.lora_config": "lora.txt"}, soc=SM8650, embed=False).run
+
+
+def test_a_workload_type_is_written_as_the_provider_reads_it() -> None:
+    assert refused({"ep.dynamic.workload_type": "efficient"}).remedy == "did you mean Efficient?"

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import jsonschema
 import pytest
 
 from ci.lowering.suite import SHIPPED as LOWERING
 from ci.lowering.suite import load_suite
-from ci.onnx.crosscheck import executorch_lane, key_of_program, markdown
+from ci.onnx.crosscheck import Lane, executorch_lane, key_of_program
+from ci.onnx.judge import cost, cross_check, findings_of, lane_of, row
+from ci.onnx.measure import TOOLKIT, Plan, Result, do_model, jobs_of, models_of
 from ci.onnx.precision import PRECISIONS, precision_named
+from ci.onnx.process import Crashed
 from ci.onnx.profile import slowest
-from ci.onnx.stage import TOOLKIT, Plan, Result, cross_check, findings_of, judge, lane_of
+from ci.onnx.stage import judge, update
 from ci.onnx.suite import SHIPPED, Program, choose, programs_of
+from ci.report.lanes import lanes_section
+from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from provisioning.errors import ManifestError, UsageError
 from provisioning.findings import Outcome, Report, Severity, StageRun
-from provisioning.settings import ROOT, Selection
+from provisioning.settings import MANIFESTS, ROOT, Selection
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 SUITE = """\
 schema = 1
@@ -88,11 +101,6 @@ class TestSuite:
             programs_of(suite(tmp_path, SUITE.replace(old, new)))
         assert said.lower() in caught.value.message.lower()
 
-    def test_the_shipped_suite_has_what_the_page_promises(self) -> None:
-        programs = [program for program in programs_of(SHIPPED) if program.run.precision == "u16u8"]
-        chips = {name: {p.soc for p in programs if p.case_name == name} for name in ("vit", "bert")}
-        assert all(len(socs) >= 4 for socs in chips.values())
-
     def test_cases_of_the_same_name_are_the_same_model_in_both_suites(self) -> None:
         other = load_suite(LOWERING).cases
         for program in programs_of(SHIPPED):
@@ -150,60 +158,268 @@ class TestJudgement:
         assert rules(program, result) == [("onnx-profile", Severity.NOTE)]
 
 
+class TestCost:
+    tolerances = load_tolerances()
+
+    def rules(self, program: Program, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
+        baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed} if agreed else {})
+        result = Result({**facts(**changes), "cpu_seconds": 2.0})
+        return {each.rule: each.severity for each in cost(program, result, baseline, self.tolerances)}
+
+    @property
+    def agreed(self) -> Recorded:
+        return Recorded(
+            ddr_read=100, ddr_written=10, ddr_spilled=0, ddr_filled=0, context_bytes=1234, cpu_seconds=2.0
+        )
+
+    def test_the_same_costs_nothing_to_say(self, program: Program) -> None:
+        assert self.rules(program, self.agreed) == {}
+
+    @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
+    def test_more_traffic_than_is_tolerated_is_an_error(self, program: Program, name: str) -> None:
+        ddr = {**facts()["beside"]["ddr"], name: 10_000}
+        assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
+
+    def test_a_larger_context_is_an_error(self, program: Program) -> None:
+        assert self.rules(program, self.agreed, bytes=20_000) == {"cost-context-bytes": Severity.ERROR}
+
+    def test_traffic_that_the_compiler_does_not_tell_is_an_error(self, program: Program) -> None:
+        assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
+
+    def test_no_baseline_is_said(self, program: Program) -> None:
+        assert self.rules(program, None) == {"cost-no-baseline": Severity.WARNING}
+
+    def test_a_program_that_was_not_made_costs_nothing(self, program: Program) -> None:
+        result = Result(rule="onnx-crash")
+        assert list(cost(program, result, Baseline(Path("b.json")), self.tolerances)) == []
+
+
 def lane_report(folder: Path, stage: str, rows: Mapping[str, Any]) -> None:
     run = StageRun(stage, "wheels", "x86_64-linux", "nox")
     run.metrics |= {"programs": dict(rows), "build_id": "v2.49.40.260810104044"}
     run.finish(Outcome.PASS).write(folder)
 
 
+LOWERED = """\
+schema = 1
+[case.other]
+factory = "ci.models.vision:resnet"
+arguments = { width = 16 }
+[[case.other.run]]
+scheme = "16a8w"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = { cosine = 0.9 }
+[[case.other.run]]
+scheme = "8a8w"
+qat = true
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = { cosine = 0.9 }
+"""
+
+
 class TestCrossCheck:
-    identity: ClassVar = {"case": "resnet10", "run": "16a8w", "scheme": "16a8w", "soc": "SM8650"}
+    """`net` of the one suite is `other` of the other: the same factory with the same arguments."""
 
-    def test_the_same_factory_is_found_in_the_other_lanes_reports(self, tmp_path: Path) -> None:
-        lane_report(
-            tmp_path, "test_lowering", {"p": {**self.identity, "costs": {"pte_bytes": 5.0, "ddr_read": 7.0}}}
-        )
-        lane_report(tmp_path, "test_emulator", {"p": {**self.identity, "figures": {"cosine": 0.5}}})
-        program = next(p for p in programs_of(SHIPPED) if p.name == "resnet10/u16u8/SM8650")
-        lane = executorch_lane(tmp_path, LOWERING)[key_of_program(program)]
-        assert (lane.cosine, lane.size, lane.ddr_read, lane.ddr_written) == (0.5, 5, 7, None)
+    @pytest.fixture
+    def lowered(self, tmp_path: Path) -> Path:
+        path = tmp_path / "lowering.toml"
+        path.write_text(LOWERED)
+        return path
 
-    def test_one_report_is_enough(self, tmp_path: Path) -> None:
-        lane_report(tmp_path, "test_emulator", {"p": {**self.identity, "figures": {"cosine": 0.5}}})
-        assert [lane.size for lane in executorch_lane(tmp_path, LOWERING).values()] == [None]
+    def found(self, reports: Path, lowered: Path, program: Program) -> Lane:
+        return executorch_lane(reports, lowered, "wheels")[key_of_program(program)]
 
-    def test_a_run_with_qat_is_no_match(self, tmp_path: Path) -> None:
-        lane_report(tmp_path, "test_emulator", {"p": {**self.identity, "run": "16a8w-qat"}})
-        assert executorch_lane(tmp_path, LOWERING) == {}
-
-    def test_without_reports_the_stage_says_that_nothing_was_compared(
-        self, tmp_path: Path, program: Program
+    def test_the_same_factory_is_found_in_the_other_lanes_reports(
+        self, tmp_path: Path, lowered: Path, program: Program
     ) -> None:
+        name = "other/16a8w/SM8650"
+        lane_report(tmp_path, "test_lowering", {name: {"costs": {"pte_bytes": 5.0, "ddr_read": 7.0}}})
+        lane_report(tmp_path, "test_emulator", {name: {"figures": {"cosine": 0.5}}})
+        lane = self.found(tmp_path, lowered, program)
+        assert (lane.cosine, lane.size, lane.ddr_read, lane.ddr_written) == (0.5, 5, 7, None)
+        assert not lane.agreed
+
+    def test_one_report_is_enough(self, tmp_path: Path, lowered: Path, program: Program) -> None:
+        lane_report(tmp_path, "test_emulator", {"other/16a8w/SM8650": {"figures": {"cosine": 0.5}}})
+        assert self.found(tmp_path, lowered, program).size is None
+
+    def test_without_a_report_the_baseline_is_taken_and_said(
+        self, tmp_path: Path, lowered: Path, program: Program
+    ) -> None:
+        agreed: dict[str, dict[str, object]] = {
+            "other/16a8w/SM8650": {"pte_bytes": 9, "accuracy": {"sqnr_db": 40.0}}
+        }
+        load_baseline(baseline_path(lowered, "wheels")).with_values("v2.49", agreed).write()
+        lane = self.found(tmp_path, lowered, program)
+        assert (lane.size, lane.sqnr_db, lane.agreed, lane.build_id) == (9, 40.0, True, "v2.49")
+
+    def test_a_run_with_qat_is_no_match(self, tmp_path: Path, lowered: Path) -> None:
+        lane_report(tmp_path, "test_emulator", {"other/8a8w-qat/SM8650": {"figures": {"cosine": 0.5}}})
+        assert executorch_lane(tmp_path, lowered, "wheels") == {}
+
+    def test_where_nothing_is_the_same_the_stage_says_so(self, tmp_path: Path) -> None:
         stage = StageRun("test_onnx", "wheels", "x86_64-linux", "nox")
-        plan = Plan((program,), {}, tmp_path / "onnx", None, 1.0, False)
-        selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
-        cross_check(stage, plan, {program.name: Result(facts())}, selection)
+        cross_check(stage, [], tmp_path)
         assert [(f.rule, f.severity) for f in stage.findings] == [("onnx-cross-check", Severity.NOTE)]
         assert "nothing was compared" in stage.findings[0].message
 
-    def test_both_lanes_stand_side_by_side(self) -> None:
+    def test_both_lanes_stand_side_by_side(self, tmp_path: Path) -> None:
         lane = lane_of(Result(facts()))
-        text = markdown([("net", lane, lane)])
+        stage = StageRun("test_onnx", "wheels", "x86_64-linux", "nox")
+        cross_check(stage, [("net", lane, replace(lane, agreed=True))], tmp_path)
+        text = (tmp_path / "cross_check.md").read_text()
         assert text.count("| net |") == 2
-        assert "| ExecuTorch (QNN v2.51.0.260929181845) | 0.999000 | 30.0 | 1,234 | 100 | 10 |" in text
+        assert (
+            "| ExecuTorch, baseline (QNN v2.51.0.260929181845) | 0.999000 | 30.0 | 1,234 | 100 | 10 |" in text
+        )
+        assert "1 of 1 programs stand beside ExecuTorch's baseline" in stage.findings[0].message
+
+    def test_the_page_has_a_row_for_each_lane(self, program: Program) -> None:
+        result = Result({**facts(), "cpu_seconds": 1.0})
+        lane = replace(lane_of(result), sqnr_db=41.5, build_id="v2.49")
+        shown = row(program, result, [], Baseline(Path("b.json")), lane)
+        report = replace(
+            StageRun("test_onnx", "wheels", "x86_64-linux", "nox").finish(),
+            metrics={"programs": {program.name: shown}},
+        )
+        section = lanes_section([report])
+        assert section is not None
+        rows = [["".join(cell.itertext()) for cell in line] for line in section.iter("tr")]
+        assert [cells[:4] for cells in rows[1:]] == [
+            [program.name, "ONNX Runtime", "v2.51.0.260929181845", "30.0"],
+            [program.name, "ExecuTorch", "v2.49", "41.5"],
+        ]
+
+    def test_the_page_has_no_such_part_without_the_stage(self) -> None:
+        assert lanes_section([StageRun("lint", "wheels", "x86_64-linux", "nox").finish()]) is None
+
+
+def plan_of(programs: Sequence[Program], folder: Path) -> Plan:
+    baselines = {program.suite: Baseline(folder / "baseline.json") for program in programs}
+    return Plan(tuple(programs), {}, baselines, folder / "onnx", None, 1.0, False)
 
 
 def test_the_report_counts_and_shows_every_program(tmp_path: Path) -> None:
     programs = programs_of(suite(tmp_path))
     stage = StageRun("test_onnx", "wheels", "x86_64-linux", "nox")
-    plan = Plan(tuple(programs), {}, tmp_path / "onnx", None, 1.0, False)
-    results = {programs[0].name: Result(facts()), programs[1].name: Result(rule="onnx-crash", message="gone")}
-    judge(stage, plan, results, Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path))
+    good = Result({**facts(), "cpu_seconds": 1.0})
+    results = {programs[0].name: good, programs[1].name: Result(rule="onnx-crash", message="gone")}
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
+    judge(stage, plan_of(programs, tmp_path), results, selection)
     report = stage.finish()
     Report.read(report.write(tmp_path))
     rows = json.loads(json.dumps(report.metrics["programs"]))
     assert [row["verdict"] for row in rows.values()] == ["pass", "fail"]
     assert (report.outcome, report.metrics["failed"]) == (Outcome.FAIL, 1)
+
+
+def test_what_was_measured_becomes_the_baseline(tmp_path: Path) -> None:
+    programs = programs_of(suite(tmp_path))
+    made = Result({**facts(), "cpu_seconds": 1.5, "peak": 9 << 20})
+    results = {programs[0].name: made, programs[1].name: Result(rule="onnx-crash", message="gone")}
+    plan = plan_of(programs, tmp_path)
+    update(plan, results)
+    again = load_baseline(tmp_path / "baseline.json")
+    recorded = again.programs[programs[0].name]
+    assert list(again.programs) == [programs[0].name] and again.build_id == "v2.51.0.260929181845"
+    assert (recorded.context_bytes, recorded.ddr_read, recorded.peak_mb) == (1234, 100, 9)
+    assert recorded.accuracy["sqnr_db"] == 30.0
+
+
+class Worker:
+    """Answers orders as it is told to; one that crashes is gone."""
+
+    def __init__(self, crash: str = "", at: str = "") -> None:
+        self.crash, self.at = crash, at
+        self.orders: list[str] = []
+
+    def order(self, what: str, log: Path, **given: Any) -> dict[str, Any]:
+        self.orders.append(f"{what} {given.get('soc', given.get('precision', ''))}".strip())
+        if self.orders[-1] == self.crash:
+            raise Crashed("crash", "it was ended by signal 11", "look")
+        if what == "case":
+            Path(given["into"]).mkdir()
+        return {"model": "m.onnx", "source": "digest", **(facts() if what == "case" else {})}
+
+
+class TestModels:
+    @pytest.fixture
+    def programs(self, tmp_path: Path) -> list[Program]:
+        second = SUITE[SUITE.index("[[case") :].replace("u16u8", "u8u8")
+        return programs_of(suite(tmp_path, SUITE + second))
+
+    def done(self, programs: list[Program], folder: Path, worker: Worker) -> dict[str, Result]:
+        return do_model(plan_of(programs, folder), programs, worker, folder / "scratch")  # type: ignore[arg-type]
+
+    def test_a_model_is_exported_once_and_quantized_once_a_run(
+        self, programs: list[Program], tmp_path: Path
+    ) -> None:
+        worker = Worker()
+        results = self.done(programs, tmp_path, worker)
+        assert list(results) == [program.name for program in programs]
+        assert worker.orders == [
+            *("prepare", "variant u16u8", "case SM8650", "case SM8750"),
+            *("variant u8u8", "case SM8650", "case SM8750"),
+        ]
+        assert not (tmp_path / "scratch").exists()
+
+    def test_a_crash_leaves_the_rest_for_another_turn(self, programs: list[Program], tmp_path: Path) -> None:
+        results = self.done(programs, tmp_path, Worker("case SM8750"))
+        assert {name: result.rule for name, result in results.items()} == {
+            "net/u16u8/SM8650": "",
+            "net/u16u8/SM8750": "onnx-crash",
+        }
+
+    def test_a_crash_of_quantizing_concerns_that_run_alone(
+        self, programs: list[Program], tmp_path: Path
+    ) -> None:
+        results = self.done(programs, tmp_path, Worker("variant u16u8"))
+        assert {name: result.rule for name, result in results.items()} == {
+            "net/u16u8/SM8650": "onnx-crash",
+            "net/u16u8/SM8750": "onnx-crash",
+        }
+
+    def test_a_crash_of_the_export_concerns_all(self, programs: list[Program], tmp_path: Path) -> None:
+        results = self.done(programs, tmp_path, Worker("prepare"))
+        assert len(results) == 4 and all(result.rule == "onnx-crash" for result in results.values())
+
+    def test_cases_of_one_name_in_two_suites_are_two_models(self, tmp_path: Path) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        one = programs_of(suite(tmp_path / "a"))
+        other = programs_of(suite(tmp_path / "b", SUITE.replace("u16u8", "u8u8")))
+        assert {name: len(each) for name, each in models_of([*one, *other]).items()} == {"net": 2, "net/2": 2}
+
+    def test_a_job_is_as_long_as_its_baseline_says(self, programs: list[Program]) -> None:
+        recorded = {program.name: Recorded(cpu_seconds=10.0) for program in programs}
+        known = {programs[0].suite: Baseline(Path("b"), programs=recorded)}
+        unknown = {programs[0].suite: Baseline(Path("b"))}
+        assert jobs_of(programs, known)[0].seconds > jobs_of(programs, unknown)[0].seconds > 0
+
+
+class TestShipped:
+    programs = programs_of(SHIPPED)
+
+    def test_the_committed_schemas_take_the_manifests(self) -> None:
+        for name, file in (("onnx_suite", SHIPPED), ("onnx_options", MANIFESTS / "onnx_options.toml")):
+            rules = json.loads((MANIFESTS / "schema" / f"{name}.json").read_text())
+            jsonschema.validate(tomllib.loads(file.read_text()), rules)
+
+    def test_the_committed_schema_refuses_a_slip(self) -> None:
+        rules = json.loads((MANIFESTS / "schema" / "onnx_suite.json").read_text())
+        slip = tomllib.loads(SHIPPED.read_text().replace('precision = "u16u8"', 'precision = "u16u9"', 1))
+        with pytest.raises(jsonschema.ValidationError, match="u16u9"):
+            jsonschema.validate(slip, rules)
+
+    @pytest.mark.parametrize(
+        "part",
+        ["mobilenet", "resnet", "segmenter", "keywords", "vit", "bert", "llama_prefill", "llama_decode"],
+    )
+    def test_every_kind_of_model_is_there_at_u16u8_for_four_chips(self, part: str) -> None:
+        socs = {p.soc for p in self.programs if part in p.case_name and p.run.precision == "u16u8"}
+        assert len(socs) >= 4
 
 
 def test_operators_of_a_profile_are_summed_and_ranked(tmp_path: Path) -> None:
