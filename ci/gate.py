@@ -83,6 +83,9 @@ LOGS = "logs"
 READ = 1 << 20
 """As much of the end of a log is looked through for known failures."""
 
+SHOWN = 10
+"""Errors that the last words of the gate have room for; the page has them all."""
+
 TOLD = 3
 """Known failures told of one stage; the first is nearest to the cause."""
 
@@ -299,7 +302,8 @@ def summarised(gate: StageRun, rans: Sequence[Ran]) -> Report:
 def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> None:
     """Print the table and write the renderings; on GitHub also the annotations and the job's summary."""
     _say("")
-    _print(overview(reports, colour=wants_colour(sys.stdout, environ), width=terminal_width(environ)))
+    colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
+    _print(overview(reports, colour=colour, width=width, errors=SHOWN))
     if _on_github(environ):
         for report in reports:
             _print(github_annotations(report))

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
@@ -19,11 +18,11 @@ from ci.report.lanes import lanes_section
 from ci.report.programs import collected, programs_section
 from provisioning.findings import Artifact, Finding, Report, Severity
 from provisioning.rendering.text import (
-    DID_NOT_RUN,
     LOG,
     Verdict,
     by_severity,
     duration,
+    errors_of,
     found,
     headline,
     one_line,
@@ -102,17 +101,12 @@ def _verdict(reports: Sequence[Report], folder: Path | None) -> Element:
 
 def _wrong(reports: Sequence[Report]) -> Iterator[Element]:
     """The errors themselves, so that whoever looks no further knows what is wrong and what to type."""
-    errors: dict[tuple[str, ...], Finding] = {}
-    for report in reports:
-        for finding in report.findings:
-            if finding.severity is Severity.ERROR and finding.rule != DID_NOT_RUN:
-                # A second stage that meets the same has nothing to add.
-                errors.setdefault((finding.rule, finding.subject, finding.message), finding)
+    errors = errors_of(reports)
     if not errors:
         return
     anchors = _anchors(reports)
     items = []
-    for finding in islice(errors.values(), SHOWN_ERRORS):
+    for finding in errors[:SHOWN_ERRORS]:
         anchor = anchors.get(finding.subject, "findings")
         item = element(
             "li",

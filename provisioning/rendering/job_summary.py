@@ -32,7 +32,7 @@ _PUNCTUATION = re.compile(r"[\\`*_{}\[\]()#+\-.!|~$@:/]")
 
 
 def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
-    """Verdict, a table of stages, then each stage's findings; at most `limit` bytes of UTF-8."""
+    """Verdict, a table of stages, then what each found, the bad first; at most `limit` bytes of UTF-8."""
     return _cut(list(_rows(reports)), limit)
 
 
@@ -64,13 +64,14 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
             duration(report),
         )
         yield f"| {' | '.join(cells)} |", False
-    for report in reports:
+    for report in sorted(reports, key=lambda report: verdict(report) in ("pass", "skipped")):
         yield from _details(report)
 
 
 def _details(report: Report) -> Iterator[tuple[str, bool]]:
     metrics, artifacts = scalar_metrics(report), made(report)
-    if not (report.findings or artifacts or metrics):
+    if not (report.findings or artifacts or metrics) or verdict(report) in ("skipped", "did not run"):
+        # Of a stage that did not run the table has all there is to say.
         return
     yield "", False
     yield f"### {cell(report.stage)}", False

@@ -18,7 +18,8 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit(reports: Sequence[Report]) -> str:
     """One `testsuite` per stage.
 
-    Its first case is the stage itself, so that an empty suite still says pass or fail. Errors are failures
+    Its first case is the stage itself, so that an empty suite still says pass or fail; then there is one for
+    each program that is as it should be, where the stage did programs. Errors are failures
     (or errors, where the check itself could not be made); warnings and what was skipped are skipped cases,
     which consumers show and never count as passed; notes are the suite's output.
     """
@@ -47,6 +48,7 @@ def _suite(report: Report) -> ElementTree.Element:
     for name in ("profile", "target", "command"):
         ElementTree.SubElement(properties, "property", name=name, value=clean(getattr(report, name)))
     _stage(suite, report)
+    _passed(suite, report)
     broken = "error" if report.outcome is Outcome.ERROR else "failure"
     for finding in report.findings:
         if finding.severity is Severity.ERROR:
@@ -70,6 +72,16 @@ def _stage(suite: ElementTree.Element, report: Report) -> None:
         ElementTree.SubElement(case, kind, message=clean(message)).text = clean(
             f"repeat with: {report.command}"
         )
+
+
+def _passed(suite: ElementTree.Element, report: Report) -> None:
+    programs = report.metrics.get("programs")
+    for name, row in programs.items() if isinstance(programs, dict) else ():
+        if isinstance(row, dict) and row.get("verdict") == "pass":
+            took = 0 if row.get("cached") else row.get("seconds")
+            known = isinstance(took, int | float) and 0 <= took < 1e9
+            case = {"classname": clean(report.stage), "name": clean(one_line(name))}
+            ElementTree.SubElement(suite, "testcase", case, time=f"{took if known else 0:.3f}")
 
 
 def _case(suite: ElementTree.Element, report: Report, finding: Finding, kind: str) -> None:

@@ -13,6 +13,7 @@ from provisioning.findings import Artifact, Finding, Report, Severity
 from provisioning.rendering.text import (
     by_severity,
     duration,
+    errors_of,
     found,
     headline,
     made,
@@ -66,8 +67,8 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
     return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
 
 
-def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100) -> str:
-    """All stages in a table, what they made, and what it comes to."""
+def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
+    """All stages in a table, what they made, so many of the errors, and what it comes to."""
     from rich.console import Group
     from rich.text import Text
 
@@ -81,6 +82,12 @@ def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 10
     ]
     if artifacts := [artifact for report in reports for artifact in made(report)]:
         parts += [_artifacts(artifacts), Text()]
+    wrong = errors_of(reports) if errors else []
+    rules = max((len(one_line(finding.rule)) for finding in wrong), default=0)
+    parts += [_finding(finding, width, min(rules, width // 4)) for finding in wrong[:errors]]
+    if len(wrong) > errors:
+        parts.append(Text(f"  … and {plural(len(wrong) - errors, 'more error')}", style="dim"))
+    parts += [Text()] if wrong else []
     word, style = VERDICTS[worst(reports).value]
     total = seconds(sum(report.seconds for report in reports))
     parts.append(

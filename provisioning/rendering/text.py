@@ -89,6 +89,16 @@ def found(report: Report) -> str:
     return one_line(reasons[0]) if reasons else counted(report)
 
 
+def errors_of(reports: Iterable[Report]) -> list[Finding]:
+    """What is wrong, in order; a second stage that meets the same of the same subject has nothing to add."""
+    errors: dict[tuple[str, ...], Finding] = {}
+    for report in reports:
+        for finding in report.findings:
+            if finding.severity is Severity.ERROR and finding.rule != DID_NOT_RUN:
+                errors.setdefault((finding.rule, finding.subject, finding.message), finding)
+    return list(errors.values())
+
+
 def made(report: Report) -> list[Artifact]:
     """Artifacts worth a row; a stage's log only where it tells of something."""
     passed = verdict(report) in ("pass", "skipped")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from provisioning.findings import Artifact, Finding, Outcome, Report, Severity
+from provisioning.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.rendering import RuleText, console, github_annotations, junit, markdown, sarif, show
 from provisioning.rendering.job_summary import cell
 from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
@@ -214,6 +214,15 @@ def test_a_long_list_is_cut_and_says_where_the_rest_is() -> None:
     assert "… and 60 more in validate.json" in text
 
 
+def test_the_overview_tells_so_many_errors_and_counts_the_rest() -> None:
+    errors = tuple(Finding("rule", Severity.ERROR, f"subject {n}", "is bad", "mend it") for n in range(5))
+    failed = replace(_report(), outcome=Outcome.FAIL, findings=errors)
+    text = overview([failed, failed], errors=3)
+    assert [f"subject {n}" in text for n in range(5)] == [True] * 3 + [False] * 2
+    assert "… and 2 more errors" in text
+    assert "subject" not in overview([failed])
+
+
 def test_the_overview_names_every_stage_what_it_made_and_what_it_comes_to() -> None:
     built = _report(outcome=Outcome.PASS, stage="build", artifacts=(Artifact("so", "a.so", "ab" * 32, 1500),))
     text = overview([built, _report(BAD), replace(ABSENT, stage="late")])
@@ -267,6 +276,23 @@ def test_junit_shows_errors_as_failures_and_warnings_as_skipped() -> None:
 def test_junit_has_a_case_for_the_stage_itself(report: Report, result: list[str]) -> None:
     (suite,) = _suites([report])
     assert [part.tag for part in suite.findall("testcase")[0]] == result
+
+
+def test_junit_has_a_case_for_each_program_that_is_as_it_should_be() -> None:
+    programs: dict[str, Metric] = {
+        "net/fp16/SM8650": {"verdict": "pass", "seconds": 2.5},
+        "kept/fp16/SM8650": {"verdict": "pass", "seconds": 9.0, "cached": True},
+        "bad/fp16/SM8650": {"verdict": "fail"},
+        "odd": {"verdict": "pass", "seconds": 10**400},
+        "odder": 3,
+    }
+    (suite,) = ElementTree.fromstring(junit([replace(_report(), metrics={"programs": programs})]))
+    cases = [(case.get("name"), case.get("time"), len(case)) for case in suite.findall("testcase")]
+    assert cases[1:] == [
+        ("net/fp16/SM8650", "2.500", 0),
+        ("kept/fp16/SM8650", "0.000", 0),
+        ("odd", "0.000", 0),
+    ]
 
 
 def test_junit_keeps_message_and_remedy() -> None:
@@ -417,6 +443,15 @@ def test_a_markdown_table_keeps_its_columns(reports: list[Report]) -> None:
 
 def test_the_summary_begins_with_the_verdict() -> None:
     assert markdown([_report(BAD)]).splitlines()[0] == "## ❌ 1 of 1 stage did not pass"
+
+
+def test_the_summary_tells_the_bad_first_and_nothing_twice_of_what_did_not_run() -> None:
+    skipped = replace(SKIPPED, stage="skips")
+    found = (Finding("rule", Severity.ERROR, "subject", "is bad", ""),)
+    failed = replace(_report(), stage="fails", outcome=Outcome.FAIL, findings=found)
+    noted = replace(_report(FACT, outcome=Outcome.PASS), stage="notes")
+    text = markdown([noted, skipped, failed])
+    assert re.findall(r"### (\w+)", text) == ["fails", "notes"]
 
 
 def test_the_summary_shows_how_to_repeat_a_stage_that_failed() -> None:
