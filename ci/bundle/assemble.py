@@ -32,7 +32,8 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     if args.lpai or not models or any(model.for_qnn for model in models):
         sdk = resolve(selection, os.environ, needs=("qnn-sdk",)).root("qnn-sdk").path
         online = any(model.online for model in models)
-        items += contents.qnn_items(sdk, selection.target, soc, online=online)
+        gpu = any("gpu" in model.processors for model in models)
+        items += contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
         if args.lpai:
             signed = args.signed.absolute() if args.signed else ROOT / "dist" / "overlay"
             items += contents.lpai_items(sdk, selection.target, selection.soc, soc, signed)

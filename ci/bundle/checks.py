@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ci.bundle.contents import BACKEND, DSP, QNN, Item, Model
+from ci.bundle.contents import BACKEND, DSP, LPAI, QNN, Item, Model
 from ci.lowering.inspect import version
 from ci.lowering.program import Program
 from provisioning import elf
@@ -120,6 +120,13 @@ def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding
 
 def _model(model: Model, items: Sequence[Item], soc_name: str, soc: Soc) -> Iterator[Finding]:
     sdk = sdk_build(items)
+    if LPAI in model.processors and not any(item.kind == "signed" for item in items):
+        yield _finding(
+            "lpai",
+            model.path,
+            "it was compiled for LPAI, and the bundle has neither its libraries nor its signed skel",
+            "--lpai",
+        )
     for context in model.contexts:
         for build in context.build_ids:
             if sdk and version(build) > version(sdk):

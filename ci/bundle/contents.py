@@ -20,6 +20,9 @@ BACKEND = "libqnn_executorch_backend.so"
 ONLINE = "libQnnHtpPrepare.so"
 """Compiles on the device itself; programs that were compiled ahead do without."""
 
+GPU = "libQnnGpu.so"
+LPAI = "lpai"
+
 QNN = "qnn"
 DSP = "dsp"
 
@@ -50,6 +53,13 @@ class Model:
         return isinstance(contents, Context) or any(
             each.options or each.context for each in contents.delegates
         )
+
+    @property
+    def processors(self) -> frozenset[str]:
+        """What its delegates run on, where the program says it: htp, gpu, lpai."""
+        if isinstance(self.contents, Context):
+            return frozenset()
+        return frozenset(each.options.processor for each in self.contents.delegates if each.options)
 
     @property
     def online(self) -> bool:
@@ -99,13 +109,12 @@ def _recorded(manifest: Path, remedy: str) -> tuple[str, dict[str, str]]:
         raise CheckFailed(f"{manifest}: not what a build writes: {error!r}", remedy=remedy) from error
 
 
-def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool) -> Iterator[Item]:
+def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False) -> Iterator[Item]:
     """QNN's libraries for the device, and the skel of the chip's arch."""
     table = {str(name): each for name, each in tables.libraries().targets.items()}[target]
     folder = library_folder(sdk, target)
     groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
-    if online:
-        groups.append((ONLINE,))
+    groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
     for group in groups:
         found = next((folder / name for name in group if (folder / name).is_file()), None)
         if found is None:

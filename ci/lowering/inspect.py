@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ci.lowering.onnx_context import CompiledModel, read_model
-from ci.lowering.program import Context, Delegate, Program, TensorInfo, read
+from ci.lowering.program import Context, Delegate, Options, Program, TensorInfo, read
 from provisioning.errors import CheckFailed, UsageError
 
 EXAMPLES = """\
@@ -111,6 +111,12 @@ def _on_cpu(kernels: Mapping[str, int]) -> Iterator[str]:
         yield f"  on the CPU: {name} × {count}"
 
 
+def _processor(options: Options) -> str:
+    if options.processor != "htp":
+        return options.processor.upper()
+    return f"HTP v{options.arch}, {options.vtcm_mb} MB VTCM"
+
+
 def _delegate(index: int, delegate: Delegate, program: Program) -> Iterator[str]:
     if delegate.segment is None:
         place = "inside the flatbuffer"
@@ -120,8 +126,8 @@ def _delegate(index: int, delegate: Delegate, program: Program) -> Iterator[str]
     if options := delegate.options:
         prepared = "on the device (online)" if options.online_prepare else "ahead of time"
         yield (
-            f"  compiled for SoC id {options.soc_id}, HTP v{options.arch}, {options.vtcm_mb} MB VTCM, "
-            f"{options.precision}, prepared {prepared}"
+            f"  compiled for SoC id {options.soc_id}, {_processor(options)}, {options.precision}, "
+            f"prepared {prepared}"
         )
     if delegate.context:
         yield from _context(delegate.context, "  ")

@@ -40,6 +40,8 @@ ARCH = re.compile(rb"min_arch=(\d{1,3})\b")
 
 VTCM = re.compile(rb"vtcm_size=(\d{1,12})\b")
 PRECISIONS = {0: "quantized", 1: "fp16"}
+PROCESSORS = {1: "gpu", 2: "htp", 3: "dsp", 4: "lpai"}
+"""By QnnExecuTorchBackendType."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Options:
     vtcm_mb: int
     online_prepare: bool
     precision: str
+    processor: str = "htp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +270,7 @@ def _options(data: memoryview) -> Options:
         vtcm_mb=htp_info.number(1, "I") if htp_info else 0,
         online_prepare=bool(root.number(4, "?")),
         precision=PRECISIONS.get(precision, "unknown"),
+        processor=PROCESSORS.get(backend.number(0, "i") if backend else 0, "unknown"),
     )
 
 

@@ -19,11 +19,13 @@ def context(soc: str = "SM8650", arch: int = 75, vtcm: int = 8 << 20, build_id: 
     return b"\xcd\xab\x78\x56" + bytes(12) + strings.encode() + bytes(64)
 
 
-def options(soc_id: int = 57, arch: int = 75, vtcm_mb: int = 8, online: bool = False) -> bytes:
+def options(
+    soc_id: int = 57, arch: int = 75, vtcm_mb: int = 8, online: bool = False, backend_type: int = 2
+) -> bytes:
     """What the QNN backend keeps in its compile spec."""
     builder = flatbuffers.Builder(256)
     htp = _table(builder, {2: ("Int32", 0)})
-    backend = _table(builder, {0: ("Int32", 2), 1: ("offset", htp)})
+    backend = _table(builder, {0: ("Int32", backend_type), 1: ("offset", htp)})
     info = _table(builder, {0: ("Int32", arch), 1: ("Uint32", vtcm_mb)})
     soc = _table(builder, {0: ("Int32", soc_id), 1: ("offset", info)})
     builder.Finish(_table(builder, {0: ("offset", soc), 1: ("offset", backend), 4: ("Bool", online)}))

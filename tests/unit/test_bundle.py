@@ -20,6 +20,7 @@ from ci.signing import lpai
 from ci.signing.keys import read_root
 from ci.signing.verification import Expected, verify_file
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from tests.support import programs
 from tests.support.elves import AARCH64, HEXAGON, Library, skel
 from tests.support.needs import program
 
@@ -341,6 +342,28 @@ def test_a_program_that_compiles_on_the_device_brings_its_compiler(tmp_path: Pat
     assert (online.online, offline.online) == (True, False)
 
 
+def program_for(bench: Bench, processor: int, soc_id: int, soc: str, arch: int) -> Path:
+    """A whole program, compiled for a processor of the chip: 1 is the GPU, 2 the HTP, 4 LPAI."""
+    path = bench.root / "for.pte"
+    build = NEWER if soc == "SM8850" else BUILD
+    spec = programs.options(soc_id=soc_id, arch=arch, backend_type=processor)
+    path.write_bytes(programs.program(data=programs.context(soc, arch, build_id=build), spec=spec))
+    return path
+
+
+def test_a_program_for_lpai_needs_what_lpai_needs(bench: Bench, overlay: Path) -> None:
+    model = program_for(bench, 4, 87, "SM8850", 81)
+    assert (bench.make(model, soc="SM8850"), bench.rules()) == (1, ["bundle-lpai"])
+    assert bench.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+
+
+def test_a_program_for_the_gpu_brings_its_library(bench: Bench) -> None:
+    qnn("libQnnGpu.so", needed=["libc.so.6", "libOpenCL.so"]).write(bench.sdk / SDK_FOLDER / "libQnnGpu.so")
+    for processor, there in ((1, True), (2, False)):
+        assert bench.make(program_for(bench, processor, 57, "SM8650", 75)) == 0
+        assert (bench.bundle / "lib" / "libQnnGpu.so").is_file() is there
+
+
 def test_run_sh_separates_the_dsps_folders_by_semicolons() -> None:
     text = scripts.run_script("aarch64-android")
     assert 'ADSP_LIBRARY_PATH="$here/dsp;/vendor/dsp/cdsp;/vendor/lib/rfsa/adsp;' in text
@@ -387,15 +410,15 @@ def test_run_sh_gives_the_runner_its_libraries_its_arguments_and_gives_back_its_
 
 def push(written: Path, device: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """To a device that is a folder here, behind stand-ins for adb and ssh that have its shell."""
-    programs = written.parent / "programs"
-    programs.mkdir(exist_ok=True)
+    folder = written.parent / "programs"
+    folder.mkdir(exist_ok=True)
     adb = 'while [ "$1" = -s ]; do shift 2; done\ncase $1 in\nshell) shift; exec sh -c "$*";;\n'
     adb += "push) shift; for last; do :; done; while [ $# -gt 1 ]; do "
     adb += 'cp "$1" "$last" || exit 1; shift; done;;\nesac\n'
     for name, text in (("adb", adb), ("ssh", 'shift\nexec sh -c "$*"\n')):
-        (programs / name).write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
-        (programs / name).chmod(0o755)
-    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "DEVICE_DIR": str(device)}
+        (folder / name).write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}", "DEVICE_DIR": str(device)}
     command = ["sh", str(written / "push.sh"), *flags]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
