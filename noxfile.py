@@ -229,7 +229,7 @@ def run(session: nox.Session, environment: str, *command: str) -> None:
         *command,
         *session.posargs,
         external=True,
-        interrupt_timeout=10,
+        interrupt_timeout=15,
         terminate_timeout=20,
     )
 

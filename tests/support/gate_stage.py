@@ -43,6 +43,9 @@ def main(argv: list[str]) -> int:
     if behaviour == "lies":
         run.finish(Outcome.FAIL).write(args.reports)
         return 0
+    if behaviour == "breaks":
+        with run.reported(args.reports, "broke"):
+            raise LookupError("no such thing")
     if behaviour == "raises":
         raise LookupError("no such thing")
     if behaviour == "crashes":

@@ -137,6 +137,12 @@ def test_what_a_stage_printed_is_kept_beside_the_reports_and_named_in_its_own(re
     assert Report.read(reports / "tells.json").artifacts == ran.report.artifacts
 
 
+def test_a_fault_that_nobody_foresaw_is_no_verdict_though_the_stage_reports_it(reports: Path) -> None:
+    (ran,) = _run(reports, stage("breaks"))
+    assert (verdict(ran.report), ran.code) == ("error", 3)
+    assert ran.report.findings[0].message == "LookupError: no such thing"
+
+
 def test_an_older_log_is_never_taken_for_this_runs(reports: Path) -> None:
     _run(reports, stage("unfit"))
     _run(reports, stage("passes"), stage("unfit", "passes"), chosen=["passes"])
