@@ -48,7 +48,7 @@ def sync(tree: Path, copies: Iterable[str], into: Path) -> None:
     """Make it, or bring it up to date: what is as it was keeps its time, so that nothing is compiled anew."""
     wanted = layout(tree, copies)
     for folder in wanted.folders:
-        _be_folder(into / folder)
+        (into / folder).mkdir(parents=True, exist_ok=True)
         for path in (into / folder).iterdir():
             if path.is_symlink() and str(path.relative_to(into)) not in wanted.links:
                 path.unlink()
@@ -109,12 +109,6 @@ def _copy(path: Path, to: Path) -> None:
     shutil.copy2(path, to)
     # The store's are read-only, and so would be what the build puts in their place.
     to.chmod(0o644 | (status.st_mode & 0o111))
-
-
-def _be_folder(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink()
-    path.mkdir(parents=True, exist_ok=True)
 
 
 def _remove(path: Path) -> None:

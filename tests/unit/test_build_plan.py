@@ -97,6 +97,48 @@ def test_the_systems_own_python_is_not_mapped(tmp_path: Path, monkeypatch: pytes
     assert Path("/usr") not in make_plan(tmp_path).private()
 
 
+def test_cmake_sees_a_tree_that_it_writes_into_through_a_shadow(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path)
+    assert plan.source == plan.tree.root
+    make_tree(tmp_path / "src", commit=False)
+    assert plan.source == tmp_path / "work" / "tree" / "executorch"
+    assert plan.configure(plan.recipe.projects[1]).argv[1:3] == ("-S", f"{plan.source}/examples/qualcomm")
+
+
+def test_a_shadow_is_said_by_no_binary(tmp_path: Path) -> None:
+    make_tree(tmp_path / "src", commit=False)
+    plan = make_plan(tmp_path)
+    assert plan.private()[plan.source] == plan.private()[plan.tree.root] == "executorch"
+
+
+def test_emptying_takes_the_shadow_too(tmp_path: Path) -> None:
+    make_tree(tmp_path / "src", commit=False)
+    plan = make_plan(tmp_path)
+    configure.prepare(plan)
+    assert (plan.source / "third-party" / "flatcc" / "CMakeLists.txt").is_file()
+    configure.empty(plan.root)
+    assert [path.name for path in plan.root.iterdir()] == ["flags.cmake"]
+
+
+def test_the_script_makes_the_shadow_that_a_build_makes(tmp_path: Path) -> None:
+    make_tree(tmp_path / "src", commit=False)
+    plan = make_plan(tmp_path)
+    (plan.tree.root / "third-party" / "flatcc" / "CMakeLists.txt").chmod(0o444)
+    text = script(plan, target_only=False, python_path=None, install=False)
+    until_cmake = text.partition("\n# executorch\n")[0]
+    subprocess.run(["sh", "-c", until_cmake], check=True, timeout=60)
+
+    def listed() -> dict[str, object]:
+        found = sorted(plan.source.rglob("*"))
+        return {str(path): path.readlink() if path.is_symlink() else path.is_file() for path in found}
+
+    by_script = listed()
+    assert (plan.source / "third-party" / "flatcc" / "CMakeLists.txt").stat().st_mode & 0o200
+    configure.empty(plan.root)
+    configure.prepare(plan)
+    assert listed() == by_script
+
+
 def test_flags_keep_a_path_with_spaces_whole(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "a folder")
     assert f"[=[-ffile-prefix-map={tmp_path}/a folder/work/build=build]=]" in plan.flags()
