@@ -236,8 +236,15 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
 
 
 def last_words(text: str) -> tuple[str, str]:
-    """The error and the remedy that end a log (see provisioning.cli), or its last line and no remedy."""
+    """The error and the remedy that end a log (see provisioning.cli), or its last line and no remedy.
+
+    Of a crash in native code it is what Python says of it, and the frame that it names first.
+    """
     lines = [line for line in map(one_line, text.splitlines()) if line]
+    crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
+    if crash is not None:
+        frame = next((line for line in lines[crash:] if line.startswith("File ")), "")
+        return f"{lines[crash]} {frame}".rstrip(), ""
     if len(lines) > 1 and lines[-2].startswith("error: ") and lines[-1].startswith("try: "):
         return lines[-2].removeprefix("error: "), lines[-1].removeprefix("try: ")
     return (lines[-1] if lines else ""), ""

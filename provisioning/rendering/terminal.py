@@ -113,7 +113,7 @@ def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> boo
     """NO_COLOR and FORCE_COLOR decide; else a terminal, or GitHub's log, which shows colours."""
     if environ.get("NO_COLOR"):
         return False
-    if environ.get("FORCE_COLOR", "0") != "0" or environ.get("GITHUB_ACTIONS") == "true":
+    if (environ.get("FORCE_COLOR") or "0") != "0" or environ.get("GITHUB_ACTIONS") == "true":
         return True
     return stream.isatty() and environ.get("TERM") != "dumb"
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from ci.lowering.suite import Scheme
 from ci.report.html import html
+from provisioning.findings import Metric
 from tests.support.chromium import Page, page
-from tests.support.program_reports import BAD, GOOD, reports
+from tests.support.program_reports import BAD, GOOD, reports, row
 
 pytestmark = [pytest.mark.heavy, pytest.mark.needs("chromium"), pytest.mark.timeout(180)]
 
@@ -49,7 +53,8 @@ def test_the_bad_program_is_open_and_the_good_one_folded(opened: Page) -> None:
 def test_every_link_of_the_page_leads_somewhere(opened: Page) -> None:
     links = "[...document.querySelectorAll('a')]"
     broken = links + ".filter((a) => !document.getElementById(a.hash.slice(1))).length"
-    assert opened.ask("document.querySelectorAll('a').length") == 2
+    # Of the matrix two, and of the one error two: at the top, and in the table of findings.
+    assert opened.ask("document.querySelectorAll('a').length") == 4
     assert opened.ask(broken) == 0
 
 
@@ -58,6 +63,12 @@ def test_a_chip_of_the_matrix_unfolds_its_program(opened: Page) -> None:
     opened.ask("new Promise((done) => setTimeout(done, 100))")
     opened.ask(f"location.hash = '#{_anchor(GOOD)}'; dispatchEvent(new HashChangeEvent('hashchange'))")
     assert opened.ask(f"document.getElementById('{_anchor(GOOD)}').open") is True
+
+
+def test_the_error_at_the_top_leads_to_its_program(opened: Page) -> None:
+    opened.ask("document.querySelector('.wrong a').click()")
+    opened.ask("new Promise((done) => setTimeout(done, 100))")
+    assert opened.ask("location.hash") == f"#{_anchor(BAD)}"
 
 
 def test_the_filter_keeps_what_has_the_words(opened: Page) -> None:
@@ -105,3 +116,20 @@ def test_the_page_is_one_file(tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "") and "src=" not in text.replace(
         "script-src", ""
     )
+
+
+def test_every_scheme_of_the_matrix_is_seen_without_scrolling(tmp_path: Path) -> None:
+    lowered, _ = reports()
+    schemes = get_args(Scheme)
+    programs: Metric = {
+        f"op_grouped_attention/{scheme}/SSG2115P": row(f"op_grouped_attention/{scheme}/SSG2115P", "pass", "")
+        for scheme in schemes
+    }
+    path = tmp_path / "index.html"
+    path.write_text(html([replace(lowered, metrics={"programs": programs})]), encoding="utf-8")
+    box = "document.querySelector('#matrix').parentElement"
+    with page() as browser:
+        browser.seen_as(width=1280)
+        browser.open(path)
+        assert browser.ask("document.querySelectorAll('#matrix thead th').length") == 1 + len(schemes)
+        assert browser.ask(f"{box}.scrollWidth - {box}.clientWidth") == 0

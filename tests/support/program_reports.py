@@ -7,7 +7,7 @@ from provisioning.findings import Finding, Metric, Outcome, Report, Severity
 GOOD, BAD = "resnet/8a8w/SM8650", "gelu/fp16/SM8750"
 
 
-def _row(name: str, verdict: str, stage: str) -> dict[str, Metric]:
+def row(name: str, verdict: str, stage: str) -> dict[str, Metric]:
     case, run, soc = name.split("/")
     identity: dict[str, Metric] = {"case": case, "run": run, "scheme": run, "soc": soc, "tags": ["pr"]}
     return {**identity, "verdict": verdict, "command": f"nox -s {stage} -- -k {name}"}
@@ -18,7 +18,7 @@ def _lowered(name: str, verdict: str, on_cpu: int) -> dict[str, Metric]:
     cpu: dict[str, Metric] = {"where": "cpu", "count": 1, "operators": {"aten.erf.default": 1}}
     tail: dict[str, Metric] = {**htp, "where": "htp 1"}
     return {
-        **_row(name, verdict, "test_lowering"),
+        **row(name, verdict, "test_lowering"),
         "cached": False,
         "seconds": 3.5,
         "peak_bytes": 600_000_000,
@@ -32,7 +32,7 @@ def _lowered(name: str, verdict: str, on_cpu: int) -> dict[str, Metric]:
 
 def _ran(name: str) -> dict[str, Metric]:
     return {
-        **_row(name, "pass", "test_emulator"),
+        **row(name, "pass", "test_emulator"),
         "figures": {"sqnr_db": 34.5, "cosine": 0.9998, "reference_sqnr_db": 60.0},
         "thresholds": {"sqnr_db": 33.5, "cosine": 0.9997},
         "load_ms": 93.0,

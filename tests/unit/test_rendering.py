@@ -175,6 +175,7 @@ def test_colour_is_there_only_when_asked_for() -> None:
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
         ({"FORCE_COLOR": "1"}, True),
         ({"FORCE_COLOR": "0"}, False),
+        ({"FORCE_COLOR": ""}, False),
         ({"GITHUB_ACTIONS": "true"}, True),
         ({}, False),
     ],

@@ -356,6 +356,9 @@ def test_every_colour_of_text_stands_out_from_what_is_behind_it(theme: int) -> N
         ("ink", "paper"),
         ("soft", "paper"),
         ("ink", "band"),
+        ("note", "paper"),
+        ("note", "bad-band"),
+        ("note", "good-band"),
         *(("soft", f"{w}-band") for w in ("bad", "good")),
     ]
     for front, back in pairs:
