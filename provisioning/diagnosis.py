@@ -107,8 +107,8 @@ def nearest(text: str) -> Explanation | None:
 
 
 def causes(text: str) -> str:
-    """What is known of a log, as further lines of a message; empty where nothing is."""
-    return "".join(f"\n  {shown}" for shown in explain(text))
+    """What is known of a log and how to mend it, as further lines of a message; empty where nothing is."""
+    return "".join(f"\n  {shown}\n  to mend it: {shown.mend}" for shown in explain(text))
 
 
 def explain_code(number: int) -> Diagnosis:

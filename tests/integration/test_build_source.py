@@ -252,6 +252,15 @@ def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None
     assert not done.dist.exists()
 
 
+def test_a_known_error_comes_with_its_cause(tmp_path: Path) -> None:
+    """CMake 4 says it of a tree from before its time."""
+    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
+    replace_in(tree / "third-party/flatcc/CMakeLists.txt", "VERSION 3.24", "VERSION 2.8")
+    done = build(ARM64, tmp_path, tree, sdk)
+    assert (done.code, "has been removed from CMake" in done.err) == (1, True)
+    assert "export CMAKE_POLICY_VERSION_MINIMUM=3.5" in done.err
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
     given: Given, tmp_path: Path, how: signal.Signals
