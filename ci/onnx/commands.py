@@ -86,9 +86,10 @@ def compile_model(args: argparse.Namespace) -> int:
         print(f"{path.stat().st_size:>12,}  {Path(args.output) / path.name}")
     near = reply["near"]
     whose = "the calibration's first samples" if calibrate else "made-up inputs"
+    nodes, build = _count(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
     print(
-        f"{args.soc} {precision}, QNN {reply['record']['build_id']}: all {reply['audit']['nodes']} nodes on"
-        f" HTP; reload is bit-equal; cosine {near['cosine']:.5f} with float on {whose}"
+        f"{args.soc} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; reload is bit-equal;"
+        f" cosine {near['cosine']:.5f} with float on {whose}"
     )
     for cost in slowest(output / f"{name}_profile.csv") if args.profile_run else []:
         print(f"  {cost}")
@@ -210,11 +211,15 @@ def _audit_text(args: argparse.Namespace, problems: list[dict[str, Any]], audit:
         lines.append(f"  {node['node']} ({node['operator']}) stays on the CPU: {node['reason']}")
     if audit["nodes"]:
         taken = audit["nodes"] - len(audit["unsupported"])
-        graphs = f"{audit['graphs']} graph" + ("" if audit["graphs"] == 1 else "s")
-        lines.append(f"  {taken} of {audit['nodes']} nodes on HTP, in {graphs}")
+        nodes, graphs = _count(audit["nodes"], "node"), _count(audit["graphs"], "graph")
+        lines.append(f"  {taken} of {nodes} on HTP, in {graphs}")
     else:
         lines.append("  the provider was not asked, because it takes only models of fixed shapes")
     return "\n".join(lines)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
 def _precision(args: argparse.Namespace) -> str:

@@ -257,6 +257,8 @@ def _session(
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))
     made = ort.InferenceSession(str(model), options)
+    # A run that fails would be repeated on the CPU, and its outputs taken for the chip's.
+    made.disable_fallback()
     if dynamic:
         made.set_ep_dynamic_options(dict(dynamic))
     return made
@@ -267,7 +269,13 @@ def _run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
     for name, value in (settings.run if settings else {}).items():
         options.add_run_config_entry(name, value)
     names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, sample, options), strict=True))
+    try:
+        return dict(zip(names, session.run(names, sample, options), strict=True))
+    except Exception as error:
+        raise CheckFailed(
+            f"it was compiled, and running it fails: {_said(error)}",
+            remedy="look at run options and at the inputs' values; python -m ci diagnose explains codes",
+        ) from error
 
 
 def _audit(folder: Path) -> Audit:

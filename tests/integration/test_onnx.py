@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from provisioning.settings import ROOT
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
@@ -63,6 +63,19 @@ def copied(compiled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(compiled, tmp_path / "copied"))
 
 
+def if_model() -> Any:
+    """Relu where the flag is set, else the negative."""
+
+    def branch(operator: str) -> Any:
+        value = helper.make_tensor_value_info(f"{operator}_y", TensorProto.FLOAT, (1, 3, 8, 8))
+        return helper.make_graph([helper.make_node(operator, ["x"], [value.name])], operator, [], [value])
+
+    branches = {"then_branch": branch("Relu"), "else_branch": branch("Neg")}
+    made = model_of([helper.make_node("If", ["flag"], ["y"], name="flow", **branches)], output=(1, 3, 8, 8))
+    made.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, ()))
+    return made
+
+
 class TestCompile:
     def test_leaves_the_context_its_model_and_a_record(self, compiled: Path) -> None:
         assert sorted(path.name for path in compiled.iterdir()) == [
@@ -99,6 +112,37 @@ class TestCompile:
         model = with_external_data(tmp_path / "model.onnx")
         onnx_command("compile", model, "-o", tmp_path / "out")
         assert (tmp_path / "out" / "model_ctx.onnx").is_file()
+
+    def test_takes_an_if_by_computing_both_branches(self, tmp_path: Path) -> None:
+        """The provider does, whatever its documentation says of control flow."""
+        model = write(if_model(), tmp_path / "if.onnx")
+        onnx_command("compile", model, "-o", tmp_path / "out")
+        x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
+        for flag, expected in ((True, np.maximum(x, 0)), (False, -x)):
+            np.savez(tmp_path / "in.npz", x=x, flag=np.array(flag))
+            given = ("--input", tmp_path / "in.npz", "--output", tmp_path / "y.npz")
+            onnx_command("run", tmp_path / "out" / "if_ctx.onnx", *given)
+            with np.load(tmp_path / "y.npz") as found:
+                assert np.abs(found["y"] - expected).max() < 0.01
+
+    def test_sets_options_of_the_session_and_of_its_runs(self, model: Path, tmp_path: Path) -> None:
+        given = {
+            "ep.dynamic.qnn_htp_performance_mode": "burst",
+            "ep.dynamic.workload_type": "Efficient",
+            "qnn.htp_perf_mode_post_run": "power_saver",
+        }
+        options = [part for name, value in given.items() for part in ("--option", f"{name}={value}")]
+        onnx_command("compile", model, "-o", tmp_path / "out", *options)
+        settings = json.loads((tmp_path / "out" / "net_ctx.json").read_text())["settings"]
+        assert {**settings["dynamic"], **settings["run"]} == given
+
+    def test_a_run_that_fails_is_not_repeated_on_the_cpu(self, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "adapter.bin").write_bytes(bytes(64))
+        (tmp_path / "lora.txt").write_text(f"no_such_graph;{tmp_path / 'adapter.bin'}\n")
+        option = f"qnn.lora_config={tmp_path / 'lora.txt'}"
+        said = onnx_command("compile", model, "-o", tmp_path / "out", "--option", option, code=1).stderr
+        assert "running it fails: Failed to retrieve graph: no_such_graph" in said
+        assert not (tmp_path / "out").exists()
 
     def test_names_the_node_that_htp_does_not_take(self, tmp_path: Path) -> None:
         nodes = [
@@ -170,6 +214,33 @@ class TestBadInput:
 
     def test_an_unknown_chip(self, model: Path, tmp_path: Path) -> None:
         assert "SM8650" in self.refused(tmp_path / "out", model, "--soc", "SM8651", code=2)
+
+    @pytest.mark.parametrize(
+        ("nodes", "said"),
+        [
+            ([helper.make_node("NonZero", ["x"], ["y"], name="where")], "size depends on the data"),
+            ([helper.make_node("Relu", ["x"], ["y"])], "opset 99 is newer than"),
+        ],
+    )
+    def test_what_htp_cannot_have(self, tmp_path: Path, nodes: list[Any], said: str) -> None:
+        opset = 99 if "opset" in said else 17
+        made = model_of(nodes, output=(4, None) if opset == 17 else (1, 3, 8, 8), opset=opset)
+        assert said in self.refused(tmp_path / "out", write(made, tmp_path / "m.onnx"), code=1)
+
+    def test_a_step_that_takes_too_long(self, model: Path, tmp_path: Path) -> None:
+        said = self.refused(tmp_path / "out", model, "--timeout", "0.01", code=1)
+        assert "no result after 0.01 s" in said and "--timeout" in said
+
+    def test_samples_of_one_value_are_warned_of(self, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "samples").mkdir()
+        np.save(tmp_path / "samples" / "0.npy", np.zeros((1, 3, 8, 8), np.float32))
+        arguments = ("--precision", "u8u8", "--calibrate", tmp_path / "samples", "-o", tmp_path / "out")
+        assert "x has one value throughout the samples" in onnx_command("compile", model, *arguments).stderr
+
+    def test_a_directory_without_permission(self, model: Path, tmp_path: Path) -> None:
+        """Root may write everywhere but where nobody can."""
+        said = onnx_command("compile", model, "-o", "/proc/self/out", code=2).stderr
+        assert "/proc/self/out cannot be written" in said
 
     def test_an_output_that_is_a_file(self, model: Path, tmp_path: Path) -> None:
         (tmp_path / "out").write_text("mine")
@@ -324,11 +395,8 @@ def test_every_option_of_the_table_is_in_the_provider() -> None:
     assert absent == []
 
 
-NO_OPTIONS = {"op_mappings", "op_types", "qnn_subgraphs", "soc_traces"} | {
-    "ep.dynamic.qnn_htp_performance_mode",
-    "ep.dynamic.workload_type",
-}
-"""Names of that form which the provider uses for other things; dynamic ones are for a living session."""
+NO_OPTIONS = {"op_mappings", "op_types", "qnn_subgraphs", "soc_traces"}
+"""Names of that form which the provider uses for other things."""
 
 OPTION = re.compile(
     rb"(?<=\0)((?:enable|disable|dump|htp|qnn|skip|profiling|rpc|soc|vtcm|op|genie|json|extended|offload"
@@ -345,3 +413,50 @@ def test_every_option_of_the_provider_is_in_the_table() -> None:
     found = {name.decode() for name in OPTION.findall(library)}
     assert len(found) > 30
     assert found - set(options()) - NO_OPTIONS == set()
+
+
+SESSIONS = """\
+import json, sys
+from pathlib import Path
+from ci.onnx import engine
+from ci.onnx.options import Settings
+from ci.onnx.precision import precision_named
+from ci.workers.child import output_to
+from provisioning.manifest import soc_named
+
+model, folder = Path(sys.argv[1]), Path(sys.argv[2])
+soc = soc_named("SM8650")
+for number, (name, value) in enumerate(json.loads(sys.argv[3])):
+    with output_to(folder / str(number)):
+        provider = engine._provider_options(precision_named("fp16"), soc, Settings({name: value}), None)
+        try:
+            engine._session(model, provider, {}, severity=engine.VERBOSE)
+        except Exception as error:
+            print("Invalid:", error)
+"""
+
+COMPLAINTS = re.compile(r"[^\n]*(?:not valid|Invalid value|Invalid HTP|Ignoring malformed|only 0 or 1)[^\n]*")
+
+
+def test_every_value_of_the_table_is_one_that_the_provider_takes(model: Path, tmp_path: Path) -> None:
+    """It says in its log what it does not take; and it does say so of one that is made up."""
+    from ci.onnx.options import options
+
+    table = [each for each in options().values() if each.scope == "provider" and each.kind == "enum"]
+    choices = [each for each in table if not each.set_by and not each.platform]
+    good = [(each.name, value) for each in choices for value in each.values]
+    bad = [(each.name, "made_up") for each in choices]
+    ended = subprocess.run(
+        [sys.executable, "-c", SESSIONS, str(model), str(tmp_path), json.dumps(good + bad)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    said = [
+        COMPLAINTS.search((tmp_path / str(n)).read_text(errors="replace")) for n in range(len(good + bad))
+    ]
+    assert [pair for pair, each in zip(good, said, strict=False) if each] == []
+    assert [pair for pair, each in zip(bad, said[len(good) :], strict=True) if not each] == []

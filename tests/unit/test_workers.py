@@ -155,9 +155,15 @@ class TestChild:
         log = tmp_path / "logs" / "one.log"
         with child.output_to(log):
             print("from python", flush=True)
+            print("an error", file=sys.stderr)
             ctypes.CDLL(None).printf(b"from C\n")
             subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
-        assert set(log.read_text(encoding="utf-8").splitlines()) >= {"from C", "from a child"}
+        assert set(log.read_text(encoding="utf-8").splitlines()) == {
+            "from python",
+            "an error",
+            "from C",
+            "from a child",
+        }
 
     def test_what_an_order_prints_is_in_the_log_it_names(
         self, slot: WorkerSlot[Worker, Any], setup: Setup
