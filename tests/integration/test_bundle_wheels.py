@@ -1,0 +1,53 @@
+"""Bundles of Qualcomm's own libraries, those of the wheels profile, for a chip of every arch that it has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from provisioning.manifest import load_profile, load_socs
+from tests.support import programs, sdk
+from tests.support.builds import run_stage
+from tests.support.elves import AARCH64, Library
+
+pytestmark = pytest.mark.heavy
+
+CHIPS = sorted({soc.arch: name for name, soc in sorted(load_socs().items())}.items())
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A build as far as a bundle looks at it."""
+    folder, backend = tmp_path_factory.mktemp("dist"), "libqnn_executorch_backend.so"
+    Library(machine=AARCH64, needed=["libc.so.6", backend]).write(folder / "bin" / "qnn_executor_runner")
+    Library(machine=AARCH64, needed=["libc.so.6"], soname=backend).write(folder / "lib" / backend)
+    return folder
+
+
+@pytest.mark.parametrize(("arch", "soc"), CHIPS)
+def test_the_libraries_of_a_chip_fit_together(dist: Path, tmp_path: Path, arch: int, soc: str) -> None:
+    build_id = load_profile("wheels").components["qnn-sdk"].build_id
+    assert build_id is not None
+    data = programs.context(soc, arch, build_id=build_id)
+    spec = programs.options(load_socs()[soc].id, arch)
+    model = tmp_path / "model.pte"
+    model.write_bytes(programs.program(data=data, spec=spec))
+    places = ("--dist", dist, "-o", tmp_path / "bundle", "--reports", tmp_path, "--store", tmp_path / "store")
+    chosen = ("--target", "aarch64-linux", "--soc", soc)
+    done = run_stage("bundle", *chosen, *places, model, environ={"QNN_SDK_ROOT": sdk.sdk_root()})
+    assert (done.returncode, json.loads((tmp_path / "bundle.json").read_text("utf-8"))["findings"]) == (0, [])
+    qnn = sorted(path.name for path in (tmp_path / "bundle").glob("*/libQnn*.so"))
+    base = ["libQnnHtp.so", f"libQnnHtpV{arch}Skel.so", f"libQnnHtpV{arch}Stub.so", "libQnnSystem.so"]
+    assert qnn == base
+
+
+def test_a_program_for_another_chip_is_refused(dist: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.pte"
+    model.write_bytes(programs.program(data=programs.context("SM8750", 79), spec=programs.options(69, 79)))
+    places = ("--dist", dist, "-o", tmp_path / "bundle", "--reports", tmp_path, "--store", tmp_path / "store")
+    chosen = ("--target", "aarch64-linux", "--soc", "SM8650")
+    done = run_stage("bundle", *chosen, *places, model, environ={"QNN_SDK_ROOT": sdk.sdk_root()})
+    rules = {each["rule"] for each in json.loads((tmp_path / "bundle.json").read_text("utf-8"))["findings"]}
+    assert (done.returncode, rules) == (1, {"bundle-model-soc"})
