@@ -391,6 +391,40 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
     assert _ran(reports) == [name]
 
 
+SUITE = """
+schema = 1
+[case.net]
+factory = "nowhere:net"
+colour = "red"
+[[case.net.run]]
+scheme = "fp16"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = { cosine = 0.99 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (SUITE, "case.net.colour: expected no such key, found 'red'"),
+        (SUITE.replace('colour = "red"\n', "").replace('"SM8650"', '"SM1"'), "not 'SM1'"),
+        (SUITE.replace("[[", "["), "line 6"),
+    ],
+)
+def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(
+    reports: Path, wrong: str, says: str
+) -> None:
+    (reports / "suite.toml").write_text(wrong)
+    command = [sys.executable, "-m", "ci", "gate", "--only", "test_lowering", "--reports", str(reports)]
+    command += ["--suite", str(reports / "suite.toml"), "--store", str(reports / "store")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    (finding,) = Report.read(reports / "test_lowering.json").findings
+    assert (done.returncode, says in finding.message) == (2, True), finding
+    assert f"error: {finding.message}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_real_stages_are_verbs_that_exist() -> None:
     from ci.__main__ import VERBS as CI
     from provisioning.__main__ import VERBS as PROVISIONING
