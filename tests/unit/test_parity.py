@@ -126,6 +126,23 @@ def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
     assert "any of the 3 Python files" in one.message
 
 
+def test_a_module_forgotten_among_others_is_named_itself() -> None:
+    files = miniature_tree.files()
+    files[f"{QUALCOMM}/recipes/new.py"] = files[f"{QUALCOMM}/recipes/newer.py"] = "# new\n"
+    assert [one.what for one in checked(files).differences] == [
+        f"{QUALCOMM}/recipes/new.py",
+        f"{QUALCOMM}/recipes/newer.py",
+    ]
+
+
+def test_a_package_is_missed_only_if_it_says_something() -> None:
+    path = f"{QUALCOMM}/aot/__init__.py"
+    files = miniature_tree.files()
+    assert path in files and checked(files).differences == ()
+    files[path] += "from . import python\n"
+    assert [one.place.file for one in checked(files).differences] == [path]
+
+
 def test_a_deliberate_difference_is_silent_only_where_it_is_meant() -> None:
     path = f"{QUALCOMM}/aot/python/targets.bzl"
     files = _with(path, {'"PyQnnManagerAdaptor.cpp",': '"PyQnnManagerAdaptor.cpp", "Other.cpp",'})
@@ -160,6 +177,15 @@ class TestMending:
         path = f"{QUALCOMM}/aot/python/targets.bzl"
         line = '            "PyQnnManagerAdaptor.cpp",\n'
         assert self.mended(_with(path, {line: line * 2}))[path] == miniature_tree.files()[path]
+
+    def test_a_module_is_added_to_the_only_library_of_its_package(self) -> None:
+        path = f"{QUALCOMM}/recipes/BUCK"
+        files = miniature_tree.files()
+        files[f"{QUALCOMM}/recipes/new.py"] = "# new\n"
+        assert '        "new.py",\n' in self.mended(files)[path]
+        # Of two, no tool can know which.
+        files[path] += 'python_library(name = "other", srcs = [], deps = ["//x:y.py"])\n'
+        assert self.mended(files) == files
 
     def test_a_missing_dependency_is_added_in_the_files_own_spelling(self) -> None:
         line = '                "//executorch/extension/tensor:tensor",\n'
