@@ -72,7 +72,7 @@ def _takes(plan: Plan, target_only: bool) -> Iterator[str]:
     if plan.build_type == "Release":
         yield f"strip=$(sed -n 's/^CMAKE_STRIP:[A-Z]*=//p' {_quoted(plan.build / 'CMakeCache.txt')})"
         for folder in sorted({output.to for output in _wanted(plan, target_only)}):
-            yield f'"$strip" --strip-unneeded {_quoted(plan.dist / folder)}/*'
+            yield f'[ ! -x "$strip" ] || "$strip" --strip-unneeded {_quoted(plan.dist / folder)}/*'
 
 
 def _wanted(plan: Plan, target_only: bool) -> list[Output]:

@@ -118,7 +118,12 @@ def _stage(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection
     shutil.rmtree(part, ignore_errors=True)
     try:
         built = staging.collect(plan, target_only)
-        placed = staging.assemble(plan, built, part, staging.strip_program(plan.build))
+        strip = staging.strip_program(plan.build) if plan.build_type == "Release" else ""
+        if plan.build_type == "Release" and not strip:
+            message = "CMake found no program that strips for this target: the files keep their symbols"
+            remedy = "give one: --cmake-arg CMAKE_STRIP=/path/to/strip"
+            stage.add("build-strip", Severity.WARNING, plan.target, message, remedy)
+        placed = staging.assemble(built, part, strip)
         private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
         for found in outputs.check(placed, outputs.demands_of(plan.target, glibc), private):
             stage.findings.append(replace(found, subject=str(Path(found.subject).relative_to(part))))

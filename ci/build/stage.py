@@ -78,18 +78,28 @@ def _files(plan: Plan, output: Output, name: str) -> list[Path]:
     )
 
 
-def assemble(plan: Plan, built: Sequence[Built], part: Path, strip: str) -> list[Built]:
-    """Copy to a folder of its own, stripped where the build is for release; where the files are then."""
+def assemble(built: Sequence[Built], part: Path, strip: str) -> list[Built]:
+    """Copy to a folder of its own, stripped where there is a program for it; where the files are then."""
     moved = []
     for file in built:
         to = part / file.place
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.path, to)
         to.chmod(0o755)
-        if plan.build_type == "Release" and strip:
-            subprocess.run([strip, "--strip-unneeded", str(to)], check=True)
+        if strip:
+            _strip(strip, to)
         moved.append(Built(file.kind, to, file.place))
     return moved
+
+
+def _strip(program: str, path: Path) -> None:
+    command = [program, "--strip-unneeded", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        raise CheckFailed(
+            f"{program} failed on {path.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
+            remedy="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
+        )
 
 
 def strip_program(build: Path) -> str:

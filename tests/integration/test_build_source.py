@@ -384,6 +384,19 @@ def test_release_is_stripped(given: Given, arm64: Built, tmp_path: Path) -> None
     )
 
 
+def test_a_release_that_cannot_be_stripped_says_so(given: Given, tmp_path: Path) -> None:
+    nothing = "--cmake-arg=CMAKE_STRIP=/nowhere/strip"
+    done = build(ARM64, tmp_path, given.tree, given.sdk, "--release", nothing)
+    assert (done.code, [finding["rule"] for finding in done.report["findings"]]) == (0, ["build-strip"])
+
+
+def test_clean_builds_anew(given: Given, tmp_path: Path) -> None:
+    build(ARM64, tmp_path, given.tree, given.sdk)
+    again = build(ARM64, tmp_path, given.tree, given.sdk, "--clean")
+    assert again.report["metrics"]["rebuilt_because"] == ["--clean"]
+    assert "Building CXX object" in again.log
+
+
 def test_android_builds_and_says_so(android: Built) -> None:
     assert (android.code, android.report["outcome"]) == (0, "pass"), android.err
 

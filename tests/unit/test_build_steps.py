@@ -14,6 +14,7 @@ import pytest
 from ci.build import overlay, sbom, stage
 from ci.build.disk import disk_faults
 from ci.build.execute import Ticker, execute, fault
+from ci.build.outputs import Built
 from ci.build.plan import Command, Plan
 from ci.build.tree import Submodule
 from provisioning.errors import CheckFailed, EnvironmentLacking
@@ -189,6 +190,15 @@ def test_of_two_places_the_one_installed_last_is_taken(plan: Plan, newer: str) -
 def test_what_was_not_made_is_named(plan: Plan) -> None:
     with pytest.raises(CheckFailed, match=r"expected the build to make .*libqnn_executorch_backend\.so"):
         stage.collect(plan, True)
+
+
+def test_a_strip_of_another_machine_is_said(plan: Plan, tmp_path: Path) -> None:
+    program = tmp_path / "strip"
+    program.write_text("#!/bin/sh\necho 'unable to recognise the format' >&2\nexit 1\n", encoding="utf-8")
+    program.chmod(0o755)
+    built = [Built("runner", put(plan, RUNNER), "bin/qnn_executor_runner")]
+    with pytest.raises(CheckFailed, match="failed on qnn_executor_runner with exit code 1: unable to"):
+        stage.assemble(built, tmp_path / "part", str(program))
 
 
 def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
