@@ -9,27 +9,30 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from ci.report.collect import GATE, did_not_run
 from ci.report.publish import publish
-from ci.transcript import transcript
-from ci.workers.parent import tail
-from provisioning.diagnosis import explain
+from ci.supervision import (
+    INTERRUPTED,
+    LOGS,
+    death,
+    how_it_ended,
+    log_of,
+    memory_kills,
+    supervise,
+    with_causes,
+)
 from provisioning.errors import UsageError
-from provisioning.findings import Artifact, Finding, Outcome, Report, Severity, StageRun
+from provisioning.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.rendering import github_annotations
 from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.rendering.text import LOG, found, one_line, plural, seconds, verdict, worst
+from provisioning.rendering.text import LOG, found, seconds, verdict, worst
 from provisioning.rendering.workflow_commands import command
 from provisioning.settings import Selection, add_selection, selection_of
 
@@ -66,7 +69,6 @@ STAGES: tuple[Stage, ...] = (
 TAG = "pr"
 """Of the shipped suite; what to run of their own others know best."""
 
-INTERRUPTED = 130
 LACKING = 3
 MEANING = (INTERRUPTED, 2, LACKING, 4, 1)
 """Exit codes, the one that says most about the run first."""
@@ -74,20 +76,8 @@ MEANING = (INTERRUPTED, 2, LACKING, 4, 1)
 UNDER_GATE = "QNN_CI_GATE"
 """Set for the stages, which then leave GitHub's annotations and summary to the gate."""
 
-PATIENCE = 3.0
-"""Seconds that an interrupted stage has before it is told again, and louder."""
-
-LOGS = "logs"
-"""The folder of reports/ that keeps what each stage printed."""
-
-READ = 1 << 20
-"""As much of the end of a log is looked through for known failures."""
-
 SHOWN = 10
 """Errors that the last words of the gate have room for; the page has them all."""
-
-TOLD = 3
-"""Known failures told of one stage; the first is nearest to the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +157,7 @@ def run_stages(
 def run_stage(stage: Stage, flags: Sequence[str], selection: Selection) -> Ran:
     begun = time.monotonic()
     flags = [*flags, *stage.flags]
-    log = log_of(stage.name, selection)
+    log = log_of(stage.name, selection.reports)
     killed = memory_kills()
     with folded(stage.name, _command(stage.name, flags), os.environ):
         # A stage that dies says where; what it printed until then is not lost in a buffer.
@@ -181,24 +171,11 @@ def run_stage(stage: Stage, flags: Sequence[str], selection: Selection) -> Ran:
     return ran
 
 
-def log_of(stage: str, selection: Selection) -> Path:
-    """Where the stage's output is kept; the folder is made."""
-    path = selection.reports / LOGS / f"{stage}.log"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the report {path}: {error.strerror}",
-            remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
-        ) from error
-    return path
-
-
 def judge(stage: Stage, code: int, selection: Selection, took: float, command_line: str, killed: int) -> Ran:
     """The stage's own report if it wrote one that agrees with its exit code; never a pass otherwise."""
     if code == INTERRUPTED:
         return Ran(did_not_run(stage.name, f"{stage.name} was interrupted"), code)
-    log = log_of(stage.name, selection)
+    log = log_of(stage.name, selection.reports)
     try:
         report = Report.read(selection.reports / f"{stage.name}.json")
         if (code == 0) == (report.outcome is Outcome.PASS):
@@ -210,79 +187,9 @@ def judge(stage: Stage, code: int, selection: Selection, took: float, command_li
         fault = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
         run_of = StageRun(stage.name, selection.profile, selection.target, command_line)
         report = replace(run_of.finish(Outcome.ERROR), seconds=took)
-    ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    finding = death(stage.name, f"{ended}, and {fault}", log, command_line, killed)
+    finding = death(stage.name, f"{how_it_ended(code)}, and {fault}", log, command_line, killed)
     report = replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
     return Ran(report, code if code in MEANING and code != 1 else LACKING)
-
-
-def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
-    """What is known of a stage that ended without a report, from its log and from the system."""
-    text = tail(log, READ)
-    known = explain(text)[:TOLD]
-    words, mend = last_words(text)
-    says = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
-    if killed:
-        says.append(f"the system killed {plural(killed, 'program')} for lack of memory meanwhile")
-        mend = "give it more memory, or run with fewer --jobs"
-    elif known:
-        mend = known[0].mend
-    elif not mend:
-        says.append("nothing known matches its log")
-        mend = f"read {log}"
-    return Finding(
-        "gate.stage-died", Severity.ERROR, stage, "\n".join(says), f"{mend}; repeat with: {command_line}"
-    )
-
-
-def last_words(text: str) -> tuple[str, str]:
-    """The error and the remedy that end a log (see provisioning.cli), or its last line and no remedy.
-
-    Of a crash in native code it is what Python says of it, and the frame that it names first.
-    """
-    lines = [line for line in map(one_line, text.splitlines()) if line]
-    crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
-    if crash is not None:
-        frame = next((line for line in lines[crash:] if line.startswith("File ")), "")
-        return f"{lines[crash]} {frame}".rstrip(), ""
-    if len(lines) > 1 and lines[-2].startswith("error: ") and lines[-1].startswith("try: "):
-        return lines[-2].removeprefix("error: "), lines[-1].removeprefix("try: ")
-    return (lines[-1] if lines else ""), ""
-
-
-def with_causes(report: Report, log: Path) -> Report:
-    """With a note of each known failure that its log shows and its findings do not explain."""
-    said = "\n".join(finding.message for finding in report.findings)
-    new = [each for each in explain(tail(log, READ)) if each.cause not in said]
-    notes = [
-        Finding("gate.known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.mend)
-        for each in new[:TOLD]
-    ]
-    return replace(report, findings=(*report.findings, *notes))
-
-
-def memory_kills() -> int:
-    """How many processes the kernel has ended for lack of memory; 0 where it does not say."""
-    try:
-        counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
-        return int(counters[counters.index("oom_kill") + 1])
-    except (OSError, ValueError):
-        return 0
-
-
-def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
-    """Run a process to its end. Interrupted, it is given time to tidy up, and then ended; the code is 130."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with transcript(log) as outputs:
-            process = subprocess.Popen(argv, env=environ, stdout=outputs.stdout, stderr=outputs.stderr)
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                _end(process)
-                return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def exit_code(rans: Iterable[Ran]) -> int:
@@ -339,26 +246,6 @@ def folded(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
     finally:
         if _on_github(environ):
             _say(command("endgroup"))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """A terminal has interrupted the stage as well; if it was only us, tell it, and insist."""
-    for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        try:
-            if number is not None:
-                process.send_signal(number)
-            process.wait(PATIENCE)
-            return
-        except subprocess.TimeoutExpired:
-            continue
-        except KeyboardInterrupt:
-            process.kill()
-            process.wait()
-            return
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _each(flag: str, values: Iterable[object] | None) -> list[str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ci.gate import UNDER_GATE
 from ci.github.files import give, summarise
+from ci.supervision import death, how_it_ended, log_of, memory_kills, supervise, with_causes
 from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.findings import Finding, Outcome, Report, Severity, StageRun
+from provisioning.findings import Artifact, Outcome, Report, StageRun
 from provisioning.rendering import github_annotations, markdown
+from provisioning.rendering.text import LOG
 from provisioning.settings import DEFAULT_PROFILE, ROOT
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})
@@ -25,6 +27,8 @@ OF_THE_JOB = ("GITHUB_", "RUNNER_")
 
 THEMSELVES = frozenset({"gate", "report"})
 """Sessions that annotate and summarise by themselves."""
+
+SILENT = WITHOUT_REPORT | THEMSELVES
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -51,9 +55,17 @@ def run(environ: Mapping[str, str]) -> int:
     if stage not in THEMSELVES:
         inner.pop("GITHUB_STEP_SUMMARY", None)
     sys.stdout.flush()
-    begun = time.monotonic()
-    code = subprocess.run(command, env=inner, check=False).returncode
-    report = judged(stage, code, report_file, typed, time.monotonic() - begun)
+    begun, killed, log = time.monotonic(), memory_kills(), log_of(stage, reports)
+    code = supervise(command, inner, log)
+    report, fault = judged(stage, code, report_file, typed, time.monotonic() - begun)
+    if fault is not None:
+        died = death(stage, f"{how_it_ended(code)}{fault}", log, typed, memory_kills() - killed)
+        report = replace(report, outcome=Outcome.ERROR, findings=(*report.findings, died))
+    elif code:
+        report = with_causes(report, log)
+    if stage not in SILENT:
+        report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
+        report.write(reports)
     if stage not in THEMSELVES:
         sys.stdout.write(github_annotations(report))
         summarise(markdown([report]), environ)
@@ -68,22 +80,17 @@ def reports_of(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()) / "reports"
 
 
-def judged(stage: str, code: int, file: Path, typed: str, seconds: float) -> Report:
-    """The session's report; where it wrote none, or one that its exit code belies, that is the finding."""
+def judged(stage: str, code: int, file: Path, typed: str, seconds: float) -> tuple[Report, str | None]:
+    """The session's report, or what stands in for it; and what is amiss where it wrote none, or one that its
+    exit code belies."""
     blank = StageRun(stage, DEFAULT_PROFILE, "", typed)
     blank._clock -= seconds
     try:
         report = Report.read(file)
-        if (code == 0) == (report.outcome is Outcome.PASS):
-            return report
-        fault = f"ended with exit code {code}, and its report says {report.outcome.value}"
-        blank.findings += report.findings
+        agrees = (code == 0) == (report.outcome is Outcome.PASS)
+        return report, None if agrees else f", and its report says {report.outcome.value}"
     except (OSError, ValueError) as error:
         if code == 0 and stage in WITHOUT_REPORT and not file.exists():
-            return blank.finish(Outcome.PASS)
+            return blank.finish(Outcome.PASS), None
         missing = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
-        fault = f"ended with exit code {code}" if stage in WITHOUT_REPORT else f"exit code {code}, {missing}"
-    blank.findings.append(
-        Finding("stage.ended", Severity.ERROR, stage, fault, f"read its output, and repeat with: {typed}")
-    )
-    return blank.finish(Outcome.ERROR)
+        return blank.finish(Outcome.ERROR), "" if stage in WITHOUT_REPORT else f", and {missing}"

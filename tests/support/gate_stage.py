@@ -75,10 +75,10 @@ def main(argv: list[str]) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
-    from ci import gate
+    from ci import gate, supervision
 
     gate.STAGES = tuple(gate.Stage(name, MODULE) for name in args.stages)
-    gate.PATIENCE = 0.1
+    supervision.PATIENCE = 0.1
     args.only = args.skip = None
     assert selection_of(args).reports == Path(args.reports)
     return guarded(lambda: gate.run(args), debug=True)

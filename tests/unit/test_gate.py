@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import gate
+from ci import gate, supervision
 from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
 from provisioning.findings import Finding, Outcome, Report, Severity
@@ -125,7 +125,7 @@ def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) 
 def _death(reports: Path, name: str) -> Finding:
     (ran,) = _run(reports, stage(name))
     (finding,) = ran.report.findings
-    assert (finding.rule, ran.code) == ("gate.stage-died", 3)
+    assert (finding.rule, ran.code) == ("stage.died", 3)
     return finding
 
 
@@ -165,7 +165,7 @@ def test_a_stage_that_raises_is_told_by_its_last_words(reports: Path) -> None:
     ],
 )
 def test_the_last_words_of_a_log_are_its_error_or_its_last_line(log: str, words: tuple[str, str]) -> None:
-    assert gate.last_words(log) == words
+    assert supervision.last_words(log) == words
 
 
 def test_a_crash_in_native_code_says_where(reports: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_stage_that_the_kernel_ended_for_memory_is_told_so(
 
 
 def test_the_kernel_says_how_many_it_ended_for_memory() -> None:
-    assert gate.memory_kills() >= 0
+    assert supervision.memory_kills() >= 0
     assert "oom_kill " in Path("/proc/vmstat").read_text()
 
 
@@ -204,7 +204,7 @@ def test_a_known_failure_in_the_log_of_a_failed_stage_is_a_note_beside_its_findi
     (ran,) = _run(reports, stage("unlucky"))
     assert [(f.rule, f.severity.value) for f in ran.report.findings] == [
         ("rule", "error"),
-        ("gate.known-failure", "note"),
+        ("stage.known-failure", "note"),
     ]
     assert "unknown custom config socModel 0" in ran.report.findings[1].message
     assert ran.code == 1
@@ -216,7 +216,7 @@ def test_a_cause_that_the_stage_gave_itself_is_not_told_twice(reports: Path) -> 
     (ran,) = _run(reports, stage("passes"))
     cause = explain(log.read_text())[0].cause
     told = replace(ran.report, findings=(Finding("rule", Severity.ERROR, "subject", f"failed: {cause}", ""),))
-    assert gate.with_causes(told, log) == told
+    assert supervision.with_causes(told, log) == told
 
 
 def test_where_the_log_of_a_failed_stage_is_is_said_at_its_end(

@@ -17,7 +17,7 @@ from ci import github as verb
 from ci.github import place, plan, release, setup, stage, verdict
 from ci.rehearse.commands import pairs
 from provisioning.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
-from provisioning.findings import Outcome, StageRun
+from provisioning.findings import Outcome, Report, StageRun
 from provisioning.settings import MANIFESTS, ROOT
 from tests.support.rehearsals import repository
 
@@ -358,7 +358,9 @@ def test_a_stages_report_is_the_jobs_summary(tmp_path: Path, monkeypatch: pytest
     ("script", "code", "says"),
     [
         ("exit 0", 1, "wrote no report"),
-        ("exit 7", 7, "exit code 7, wrote no report"),
+        ("exit 7", 7, "ended with exit code 7, and wrote no report"),
+        ("echo '<E> unknown custom config socModel 0'; exit 1", 1, "this ExecuTorch do not fit"),
+        ("echo 'error: no QNN'; echo '  try: nox -s provision'; exit 3", 3, "its last words: no QNN"),
         ("PASS; exit 1", 1, "its report says pass"),
         ("FAIL; exit 0", 1, "its report says fail"),
     ],
@@ -376,6 +378,30 @@ def test_a_stage_whose_report_is_missing_or_belied_is_no_pass(
             script = script.replace(outcome.name, report_of(tmp_path, outcome))
     assert run_stage(tmp_path, monkeypatch, script) == code
     assert says in capfd.readouterr().out
+
+
+def test_what_a_stage_printed_is_kept_beside_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_stage(tmp_path, monkeypatch, f"echo said; {report_of(tmp_path, Outcome.PASS)}")
+    report = Report.read(tmp_path / "reports/validate.json")
+    (log,) = (artifact for artifact in report.artifacts if artifact.kind == "log")
+    assert Path(log.path).read_text() == "said\n"
+
+
+def test_a_stage_that_died_has_a_report_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_stage(tmp_path, monkeypatch, "exit 9")
+    report = Report.read(tmp_path / "reports/validate.json")
+    assert [finding.rule for finding in report.findings] == ["stage.died"]
+
+
+def test_sessions_that_fail_without_a_report_are_told_by_their_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = "echo '3 failed, 9 passed'; echo 'nox > Session tests failed.'; exit 1"
+    assert run_stage(tmp_path, monkeypatch, script, QNN_CI_STAGE="tests") == 1
+    assert "its last words: 3 failed, 9 passed" in capfd.readouterr().out
+    assert not (tmp_path / "reports/tests.json").exists()
 
 
 def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
