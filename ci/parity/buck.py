@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -102,9 +102,12 @@ class _Evaluation:
         self.side = Side()
         self.package = ""
         self.loaded: dict[str, Any] = {}
+        """By path or label, for the package at hand: macros know the package that they are called from."""
+        self.stand_ins: dict[tuple[str, ...], Any] = {}
+        """By what they say; they know no package."""
         self.open: list[str] = []
         """The files being evaluated, each loaded by the one before."""
-        self.literals: dict[str, list[Literal]] = {}
+        self.literals: dict[str, Sequence[Literal]] = {}
         extension = starlark.LibraryExtension
         self.globals = starlark.Globals.extended_by([extension.StructType, extension.CallStack])
         self.prelude = self._prelude()
@@ -130,6 +133,7 @@ class _Evaluation:
         """Let go of the interpreter's modules, which hold our functions where no garbage collector looks."""
         self.prelude = self.options = None
         self.loaded = {}
+        self.stand_ins = {}
 
     def _guarded(self, path: str, text: str) -> None:
         try:
@@ -197,13 +201,12 @@ class _Evaluation:
         """Functions that fail when they are called, for names that nobody gives: what is loaded and not used
         does no harm. Raises LookupError where one is used as anything else."""
         text = self.tree.read(self.open[-1])
-        named = [match for match in _LOAD.finditer(text) if match["label"] == label]
-        rest = TOKEN.sub(" ", _LOAD.sub("", text))
+        names = " ".join(match["names"] for match in _LOAD.finditer(text) if match["label"] == label)
+        lacking = [match for match in _LOADED.finditer(names) if match["name"] not in given]
+        rest = TOKEN.sub(" ", _LOAD.sub("", text)) if lacking else ""
         lines = []
-        for match in _LOADED.finditer(" ".join(match["names"] for match in named)):
+        for match in lacking:
             name, own = match["name"], match["own"] or match["name"]
-            if name in given:
-                continue
             if re.search(rf"(?<![\w.]){own}\b(?!\s*[(\w])", rest):
                 raise LookupError(f"{own} comes from {label}, {_STRANGE}")
             lines.append(f"{name} = make_stranger({json.dumps(name)}, {json.dumps(label)})")
@@ -232,11 +235,14 @@ class _Evaluation:
 
     def _made(self, label: str, lines: list[str]) -> Any:
         names = ("make_rule", "make_text", "make_answer", "make_stranger", "other", "calls")
-        lines = [f'load("{_PRELUDE}", {", ".join(map(json.dumps, names))})', *lines]
-        module = self.sl.Module()
-        ast = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
-        self.sl.eval(module, ast, self.globals, self.sl.FileLoader(self._load))
-        return module.freeze()
+        key = (label, *lines)
+        if key not in self.stand_ins:
+            lines = [f'load("{_PRELUDE}", {", ".join(map(json.dumps, names))})', *lines]
+            module = self.sl.Module()
+            ast = self.sl.parse(label, "\n".join(lines) + "\n", self._dialect)
+            self.sl.eval(module, ast, self.globals, self.sl.FileLoader(self._load))
+            self.stand_ins[key] = module.freeze()
+        return self.stand_ins[key]
 
     def _prelude(self) -> Any:
         module = self.sl.Module()
@@ -397,9 +403,9 @@ calls = _calls
                     return use.place
         return self._place(stack, path)
 
-    def _literals_of(self, file: str) -> list[Literal]:
+    def _literals_of(self, file: str) -> Sequence[Literal]:
         if file not in self.literals:
-            self.literals[file] = literals(self.tree.read(file)) if file in self.tree.files else []
+            self.literals[file] = literals(self.tree.read(file)) if file in self.tree.files else ()
         return self.literals[file]
 
     def _trouble(self, path: str, text: str) -> None:

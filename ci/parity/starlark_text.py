@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 TOKEN = re.compile(
     r"""
@@ -25,7 +27,8 @@ class Literal:
     end: int
 
 
-def literals(text: str) -> list[Literal]:
+@lru_cache(maxsize=256)
+def literals(text: str) -> Sequence[Literal]:
     """In the order of the text. What no parser could read is left out: the interpreter reports it."""
     found: list[Literal] = []
     line, counted = 1, 0
@@ -39,10 +42,10 @@ def literals(text: str) -> list[Literal]:
         except (SyntaxError, ValueError):
             continue
         found.append(Literal(value, line, match.start(), match.end()))
-    return found
+    return tuple(found)
 
 
-def nearest(found: list[Literal], value: str, line: int) -> Literal | None:
+def nearest(found: Sequence[Literal], value: str, line: int) -> Literal | None:
     """The literal of that value at or after a line, else the last one before it."""
     before = None
     for literal in found:
