@@ -26,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     compiler.add_argument("-o", "--output", required=True, metavar="DIR", help="where it goes")
     _add_choices(compiler)
     compiler.add_argument(
-        "--calibrate", type=Path, metavar="DIR", help="samples to quantize by: .npz, or .npy for one input"
+        "--calibrate",
+        metavar="DIR",
+        help="samples to quantize by: .npz, or .npy for one input; or MODULE:FUNCTION that gives them",
     )
     compiler.add_argument(
         "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"

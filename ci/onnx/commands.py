@@ -38,7 +38,6 @@ def compile_model(args: argparse.Namespace) -> int:
     precision = _precision(args)
     require_installed()
     _require_file(args.model)
-    calibrate = str(args.calibrate.absolute()) if args.calibrate else ""
     if not args.output:
         raise UsageError("-o is empty", remedy="name a directory: -o out")
     output = Path(args.output).absolute()
@@ -47,7 +46,8 @@ def compile_model(args: argparse.Namespace) -> int:
         name = f"{args.model.stem}_ctx"
         common: dict[str, Any] = {
             "precision": precision,
-            "calibrate": calibrate,
+            "calibrate": args.calibrate or "",
+            "search_path": str(Path.cwd()),
             "into": str(scratch),
         }
         with _step(f"checking {args.model}"):
@@ -85,7 +85,7 @@ def compile_model(args: argparse.Namespace) -> int:
     for path in written:
         print(f"{path.stat().st_size:>12,}  {Path(args.output) / path.name}")
     near = reply["near"]
-    whose = "the calibration's first samples" if calibrate else "made-up inputs"
+    whose = "the calibration's first samples" if args.calibrate else "made-up inputs"
     nodes, build = _count(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
     print(
         f"{args.soc} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; reload is bit-equal;"

@@ -17,6 +17,7 @@ from ci.installed import packages
 from ci.lowering.imports import closure
 from ci.onnx.process import Crashed, OnnxWorker, Refused, setup_of
 from ci.onnx.profile import slowest
+from ci.onnx.samples import FACTORY
 from ci.onnx.suite import Program
 from ci.progress import Line, failed, progress
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs
@@ -190,7 +191,7 @@ def do_model(plan: Plan, programs: Sequence[Program], worker: OnnxWorker, scratc
             search_path=str(programs[0].search_path),
             model=str(programs[0].file(case.model)) if case.model else "",
             dimensions=case.dimensions,
-            calibrate=str(programs[0].file(case.calibrate)) if case.calibrate else "",
+            calibrate=case.calibrate,
             inferences=case.inferences,
             calibration=max(program.run.calibration for program in programs),
             into=str(folder),
@@ -305,9 +306,9 @@ def _inputs(program: Program) -> dict[str, Metric]:
     """Changing anything that could change the verdict changes this."""
     case = program.case
     files: dict[str, Metric] = {}
-    if case.factory:
-        roots = [program.search_path, ROOT]
-        for path in closure(case.factory.partition(":")[0], roots):
+    roots = [program.search_path, ROOT]
+    for dotted in filter(FACTORY.fullmatch, (case.factory or "", case.calibrate)):
+        for path in closure(dotted.partition(":")[0], roots):
             root = next(root for root in roots if path.is_relative_to(root))
             files[path.relative_to(root).as_posix()] = digest_of_files(path.parent, [path])
     if case.model:

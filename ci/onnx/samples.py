@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +19,61 @@ if TYPE_CHECKING:
 
 
 NPY = b"\x93NUMPY"
+
+
+FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+MOST = 1000
+"""Samples that are taken of a factory, which may well go on for ever."""
+
+
+def calibration_samples(source: str, signature: Signature, search_path: Path) -> list[Sample]:
+    """From a directory, or from `module:function` where there is none of that name below `search_path`."""
+    folder = search_path / source
+    if folder.is_dir() or not FACTORY.fullmatch(source):
+        return read_samples(folder, signature)
+    return _made(source, _found(source, search_path), signature)
+
+
+def _found(source: str, search_path: Path) -> list[object]:
+    """What the function gives; its module may be below the search path."""
+    module, _, name = source.partition(":")
+    sys.path.insert(0, str(search_path))
+    importlib.invalidate_caches()
+    try:
+        return list(islice(getattr(importlib.import_module(module), name)(), MOST))
+    except Exception as error:
+        raise CheckFailed(
+            f"--calibrate {source} gives nothing: {type(error).__name__}: {error}",
+            remedy=f"it is called without arguments; its module is looked for in {search_path}",
+        ) from error
+    finally:
+        sys.path.remove(str(search_path))
+
+
+def _made(name: str, given: Iterable[object], signature: Signature) -> list[Sample]:
+    """A factory gives inputs by name, or in their order, or the one input there is."""
+    names = [tensor.name for tensor in signature.inputs]
+    samples: list[Sample] = []
+    for number, each in enumerate(given, 1):
+        where = f"{name}, sample {number}"
+        samples.append(checked(_by_name(each, names, where), signature, where))
+    if not samples:
+        raise CheckFailed(f"{name} gives no sample", remedy="give at least one")
+    return samples
+
+
+def _by_name(given: object, names: Sequence[str], where: str) -> Sample:
+    import numpy as np
+
+    if isinstance(given, Mapping):
+        return {str(key): np.asarray(value) for key, value in given.items()}
+    values = given if isinstance(given, tuple | list) else (given,)
+    if len(values) != len(names):
+        raise CheckFailed(
+            f"{where}: expected {len(names)} inputs, found {len(values)}",
+            remedy=f"give a dictionary with {', '.join(names)}",
+        )
+    return dict(zip(names, map(np.asarray, values), strict=True))
 
 
 def read_samples(folder: Path, signature: Signature) -> list[Sample]:

@@ -14,10 +14,18 @@ from ci.lowering.compare import ABOVE, Unusable, figures
 from ci.onnx import engine
 from ci.onnx.arrays import Array, Sample, save, saved
 from ci.onnx.context import Record, digest, nodes_beside_context, read_context, record_path, require_fit
-from ci.onnx.graph import Problem, external_files, fix_dimensions, load_graph, problems_of, signature_of
+from ci.onnx.graph import (
+    Problem,
+    Signature,
+    external_files,
+    fix_dimensions,
+    load_graph,
+    problems_of,
+    signature_of,
+)
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision, precision_named
-from ci.onnx.samples import checked, read_samples
+from ci.onnx.samples import calibration_samples, checked
 from provisioning.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -169,7 +177,7 @@ def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
     precision = precision_named(order["precision"])
     model = look(Path(order["model"]), precision, order["dimensions"], into)
     signature = signature_of(load_graph(model))
-    samples = read_samples(Path(order["calibrate"]), signature) if order["calibrate"] else []
+    samples = _calibration(order, signature)
     if precision.quantized and not samples:
         raise UsageError(
             f"{precision.name} needs calibration data",
@@ -186,7 +194,7 @@ def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
     model, into = Path(order["model"]), Path(order["into"])
-    samples = read_samples(Path(order["calibrate"]), signature_of(load_graph(model)))
+    samples = _calibration(order, signature_of(load_graph(model)))
     precision = precision_named(order["precision"])
     return {"model": str(quantize(model, samples, precision, into, per_channel=order["per_channel"]))}
 
@@ -195,9 +203,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     model, source = Path(order["model"]), Path(order["source"])
     precision = precision_named(order["precision"])
     signature = signature_of(load_graph(source))
-    samples = (
-        read_samples(Path(order["calibrate"]), signature)[:2] if order["calibrate"] else [_random(signature)]
-    )
+    samples = _calibration(order, signature)[:2] or [_random(signature)]
     expected = engine.reference(source, samples)
     written = write_context(
         model,
@@ -260,7 +266,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
     else:
         model = look(Path(order["model"]), None, order["dimensions"], into)
         signature = signature_of(load_graph(model))
-        calibration = read_samples(Path(order["calibrate"]), signature) if order["calibrate"] else []
+        calibration = _calibration(order, signature)
         samples = calibration[: order["inferences"]] or [_random(signature)]
     save(into / SAMPLES, samples)
     save(into / CALIBRATION, calibration)
@@ -316,6 +322,12 @@ ORDERS = {
     "variant": order_variant,
     "case": order_case,
 }
+
+
+def _calibration(order: Mapping[str, Any], signature: Signature) -> list[Sample]:
+    """None where no data is given."""
+    source = order["calibrate"]
+    return calibration_samples(source, signature, Path(order["search_path"])) if source else []
 
 
 def _as_reply(written: Written) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Case(AnyCase):
     dimensions: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     """Sizes for the named dimensions of that .onnx."""
     calibrate: str = ""
-    """Its calibration data: a directory of .npy or .npz, relative to the suite."""
+    """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
     inferences: Annotated[int, Field(ge=1)] = 2
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
 

@@ -1,8 +1,9 @@
-"""The page's part about ONNX Runtime's lane: each program, beside what ExecuTorch makes of the same model."""
+"""The page's part about ONNX Runtime's lane: what ExecuTorch makes of the same models, and every program."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, number, table
@@ -11,84 +12,106 @@ from provisioning.rendering.text import plural, size
 
 STAGE = "test_onnx"
 
-COLUMNS = (
-    ("Program", ""),
-    ("Lane", ""),
-    ("QNN", ""),
-    ("SQNR dB", "number"),
-    ("Cosine", "number"),
-    ("Size", "number"),
-    ("DDR read", "number"),
-    ("DDR written", "number"),
-)
+Row = Mapping[str, Metric]
 
-LANES = {"onnx": "ONNX Runtime", "executorch": "ExecuTorch"}
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    key: str
+    name: str
+    form: str = ""
+    """How a number is written; empty: as bytes."""
+
+    def cell(self, figures: Row, label: str) -> Element:
+        value = figures.get(self.key)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return number("–", -1, label)
+        return number(format(value, self.form) if self.form else size(int(value)), value, label)
+
+
+SQNR, COSINE = Figure("sqnr_db", "SQNR dB", ".1f"), Figure("cosine", "Cosine", ".6f")
+COSTS = (Figure("size", "Size"), Figure("ddr_read", "DDR read"), Figure("ddr_written", "DDR written"))
 
 
 def lanes_section(reports: Sequence[Report]) -> Element | None:
     """None when ONNX Runtime's stage did not run."""
     programs = {
-        name: row
+        name: _mapping(row)
         for report in reports
         if report.stage == STAGE
         for name, row in _mapping(report.metrics.get("programs")).items()
     }
     if not programs:
         return None
-    pairs = sum(bool(_mapping(_mapping(row).get("lanes")).get("executorch")) for row in programs.values())
-    said = f"{plural(len(programs), 'program')}, {pairs} of them beside ExecuTorch at the same precision"
-    rows = [each for name, row in programs.items() for each in _rows(name, _mapping(row))]
-    caption = "Accuracy on the emulator against the float model, and what a program costs"
-    return element(
-        "section",
-        element("h2", "ONNX Runtime beside ExecuTorch"),
-        element("p", said, class_="soft"),
-        table("lanes", caption, COLUMNS, rows),
-        id="onnx",
+    bad = sum(row.get("verdict") != "pass" for row in programs.values())
+    said = f"{plural(len(programs), 'program')}, " + (
+        f"{bad} of them bad" if bad else "all as they should be"
     )
+    section = element("section", element("h2", "ONNX Runtime"), element("p", said, class_="soft"), id="onnx")
+    pairs = {name: row for name, row in programs.items() if _lane(row, "executorch")}
+    if pairs:
+        section.extend([element("h3", "Beside ExecuTorch"), _beside(pairs)])
+    section.extend([element("h3", "Every program"), _every(programs)])
+    return section
 
 
-def _rows(name: str, row: Mapping[str, Metric]) -> list[Element]:
-    bad = row.get("verdict") != "pass"
-    lanes = _mapping(row.get("lanes"))
-    made = []
-    for lane, title in LANES.items():
-        figures = _mapping(lanes.get(lane))
-        if not figures and lane != "onnx":
-            continue
-        shown = f"{title}, baseline" if figures.get("agreed") else title
-        head = element("th", name, scope="row")
-        if lane == "onnx" and bad:
-            head = element("th", badge("fail", "✗"), " ", name, scope="row")
-        made.append(
-            element(
-                "tr",
-                head,
-                element("td", shown, class_="short", data_label="lane"),
-                element("td", element("code", str(figures.get("build_id", "–"))), data_label="QNN"),
-                _cell(figures, "sqnr_db", "SQNR dB", ".1f"),
-                _cell(figures, "cosine", "cosine", ".6f"),
-                _bytes(figures, "size", "size"),
-                _bytes(figures, "ddr_read", "DDR read"),
-                _bytes(figures, "ddr_written", "DDR written"),
-            )
+def _beside(pairs: Mapping[str, Row]) -> Element:
+    """One row a program, each figure of both lanes next to each other."""
+    figures = (SQNR, *COSTS)
+    lanes = {"onnx": "ONNX", "executorch": "ExecuTorch"}
+    builds = {
+        lane: ", ".join(sorted({str(_lane(row, lane).get("build_id")) for row in pairs.values()}))
+        for lane in lanes
+    }
+    agreed = sum(bool(_lane(row, "executorch").get("agreed")) for row in pairs.values())
+    caption = f"At the same precision for the same chip: QNN {builds['onnx']} against {builds['executorch']}"
+    if agreed:
+        caption += f"; in {plural(agreed, 'row')} ExecuTorch's figures are its baseline's"
+    first = element("tr", element("th", "Program", scope="col", rowspan="2"))
+    first.extend(element("th", each.name, scope="colgroup", colspan="2", class_="number") for each in figures)
+    second = element("tr")
+    for _ in figures:
+        second.extend(element("th", title, scope="col", class_="number") for title in lanes.values())
+    body = [
+        element(
+            "tr",
+            element("th", name, scope="row"),
+            *(
+                each.cell(_lane(row, lane), f"{each.name}, {title}")
+                for each in figures
+                for lane, title in lanes.items()
+            ),
         )
-    return made
+        for name, row in pairs.items()
+    ]
+    made = element(
+        "table",
+        element("caption", caption),
+        element("thead", first, second),
+        element("tbody", *body),
+        id="lanes",
+        class_="stack",
+    )
+    return element("div", made, class_="scroll")
 
 
-def _cell(figures: Mapping[str, Metric], key: str, label: str, form: str) -> Element:
-    value = figures.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return number("–", -1, label)
-    return number(format(value, form), value, label)
+def _every(programs: Mapping[str, Row]) -> Element:
+    figures = (SQNR, COSINE, *COSTS)
+    columns = [("Program", ""), ("Verdict", ""), *((each.name, "number") for each in figures)]
+    rows = []
+    for name, row in sorted(programs.items(), key=lambda item: item[1].get("verdict") == "pass"):
+        good = row.get("verdict") == "pass"
+        verdict = badge("pass", "✓") if good else badge("fail", "✗")
+        head = element("th", name, scope="row")
+        cells = [each.cell(_lane(row, "onnx"), each.name) for each in figures]
+        rows.append(element("tr", head, element("td", verdict, data_label="verdict"), *cells))
+    caption = "Accuracy on the emulator against the float model, and what it costs"
+    return table("onnx-programs", caption, columns, rows)
 
 
-def _bytes(figures: Mapping[str, Metric], key: str, label: str) -> Element:
-    value = figures.get(key)
-    if not isinstance(value, int) or isinstance(value, bool):
-        return number("–", -1, label)
-    return number(size(value), value, label)
+def _lane(row: Row, lane: str) -> Row:
+    return _mapping(_mapping(row.get("lanes")).get(lane))
 
 
-def _mapping(value: Metric) -> Mapping[str, Metric]:
+def _mapping(value: Metric) -> Row:
     return value if isinstance(value, dict) else {}

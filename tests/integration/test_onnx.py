@@ -96,6 +96,14 @@ class TestCompile:
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
         assert json.loads((tmp_path / "out" / "net_ctx.json").read_text())["arch"] == 79
 
+    def test_calibrates_by_a_function_of_the_users(self, model: Path, tmp_path: Path) -> None:
+        code = "import numpy as np\ndef some():\n    rng = np.random.default_rng(0)\n"
+        code += "    for _ in range(3):\n        yield rng.standard_normal((1, 3, 8, 8)).astype(np.float32)\n"
+        (tmp_path / "mine.py").write_text(code)
+        arguments = (model, "--precision", "u16u8", "--calibrate", "mine:some", "-o", "out")
+        said = onnx_command("compile", *arguments, cwd=tmp_path)
+        assert "by 3 samples" in said.stderr and "cosine 0.99" in said.stdout
+
     def test_fixes_a_named_dimension(self, tmp_path: Path) -> None:
         model = write(conv_model(("batch", 3, 8, 8)), tmp_path / "dynamic.onnx")
         said = onnx_command("compile", model, "-o", tmp_path / "out", code=1).stderr

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from ci.lowering.suite import SHIPPED as LOWERING
+from ci.lowering.suite import SUITES as LOWERING_SUITES
 from ci.lowering.suite import load_suite
 from ci.onnx.crosscheck import Lane, executorch_lane, key_of_program
 from ci.onnx.judge import cost, cross_check, findings_of, lane_of, row
@@ -26,7 +27,7 @@ from ci.onnx.suite import SHIPPED, Program, choose, programs_of
 from ci.report.lanes import lanes_section
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from provisioning.errors import ManifestError, UsageError
-from provisioning.findings import Outcome, Report, Severity, StageRun
+from provisioning.findings import Finding, Metric, Outcome, Report, Severity, StageRun
 from provisioning.settings import MANIFESTS, ROOT, Selection
 
 if sys.version_info >= (3, 11):
@@ -183,6 +184,11 @@ class TestCost:
     def test_a_larger_context_is_an_error(self, program: Program) -> None:
         assert self.rules(program, self.agreed, bytes=20_000) == {"cost-context-bytes": Severity.ERROR}
 
+    @pytest.mark.parametrize("more", [0, 1])
+    def test_what_is_tolerated_is_tolerated_to_the_byte(self, program: Program, more: int) -> None:
+        most = int(self.tolerances.costs["context_bytes"].most(1234)) + more
+        assert len(self.rules(program, self.agreed, bytes=most)) == more
+
     def test_traffic_that_the_compiler_does_not_tell_is_an_error(self, program: Program) -> None:
         assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
 
@@ -199,6 +205,8 @@ def lane_report(folder: Path, stage: str, rows: Mapping[str, Any]) -> None:
     run.metrics |= {"programs": dict(rows), "build_id": "v2.49.40.260810104044"}
     run.finish(Outcome.PASS).write(folder)
 
+
+ERROR = Finding("onnx-crash", Severity.ERROR, "bad", "gone", "again")
 
 LOWERED = """\
 schema = 1
@@ -276,20 +284,31 @@ class TestCrossCheck:
         )
         assert "1 of 1 programs stand beside ExecuTorch's baseline" in stage.findings[0].message
 
-    def test_the_page_has_a_row_for_each_lane(self, program: Program) -> None:
+    @pytest.fixture
+    def page(self, program: Program) -> list[list[str]]:
+        """The cells of the page's tables, row by row."""
         result = Result({**facts(), "cpu_seconds": 1.0})
-        lane = replace(lane_of(result), sqnr_db=41.5, build_id="v2.49")
-        shown = row(program, result, [], Baseline(Path("b.json")), lane)
-        report = replace(
-            StageRun("test_onnx", "wheels", "x86_64-linux", "nox").finish(),
-            metrics={"programs": {program.name: shown}},
-        )
-        section = lanes_section([report])
+        lane = replace(lane_of(result), sqnr_db=41.5, ddr_read=None, build_id="v2.49", agreed=True)
+        baseline = Baseline(Path("b.json"))
+        rows: dict[str, Metric] = {
+            "pair": row(program, result, [], baseline, lane),
+            "alone": row(program, result, [], baseline, None),
+            "bad": row(program, Result(rule="onnx-crash"), [ERROR], baseline, lane),
+        }
+        finished = StageRun("test_onnx", "wheels", "x86_64-linux", "nox").finish()
+        section = lanes_section([replace(finished, metrics={"programs": rows})])
         assert section is not None
-        rows = [["".join(cell.itertext()) for cell in line] for line in section.iter("tr")]
-        assert [cells[:4] for cells in rows[1:]] == [
-            [program.name, "ONNX Runtime", "v2.51.0.260929181845", "30.0"],
-            [program.name, "ExecuTorch", "v2.49", "41.5"],
+        return [["".join(cell.itertext()) for cell in line] for line in section.iter("tr")]
+
+    def test_the_page_has_both_lanes_in_one_row(self, page: list[list[str]]) -> None:
+        rows = [cells for cells in page if cells[0] == "pair"]
+        assert rows[0] == ["pair", "30.0", "41.5", "1.23 kB", "1.23 kB", "100 B", "–", "10 B", "10 B"]
+
+    def test_the_page_has_every_program_and_the_bad_ones_first(self, page: list[list[str]]) -> None:
+        assert [cells[:3] for cells in page[-3:]] == [
+            ["bad", "✗ fail", "–"],
+            ["pair", "✓ pass", "30.0"],
+            ["alone", "✓ pass", "30.0"],
         ]
 
     def test_the_page_has_no_such_part_without_the_stage(self) -> None:
@@ -412,6 +431,31 @@ class TestShipped:
         slip = tomllib.loads(SHIPPED.read_text().replace('precision = "u16u8"', 'precision = "u16u9"', 1))
         with pytest.raises(jsonschema.ValidationError, match="u16u9"):
             jsonschema.validate(slip, rules)
+
+    def test_models_of_both_suites_meet_wherever_they_can(self) -> None:
+        precisions = {each.executorch for each in PRECISIONS.values() if each.executorch}
+        cases = {program.case_name for program in self.programs}
+        meeting = {(p.case_name, PRECISIONS[p.run.precision].executorch, p.soc) for p in self.programs}
+        wanted = {
+            (p.case_name, p.run.scheme, p.soc)
+            for p in LOWERING_SUITES.programs_of(LOWERING)
+            if p.case_name in cases and p.run.name == p.run.scheme and p.run.scheme in precisions
+        }
+        assert wanted <= meeting and len(wanted) >= 15
+
+    def test_every_program_has_a_baseline_of_all_costs(self) -> None:
+        baseline = load_baseline(baseline_path(SHIPPED, "wheels"))
+        assert {program.name for program in self.programs} == set(baseline.programs)
+        for recorded in baseline.programs.values():
+            assert recorded.context_bytes and recorded.ddr_read and recorded.accuracy
+
+    def test_thresholds_are_met_and_as_tight_as_is_said(self) -> None:
+        baseline, margin = load_baseline(baseline_path(SHIPPED, "wheels")), load_tolerances().sqnr_margin_db
+        for program in self.programs:
+            runs = [baseline.programs[each.name] for each in self.programs if each.run is program.run]
+            worst = min(each.accuracy["sqnr_db"] for each in runs)
+            wanted = program.run.thresholds.sqnr_db
+            assert wanted is not None and worst - margin <= wanted <= worst, program.name
 
     @pytest.mark.parametrize(
         "part",
