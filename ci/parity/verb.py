@@ -106,7 +106,7 @@ def _check(
     if args.fix:
         changed = mend(tree, mapping, checked)
         stage.metrics["mended_files"] = len(changed)
-        before = len(found.differences)
+        before = len(_alike(found))
         if changed:
             found = checked(tree.changed(changed))
             selection.reports.mkdir(parents=True, exist_ok=True)
@@ -115,18 +115,14 @@ def _check(
             stage.artifacts.append(Artifact.of("patch", file))
             if not args.dry_run:
                 _write(root, changed)
-        stage.metrics["mended"] = before - len(found.differences)
+        stage.metrics["mended"] = before - len(_alike(found))
     _report(stage, tree, found)
 
 
 def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
     from provisioning.findings import Severity
 
-    # A header that two pairs lack is one line to look at, and annotations are few.
-    alike: dict[tuple[str, str, str], list[Difference]] = {}
-    for one in found.differences:
-        alike.setdefault((one.rule, str(one.place), one.what), []).append(one)
-    for (rule, place, _), group in alike.items():
+    for (rule, place, _), group in _alike(found).items():
         message = group[0].message
         if others := [one.where for one in group[1:]]:
             message += f"; the same in {', '.join(others)}"
@@ -140,6 +136,14 @@ def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
     stage.metrics["buck_libraries"] = len(next(iter(found.buck.values())).libraries)
     stage.metrics["cmake_libraries"] = len(next(iter(found.cmake.values())).libraries)
     stage.metrics["variants"] = len(found.buck)
+
+
+def _alike(found: Checked) -> dict[tuple[str, str, str], list[Difference]]:
+    """A header that two pairs lack is one line to look at, and annotations are few."""
+    alike: dict[tuple[str, str, str], list[Difference]] = {}
+    for one in found.differences:
+        alike.setdefault((one.rule, str(one.place), one.what), []).append(one)
+    return alike
 
 
 def _write(root: Path, changed: MappingOf[str, str]) -> None:
