@@ -93,9 +93,11 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _sarif(reports: Sequence[Report]) -> str:
+    from ci.parity.rules import RULES
     from provisioning.validation import catalogue
 
     texts = {rule.id: RuleText(rule.summary, rule.why, rule.mend) for rule in catalogue().values()}
+    texts |= {rule: RuleText(text) for rule, text in RULES.items()}
     return sarif(reports, texts)
 
 

@@ -12,6 +12,8 @@ from ci.__main__ import VERBS
 from ci.parity import fix
 from ci.parity.compare import Difference
 from ci.parity.mapping import MAPPING, Deliberate, Dependency, load_mapping
+from ci.parity.rules import RULES
+from ci.report.verb import RENDERINGS
 from provisioning.cli import main
 from provisioning.errors import ManifestError
 from provisioning.findings import Outcome, Report
@@ -333,11 +335,23 @@ def test_a_reply_that_disagrees_is_a_finding_and_counts(tmp_path: Path) -> None:
     ]
 
 
-def test_every_rule_is_in_the_docs_and_no_other() -> None:
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "ci" / "parity").glob("*.py"))
+def test_every_rule_is_said_in_the_docs_and_no_other() -> None:
     docs = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(parity-[a-z-]+)` \|", docs, re.MULTILINE)
-    assert set(rows) == set(re.findall(r'"(parity-[a-z-]+)"', code))
+    assert dict(re.findall(r"^\| `(parity-[a-z-]+)` \| (.+) \|$", docs, re.MULTILINE)) == RULES
+
+
+def test_every_rule_that_is_found_is_listed_and_no_other() -> None:
+    modules = [path for path in (ROOT / "ci" / "parity").glob("*.py") if path.name != "rules.py"]
+    code = "".join(path.read_text(encoding="utf-8") for path in modules)
+    assert set(re.findall(r'"(parity-[a-z-]+)"', code)) == set(RULES)
+
+
+def test_sarif_says_what_each_rule_is_about() -> None:
+    document = json.loads(RENDERINGS["sarif"]([]))
+    said = {
+        rule["id"]: rule.get("shortDescription") for rule in document["runs"][0]["tool"]["driver"]["rules"]
+    }
+    assert {rule: said.get(rule) for rule in RULES} == {rule: {"text": text} for rule, text in RULES.items()}
 
 
 def test_the_schema_of_the_mapping_is_committed() -> None:
