@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from provisioning.findings import Finding, Outcome, Report
-from tests.support.lowering_suites import Done, run, suite
+from provisioning.settings import ROOT
+from tests.support.lowering_suites import Done, command, environment, run, suite
+from tests.support.processes import alive, descendants, wait_for
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
@@ -82,3 +86,27 @@ def test_inputs_and_outputs_of_the_wrong_ones_are_kept(reports: dict[str, Report
     assert folders == {"wrong_weight-16a16w-SM8650", "wrong_scheme-16a2w-SM8650"}
     assert all(path.is_file() for path in kept)
     assert any(path.name.startswith("output_") for path in kept)
+
+
+def test_interrupted_it_leaves_no_process_and_says_what_did_not_run(tmp_path: Path) -> None:
+    one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})
+    process = subprocess.Popen(
+        command("gate", tmp_path, "--only", "test_lowering", "--only", "test_emulator", "--suite", one),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    # The stage and its two workers.
+    wait_for(lambda: len(descendants(process.pid)) >= 3)
+    started = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    wait_for(lambda: not alive(started))
+    assert len(started) >= 3 and not alive(started)
+    report = Report.read(tmp_path / "reports/gate.json")
+    assert [(each.subject, each.message) for each in report.findings if each.severity.value == "error"] == [
+        ("test_lowering", "did not run: test_lowering was interrupted"),
+        ("test_emulator", "did not run: the gate was interrupted"),
+    ]

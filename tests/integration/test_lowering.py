@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from provisioning.settings import ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
+from tests.support.processes import alive, descendants, wait_for
 from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -126,19 +125,6 @@ def test_a_suite_with_unknown_keys_is_wrong_use(tmp_path: Path) -> None:
     assert done.code == 2 and "colour" in done.err and "try:" in done.err
 
 
-def _children(pid: int) -> list[int]:
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in listed.stdout.split()]
-
-
-def _alive(pids: list[int]) -> Iterator[int]:
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            if state != "Z":
-                yield pid
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_interrupted_it_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})
@@ -150,13 +136,11 @@ def test_interrupted_it_leaves_no_process(tmp_path: Path, number: signal.Signals
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 120
-    while len(workers := _children(process.pid)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
+    wait_for(lambda: len(descendants(process.pid)) >= 2)
     time.sleep(2)
+    workers = descendants(process.pid)
     process.send_signal(number)
     code = process.wait(60)
-    while list(_alive(workers)) and time.monotonic() < deadline + 60:
-        time.sleep(0.2)
-    assert len(workers) == 2 and not list(_alive(workers))
+    wait_for(lambda: not alive(workers))
+    assert len(workers) >= 2 and not alive(workers)
     assert code == (130 if number == signal.SIGINT else -number)
