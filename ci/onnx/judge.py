@@ -102,11 +102,13 @@ Pair = tuple[str, Lane, Lane]
 def pairs_of(
     programs: Sequence[Program], results: Mapping[str, Result], others: Mapping[Key, Lane]
 ) -> list[Pair]:
-    """Programs that ExecuTorch's lane has too, with both lanes' figures."""
+    """Programs that ExecuTorch's lane has too, with both lanes' figures; special runs are no match."""
     return [
         (program.name, lane_of(results[program.name]), other)
         for program in programs
-        if results[program.name].facts and (other := others.get(key_of_program(program)))
+        if program.run.name == program.run.kind
+        and results[program.name].facts
+        and (other := others.get(key_of_program(program)))
     ]
 
 

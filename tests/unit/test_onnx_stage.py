@@ -13,12 +13,14 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ci.cache import VerdictCache
 from ci.lowering.suite import SHIPPED as LOWERING
 from ci.lowering.suite import SUITES as LOWERING_SUITES
 from ci.lowering.suite import load_suite
+from ci.onnx import measure
 from ci.onnx.crosscheck import Lane, executorch_lane, key_of_program
-from ci.onnx.judge import cost, cross_check, findings_of, lane_of, row
-from ci.onnx.measure import TOOLKIT, Plan, Result, do_model, jobs_of, models_of
+from ci.onnx.judge import cost, cross_check, findings_of, lane_of, pairs_of, row
+from ci.onnx.measure import TOOLKIT, Plan, Result, do_model, jobs_of, measured, models_of
 from ci.onnx.precision import PRECISIONS, precision_named
 from ci.onnx.process import Crashed
 from ci.onnx.profile import slowest
@@ -26,6 +28,7 @@ from ci.onnx.stage import judge, update
 from ci.onnx.suite import SHIPPED, Program, choose, programs_of
 from ci.report.lanes import lanes_section
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.workers.parent import Setup
 from provisioning.errors import ManifestError, UsageError
 from provisioning.findings import Finding, Metric, Outcome, Report, Severity, StageRun
 from provisioning.settings import MANIFESTS, ROOT, Selection
@@ -418,8 +421,72 @@ class TestModels:
         assert jobs_of(programs, known)[0].seconds > jobs_of(programs, unknown)[0].seconds > 0
 
 
+STUB = """\
+import json, os, signal, sys
+replies = os.fdopen(int(sys.argv[1]), "w")
+def say(message):
+    replies.write(json.dumps(message) + "\\n")
+    replies.flush()
+say({})
+facts = json.loads(os.environ["FACTS"])
+for line in sys.stdin:
+    order = json.loads(line)
+    if order.get("soc") == os.environ["CRASH"]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if order["do"] == "case":
+        os.mkdir(order["into"])
+    say({"model": "m.onnx", "source": "digest", **(facts if order["do"] == "case" else {})})
+"""
+
+
+class TestMeasured:
+    @pytest.fixture
+    def crashing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """A worker that goes down whenever it is to compile for the SM8650."""
+        environment = {"FACTS": json.dumps({**facts(), "cpu_seconds": 1.0}), "CRASH": "SM8650"}
+        setup = Setup(("-c", STUB), environment, tmp_path / "logs", 30, "onnxruntime", "install it")
+        monkeypatch.setattr(measure, "setup_of", lambda *args, **kwargs: setup)
+
+    def test_a_crash_is_one_fault_and_all_others_are_made_and_kept(
+        self, crashing: None, tmp_path: Path
+    ) -> None:
+        second = SUITE[SUITE.index("[[case") :].replace("u16u8", "u8u8")
+        programs = programs_of(suite(tmp_path, SUITE + second))
+        plan, cache = plan_of(programs, tmp_path), VerdictCache(tmp_path / "store", "onnx")
+        results = measured(plan, cache, lambda program, result: True)
+        assert {name: result.rule for name, result in results.items()} == {
+            "net/u16u8/SM8650": "onnx-crash",
+            "net/u16u8/SM8750": "",
+            "net/u8u8/SM8650": "onnx-crash",
+            "net/u8u8/SM8750": "",
+        }
+        assert "SIGSEGV" in results["net/u16u8/SM8650"].message
+        again = measured(plan, cache, lambda program, result: True)
+        assert [name for name, result in again.items() if result.cached] == [
+            "net/u16u8/SM8750",
+            "net/u8u8/SM8750",
+        ]
+
+    def test_one_that_is_not_fine_any_more_is_done_again(self, crashing: None, tmp_path: Path) -> None:
+        programs = programs_of(suite(tmp_path), ["SM8750"])
+        plan, cache = plan_of(programs, tmp_path), VerdictCache(tmp_path / "store", "onnx")
+        measured(plan, cache, lambda program, result: True)
+        (result,) = measured(plan, cache, lambda program, result: False).values()
+        assert not result.cached
+
+
 class TestShipped:
     programs = programs_of(SHIPPED)
+
+    def test_settings_of_every_scope_are_there(self) -> None:
+        given = [program.run.settings(program.soc).as_dict() for program in self.programs]
+        assert any(all(settings.values()) for settings in given)
+
+    def test_a_run_with_settings_of_its_own_stands_beside_no_other(self) -> None:
+        (special,) = [program for program in self.programs if program.run.label]
+        lane = lane_of(Result(facts()))
+        results = {special.name: Result(facts())}
+        assert pairs_of([special], results, {key_of_program(special): lane}) == []
 
     def test_the_committed_schemas_take_the_manifests(self) -> None:
         for name, file in (("onnx_suite", SHIPPED), ("onnx_options", MANIFESTS / "onnx_options.toml")):
