@@ -98,7 +98,7 @@ def sdk_at(root: Path) -> Sdk:
     if not (root / HEADER).is_file():
         raise EnvironmentLacking(
             f"{root}: expected {HEADER} to compile against, found none: the libraries of wheels come without",
-            remedy="name an official SDK with QNN_SDK_ROOT, or select its profile: --profile qnn-2.37",
+            remedy=f"name an official SDK with QNN_SDK_ROOT, or select --profile {OFFICIAL_PROFILE}",
         )
     libraries = sorted(root.glob("lib/*/libQnnHtp.so")) or sorted(root.glob("lib/*/libQnn*.so"))
     ids = build_ids(libraries[0]) if libraries else ()
