@@ -178,10 +178,12 @@ def judge(stage: Stage, code: int, selection: Selection, took: float, command_li
     log = log_of(stage.name, selection.reports)
     try:
         report = Report.read(selection.reports / f"{stage.name}.json")
-        if (code == 0) == (report.outcome is Outcome.PASS):
+        if code == 0 and report.outcome is Outcome.PASS:
+            return Ran(report, code)
+        if code in MEANING and report.outcome is not Outcome.PASS:
             # A fault that nobody foresaw ends a process with 1 as well, and is no verdict.
             crashed = code == 1 and report.outcome is Outcome.ERROR
-            return Ran(report if code == 0 else with_causes(report, log), LACKING if crashed else code)
+            return Ran(with_causes(report, log), LACKING if crashed else code)
         fault = f"its report says {report.outcome.value}"
     except (OSError, ValueError) as error:
         fault = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
@@ -193,8 +195,8 @@ def judge(stage: Stage, code: int, selection: Selection, took: float, command_li
 
 
 def exit_code(rans: Iterable[Ran]) -> int:
-    codes = {ran.code for ran in rans if ran.code is not None}
-    return next((code for code in MEANING if code in codes), 0)
+    codes = {ran.code for ran in rans if ran.code}
+    return next((code for code in MEANING if code in codes), LACKING if codes else 0)
 
 
 def summarised(gate: StageRun, rans: Sequence[Ran]) -> Report:
@@ -217,10 +219,10 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
     """Print the table and write the renderings; on GitHub also the annotations and the job's summary."""
     _say("")
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
-    _print(overview(reports, colour=colour, width=width, errors=SHOWN))
+    write(overview(reports, colour=colour, width=width, errors=SHOWN), sys.stdout)
     if _on_github(environ):
         for report in reports:
-            _print(github_annotations(report))
+            write(github_annotations(report), sys.stdout)
     page, _ = publish(reports, directory, environ)
     _say(f"the whole of it: {page}")
 
@@ -261,10 +263,4 @@ def _on_github(environ: Mapping[str, str]) -> bool:
 
 
 def _say(text: str) -> None:
-    _print(f"{text}\n")
-
-
-def _print(text: str) -> None:
-    """Whoever read our output may have left: the gate has more to do, and its reports say what it found."""
-    with suppress(BrokenPipeError):
-        write(text, sys.stdout)
+    write(f"{text}\n", sys.stdout)

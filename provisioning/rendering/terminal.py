@@ -103,10 +103,18 @@ def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str
 
 
 def write(text: str, stream: TextIO) -> None:
-    """Print, with what the stream's encoding lacks as `?` instead of a traceback."""
+    """Print, with what the stream's encoding lacks as `?` instead of a traceback.
+
+    Whoever read it may have left: that changes nothing of what is still to be done, nor of the exit code.
+    """
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:

@@ -40,6 +40,12 @@ def main(argv: list[str]) -> int:
         run.add("rule", Severity.ERROR, "subject", "is bad", "mend it")
         run.finish().write(args.reports)
         return 1
+    if behaviour in ("odd", "late"):
+        run.add("rule", Severity.ERROR, "subject", "is bad")
+        run.finish().write(args.reports)
+        if behaviour == "late":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return 9
     if behaviour == "lies":
         run.finish(Outcome.FAIL).write(args.reports)
         return 0

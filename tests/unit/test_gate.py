@@ -13,8 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ci import gate, supervision
+from ci.report.collect import did_not_run
 from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
 from provisioning.findings import Finding, Outcome, Report, Severity
@@ -115,6 +118,23 @@ def test_exit_code_0_over_a_report_of_failure_is_no_pass(reports: Path) -> None:
     assert ran.report.outcome is Outcome.ERROR
     assert ran.report.findings[0].message.startswith("ended with exit code 0, and its report says fail\n")
     assert gate.exit_code([ran]) == 3
+
+
+@pytest.mark.parametrize(("name", "ended"), [("odd", "exit code 9"), ("late", "SIGSEGV")])
+def test_a_failure_that_ends_in_another_way_than_agreed_is_no_pass_of_the_gate(
+    reports: Path, name: str, ended: str
+) -> None:
+    (ran,) = _run(reports, stage(name))
+    assert gate.exit_code([ran]) == 3
+    assert [finding.rule for finding in ran.report.findings] == ["rule", "stage.died"]
+    assert ended in ran.report.findings[1].message
+
+
+@given(st.lists(st.none() | st.integers(-64, 255), max_size=4))
+def test_no_code_but_zeros_is_a_pass(codes: list[int | None]) -> None:
+    report = did_not_run("stage", "")
+    passed = all(code in (None, 0) for code in codes)
+    assert (gate.exit_code(gate.Ran(report, code) for code in codes) == 0) == passed
 
 
 def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +24,7 @@ from provisioning.rendering.job_summary import cell
 from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
 from provisioning.rendering.text import DID_NOT_RUN, headline, seconds, size, visible, worst
 from provisioning.rendering.workflow_commands import command
+from provisioning.settings import ROOT
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -203,6 +207,21 @@ def test_printing_survives_a_terminal_without_unicode() -> None:
     write("✓ PASS ä", stream)
     stream.seek(0)
     assert stream.read() == "? PASS ?"
+
+
+def test_a_reader_that_left_does_not_keep_a_stage_from_its_end() -> None:
+    program = (
+        "import sys; from provisioning.rendering.terminal import write\n"
+        "for _ in range(3): write('x' * 100_000, sys.stdout)\n"
+        "print('more'); sys.exit(1)"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writing)
+    assert (run.returncode, run.stderr) == (1, b"")
 
 
 def test_show_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
