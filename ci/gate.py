@@ -20,13 +20,13 @@ from ci.report.collect import GATE, did_not_run
 from ci.report.publish import publish
 from ci.supervision import (
     INTERRUPTED,
+    LACKING,
     LOGS,
-    death,
-    how_it_ended,
+    MEANING,
     log_of,
     memory_kills,
+    report_of,
     supervise,
-    with_causes,
 )
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Outcome, Report, Severity, StageRun
@@ -68,10 +68,6 @@ STAGES: tuple[Stage, ...] = (
 
 TAG = "pr"
 """Of the shipped suite; what to run of their own others know best."""
-
-LACKING = 3
-MEANING = (INTERRUPTED, 2, LACKING, 4, 1)
-"""Exit codes, the one that says most about the run first."""
 
 UNDER_GATE = "QNN_CI_GATE"
 """Set for the stages, which then leave GitHub's annotations and summary to the gate."""
@@ -172,26 +168,16 @@ def run_stage(stage: Stage, flags: Sequence[str], selection: Selection) -> Ran:
 
 
 def judge(stage: Stage, code: int, selection: Selection, took: float, command_line: str, killed: int) -> Ran:
-    """The stage's own report if it wrote one that agrees with its exit code; never a pass otherwise."""
     if code == INTERRUPTED:
         return Ran(did_not_run(stage.name, f"{stage.name} was interrupted"), code)
+    run_of = StageRun(stage.name, selection.profile, selection.target, command_line)
+    stand_in = replace(run_of.finish(Outcome.ERROR), seconds=took)
     log = log_of(stage.name, selection.reports)
-    try:
-        report = Report.read(selection.reports / f"{stage.name}.json")
-        if code == 0 and report.outcome is Outcome.PASS:
-            return Ran(report, code)
-        if code in MEANING and report.outcome is not Outcome.PASS:
-            # A fault that nobody foresaw ends a process with 1 as well, and is no verdict.
-            crashed = code == 1 and report.outcome is Outcome.ERROR
-            return Ran(with_causes(report, log), LACKING if crashed else code)
-        fault = f"its report says {report.outcome.value}"
-    except (OSError, ValueError) as error:
-        fault = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
-        run_of = StageRun(stage.name, selection.profile, selection.target, command_line)
-        report = replace(run_of.finish(Outcome.ERROR), seconds=took)
-    finding = death(stage.name, f"{how_it_ended(code)}, and {fault}", log, command_line, killed)
-    report = replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
-    return Ran(report, code if code in MEANING and code != 1 else LACKING)
+    report = report_of(selection.reports / f"{stage.name}.json", code, stand_in, log, killed)
+    # A fault that nobody foresaw ends a process with 1 too, and is no verdict.
+    crashed = code == 1 and report.outcome is Outcome.ERROR
+    agreed = code in MEANING or report.outcome is Outcome.PASS
+    return Ran(report, code if agreed and not crashed else LACKING)
 
 
 def exit_code(rans: Iterable[Ran]) -> int:

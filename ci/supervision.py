@@ -14,10 +14,13 @@ from ci.transcript import transcript
 from ci.workers.parent import tail
 from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
-from provisioning.findings import Finding, Report, Severity
+from provisioning.findings import Finding, Outcome, Report, Severity
 from provisioning.rendering.text import one_line, plural
 
 INTERRUPTED = 130
+LACKING = 3
+MEANING = (INTERRUPTED, 2, LACKING, 4, 1)
+"""Exit codes of a stage that did not pass, the one that says most about the run first."""
 
 PATIENCE = 3.0
 """Seconds that an interrupted stage has before it is told again, and louder."""
@@ -61,6 +64,26 @@ def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int
                 return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -> Report:
+    """The stage's own report if it wrote one that agrees with its exit code; never a pass otherwise.
+
+    `stand_in` takes the place of one that is not there or cannot be read; `killed` is how many programs the
+    kernel ended meanwhile for lack of memory.
+    """
+    try:
+        report = Report.read(file)
+        if code == 0 and report.outcome is Outcome.PASS:
+            return report
+        if code in MEANING and report.outcome is not Outcome.PASS:
+            return with_causes(report, log)
+        fault = f"its report says {report.outcome.value}"
+    except (OSError, ValueError) as error:
+        fault = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
+        report = stand_in
+    finding = death(stand_in.stage, f"{how_it_ended(code)}, and {fault}", log, stand_in.command, killed)
+    return replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
 
 
 def how_it_ended(code: int) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from ci.gate import UNDER_GATE
 from ci.github.files import give, summarise
-from ci.supervision import death, how_it_ended, log_of, memory_kills, supervise, with_causes
+from ci.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
 from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.findings import Artifact, Outcome, Report, StageRun
+from provisioning.findings import Artifact, Outcome, StageRun
 from provisioning.rendering import github_annotations, markdown
 from provisioning.rendering.text import LOG
 from provisioning.settings import DEFAULT_PROFILE, ROOT
@@ -57,12 +57,11 @@ def run(environ: Mapping[str, str]) -> int:
     sys.stdout.flush()
     begun, killed, log = time.monotonic(), memory_kills(), log_of(stage, reports)
     code = supervise(command, inner, log)
-    report, fault = judged(stage, code, report_file, typed, time.monotonic() - begun)
-    if fault is not None:
-        died = death(stage, f"{how_it_ended(code)}{fault}", log, typed, memory_kills() - killed)
-        report = replace(report, outcome=Outcome.ERROR, findings=(*report.findings, died))
-    elif code:
-        report = with_causes(report, log)
+    blank = replace(
+        StageRun(stage, DEFAULT_PROFILE, "", typed).finish(Outcome.ERROR),
+        seconds=round(time.monotonic() - begun, 3),
+    )
+    report = judged(report_file, code, blank, log, memory_kills() - killed)
     if stage not in SILENT:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
         report.write(reports)
@@ -80,17 +79,10 @@ def reports_of(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()) / "reports"
 
 
-def judged(stage: str, code: int, file: Path, typed: str, seconds: float) -> tuple[Report, str | None]:
-    """The session's report, or what stands in for it; and what is amiss where it wrote none, or one that its
-    exit code belies."""
-    blank = StageRun(stage, DEFAULT_PROFILE, "", typed)
-    blank._clock -= seconds
-    try:
-        report = Report.read(file)
-        agrees = (code == 0) == (report.outcome is Outcome.PASS)
-        return report, None if agrees else f", and its report says {report.outcome.value}"
-    except (OSError, ValueError) as error:
-        if code == 0 and stage in WITHOUT_REPORT and not file.exists():
-            return blank.finish(Outcome.PASS), None
-        missing = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
-        return blank.finish(Outcome.ERROR), "" if stage in WITHOUT_REPORT else f", and {missing}"
+def judged(file: Path, code: int, blank: Report, log: Path, killed: int) -> Report:
+    """The session's report; of one that writes none, what its exit code says."""
+    if blank.stage not in WITHOUT_REPORT or file.exists():
+        return report_of(file, code, blank, log, killed)
+    if code == 0:
+        return replace(blank, outcome=Outcome.PASS)
+    return replace(blank, findings=(death(blank.stage, how_it_ended(code), log, blank.command, killed),))
