@@ -14,7 +14,7 @@ from ci.gate import UNDER_GATE
 from ci.github.files import give, summarise
 from ci.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
 from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.findings import Artifact, Outcome, StageRun
+from provisioning.findings import Artifact, Outcome, Report, StageRun
 from provisioning.rendering import github_annotations, markdown
 from provisioning.rendering.text import LOG
 from provisioning.settings import DEFAULT_PROFILE, ROOT
