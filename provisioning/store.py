@@ -121,6 +121,10 @@ class Store:
                 found.append(Tree(root, inventory.key, inventory.component, inventory.version, inventory))
         return found
 
+    def checkout_of(self, commit: str) -> Path:
+        """Where the repository of a commit, or of a tag without one, is kept beside its tree."""
+        return self.downloads / f"git-{commit.replace('/', '-')}"
+
     def broken(self) -> list[Fault]:
         """Trees that were committed and are no longer there as such; provisioning makes them anew."""
         found = []
@@ -631,7 +635,7 @@ class _Assembly:
     ) -> _Laid:
         from provisioning.sources import git
 
-        checkout = self._store.downloads / f"git-{source.commit or source.tag.replace('/', '-')}"
+        checkout = self._store.checkout_of(source.commit or source.tag)
         if not checkout.is_dir():
             self._may_fetch(part)
         commit = git.checkout(source, checkout, self._progress)

@@ -38,6 +38,8 @@ class SourceTree:
     """Whether it differs from the commit."""
     time: int
     """When the commit was made, in seconds since 1970; what is built is dated so."""
+    repository: Path | None = None
+    """Where git knows the commit: for a tree of the store, the checkout that it was copied from."""
 
 
 def open_tree(root: Path) -> SourceTree:
@@ -61,21 +63,26 @@ def open_tree(root: Path) -> SourceTree:
             remedy=f"git -C {root} worktree add --detach {root}.d/{OWN_NAME}, or rename the directory",
         )
     version = root / "version.txt"
-    commit = _git(root, "rev-parse", "HEAD") or _commit_in_store(root.parent)
+    repository, commit = root, _git(root, "rev-parse", "HEAD")
+    if not commit:
+        commit = _commit_in_store(root.parent)
+        repository = _checkout_in_store(root.parent, commit) if commit else root
     return SourceTree(
         root=root,
         version=version.read_text(encoding="utf-8").strip() if version.is_file() else "",
         commit=commit,
         changed=bool(commit and _git(root, "status", "--porcelain", "--untracked-files=no")),
-        time=int(_git(root, "show", "-s", "--format=%ct", "HEAD") or 0),
+        time=int(_git(repository, "show", "-s", "--format=%ct", commit or "HEAD") or 0),
+        repository=repository,
     )
 
 
 def submodules(tree: SourceTree) -> list[Submodule]:
-    """Those that the tree names; their commits are known where it is a repository."""
+    """Those that the tree names; their commits are known where there is a repository to ask."""
     commits = {}
     urls = dict(_submodule_urls(tree.root))
-    for line in _git(tree.root, "ls-tree", "-r", "HEAD").splitlines() if urls else ():
+    listed = _git(tree.repository, "ls-tree", "-r", tree.commit) if urls and tree.repository else ""
+    for line in listed.splitlines():
         described, _, path = line.partition("\t")
         mode, _, commit = described.split()
         if mode == "160000":
@@ -118,6 +125,13 @@ def _commit_in_store(folder: Path) -> str:
 
     inventory = Inventory.read(folder.with_name(f"{folder.name}.json"))
     return inventory.origins[0].sha256 if inventory and inventory.component == "executorch-source" else ""
+
+
+def _checkout_in_store(folder: Path, commit: str) -> Path:
+    """The store keeps it as long as the tree."""
+    from provisioning.store import Store
+
+    return Store(folder.parent.parent).checkout_of(commit)
 
 
 def _uncommented(path: Path) -> str:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from ci.build.tree import Submodule, open_tree, submodules
 from provisioning import elf
 from provisioning.manifest import Git, load_profile, profile_names
 from provisioning.settings import ROOT
 from provisioning.store import Store
 from tests.support.builds import Built, build, gone, run_stage
-from tests.support.miniature_executorch import digest, make_llama, make_old, make_sdk, make_tree
+from tests.support.miniature_executorch import commit_all, digest, make_llama, make_old, make_sdk, make_tree
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
 
 pytestmark = pytest.mark.needs("aarch64-linux-gnu-g++", "clang++", "ld.lld", "qemu-aarch64")
@@ -330,26 +331,65 @@ def test_an_option_that_nothing_reads_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_the_stores_tree_is_built_and_its_commit_known(
+def test_the_stores_tree_is_built_where_no_variable_names_one(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As provisioned: read-only, without its repository, in a directory of the name that its headers want."""
 
-    def checkout(source: object, into: Path, progress: object = None) -> str:
+    def checkout(source: Git, into: Path, progress: object = None) -> str:
         make_tree(into.parent, commit=False, name=into.name)
-        return "c" * 40
+        return str(source.commit)
 
     monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
+    pinned = load_profile("qnn-2.37").components["executorch-source"]
     store = Store(tmp_path / "store")
-    store.provision("executorch-source", load_profile("qnn-2.37").components["executorch-source"])
+    store.provision("executorch-source", pinned)
     places = ("--build-dir", tmp_path / "build", "-o", tmp_path / "dist", "--reports", tmp_path / "reports")
-    done = run_stage(
-        ARM64,
-        *("--profile", "qnn-2.37", "--store", store.path, *places),
-        environ={"QNN_SDK_ROOT": given.sdk},
-    )
+    given_alone = {"QNN_SDK_ROOT": given.sdk}
+    done = run_stage(ARM64, "--profile", "qnn-2.37", "--store", store.path, *places, environ=given_alone)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "dist" / "manifest.json").read_text(encoding="utf-8"))["commit"] == "c" * 40
+    made = json.loads((tmp_path / "dist" / "manifest.json").read_text(encoding="utf-8"))
+    assert made["commit"] == getattr(pinned.parts[0].source, "commit", None)
+
+
+def test_the_commit_and_the_submodules_of_the_stores_tree_are_known(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the checkout that the store keeps beside it."""
+    upstream = make_tree(tmp_path)
+    (upstream / ".gitmodules").write_text(
+        '[submodule "gflags"]\n\tpath = third-party/gflags\n\turl = https://github.com/gflags/gflags.git\n',
+        encoding="utf-8",
+    )
+    shutil.rmtree(upstream / "third-party/gflags")
+    link = ["update-index", "--add", "--cacheinfo", f"160000,{'ab' * 20},third-party/gflags"]
+    for arguments in (["rm", "-qr", "--cached", "third-party/gflags"], link, ["add", ".gitmodules"]):
+        subprocess.run(["git", *arguments], cwd=upstream, check=True)
+    commit_all(upstream)
+    head = ["git", "rev-parse", "HEAD"]
+    commit = subprocess.run(head, cwd=upstream, capture_output=True, text=True, check=True).stdout.strip()
+    shutil.copytree(given.tree / "third-party/gflags", upstream / "third-party/gflags")
+
+    def checkout(source: object, into: Path, progress: object = None) -> str:
+        shutil.copytree(upstream, into)
+        return commit
+
+    monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
+    component = load_profile("qnn-2.37").components["executorch-source"]
+    part = component.parts[0]
+    source = part.source.model_copy(update={"commit": commit})
+    pinned = component.model_copy(update={"parts": (part.model_copy(update={"source": source}),)})
+    store = Store(tmp_path / "store")
+    tree = store.provision("executorch-source", pinned)
+    opened = open_tree(tree.root / "executorch")
+    assert (opened.commit, opened.changed, opened.time) == (commit, False, 1767323045)
+    assert submodules(opened) == [
+        Submodule("third-party/gflags", "https://github.com/gflags/gflags.git", "ab" * 20)
+    ]
+    done = build(ARM64, tmp_path, given.tree, given.sdk, "--executorch", tree.root / "executorch")
+    assert done.code == 0, done.err
+    assert done.manifest["commit"] == commit
+    assert f"pkg:github/gflags/gflags@{'ab' * 20}" in (done.dist / "sbom.cdx.json").read_text("utf-8")
 
 
 @pytest.mark.parametrize("stage", [ARM64, "build_android"])

@@ -32,9 +32,15 @@ def make_tree(folder: Path, *, pybind11: bool = False, commit: bool = True, name
         # What it is for is built for x86 alone; other targets do without.
         shutil.rmtree(root / "third-party" / "pybind11")
     if commit:
-        for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "miniature"]):
+        for arguments in (["init", "-q"], ["add", "-A"]):
             subprocess.run(["git", *arguments], cwd=root, env=_git_environment(), check=True)
+        commit_all(root)
     return root
+
+
+def commit_all(root: Path) -> None:
+    """What is in the index."""
+    subprocess.run(["git", "commit", "-qm", "miniature"], cwd=root, env=_git_environment(), check=True)
 
 
 def make_old(root: Path) -> None:
