@@ -51,4 +51,7 @@ def check(jobs: int | None, suites: Sequence[Path]) -> None:
         raise UsageError(f"--jobs {jobs}: expected at least 1", remedy="leave --jobs out")
     for path in suites:
         if not path.is_file():
-            raise UsageError(f"--suite {path}: there is no such file", remedy="name a TOML file")
+            raise UsageError(
+                f"--suite {path}: there is no file {path.absolute()}",
+                remedy="name a TOML file; by its whole path, for nox runs sessions in the toolkit's folder",
+            )

@@ -245,6 +245,13 @@ class TestVerb:
         (entry,) = json.loads(capsys.readouterr().out)["include"]
         assert entry["arguments"] == "--case keywords --shard 1/1"
 
+    def test_a_suite_that_is_not_there_is_told_where_it_was_looked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert self._run("--suite", "mine.toml") == 2
+        assert f"--suite mine.toml: there is no file {tmp_path / 'mine.toml'}" in capsys.readouterr().err
+
     def test_shards_must_be_some(self) -> None:
         assert self._run("--shards", "0") == 2
 
