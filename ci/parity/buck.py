@@ -37,6 +37,9 @@ _UNKNOWN_DEPENDENCIES = re.compile(r"(?:^|_)deps$")
 _EXTERNAL = frozenset({"external_deps", "exported_external_deps"})
 """Names of packages outside any repository, which have no counterpart on the CMake side."""
 
+_LABELS = (":", "//", "@")
+"""How what another target makes begins."""
+
 _PRELUDE = ":prelude"
 _FIRST_LINE = f'load("{_PRELUDE}", "glob", "select", "native", "read_config", "package_name", "oncall")\n'
 """Before each file, so that the interpreter's line numbers are one too many: `_place_at` takes it off."""
@@ -344,6 +347,9 @@ calls = _calls
             if attribute in FILES:
                 for path in _paths(attribute, value):
                     self._add_file(library, path, stack)
+                for said, path in _renamed(value):
+                    full = normal(posixpath.join(self.package, path))
+                    library.renamed[said] = Item(full, self._place(stack, said))
             elif attribute in DEPENDENCIES:
                 for label in _texts(attribute, value):
                     item = Item(self._label(label), self._place(stack, label))
@@ -367,7 +373,7 @@ calls = _calls
             )
 
     def _add_file(self, library: Library, path: str, stack: str) -> None:
-        if path.startswith((":", "//", "@")):
+        if path.startswith(_LABELS):
             return
         full = normal(posixpath.join(self.package, path))
         item = Item(full, self._place_of_file(stack, path, full))
@@ -436,6 +442,16 @@ def _paths(attribute: str, value: object) -> Iterator[str]:
         return
     for element in cast("list[object]", value) if isinstance(value, list) else [value]:
         yield from _texts(attribute, element[:1] if isinstance(element, list) else [element])
+
+
+def _renamed(value: object) -> Iterator[tuple[str, str]]:
+    """Of a dict from name to file, those whose name is not the end of the file's path."""
+    pairs = cast("MappingOf[object, object]", value) if isinstance(value, dict) else {}
+    for name, path in pairs.items():
+        if not isinstance(name, str) or not isinstance(path, str) or path.startswith(_LABELS):
+            continue
+        if not f"/{path}".endswith(f"/{name}"):
+            yield name, path
 
 
 def _texts(attribute: str, value: object) -> Iterator[str]:

@@ -193,6 +193,7 @@ def variant(found: Findings, name: str, buck: Side, cmake: Side) -> None:
     _compiled_twice(found, name, cmake, leave_out=set())
     _compiled_again(found, name, cmake)
     _heavy(found, name, buck)
+    _renamed(found, name, buck)
 
 
 def tree(found: Findings, tree: Tree, bucks: MappingOf[str, Side], cmakes: MappingOf[str, Side]) -> None:
@@ -520,6 +521,22 @@ def _heavy(found: Findings, variant: str, buck: Side) -> None:
                         ),
                         variant,
                     )
+
+
+def _renamed(found: Findings, variant: str, buck: Side) -> None:
+    for library in buck.libraries.values():
+        for said, item in library.renamed.items():
+            found.add(
+                Difference(
+                    "parity-header-renamed",
+                    item.place,
+                    item.name,
+                    library.name,
+                    f"{library.name} gives {item.name} out as {said}, a name that CMake does not give it",
+                    "give it the name that its path ends in",
+                ),
+                variant,
+            )
 
 
 def _globs(found: Findings, uses: list[Glob]) -> None:

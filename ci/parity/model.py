@@ -52,6 +52,8 @@ class Library:
     place: Place
     files: list[Item] = field(default_factory=list)
     dependencies: list[Item] = field(default_factory=list)
+    renamed: dict[str, Item] = field(default_factory=dict)
+    """Headers that are included by a name that is not the end of their path."""
 
     @property
     def compiled(self) -> list[Item]:

@@ -6,6 +6,7 @@ RULES = {
     "parity-missing-in-buck": "CMake has a source or header in a pair, and Buck has not",
     "parity-missing-in-cmake": "Buck has it, and CMake has not",
     "parity-missing-file": "a file is named that does not exist",
+    "parity-header-renamed": "Buck gives a header out by a name that is not its file's",
     "parity-unknown-file": "a file that no build knows, or a Python package",
     "parity-glob-empty": "a pattern matches nothing, in either build",
     "parity-exclude-empty": "an exclude takes nothing out",

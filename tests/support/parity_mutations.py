@@ -233,6 +233,13 @@ def no_build_knows_a_python_package(rng: random.Random, files: Files) -> Expecte
 
 
 @drift
+def a_header_goes_by_another_name(rng: random.Random, files: Files) -> Expected:
+    name = rng.choice(PLATFORM)
+    _swap(files, RUNTIME_BUCK, f'"pal/{name}.h": ', f'"pal/{name}{rng.choice(["s.h", ".hpp"])}": ')
+    return Expected(("parity-header-renamed",), f"pal/include/pal/{name}.h")
+
+
+@drift
 def a_module_is_forgotten_in_a_list(rng: random.Random, files: Files) -> Expected:
     path = f"{QUALCOMM}/recipes/{_name(rng).lower()}.py"
     files[path] = "# new\n"

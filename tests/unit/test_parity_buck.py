@@ -128,6 +128,19 @@ def test_a_pattern_stops_at_packages_within() -> None:
     assert sources(run(text, others={"p/sub/deep/BUCK": ""})) == ["p/a.cpp", "p/sub/b.cpp"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "renamed"),
+    [
+        ('{"b.h": "sub/b.h", "a.h": "a.h", "c.h": ":made[d.h]"}', []),
+        ('{"sub/a.h": "a.h", "x.h": "sub/b.h", "b.h": "sub/ab.h"}', ["sub/a.h", "x.h", "b.h"]),
+        ('["a.h"]', []),
+    ],
+)
+def test_a_header_may_go_by_another_name(headers: str, renamed: list[str]) -> None:
+    side = run(f'runtime.cxx_library(name = "x", exported_headers = {headers})\n')
+    assert list(side.libraries["//p:x"].renamed) == renamed
+
+
 def test_labels_have_one_form() -> None:
     labels = [":y", "//executorch/a/b", "//executorch/a/b:c", "@other//d:e"]
     text = f'runtime.cxx_library(name = "x", deps = {labels})\n'
