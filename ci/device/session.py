@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from ci.bundle.manifest import Bundle
 from ci.bundle.scripts import KEPT_CLEAN, RUN, WRAPPER
-from ci.device.transport import SECONDS, Answer, Device, TimedOut
+from ci.device.transport import SECONDS, Answer, Device, TimedOut, batches
 from provisioning.errors import UpstreamError, UsageError
 from provisioning.findings import Artifact
 
@@ -42,7 +42,10 @@ def files_of(bundle: Bundle, folder: Path, inputs: Mapping[str, Path]) -> dict[s
 
 
 def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
-    """The raw files that an input list names, and the list as it must be on the device."""
+    """The raw files that an input list names, and the list as it must be on the device.
+
+    In `scratch` they have their names on the device, so that adb takes many at once.
+    """
     lines: list[str] = []
     files: dict[str, Path] = {}
     try:
@@ -60,7 +63,8 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
             if not path.is_file():
                 raise UsageError(f"--inputs {listed}: line {number + 1}: there is no file {path}")
             place = f"{INPUTS}/{number:04d}_{index}.raw"
-            files[place] = path
+            files[place] = scratch / PurePosixPath(place).name
+            files[place].symlink_to(path.absolute())
             names.append(place)
         if names:
             lines.append(" ".join(names))
@@ -78,8 +82,8 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
     _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be made")
     there = hashes(device, folder, sorted({*wanted, *_found(device, folder)}))
     stale = sorted(place for place in there if place not in wanted)
-    if stale:
-        _expect(device.shell(f"rm -f {_below(folder, stale)}"), device, "an old file could not be removed")
+    for some in batches(stale):
+        _expect(device.shell(f"rm -f {_below(folder, some)}"), device, "an old file could not be removed")
     missing = [place for place, artifact in wanted.items() if there.get(place) != artifact.sha256]
     if missing:
         device.push({place: files[place] for place in missing}, folder)
@@ -97,16 +101,19 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
 
 def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]:
     """Of those that are there."""
-    names = " ".join(map(shlex.quote, places))
-    script = (
-        f'cd {shlex.quote(folder)} || exit 1\nfor f in {names}; do [ -f "$f" ] && sha256sum "$f"; done\n:'
-    )
-    answer = _expect(device.shell(script), device, f"no hashes of the files in {folder}")
     found = {}
-    for line in answer.out.splitlines():
-        digest, _, place = line.partition("  ")
-        if len(digest) == 64:
-            found[place.strip()] = digest
+    for some in batches(places):
+        names = " ".join(map(shlex.quote, some))
+        script = (
+            f"cd {shlex.quote(folder)} || exit 1\nset --\n"
+            f'for f in {names}; do [ -f "$f" ] && set -- "$@" "$f"; done\n'
+            '[ $# -eq 0 ] || sha256sum "$@"'
+        )
+        answer = _expect(device.shell(script), device, f"no hashes of the files in {folder}")
+        for line in answer.out.splitlines():
+            digest, _, place = line.partition("  ")
+            if len(digest) == 64:
+                found[place.strip()] = digest
     return found
 
 

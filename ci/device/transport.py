@@ -31,6 +31,10 @@ _ADB_LACKS = (
 )
 
 
+BATCH = 200
+"""Names in one command: Linux takes an argument of 128 KB at most."""
+
+
 class TimedOut(UpstreamError):
     """What was asked of the device did not end in time; `out` is what it had said."""
 
@@ -94,8 +98,8 @@ class Adb:
             named = [(place, files[place]) for place in places]
             same = [str(path) for place, path in named if path.name == PurePosixPath(place).name]
             target = f"{folder}/{below}/"
-            if same:
-                self._adb(["push", *same, target], seconds)
+            for some in batches(same):
+                self._adb(["push", *some, target], seconds)
             for place, path in named:
                 if path.name != PurePosixPath(place).name:
                     self._adb(["push", str(path), f"{folder}/{place}"], seconds)
@@ -152,7 +156,7 @@ class Ssh:
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
         with tempfile.TemporaryFile() as packed:
-            with tarfile.open(fileobj=packed, mode="w") as tar:
+            with tarfile.open(fileobj=packed, mode="w", dereference=True) as tar:
                 for place, path in files.items():
                     tar.add(path, place, filter=_plain)
             packed.seek(0)
@@ -201,6 +205,11 @@ def ssh(destination: str, config: Path | None) -> Iterator[Ssh]:
         finally:
             # It may have ended by itself; there is nothing to be done about it here.
             _run([program, *options, "-O", "exit", destination], None, 60)
+
+
+def batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), BATCH):
+        yield names[start : start + BATCH]
 
 
 def _program(name: str, remedy: str) -> str:

@@ -65,6 +65,40 @@ def test_hashes_are_those_of_the_files(tmp_path: Path) -> None:
     assert found == {"a b.pte": hashlib.sha256(b"program").hexdigest()}
 
 
+def test_commands_stay_short_however_many_files_there_are(tmp_path: Path) -> None:
+    """Linux takes no argument longer than 128 KB."""
+    longest: list[int] = []
+
+    class Measured(Local):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            longest.append(len(script))
+            return Answer(0, "")
+
+    session.hashes(Measured(), str(tmp_path), [f"inputs/{number:05d}_0.raw" for number in range(20000)])
+    assert max(longest) < 100_000
+
+
+def test_a_file_of_every_batch_is_looked_at(tmp_path: Path) -> None:
+    names = [f"{number}.raw" for number in range(450)]
+    for name in names[::150]:
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    assert sorted(session.hashes(Local(), str(tmp_path), names)) == sorted(names[::150])
+
+
+def test_inputs_have_their_names_on_the_device_so_that_adb_takes_them_at_once(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    listed = tmp_path / "in" / "list.txt"
+    listed.parent.mkdir()
+    for name in ("a.raw", "b c.raw"):
+        (listed.parent / name).write_text(name, encoding="utf-8")
+    listed.write_text("a.raw\n'b c.raw'\n", encoding="utf-8")
+    (tmp_path / "scratch").mkdir()
+    found = session.stage_inputs(listed, tmp_path / "scratch")
+    Adb(program(tmp_path, f'echo "$1 $#" >> {calls}; echo pushed')).push(found, "/data")
+    assert calls.read_text(encoding="utf-8").splitlines() == ["push 5"]
+    assert found["inputs/0001_0.raw"].read_text(encoding="utf-8") == "b c.raw"
+
+
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """On the device already; its run.sh says what it was given."""
