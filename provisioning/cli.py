@@ -6,6 +6,7 @@ import argparse
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,7 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
 
 def guarded(work: Callable[[], int], *, debug: bool) -> int:
     """Turn foreseeable faults into a message, a remedy and an exit code."""
-    code = 0
+    code = _READER_LEFT
     try:
         code = work()
         # Here, and not by the interpreter at its end, which can only complain.
@@ -64,7 +65,7 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     except BrokenPipeError:
-        # The reader of our output left; give the interpreter's last flush nowhere to fail.
+        # Before the verdict, that is no pass. Give the interpreter's last flush nowhere to fail.
         _drop_output()
         return code
     except OSError as error:
@@ -79,6 +80,9 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         show_error(EnvironmentLacking(f"{where}: {error.strerror}", remedy=remedy))
         return EnvironmentLacking.exit_code
 
+
+_READER_LEFT = 128 + signal.SIGPIPE
+"""What a shell says of a program that SIGPIPE ended; such as `… | head` is well used to it."""
 
 _MACHINES_FAULTS = {
     errno.EACCES: "give yourself permission, or choose another place (see --help)",

@@ -137,7 +137,7 @@ def test_wrong_arguments_end_with_2(verbs: dict[str, Verb], capsys: pytest.Captu
     assert "unrecognized arguments: --what" in capsys.readouterr().err
 
 
-def test_a_reader_that_left_is_no_fault() -> None:
+def test_a_reader_that_left_before_the_verdict_is_no_fault_and_no_pass() -> None:
     script = (
         "import sys; from provisioning.cli import guarded\n"
         "def work():\n    [print('x' * 1000, flush=True) for _ in range(1000)]; return 5\n"
@@ -150,7 +150,7 @@ def test_a_reader_that_left_is_no_fault() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 0
+    assert process.returncode == 141
 
 
 def test_a_reader_that_left_does_not_change_a_verdict() -> None:
