@@ -97,14 +97,11 @@ class _Channel:
 
     def __init__(self, shown: int) -> None:
         self.shown: int | None = shown
-        if not os.isatty(shown):
+        try:
+            self.ours, self.theirs = _terminal_like(shown) if os.isatty(shown) else os.pipe()
+        except OSError:
+            # A machine without /dev/pts has no terminals to give.
             self.ours, self.theirs = os.pipe()
-            return
-        self.ours, self.theirs = os.openpty()
-        # The real terminal does what has to be done to line ends.
-        tty.setraw(self.theirs)
-        size = fcntl.ioctl(shown, termios.TIOCGWINSZ, b"\0" * 8)
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, size)
 
     def take(self) -> bytes:
         """What has come; nothing when nobody can write any more, which a terminal calls an error."""
@@ -121,6 +118,15 @@ class _Channel:
         except OSError:
             # Whoever read our output left; the process and its log go on.
             self.shown = None
+
+
+def _terminal_like(shown: int) -> tuple[int, int]:
+    ours, theirs = os.openpty()
+    # The real terminal does what has to be done to line ends.
+    tty.setraw(theirs)
+    size = fcntl.ioctl(shown, termios.TIOCGWINSZ, b"\0" * 8)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+    return ours, theirs
 
 
 def _copy(channels: list[_Channel], log: int, ended: int) -> None:

@@ -92,6 +92,19 @@ def test_the_process_has_a_terminal_where_we_have_one(tmp_path: Path, terminal: 
     shown.close()
 
 
+def test_a_machine_that_has_no_terminals_to_give_gives_pipes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError("out of pty devices")
+
+    shown = Shown(terminal=True)
+    monkeypatch.setattr(os, "openpty", none_left)
+    assert _run(tmp_path / "log", "import os; print(os.isatty(1))", (shown.theirs, shown.theirs)) == 0
+    assert (tmp_path / "log").read_text() == "False\n"
+    shown.close()
+
+
 def test_a_terminal_is_as_wide_as_ours(tmp_path: Path) -> None:
     shown = Shown(terminal=True)
     subprocess.run(["stty", "cols", "77", "rows", "20"], stdin=shown.theirs, check=True)
