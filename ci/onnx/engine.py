@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import os
 import re
 import shutil
 import warnings
@@ -18,8 +19,6 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import onnxruntime_qnn
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
-from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
 from ci.lowering.compiler_log import Traffic, traffic
 from ci.onnx.arrays import Sample
@@ -63,16 +62,6 @@ class NotOnProvider(CheckFailed):
         self.audit = audit
 
 
-class Samples(CalibrationDataReader):  # type: ignore[misc]
-    """Calibration data as onnxruntime.quantization asks for it."""
-
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        self._samples = iter(samples)
-
-    def get_next(self) -> Sample | None:
-        return next(self._samples, None)
-
-
 @cache
 def device() -> Any:
     """The provider's device; registers the provider, which can be done once a process."""
@@ -104,13 +93,23 @@ def quantized(
     """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN wants them."""
     if not samples:
         raise CheckFailed("no calibration sample", remedy="give at least one")
+    # Late: it imports torch, which nothing else here needs.
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+    class Samples(CalibrationDataReader):  # type: ignore[misc]
+        left = iter(samples)
+
+        def get_next(self) -> Sample | None:
+            return next(self.left, None)
+
     with _quiet():
         prepared = into / "preprocessed.onnx"
         changed = qnn_preprocess_model(str(model), str(prepared))
         source = prepared if changed else model
         config = get_qnn_qdq_config(
             str(source),
-            Samples(samples),
+            Samples(),
             activation_type=QuantType[precision.activations],
             weight_type=QuantType[precision.weights],
             per_channel=per_channel,
@@ -124,8 +123,7 @@ def quantized(
 
 def reference(model: Path, samples: Sequence[Sample]) -> list[Sample]:
     """The float model on the CPU."""
-    options = ort.SessionOptions()
-    options.log_severity_level = ERRORS_ONLY
+    options = _options(ERRORS_ONLY)
     try:
         session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -251,8 +249,7 @@ def _session(
     *,
     severity: int = ERRORS_ONLY,
 ) -> Any:
-    options = ort.SessionOptions()
-    options.log_severity_level = severity
+    options = _options(severity)
     for name, value in session.items():
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))
@@ -262,6 +259,15 @@ def _session(
     if dynamic:
         made.set_ep_dynamic_options(dict(dynamic))
     return made
+
+
+def _options(severity: int) -> Any:
+    """With as many threads as this worker was given; none of them waits by spinning."""
+    options = ort.SessionOptions()
+    options.log_severity_level = severity
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 def _run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
