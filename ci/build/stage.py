@@ -113,6 +113,9 @@ def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> li
     """Write licences, the bill of materials and the manifest beside the files."""
     staged = [staged_file(file) for file in built]
     copy_licences(plan.tree.root, part / LICENCES)
+    if plan.toolchain.version:
+        # Its C++ library is part of what was linked.
+        copy_licences(plan.toolchain.roots[0], part / LICENCES / "android-ndk", depth=0)
     modules = submodules(plan.tree)
     files = [sbom.File(file.path, file.sha256) for file in staged]
     bill = sbom.document(
@@ -175,22 +178,22 @@ def replace(part: Path, dist: Path) -> None:
             (part / name).replace(dist / name)
 
 
-def copy_licences(tree: Path, into: Path) -> None:
+def copy_licences(tree: Path, into: Path, depth: int = _LICENCE_DEPTH) -> None:
     """The tree's own licence texts and those of what it brings, by where they are in the tree."""
-    for path in licence_texts(tree):
+    for path in licence_texts(tree, depth):
         to = into / path.relative_to(tree)
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, to)
 
 
-def licence_texts(tree: Path) -> Iterator[Path]:
+def licence_texts(tree: Path, most: int) -> Iterator[Path]:
     def walk(folder: Path, depth: int) -> Iterator[Path]:
         for path in sorted(folder.iterdir()):
             if path.is_symlink() or path.name.startswith("."):
                 continue
             if path.is_file() and _LICENCE.fullmatch(path.name):
                 yield path
-            elif path.is_dir() and depth < _LICENCE_DEPTH:
+            elif path.is_dir() and depth < most:
                 yield from walk(path, depth + 1)
 
     yield from walk(tree, 0)

@@ -441,6 +441,10 @@ def test_android_builds_and_says_so(android: Built) -> None:
     assert (android.code, android.report["outcome"]) == (0, "pass"), android.err
 
 
+def test_the_licence_of_what_the_ndk_links_in_comes_with_it(android: Built) -> None:
+    assert (android.dist / "licences" / "android-ndk" / "NOTICE").is_file()
+
+
 def test_android_gets_large_pages_its_loader_and_its_api(android: Built) -> None:
     runner = elf.read(android.dist / RUNNER)
     assert (min(runner.alignments), runner.interpreter, runner.android_api) == (

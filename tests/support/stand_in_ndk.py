@@ -25,6 +25,7 @@ def make_ndk(root: Path, revision: str = REVISION, api: int = API) -> Path:
     shutil.copytree(SOURCE / "sysroot" / "include", sysroot / "usr" / "include")
     properties = (SOURCE / "source.properties").read_text(encoding="utf-8")
     (root / "source.properties").write_text(properties.replace(REVISION, revision), encoding="utf-8")
+    (root / "NOTICE").write_text("What is in the stand-in is of this project.\n", encoding="utf-8")
     (llvm / "bin").mkdir()
     for name in ("clang", "clang++"):
         found = shutil.which(name)
