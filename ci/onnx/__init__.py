@@ -86,6 +86,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.interruption import termination_as_interrupt
     from ci.onnx import commands
 
     handlers = {
@@ -94,4 +95,5 @@ def run(args: argparse.Namespace) -> int:
         "audit": commands.audit_model,
         "options": commands.list_options,
     }
-    return handlers[args.command](args)
+    with termination_as_interrupt():
+        return handlers[args.command](args)

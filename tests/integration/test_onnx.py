@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -255,6 +256,30 @@ class TestBadInput:
         said = onnx_command("compile", model, "-o", tmp_path / "out", code=2).stderr
         assert "cannot be written" in said
         assert (tmp_path / "out").read_text() == "mine"
+
+    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interruption_leaves_nothing_behind(
+        self, model: Path, tmp_path: Path, how: signal.Signals
+    ) -> None:
+        """Neither half a model, nor a log, nor a process."""
+        (tmp_path / "tmp").mkdir()
+        command = [sys.executable, "-m", "ci", "onnx", "compile", str(model), "-o", str(tmp_path / "out")]
+        with subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+            start_new_session=True,
+        ) as process:
+            assert process.stderr is not None
+            # By now its worker has started.
+            next(line for line in process.stderr if line.startswith("checking"))
+            process.send_signal(how)
+            process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert not (tmp_path / "out").exists()
+        assert list((tmp_path / "tmp").glob("qnn-ci*")) == []
 
     def test_two_compiles_into_one_directory(self, model: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
