@@ -76,7 +76,9 @@ def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
 def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, object]:
     says = visible("\n".join(part for part in (finding.message, finding.remedy) if part))
     place = place_of(finding.subject)
-    identity = "\0".join((report.stage, report.target, finding.rule, finding.subject))
+    # A line moves while its fault stays, and one line can have several.
+    what = (place[0], finding.message) if place else (finding.subject,)
+    identity = "\0".join((report.stage, report.target, finding.rule, *what))
     return {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,

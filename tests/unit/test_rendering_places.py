@@ -11,8 +11,8 @@ from provisioning.rendering import github_annotations, sarif
 from provisioning.rendering.text import place_of
 
 
-def _report(subject: str) -> Report:
-    finding = Finding("parity-missing-in-buck", Severity.ERROR, subject, "message", "remedy")
+def _report(subject: str, message: str = "message") -> Report:
+    finding = Finding("parity-missing-in-buck", Severity.ERROR, subject, message, "remedy")
     return Report(
         "buck_parity", "wheels", "", Outcome.FAIL, "2026-01-01T00:00:00+00:00", 0.1, (finding,), (), {}, "nox"
     )
@@ -23,6 +23,14 @@ def test_sarif_has_the_file_and_the_line() -> None:
     location = result["locations"][0]["physicalLocation"]
     assert location["artifactLocation"]["uri"] == "backends/qualcomm/runtime/targets.bzl"
     assert location["region"] == {"startLine": 44}
+
+
+def test_sarif_tells_two_findings_of_one_line_apart_and_knows_one_that_moved() -> None:
+    reports = [_report("ci/BUCK:3", "a.cpp"), _report("ci/BUCK:3", "b.cpp"), _report("ci/BUCK:9", "a.cpp")]
+    one, other, moved = (
+        result["partialFingerprints"] for result in json.loads(sarif(reports))["runs"][0]["results"]
+    )
+    assert one == moved != other
 
 
 def test_an_annotation_has_the_file_and_the_line() -> None:
