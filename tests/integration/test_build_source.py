@@ -160,6 +160,12 @@ def test_a_build_that_writes_into_the_tree_is_reported(tmp_path: Path, given: Gi
     )
 
 
+def test_a_tree_that_is_named_by_a_link_is_built(given: Given, tmp_path: Path) -> None:
+    (tmp_path / "et-main").symlink_to(given.tree)
+    done = build(ARM64, tmp_path, tmp_path / "et-main", given.sdk)
+    assert done.code == 0, done.err
+
+
 def test_an_unchanged_tree_costs_no_compiling(arm64: Built, given: Given) -> None:
     again = build(ARM64, given.folder / "arm64", given.tree, given.sdk)
     assert again.code == 0, again.err
