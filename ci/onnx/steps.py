@@ -19,6 +19,7 @@ from ci.onnx.graph import (
     Signature,
     external_files,
     fix_dimensions,
+    is_context,
     load_graph,
     problems_of,
     signature_of,
@@ -51,6 +52,10 @@ class NotCompilable(CheckFailed):
 def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int], into: Path) -> Path:
     """Refuse what cannot be compiled; returns the model to go on with, its named dimensions fixed."""
     graph = load_graph(model)
+    if is_context(graph):
+        raise UsageError(
+            f"{model} is compiled already", remedy=f"python -m ci onnx run {model} --input FILE.npy"
+        )
     external_files(graph, model.parent)
     if dimensions:
         fix_dimensions(graph, dimensions)

@@ -236,6 +236,10 @@ class TestBadInput:
         made = model_of(nodes, output=(4, None) if opset == 17 else (1, 3, 8, 8), opset=opset)
         assert said in self.refused(tmp_path / "out", write(made, tmp_path / "m.onnx"), code=1)
 
+    def test_a_model_that_is_compiled_already(self, compiled: Path, tmp_path: Path) -> None:
+        said = self.refused(tmp_path / "out", compiled / "net_ctx.onnx", code=2)
+        assert "is compiled already" in said and "onnx run" in said
+
     def test_a_step_that_takes_too_long(self, model: Path, tmp_path: Path) -> None:
         said = self.refused(tmp_path / "out", model, "--timeout", "0.01", code=1)
         assert "no result after 0.01 s" in said and "--timeout" in said
