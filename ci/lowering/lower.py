@@ -155,6 +155,7 @@ def _quantized(
         quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
     if run.block_sizes:
         sizes = BlockSizes(run.block_sizes)
+        _refuse_linear(exported.graph, sizes)
         patterns.append(sizes.names)
         quantizer.set_block_size_map(sizes)
     quantizer.set_submodule_qconfig_list([_module_scheme(each, run.qat, patterns) for each in run.modules])
@@ -167,6 +168,19 @@ def _quantized(
         for batch in batches:
             prepared(*batch)
         return convert_pt2e(prepared), patterns
+
+
+def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
+    """What reaches QNN as a linear layer's block scales is not the model's: it differs from compile to
+    compile, and the outputs with it."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.linear.default and sizes.get(node.name):
+            raise Failed(
+                "suite",
+                f"block_sizes takes {node.name}, a linear layer, whose block scales executorch does not hand"
+                " on right: every compile computes something else; make it a convolution first, with"
+                " executorch.backends.qualcomm.utils.utils.convert_linear_to_conv2d",
+            )
 
 
 def _trained(made: Made, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]) -> Any:

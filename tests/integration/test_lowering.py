@@ -34,6 +34,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     cases = {name: {"factory": f"lowering_models:{name}"} for name in BAD}
     cases["not_there"] = {"factory": "lowering_models:missing"}
     cases["no_module"] = {"factory": "no_such_module:net"}
+    cases["blocks_of_linear"] = {"scheme": "16a4w_block", "run": 'block_sizes = { "linear*" = [1, 16] }'}
     cases["nothing_excluded"] = {"run": 'unquantized_nodes = ["conv*"]'}
     cases["good"] = {}
     return run("test_lowering", base, "--suite", suite(base, cases))
@@ -51,6 +52,7 @@ class TestBadInput:
         [
             ("not_there", "expected a function missing in lowering_models, found nothing of that name"),
             ("no_module", "importing no_such_module raises ModuleNotFoundError"),
+            ("blocks_of_linear", "block_sizes takes linear, a linear layer"),
             ("nothing_excluded", "unquantized_nodes = 'conv*' matches no node"),
         ],
     )
