@@ -79,7 +79,7 @@ def compile_model(args: argparse.Namespace) -> int:
         if not reply["reload_equal"]:
             raise CheckFailed(
                 f"{args.model}: the reloaded context gives other outputs than the session that made it",
-                remedy="python -m ci diagnose on its log; report it to the maker of the provider",
+                remedy=f"python -m ci diagnose {log}, then report it to the maker of the provider",
             )
         written = publish(made)
     for path in written:
@@ -91,6 +91,8 @@ def compile_model(args: argparse.Namespace) -> int:
         f"{args.soc} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; reload is bit-equal;"
         f" cosine {near['cosine']:.5f} with float on {whose}"
     )
+    if ddr := reply["ddr"]:
+        print(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written")
     for cost in slowest(output / f"{name}_profile.csv") if args.profile_run else []:
         print(f"  {cost}")
     return 0

@@ -104,6 +104,7 @@ class TestCompile:
         arguments = (model, "--precision", "u16u8", "--calibrate", "mine:some", "-o", "out")
         said = onnx_command("compile", *arguments, cwd=tmp_path)
         assert "by 3 samples" in said.stderr and "cosine 0.99" in said.stdout
+        assert re.search(r"[1-9][\d,]* bytes read from DDR in a run", said.stdout)
 
     def test_fixes_a_named_dimension(self, tmp_path: Path) -> None:
         model = write(conv_model(("batch", 3, 8, 8)), tmp_path / "dynamic.onnx")
