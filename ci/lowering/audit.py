@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 
+from provisioning.settings import ROOT
+
 DELEGATE = "executorch_call_delegate"
 NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?(.+)")
 
@@ -127,7 +129,8 @@ def source_of(trace: str) -> tuple[str, str]:
     if not (own or frames):
         return "", ""
     path, line, _, code = (own or frames)[-1]
-    return f"{path}:{line}", code.strip()
+    # A program is kept for every checkout of this project, and so must not name the one that compiled it.
+    return f"{path.removeprefix(f'{ROOT}/')}:{line}", code.strip()
 
 
 def partition_of(program: Any) -> list[dict[str, object]]:

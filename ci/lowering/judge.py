@@ -18,7 +18,7 @@ from provisioning.diagnosis import explain
 from provisioning.errors import CheckFailed
 from provisioning.findings import Finding, Severity
 from provisioning.manifest import Model, load, soc_named
-from provisioning.settings import MANIFESTS, ROOT
+from provisioning.settings import MANIFESTS
 
 SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
 PAGE = 4096
@@ -82,7 +82,7 @@ def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
     left: Sequence[Mapping[str, str]] = facts["left"]
     over = len(left) > program.cpu_budget
     for each in left:
-        source = f" at {shown(each['source'])}" if each["source"] else ""
+        source = f" at {each['source']}" if each["source"] else ""
         code = f" `{each['code']}`" if each["code"] else ""
         allowed = f"{len(left)} of at most {program.cpu_budget} operators on the CPU"
         yield Finding(
@@ -107,12 +107,6 @@ def suggestion_for(operator: str, code: str) -> str:
         if each.operator == operator and re.search(each.code, code):
             return each.text
     return ""
-
-
-def shown(source: str) -> str:
-    """A path below this project without it."""
-    prefix = f"{ROOT}/"
-    return source.removeprefix(prefix)
 
 
 def artifact(program: Program, compiled: Compiled, build_id: str) -> Iterator[Finding]:

@@ -122,6 +122,13 @@ def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Pa
     assert "SM8850 has HTP v81, and QNN v2.49.40" in done.report.findings[0].message
 
 
+def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it() -> None:
+    from ci.lowering.audit import source_of
+
+    trace = f'  File "{ROOT}/ci/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
+    assert source_of(trace) == ("ci/models/operators.py:48", "return torch.erf(x)")
+
+
 def test_a_suite_with_unknown_keys_is_wrong_use(tmp_path: Path) -> None:
     done = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"net": {"case": "colour = 1"}}))
     assert done.code == 2 and "colour" in done.err and "try:" in done.err
