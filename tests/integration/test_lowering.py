@@ -122,6 +122,7 @@ def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Pa
     assert "SM8850 has HTP v81, and QNN v2.49.40" in done.report.findings[0].message
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it() -> None:
     from ci.lowering.audit import source_of
 
