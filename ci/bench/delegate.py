@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.bench.frame import Aim, Benchmark, Contender
+from ci.bench.frame import Aim, Benchmark, Contender, run_whole
 from ci.delegate.ledger import load_ledger
 from ci.delegate.stage import worker_environment
 from ci.installed import find_runner
-from provisioning.diagnosis import causes
 from provisioning.environment import resolve
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.findings import Report
@@ -70,14 +68,7 @@ def _ours(sample: Sequence[str], environment: Mapping[str, str], store: Path, in
     names = " or ".join(f"*{test}" for test in sample)
     command = [sys.executable, "-m", "ci", "test_delegate", "--sample", "-k", names]
     command += ["--store", str(store), "--reports", str(into)]
-    subprocess.run(
-        command,
-        cwd=ROOT,
-        env=dict(environment),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
 
 
 def _check(tests: int, cached: int) -> Callable[[Path], None]:
@@ -95,16 +86,5 @@ def _check(tests: int, cached: int) -> Callable[[Path], None]:
 
 def _plain(sample: Sequence[str], environment: Mapping[str, str], into: Path) -> None:
     command = [sys.executable, "-c", PLAIN_RUN, *sample]
-    log = into / "plain.log"
-    with log.open("wb") as stream:
-        ended = subprocess.run(
-            command,
-            cwd=into,
-            env={**environment, "PYTHONPATH": str(ROOT)},
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if ended.returncode != 0:
-        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-        raise CheckFailed(f"the plain run of the suite ended with {ended.returncode}:\n{tail}{causes(tail)}")
+    environment = {**environment, "PYTHONPATH": str(ROOT)}
+    run_whole(command, into / "plain.log", cwd=into, environment=environment)
