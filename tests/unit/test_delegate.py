@@ -494,7 +494,7 @@ def test_junit_marks_a_surprise_as_failure_and_a_cached_case_as_cached(tmp_path:
 
 
 def test_progress_names_each_test_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines(
+    lines: Lines[Verdict] = Lines(
         "tests", [Job("T.a", 60), Job("T.b", 60)], 1, lambda each: stages.line_of(each, {}), sys.stderr
     )
     lines.started(Job("T.a", 60))
