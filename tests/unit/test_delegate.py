@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from ci.delegate.ledger import Cost, Expected, Ledger, load_durations, load_ledg
 from ci.delegate.pool import Verdict
 from ci.delegate.stage import Options, Plan
 from ci.delegate.suite import Basis, Suite
-from ci.progress import Lines
+from ci.progress import Bar, Lines
 from ci.scheduler import Job
 from ci.workers.parent import Setup
 from provisioning.cli import main
@@ -501,6 +502,19 @@ def test_progress_names_each_test_and_the_time_left(capsys: pytest.CaptureFixtur
     lines.ended(Job("T.a", 60), Verdict("T.a", "failed", "AssertionError: no", seconds=60), 60)
     shown = capsys.readouterr().err
     assert shown.startswith("[1/2] FAILED!     60.0 s  T.a: AssertionError: no  (about 1:00 min left)")
+
+
+def test_a_bar_counts_what_needs_a_look_and_leaves_only_that_on_the_screen() -> None:
+    out = io.StringIO()
+    jobs = [Job("T.bad", 60), Job("T.good", 60)]
+    bar: Bar[Verdict] = Bar("tests", jobs, 1, lambda each: stages.line_of(each, {}), out)
+    with bar:
+        for name, outcome in (("T.bad", "failed"), ("T.good", "passed")):
+            bar.started(Job(name, 60))
+            bar.ended(Job(name, 60), Verdict(name, outcome, "no"), 60)
+        note = bar._rich.tasks[0].fields["note"]
+    assert "1 to look at" in note
+    assert "T.bad: no" in out.getvalue() and "passed" not in out.getvalue()
 
 
 # The command line

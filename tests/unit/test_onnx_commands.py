@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,37 @@ class TestOutput:
         monkeypatch.setattr(Path, "mkdir", denied)
         with pytest.raises(UsageError, match="cannot be written: Permission denied"):
             commands._output(tmp_path / "out").__enter__()
+
+    def test_a_lock_that_was_taken_away_while_waiting_for_it_does_not_count(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        locks: list[int] = []
+
+        def late(lock: int, how: int) -> None:
+            # The first time, the compile before has removed its lock, and another has made a new one.
+            if not locks:
+                (tmp_path / commands.LOCK).unlink()
+                (tmp_path / commands.LOCK).touch()
+            locks.append(lock)
+
+        monkeypatch.setattr(fcntl, "flock", late)
+        held = commands._locked(tmp_path)
+        assert len(locks) == 2 and os.path.samestat(os.fstat(held), (tmp_path / commands.LOCK).stat())
+        os.close(held)
+
+
+class TestLogs:
+    @pytest.mark.parametrize("named", [True, False])
+    def test_stay_only_where_the_error_names_them(self, named: bool) -> None:
+        with pytest.raises(UsageError), commands._logs() as folder:
+            raise UsageError("it broke", remedy=f"read {folder}/log" if named else "do it otherwise")
+        assert folder.exists() == named
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def test_go_after_a_success(self) -> None:
+        with commands._logs() as folder:
+            (folder / "log").touch()
+        assert not folder.exists()
 
 
 def onnx(*arguments: str) -> int:

@@ -106,6 +106,12 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> N
         read_samples(tmp_path, ONE)
 
 
+def test_a_text_is_not_taken_for_pickled_objects(tmp_path: Path) -> None:
+    (tmp_path / "0.npy").write_text("1 2 3")
+    with pytest.raises(CheckFailed, match="it begins otherwise, and has 5 bytes"):
+        read_samples(tmp_path, ONE)
+
+
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "0.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(CheckFailed, match="something else"):

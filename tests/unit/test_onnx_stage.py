@@ -342,6 +342,8 @@ def test_what_was_measured_becomes_the_baseline(tmp_path: Path) -> None:
     made = Result({**facts(), "cpu_seconds": 1.5, "peak": 9 << 20})
     results = {programs[0].name: made, programs[1].name: Result(rule="onnx-crash", message="gone")}
     plan = plan_of(programs, tmp_path)
+    old: dict[str, dict[str, object]] = {"gone/u16u8/SM8650": {"context_bytes": 1}}
+    plan.baselines[programs[0].suite] = plan.baseline(programs[0]).with_values("v2.1", old)
     update(plan, results)
     again = load_baseline(tmp_path / "baseline.json")
     recorded = again.programs[programs[0].name]

@@ -177,7 +177,7 @@ class TestChild:
     def test_it_does_not_outlive_whoever_started_it(self) -> None:
         starter = """
 import os, subprocess, sys
-code = f"from ci.workers.child import end_with; end_with({os.getpid()})"
+code = f"import time; from ci.workers.child import end_with; end_with({os.getpid()}); time.sleep(600)"
 print(subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid)
 """
         done = subprocess.run(
