@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,9 +93,11 @@ class Left:
     reason: str
     source: str
     code: str
+    kernel: bool
+    """Whether ExecuTorch has a kernel of it for the CPU, or the program cannot run at all."""
 
 
-def left_on_cpu(graph: Any, watch: Watch) -> list[Left]:
+def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[Left]:
     """Of the lowered graph; what was never looked at came in after the partitioner."""
     found = []
     for node in graph.nodes:
@@ -109,8 +111,22 @@ def left_on_cpu(graph: Any, watch: Watch) -> list[Left]:
         else:
             reason = decision.reason
         source, code = source_of(node.meta.get("stack_trace") or "")
-        found.append(Left(operator_name(node), node.name, reason, source, code))
+        name = operator_name(node)
+        found.append(Left(name, node.name, reason, source, code, has_kernel(name, kernels)))
     return found
+
+
+def cpu_kernels() -> frozenset[str]:
+    """Operators that ExecuTorch's runtime can do by itself, as `aten::add`."""
+    from executorch.runtime import Runtime
+
+    return frozenset(name.partition(".")[0] for name in Runtime.get().operator_registry.operator_names)
+
+
+def has_kernel(operator: str, kernels: Collection[str]) -> bool:
+    """Of those of other libraries than aten this runtime knows nothing: the runner is linked with more."""
+    library, _, rest = operator.partition(".")
+    return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
 
 
 def is_glue(node: Any) -> bool:
@@ -131,6 +147,13 @@ def source_of(trace: str) -> tuple[str, str]:
     path, line, _, code = (own or frames)[-1]
     # A program is kept for every checkout of this project, and so must not name the one that compiled it.
     return f"{path.removeprefix(f'{ROOT}/')}:{line}", code.strip()
+
+
+def module_path(path: str) -> str:
+    """The name as named_modules() has it, whatever export wrapped around it."""
+    path = re.sub(r"^L\['self'\]|^L__self__", "", path)
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
 
 
 def partition_of(program: Any) -> list[dict[str, object]]:

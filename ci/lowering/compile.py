@@ -119,7 +119,7 @@ def inputs_of(program: Program, basis: Basis) -> dict[str, Metric]:
             root = next(root for root in roots if path.is_relative_to(root))
             sources[path.relative_to(root).as_posix()] = _digest(path)
     files: dict[str, Metric] = {name: _digest(program.search_path / name) for name in program.case.files}
-    case = program.case.model_dump(mode="json", include={"factory", "arguments", "inferences"})
+    case = program.case.model_dump(mode="json", include={"factory", "arguments", "inputs", "inferences"})
     return {
         "sources": sources,
         "files": files,

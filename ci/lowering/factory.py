@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import re
 import sys
@@ -15,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-SEED = 0
 CALIBRATION_SEED = 1000
-"""Calibration never sees the inputs that are compared."""
+"""Samples from this number on calibrate; those that are compared are numbered from 0."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
@@ -34,18 +34,24 @@ class Made:
     model: nn.Module
     inputs: Inputs
 
-    def sample(self, seed: int) -> tuple[Tensor, ...]:
+    def sample(self, number: int) -> tuple[Tensor, ...]:
         try:
-            return _tensors(self.inputs(torch.Generator().manual_seed(seed)))
+            return _tensors(self.inputs(torch.Generator().manual_seed(seed_of("inputs", number))))
         except BadFactory:
             raise
         except Exception as error:
             raise BadFactory(f"its function for inputs raises {_last(error)}") from error
 
 
-def make(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Made:
-    """Call the factory with torch's seed set, so that what it draws is always the same."""
-    torch.manual_seed(SEED)
+def seed_of(stream: str, number: int = 0) -> int:
+    """Each stream has its own random numbers: inputs of the weights' seed would be the weights over again."""
+    return int.from_bytes(hashlib.sha256(f"{stream} {number}".encode()).digest()[:4], "big")
+
+
+def make(dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | None = None) -> Made:
+    """Call the factory with torch's seed set, so that what it draws is always the same. With `inputs`, it
+    gives the model alone."""
+    torch.manual_seed(seed_of("weights"))
     function = find(dotted, search_path)
     try:
         with torch.enable_grad():
@@ -56,7 +62,7 @@ def make(dotted: str, arguments: Mapping[str, Any], search_path: Path) -> Made:
         if is_memory(error):
             raise
         raise BadFactory(f"{dotted} raises {_last(error)}") from error
-    return _made(dotted, given)
+    return _made(dotted, given) if inputs is None else _with_inputs(dotted, given, inputs)
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
@@ -87,6 +93,8 @@ def _searched_first(folder: Path) -> Iterator[None]:
 
 def _made(dotted: str, given: Any) -> Made:
     wanted = "a pair of an nn.Module and its inputs"
+    if isinstance(given, nn.Module):
+        raise BadFactory(f"{dotted}: expected {wanted}, found a module alone, and the suite names no inputs")
     if not isinstance(given, tuple) or len(given) != 2:
         kind = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
         raise BadFactory(f"{dotted}: expected {wanted}, found {kind}")
@@ -97,6 +105,15 @@ def _made(dotted: str, given: Any) -> Made:
         fixed = _tensors(inputs)
         return Made(model, lambda generator: fixed)
     return Made(model, inputs)
+
+
+def _with_inputs(dotted: str, given: Any, inputs: Inputs) -> Made:
+    if not isinstance(given, nn.Module):
+        found = "a pair" if isinstance(given, tuple) and len(given) == 2 else f"a {type(given).__name__}"
+        raise BadFactory(
+            f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {found}"
+        )
+    return Made(given, inputs)
 
 
 def _tensors(given: Any) -> tuple[Tensor, ...]:

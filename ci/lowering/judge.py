@@ -79,17 +79,18 @@ def fault_finding(program: Program, fault: Fault, stage: str) -> Finding:
 
 def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """An operator over the budget is an error; one within it is told as a note."""
-    left: Sequence[Mapping[str, str]] = facts["left"]
+    left: Sequence[Mapping[str, Any]] = facts["left"]
     over = len(left) > program.cpu_budget
     for each in left:
         source = f" at {each['source']}" if each["source"] else ""
         code = f" `{each['code']}`" if each["code"] else ""
         allowed = f"{len(left)} of at most {program.cpu_budget} operators on the CPU"
+        lacks = "" if each["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
             program.name,
-            f"{each['operator']}{source}{code} stays on the CPU: {each['reason']} ({allowed})",
+            f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']} ({allowed})",
             suggestion_for(each["operator"], each["code"]) or repeat(program, "test_lowering"),
         )
     if facts["delegates"] != program.delegates:

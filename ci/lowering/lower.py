@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,13 +23,20 @@ from executorch.backends.qualcomm.utils.utils import (
 )
 from executorch.exir import ExecutorchBackendConfig
 from torch import Tensor
-from torchao.quantization.pt2e import MinMaxObserver, move_exported_model_to_train
+from torchao.quantization.pt2e import (
+    FusedMovingAvgObsFakeQuantize,
+    MinMaxObserver,
+    disable_fake_quant,
+    enable_fake_quant,
+    move_exported_model_to_eval,
+)
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
-from ci.lowering.audit import Watch, left_on_cpu, partition_of
+from ci.lowering.audit import Watch, cpu_kernels, left_on_cpu, module_path, partition_of
 from ci.lowering.compiler_log import Traffic, traffic
-from ci.lowering.factory import CALIBRATION_SEED, BadFactory, Made, find, is_memory, make
-from ci.lowering.suite import Case, Run
+from ci.lowering.factory import CALIBRATION_SEED, BadFactory, Inputs, Made, find, is_memory, make
+from ci.lowering.losses import normed, outputs_of, worst_losses
+from ci.lowering.suite import Case, Input, Run
 
 SEGMENT_ALIGNMENT = 4096
 """Of delegate data in the file: a page, so that it can be mapped alone."""
@@ -91,7 +97,7 @@ class BlockSizes:
 def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path) -> dict[str, Any]:
     """Write the program, inputs and expected outputs into the folder; returns what is known of them."""
     with _files_read() as opened:
-        made = make(case.factory, case.arguments, search_path)
+        made = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
         samples = [made.sample(seed) for seed in range(case.inferences)]
     torch.set_grad_enabled(False)
     made.model.requires_grad_(False)
@@ -99,8 +105,9 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     module: Any = made.model
     patterns: list[Patterns] = []
     reference = expected
+    losses: list[dict[str, object]] = []
     if run.scheme != "fp16":
-        module, patterns = _quantized(made, samples[0], run, soc, search_path)
+        module, patterns, losses = _quantized(made, samples[0], run, soc, search_path)
         reference = [_outputs(module, sample) for sample in samples]
     watch = Watch(_new_text(log))
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
@@ -113,7 +120,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
             module, samples[0], spec, skip_node_id_set=on_cpu[0], skip_node_op_set=on_cpu[1]
         )
         lowered = edge.exported_program()
-        left = left_on_cpu(lowered.graph_module.graph, watch)
+        left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         parts = partition_of(lowered)
         program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
     for each in (*patterns, *on_cpu):
@@ -125,6 +132,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     return {
         "left": [asdict(each) for each in left],
         "partition": parts,
+        "losses": losses,
         "delegates": sum(str(part["where"]).startswith("htp") for part in parts),
         "ddr": reduce(operator.add, graphs, Traffic()).as_json(),
         "graphs": len(graphs),
@@ -136,9 +144,28 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     }
 
 
+def inputs_of(declared: Sequence[Input]) -> Inputs | None:
+    """What draws the inputs that the suite names; None where the factory gives them."""
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(_drawn(each, generator) for each in declared)
+
+    return draw if declared else None
+
+
+def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, wanted.dtype)
+    if not dtype.is_floating_point:
+        return torch.randint(
+            int(wanted.low), int(wanted.high) + 1, wanted.shape, generator=generator, dtype=dtype
+        )
+    even = torch.rand(wanted.shape, generator=generator)
+    return (wanted.low + (wanted.high - wanted.low) * even).to(dtype)
+
+
 def _quantized(
     made: Made, sample: tuple[Tensor, ...], run: Run, soc: str, search_path: Path
-) -> tuple[Any, list[Patterns]]:
+) -> tuple[Any, list[Patterns], list[dict[str, object]]]:
     quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
     quantizer.set_default_quant_config(
         _dtype(run.scheme),
@@ -148,7 +175,8 @@ def _quantized(
         act_observer=None if run.qat else OBSERVERS.get((run.scheme, run.observer)),
     )
     with _step("export"):
-        exported = torch.export.export(made.model, sample, strict=True).module()
+        exported: Any = torch.export.export(made.model, sample, strict=True).module()
+        floats, folded = outputs_of(exported, sample), normed(exported.graph)
     patterns = [Patterns("unquantized_nodes", run.unquantized_nodes)]
     quantizer.discard_nodes = patterns[0]
     if run.unquantized_operators:
@@ -163,11 +191,13 @@ def _quantized(
     batches = [made.sample(CALIBRATION_SEED + index) for index in range(run.calibration)]
     with _step("quantize"):
         if run.qat:
-            return convert_pt2e(_trained(made, exported, quantizer, batches)), patterns
-        prepared = prepare_pt2e(exported, quantizer)
-        for batch in batches:
-            prepared(*batch)
-        return convert_pt2e(prepared), patterns
+            prepared = _trained(made, exported, quantizer, batches)
+        else:
+            prepared = prepare_pt2e(exported, quantizer)
+            for batch in batches:
+                prepared(*batch)
+        quantized = convert_pt2e(prepared)
+        return quantized, patterns, worst_losses(floats, folded, quantized, sample)
 
 
 def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
@@ -188,7 +218,9 @@ def _trained(made: Made, exported: Any, quantizer: Any, batches: Sequence[tuple[
     wanted = [_outputs(made.model, batch) for batch in batches]
     with torch.enable_grad():
         made.model.requires_grad_(True)
-        prepared = move_exported_model_to_train(prepare_qat_pt2e(exported, quantizer))
+        # Batch norms as in use: their statistics are settled, and a step's batch is too small for others.
+        prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
+        _settle_ranges(prepared, batches)
         optimizer = torch.optim.SGD(prepared.parameters(), lr=TRAIN_RATE)
         for batch, outputs in zip(batches, wanted, strict=True):
             loss = sum(
@@ -199,6 +231,39 @@ def _trained(made: Made, exported: Any, quantizer: Any, batches: Sequence[tuple[
             loss.backward()
             optimizer.step()
     return prepared
+
+
+def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None:
+    """Give activations the widest range of all batches, and keep it: a moving average of a few steps has
+    hardly left what the first of them had."""
+    observed: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def note(module: Any, given: tuple[Tensor, ...]) -> None:
+        low, high = given[0].aminmax()
+        least, most = observed.get(module, (low, high))
+        observed[module] = torch.minimum(least, low), torch.maximum(most, high)
+
+    fakes = [
+        each
+        for each in prepared.modules()
+        if isinstance(each, FusedMovingAvgObsFakeQuantize) and not each.is_per_channel
+    ]
+    handles = [each.register_forward_pre_hook(note) for each in fakes]
+    prepared.apply(disable_fake_quant)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*batch)
+    prepared.apply(enable_fake_quant)
+    for handle in handles:
+        handle.remove()
+    for module, (least, most) in observed.items():
+        observer = module.activation_post_process
+        observer.min_val.copy_(least)
+        observer.max_val.copy_(most)
+        observer.averaging_constant = 0.0
+        scale, zero_point = module.calculate_qparams()
+        module.scale.copy_(scale)
+        module.zero_point.copy_(zero_point)
 
 
 def _dtype(scheme: str) -> Any:
@@ -231,13 +296,6 @@ def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any,
         is_linear_per_channel=each.per_channel,
     )
     return inside, config
-
-
-def module_path(path: str) -> str:
-    """The name as named_modules() has it, whatever export wrapped around it."""
-    path = re.sub(r"^L\['self'\]|^L__self__", "", path)
-    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
-    return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
 
 
 def _outputs(module: Any, sample: tuple[Tensor, ...]) -> list[Tensor]:

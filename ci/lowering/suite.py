@@ -36,6 +36,23 @@ class ModuleScheme(Model):
         return self
 
 
+class Input(Model):
+    """An input drawn evenly between two bounds; of whole numbers, `high` can be drawn too."""
+
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
+    low: float = -1.0
+    high: float = 1.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Input:
+        if self.low > self.high:
+            raise ValueError("low no greater than high")
+        if "int" in self.dtype and (self.low % 1 or self.high % 1):
+            raise ValueError(f"whole numbers for low and high of {self.dtype}")
+        return self
+
+
 class Run(AnyRun):
     scheme: Scheme
     thresholds: Thresholds | None = None
@@ -45,7 +62,7 @@ class Run(AnyRun):
     per_channel: bool = True
     observer: Literal["min_max", "moving_average"] = "min_max"
     """How activations' ranges are found: the widest seen, or mostly what the first batches had."""
-    calibration: Annotated[int, Field(ge=1)] = 4
+    calibration: Annotated[int, Field(ge=1)] = 32
     """Batches of inputs that the observers, or the QAT steps, see."""
     modules: tuple[ModuleScheme, ...] = ()
     annotations: tuple[Dotted, ...] = ()
@@ -59,6 +76,10 @@ class Run(AnyRun):
     cpu_operators: tuple[str, ...] = ()
     delegates: Annotated[int, Field(ge=0)] | None = None
     cpu_budget: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        return ("sqnr_db", "cosine") + (("reference_sqnr_db",) if self.scheme != "fp16" else ())
 
     @property
     def kind(self) -> str:
@@ -83,8 +104,10 @@ class Run(AnyRun):
 
 class Case(AnyCase):
     factory: Dotted
-    """`module:function`, called with `arguments`; gives the model and its inputs (docs/lowering.md)."""
+    """`module:function`, called with `arguments`; gives the model, and its inputs if none are named here."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+    backend: Literal["htp"] = "htp"
     files: tuple[str, ...] = ()
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
     inferences: Annotated[int, Field(ge=1)] = 2

@@ -35,8 +35,13 @@ class Calls(nn.Module):
         return self.function(x)
 
 
+def spread(*shape: int) -> Inputs:
+    """Evenly within bounds that calibration can learn, with a variance of 1."""
+    return lambda generator: ((torch.rand(shape, generator=generator) - 0.5) * 12**0.5,)
+
+
 def _around(middle: nn.Module) -> tuple[nn.Module, Inputs]:
-    return Between(middle).eval(), lambda generator: (torch.randn(1, LENGTH, WIDTH, generator=generator),)
+    return Between(middle).eval(), spread(1, LENGTH, WIDTH)
 
 
 def gelu(approximate: str = "none") -> tuple[nn.Module, Inputs]:
@@ -75,7 +80,7 @@ class GroupNormed(nn.Module):
 
 
 def group_norm() -> tuple[nn.Module, Inputs]:
-    return GroupNormed().eval(), lambda generator: (torch.randn(1, 3, 24, 24, generator=generator),)
+    return GroupNormed().eval(), spread(1, 3, 24, 24)
 
 
 class Attention(nn.Module):
@@ -173,7 +178,7 @@ class TopK(nn.Module):
 
 
 def topk() -> tuple[nn.Module, Inputs]:
-    return TopK().eval(), lambda generator: (torch.randn(1, LENGTH, WIDTH, generator=generator),)
+    return TopK().eval(), spread(1, LENGTH, WIDTH)
 
 
 def where() -> tuple[nn.Module, Inputs]:
@@ -195,7 +200,7 @@ class Branches(nn.Module):
 
 
 def shapes(length: int = LENGTH) -> tuple[nn.Module, Inputs]:
-    return Branches().eval(), lambda generator: (torch.randn(1, length, WIDTH, generator=generator),)
+    return Branches().eval(), spread(1, length, WIDTH)
 
 
 class Convolution(nn.Module):
@@ -208,7 +213,7 @@ class Convolution(nn.Module):
 
 
 def convolution() -> tuple[nn.Module, Inputs]:
-    return Convolution().eval(), lambda generator: (torch.randn(1, 32, 16, 16, generator=generator),)
+    return Convolution().eval(), spread(1, 32, 16, 16)
 
 
 class Residual(nn.Module):

@@ -14,30 +14,82 @@ SETTLING = 24
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
 
-def images(*shape: int) -> Inputs:
-    return lambda generator: (torch.randn(shape, generator=generator),)
+PATCHES = ((1, 0.8), (2, 0.6), (8, 0.4))
+"""An image's layers: into how many patches each way one is cut, and how much it counts. Grain is added."""
 
 
-def settled(model: nn.Module, inputs: Inputs) -> nn.Module:
-    """Give every batch norm the statistics of what reaches it, as training would."""
+def images(size: int) -> Inputs:
+    """As photographs are: neighbours are alike, and no two images have one brightness."""
+
+    def inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
+        image = 0.2 * (torch.rand(1, 3, size, size, generator=generator) - 0.5)
+        for patches, weight in PATCHES:
+            patch = torch.rand(1, 3, patches, patches, generator=generator) - 0.5
+            image += weight * functional.interpolate(patch, (size, size), mode="bilinear")
+        return (image,)
+
+    return inputs
+
+
+class Classifies(nn.Module):
+    classifier: nn.Linear | nn.Conv2d
+
+
+def settled(model: Classifies, inputs: Inputs) -> nn.Module:
+    """As training would, give every batch norm the statistics of what reaches it, and the classes scores
+    around zero: scores that are nearly the same for all inputs would hide what the inputs do."""
     generator = torch.Generator().manual_seed(7)
     norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d | nn.BatchNorm1d)]
-    for norm in norms:
-        norm.momentum = 1.0
+    batch = torch.cat([inputs(generator)[0] for _ in range(SETTLING)])
+
+    def centre(layer: nn.Linear | nn.Conv2d, _given: object, scores: Tensor) -> None:
+        assert layer.bias is not None
+        layer.bias.sub_(scores.mean([axis for axis in range(scores.ndim) if axis != 1]))
+
     with torch.no_grad():
-        model.train()(torch.cat([inputs(generator)[0] for _ in range(SETTLING)]))
-    for norm in norms:
-        norm.momentum = 0.01
-    return model.eval()
+        for norm in norms:
+            norm.momentum = 1.0
+        model.train()(batch)
+        for norm in norms:
+            norm.momentum = 0.01
+        hook = model.classifier.register_forward_hook(centre)
+        model.eval()(batch)
+        hook.remove()
+    return model
+
+
+ON = 1.5
+"""The mean, in deviations, of what reaches a ReLU: most units are on, as in a trained net. Were they on by
+chance, each of the many layers would make the noise of the one before larger, until it is all there is."""
+
+BRANCH = 0.3
+"""How much the branch of a residual block counts beside what it is added to; again as after training."""
+
+
+def norm(channels: int, shift: float = 0.0, gain: float = 1.0) -> nn.BatchNorm2d:
+    made = nn.BatchNorm2d(channels)
+    nn.init.constant_(made.bias, shift)
+    nn.init.constant_(made.weight, gain)
+    return made
 
 
 class ConvNorm(nn.Sequential):
     def __init__(
-        self, ins: int, outs: int, size: int = 3, stride: int = 1, groups: int = 1, dilation: int = 1
+        self,
+        ins: int,
+        outs: int,
+        size: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        dilation: int = 1,
+        *,
+        shift: float = ON,
+        gain: float = 1.0,
     ) -> None:
         padding = dilation * (size - 1) // 2
         super().__init__(
-            nn.Conv2d(ins, outs, size, stride, padding, dilation, groups, bias=False), nn.BatchNorm2d(outs)
+            nn.Conv2d(ins, outs, size, stride, padding, dilation, groups, bias=False),
+            norm(outs, shift, gain),
         )
 
 
@@ -45,12 +97,13 @@ class InvertedResidual(nn.Module):
     def __init__(self, ins: int, outs: int, stride: int, expand: int) -> None:
         super().__init__()
         middle = ins * expand
+        self.residual = stride == 1 and ins == outs
         layers: list[nn.Module] = []
         if expand > 1:
             layers += [ConvNorm(ins, middle, 1), nn.ReLU6()]
-        layers += [ConvNorm(middle, middle, 3, stride, middle), nn.ReLU6(), ConvNorm(middle, outs, 1)]
+        layers += [ConvNorm(middle, middle, 3, stride, middle), nn.ReLU6()]
+        layers.append(ConvNorm(middle, outs, 1, shift=0.0, gain=BRANCH if self.residual else 1.0))
         self.body = nn.Sequential(*layers)
-        self.residual = stride == 1 and ins == outs
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.body(x) if self.residual else self.body(x)
@@ -68,7 +121,7 @@ MOBILENET_V2 = (
 """Expansion, channels, repeats, stride of each stage."""
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(Classifies):
     def __init__(self, stages: int, classes: int) -> None:
         super().__init__()
         channels = 32
@@ -86,7 +139,7 @@ class MobileNetV2(nn.Module):
 
 
 def mobilenet_v2(stages: int = 7, size: int = 96, classes: int = 100) -> tuple[nn.Module, Inputs]:
-    inputs = images(1, 3, size, size)
+    inputs = images(size)
     return settled(MobileNetV2(stages, classes), inputs), inputs
 
 
@@ -94,14 +147,15 @@ class BasicBlock(nn.Module):
     def __init__(self, ins: int, outs: int, stride: int) -> None:
         super().__init__()
         self.first = ConvNorm(ins, outs, 3, stride)
-        self.second = ConvNorm(outs, outs)
-        self.shortcut = ConvNorm(ins, outs, 1, stride) if stride > 1 or ins != outs else nn.Identity()
+        self.second = ConvNorm(outs, outs, gain=BRANCH)
+        widens = stride > 1 or ins != outs
+        self.shortcut = ConvNorm(ins, outs, 1, stride, shift=0.0) if widens else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
+class ResNet(Classifies):
     def __init__(self, widths: tuple[int, ...], depth: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(ConvNorm(3, widths[0], 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
@@ -120,7 +174,7 @@ class ResNet(nn.Module):
 
 def resnet(width: int = 64, stages: int = 4, depth: int = 2, size: int = 96) -> tuple[nn.Module, Inputs]:
     """width 64, 4 stages and depth 2 are ResNet-18's."""
-    inputs = images(1, 3, size, size)
+    inputs = images(size)
     widths = tuple(width << stage for stage in range(stages))
     return settled(ResNet(widths, depth, 100), inputs), inputs
 
@@ -175,7 +229,7 @@ class VisionTransformer(nn.Module):
 def vit(
     size: int = 64, patch: int = 16, width: int = 128, layers: int = 2, heads: int = 4
 ) -> tuple[nn.Module, Inputs]:
-    return VisionTransformer(size, patch, width, layers, heads, 100).eval(), images(1, 3, size, size)
+    return VisionTransformer(size, patch, width, layers, heads, 100).eval(), images(size)
 
 
 class DilatedPyramid(nn.Module):
@@ -197,7 +251,7 @@ class DilatedPyramid(nn.Module):
         return torch.relu(self.project(torch.cat(parts, 1)))
 
 
-class Segmenter(nn.Module):
+class Segmenter(Classifies):
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(ConvNorm(3, width, 3, 2), nn.ReLU())
@@ -212,5 +266,5 @@ class Segmenter(nn.Module):
 
 
 def segmenter(width: int = 16, size: int = 64, classes: int = 21) -> tuple[nn.Module, Inputs]:
-    inputs = images(1, 3, size, size)
+    inputs = images(size)
     return settled(Segmenter(width, classes), inputs), inputs

@@ -49,7 +49,7 @@ class Tolerances(Model):
     schema_: Literal[1] = Field(alias="schema")
     costs: dict[CostName, Tolerance]
     sqnr_margin_db: Annotated[float, Field(gt=0)]
-    """Thresholds of the shipped suite lie no further than this below what was measured."""
+    """Thresholds are what was measured less this."""
 
 
 class Recorded(Model):

@@ -47,6 +47,11 @@ class AnyRun(Model):
     tags: tuple[Word, ...] = Field(min_length=1)
 
     @property
+    def held(self) -> tuple[str, ...]:
+        """Figures that get a threshold without being named."""
+        return ("sqnr_db",)
+
+    @property
     @abstractmethod
     def kind(self) -> str:
         """What it is called without a label."""

@@ -29,8 +29,18 @@ def _inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
     return (torch.rand(1, 8, 16, generator=generator) * 2 - 1,)
 
 
-def net(width: int = 32) -> Any:
-    return Net(width).eval(), _inputs
+def net(width: int = 32, changed: bool = False) -> Any:
+    """`changed`: the same but for one weight."""
+    model = Net(width).eval()
+    if changed:
+        turn_largest(model.second.weight)
+    return model, _inputs
+
+
+def turn_largest(weight: Tensor) -> None:
+    """Give the largest weight the other sign."""
+    with torch.no_grad():
+        weight.view(-1)[weight.abs().argmax()].neg_()
 
 
 def with_erf() -> Any:
@@ -45,15 +55,13 @@ def from_file() -> Any:
     return model, _inputs
 
 
-def spoil_a_weight(graph: torch.fx.GraphModule) -> None:
-    """As an annotation: makes the lowered model another than the eager one."""
-    weight = max((each for each in graph.parameters()), key=lambda each: each.numel())
-    spoilt = weight.detach().clone()
-    spoilt[: spoilt.shape[0] // 2] *= -1
-    for name, each in graph.named_parameters():
-        if each is weight:
-            owner, _, last = name.rpartition(".")
-            setattr(graph.get_submodule(owner), last, nn.Parameter(spoilt, requires_grad=False))
+def change_a_weight(graph: torch.fx.GraphModule) -> None:
+    """As an annotation: one weight of what is lowered is another than the eager model's."""
+    name, weight = next((n, each) for n, each in graph.named_parameters() if n.endswith("second.weight"))
+    changed = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    turn_largest(changed)
+    owner, _, last = name.rpartition(".")
+    setattr(graph.get_submodule(owner), last, changed)
 
 
 def raises() -> Any:
@@ -79,3 +87,8 @@ def too_large() -> Any:
 def killed() -> Any:
     """What the kernel does to whoever takes the last memory."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def alone(width: int = 32) -> Any:
+    """The suite names its inputs."""
+    return Net(width).eval()

@@ -19,7 +19,7 @@ from ci.lowering.compare import EXACT_DB, Unusable, figures, missed
 from ci.lowering.compile import Compiled
 from ci.suites.model import Thresholds
 from provisioning.settings import ROOT
-from tests.support.lowering import make_program
+from tests.support.lowering import SUITE, make_program
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
 
@@ -152,6 +152,37 @@ def test_missed_thresholds_become_one_finding_with_the_command(tmp_path: Path) -
     (finding,) = findings_of(one, Measured({"sqnr_db": 12.0}, kept=tmp_path / "kept"))
     assert finding.rule == "emulator-accuracy" and "expected at least 20, found 12" in finding.message
     assert f"-k {one.name}" in finding.remedy and "outputs and log are in" in finding.message
+
+
+LOSS = {
+    "operator": "aten.linear.default",
+    "module": "second",
+    "source": "net.py:20",
+    "code": "return self.second(x)",
+    "before_db": 48.2,
+    "after_db": 15.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        (
+            {"sqnr_db": 12.0, "reference_sqnr_db": 70.0},
+            "quantizing loses most in aten.linear.default of second at net.py:20 `return self.second(x)` "
+            "(48.2 dB before it, 15.5 dB after)",
+        ),
+        ({"sqnr_db": 12.0, "reference_sqnr_db": 40.0}, "quantizing loses most in aten.linear.default"),
+        ({"sqnr_db": 12.0, "reference_sqnr_db": 13.0}, "the program computes something else"),
+        ({"sqnr_db": 25.0, "reference_sqnr_db": 40.0}, "the program computes something else"),
+    ],
+)
+def test_a_miss_says_whether_quantizing_or_the_program_is_to_blame(
+    tmp_path: Path, figures: dict[str, float], says: str
+) -> None:
+    one = make_program(tmp_path, text=SUITE.replace("sqnr_db = 20", "sqnr_db = 20, reference_sqnr_db = 60"))
+    (finding,) = findings_of(one, Measured(figures), [LOSS])
+    assert says in finding.message
 
 
 def test_a_good_run_has_no_findings(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ ERF = {
     "reason": "No node visitor, unsupported",
     "source": "/somewhere/net.py:12",
     "code": "x = torch.erf(x)",
+    "kernel": True,
 }
 FACTS: dict[str, Any] = {
     "left": [],
@@ -58,6 +59,12 @@ class TestDelegation:
     def test_a_known_way_out_is_suggested(self, tmp_path: Path) -> None:
         (finding,) = delegation(make_program(tmp_path), {"left": [ERF], "delegates": 1})
         assert "torch.nn.functional.gelu" in finding.remedy
+
+    @pytest.mark.parametrize("kernel", [True, False])
+    def test_one_that_the_cpu_cannot_do_either_is_said(self, tmp_path: Path, kernel: bool) -> None:
+        left = {**ERF, "kernel": kernel}
+        (finding,) = delegation(make_program(tmp_path), {"left": [left], "delegates": 1})
+        assert ("no CPU kernel: the program will not run" in finding.message) is not kernel
 
     def test_within_the_budget_it_is_a_note(self, tmp_path: Path) -> None:
         allowed = make_program(tmp_path, case="cpu_budget = 1")
