@@ -1,13 +1,21 @@
-"""The gate on models: a wrong weight, a wrong scheme and an operator on the CPU each turn it red, rightly."""
+"""The gate on models: a wrong weight, a wrong scheme, an operator on the CPU and a model that became dearer
+each turn it red, with the finding that says what and where.
+
+Thresholds and baseline are what the toolkit itself derives from a run in which everything is right.
+"""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from ci.lowering.compile import ProgramCache
+from ci.lowering.suite import load_suite
 from provisioning.findings import Finding, Outcome, Report
 from provisioning.settings import ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
@@ -15,34 +23,91 @@ from tests.support.processes import alive, descendants, wait_for
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
-CASES = {
-    "good": {},
-    "wrong_weight": {"run": 'annotations = ["lowering_models:spoil_a_weight"]'},
-    "wrong_scheme": {"scheme": "16a2w"},
-    "undelegated": {"factory": "lowering_models:with_erf", "case": "delegates = 2"},
-    "wrong_count": {"case": "delegates = 2"},
+RIGHT: dict[str, dict[str, str]] = {
+    **{name: {} for name in ("good", "wrong_weight", "wrong_scheme", "undelegated", "dearer")},
+    "wrong_program": {"arguments": "width = 40"},
+    # Good in itself: its program, in which one weight is another, takes the place of wrong_program's.
+    "donor": {"arguments": "width = 40, changed = true"},
+}
+WRONG: dict[str, dict[str, str]] = {
+    "wrong_weight": {"run": 'annotations = ["lowering_models:change_a_weight"]'},
+    "wrong_scheme": {"scheme": "16a4w"},
+    "undelegated": {"factory": "lowering_models:with_erf"},
+    "dearer": {"arguments": "width = 512"},
 }
 
 
+def _suite(base: Path, thresholds: Mapping[str, str], changes: Mapping[str, Mapping[str, str]]) -> Path:
+    cases = {
+        name: {
+            "scheme": "16a8w",
+            **each,
+            "thresholds": thresholds.get(name, "sqnr_db = 0"),
+            **changes.get(name, {}),
+        }
+        for name, each in RIGHT.items()
+    }
+    return suite(base, cases)
+
+
+def _thresholds(path: Path) -> dict[str, str]:
+    found = {}
+    for name, case in load_suite(path).cases.items():
+        thresholds = case.runs[0].thresholds
+        assert thresholds is not None
+        figures = thresholds.model_dump(exclude_none=True).items()
+        found[name] = ", ".join(f"{figure} = {value}" for figure, value in figures)
+    return found
+
+
+def _give_program(base: Path, done: Done, giver: str, taker: str) -> None:
+    """Put the program of one case in the place of another's in the store, as if it had been compiled so."""
+    programs = done.report.metrics["programs"]
+    assert isinstance(programs, Mapping)
+    paths = {
+        name.partition("/")[0]: Path(str(row["program"]))
+        for name, row in programs.items()
+        if isinstance(row, Mapping)
+    }
+    cache = ProgramCache(base / "store")
+    key = paths[taker].parent.name
+    kept = cache.get(key)
+    assert kept is not None
+    made = base / "made"
+    shutil.copytree(kept.folder, made)
+    shutil.copyfile(paths[giver], made / "program.pte")
+    cache.put(key, made, {**kept.facts, "opened": []})
+
+
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite after a run in which everything was right, with its thresholds and its baseline."""
     base = tmp_path_factory.mktemp("gate")
+    path = _suite(base, {}, {})
+    assert run("build_runner", base).code == 0
+    assert run("test_emulator", base, "--suite", path, "--update-thresholds", "--update-baseline").code == 0
+    assert run("test_lowering", base, "--suite", path, "--update-baseline").code == 0
+    return base
+
+
+@pytest.fixture(scope="module")
+def gate(base: Path) -> Done:
+    path = _suite(base, _thresholds(base / "suite.toml"), WRONG)
+    _give_program(base, run("test_lowering", base, "--suite", path), "donor", "wrong_program")
     stages = [
         part for stage in ("build_runner", "test_lowering", "test_emulator") for part in ("--only", stage)
     ]
-    return run("gate", base, *stages, "--suite", suite(base, CASES))
+    return run("gate", base, *stages, "--suite", path)
 
 
 @pytest.fixture(scope="module")
-def reports(gate: Done, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
-    folder = Path(gate.report.command and gate.out.rpartition("the whole of it: ")[2].strip()).parent
-    return {stage: Report.read(folder / f"{stage}.json") for stage in ("test_lowering", "test_emulator")}
+def reports(gate: Done, base: Path) -> dict[str, Report]:
+    return {name: Report.read(base / f"reports/{name}.json") for name in ("test_lowering", "test_emulator")}
 
 
-def _errors(reports: dict[str, Report], case: str) -> list[Finding]:
+def _errors(report: Report, case: str) -> list[Finding]:
     return [
         finding
-        for report in reports.values()
         for finding in report.findings
         if finding.subject.startswith(f"{case}/") and finding.severity.value == "error"
     ]
@@ -52,38 +117,55 @@ def test_the_gate_is_red(gate: Done) -> None:
     assert (gate.code, gate.report.outcome) == (1, Outcome.FAIL)
 
 
-def test_a_model_that_is_as_it_should_be_is_not_to_blame(reports: dict[str, Report]) -> None:
-    assert not _errors(reports, "good")
+@pytest.mark.parametrize("case", ["good", "donor"])
+def test_a_model_that_is_as_it_should_be_is_not_to_blame(reports: dict[str, Report], case: str) -> None:
+    assert not [finding for report in reports.values() for finding in _errors(report, case)]
 
 
-def test_a_wrong_weight_shows_against_float_eager(reports: dict[str, Report]) -> None:
-    (finding,) = _errors(reports, "wrong_weight")
+def test_one_changed_weight_is_found_with_the_operator_and_its_line(reports: dict[str, Report]) -> None:
+    assert not _errors(reports["test_lowering"], "wrong_weight")
+    (finding,) = _errors(reports["test_emulator"], "wrong_weight")
     assert finding.rule == "emulator-accuracy"
-    assert "SQNR in dB against float eager: expected at least 15" in finding.message
+    assert "SQNR in dB against float eager: expected at least" in finding.message
+    assert "quantizing loses most in aten.linear.default of second at " in finding.message
+    assert "lowering_models.py:20 `return self.second(torch.relu(self.first(x)))`" in finding.message
 
 
-def test_a_wrong_scheme_shows_in_the_accuracy(reports: dict[str, Report]) -> None:
-    (finding,) = _errors(reports, "wrong_scheme")
-    assert (finding.rule, finding.subject) == ("emulator-accuracy", "wrong_scheme/16a2w/SM8650")
+def test_one_changed_weight_in_the_compiled_program_alone_is_found(reports: dict[str, Report]) -> None:
+    assert not _errors(reports["test_lowering"], "wrong_program")
+    (finding,) = _errors(reports["test_emulator"], "wrong_program")
+    assert (finding.rule, finding.subject) == ("emulator-accuracy", "wrong_program/16a8w/SM8650")
+    assert "against the quantized model in PyTorch: expected at least" in finding.message
+    assert "the program computes something else than the quantized model" in finding.message
+
+
+def test_a_wrong_scheme_is_found_with_the_scheme_and_the_operator(reports: dict[str, Report]) -> None:
+    (finding,) = _errors(reports["test_emulator"], "wrong_scheme")
+    assert (finding.rule, finding.subject) == ("emulator-accuracy", "wrong_scheme/16a4w/SM8650")
+    assert "quantizing loses most in aten.linear.default" in finding.message
 
 
 def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: dict[str, Report]) -> None:
-    (finding,) = _errors(reports, "undelegated")
-    assert finding.rule == "lowering-cpu-operator"
+    found = {finding.rule: finding for finding in _errors(reports["test_lowering"], "undelegated")}
+    assert {"lowering-cpu-operator", "lowering-delegates"} <= set(found)
+    finding = found["lowering-cpu-operator"]
     for part in ("aten.erf.default", "lowering_models.py:", "torch.erf(self.first(x))", "No node visitor"):
         assert part in finding.message
     assert "torch.nn.functional.gelu" in finding.remedy
+    assert found["lowering-delegates"].message == "expected 1 delegates, found 2"
 
 
-def test_another_number_of_delegates_is_named(reports: dict[str, Report]) -> None:
-    (finding,) = _errors(reports, "wrong_count")
-    assert finding.message == "expected 2 delegates, found 1"
+def test_a_model_that_became_dearer_is_named_with_the_bytes(reports: dict[str, Report]) -> None:
+    found = {finding.rule: finding for finding in _errors(reports["test_lowering"], "dearer")}
+    assert {"cost-ddr-read", "cost-pte-bytes"} <= set(found)
+    assert "in the baseline), found" in found["cost-ddr-read"].message
 
 
 def test_inputs_and_outputs_of_the_wrong_ones_are_kept(reports: dict[str, Report]) -> None:
     kept = [Path(each.path) for each in reports["test_emulator"].artifacts if each.kind == "failure"]
     folders = {path.parts[-2] if path.parts[-2] != "outputs" else path.parts[-3] for path in kept}
-    assert folders == {"wrong_weight-16a16w-SM8650", "wrong_scheme-16a2w-SM8650"}
+    assert {"wrong_weight-16a8w-SM8650", "wrong_scheme-16a4w-SM8650", "wrong_program-16a8w-SM8650"} <= folders
+    assert not any(name.startswith(("good", "donor")) for name in folders)
     assert all(path.is_file() for path in kept)
     assert any(path.name.startswith("output_") for path in kept)
 

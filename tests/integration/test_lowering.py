@@ -25,7 +25,10 @@ BAD = {
     "text_input": ("lowering-factory", "input 0: expected a tensor, found str 'hello'"),
     "too_large": ("lowering-memory", "can't allocate memory"),
     "killed": ("lowering-crash", "ended by signal 9 (SIGKILL), as the system does when memory runs out"),
+    "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),
 }
+
+INPUTS = "inputs = [{ shape = [1, 8, 16], low = -2 }]"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     cases["no_module"] = {"factory": "no_such_module:net"}
     cases["blocks_of_linear"] = {"scheme": "16a4w_block", "run": 'block_sizes = { "linear*" = [1, 16] }'}
     cases["nothing_excluded"] = {"run": 'unquantized_nodes = ["conv*"]'}
+    cases["twice"] = {"case": INPUTS}
+    cases["named"] = {"factory": "lowering_models:alone", "case": INPUTS}
     cases["good"] = {}
     return run("test_lowering", base, "--suite", suite(base, cases))
 
@@ -53,6 +58,7 @@ class TestBadInput:
             ("not_there", "expected a function missing in lowering_models, found nothing of that name"),
             ("no_module", "importing no_such_module raises ModuleNotFoundError"),
             ("blocks_of_linear", "block_sizes takes linear, a linear layer"),
+            ("twice", "expected an nn.Module alone, as the suite names its inputs, found a pair"),
             ("nothing_excluded", "unquantized_nodes = 'conv*' matches no node"),
         ],
     )
@@ -64,8 +70,9 @@ class TestBadInput:
         (finding,) = [each for each in done.report.findings if each.subject.startswith("raises/")]
         assert "lowering_models.py:" in finding.message
 
-    def test_the_good_one_among_them_is_good(self, done: Done) -> None:
-        assert not done.rules("good") and done.code == 1
+    @pytest.mark.parametrize("case", ["good", "named"])
+    def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
+        assert not done.rules(case) and done.code == 1
 
 
 def test_what_changes_a_program_compiles_it_again_and_nothing_else_does(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""What the real partitioner leaves on the CPU of the shipped operators, and why; and what it can quantize."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from ci.lowering.suite import QAT_SCHEMES, Scheme
+from provisioning.findings import Finding
+from provisioning.settings import ROOT
+from tests.support.lowering_suites import Done, run
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+DELEGATED = ("op_gelu", "op_gelu_tanh", "op_cumprod_as_sum", "op_grouped_attention")
+WORDS = ("op_erf/", "op_cumprod/", "op_repeated_attention/", *(f"{name}/" for name in DELEGATED))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    words = [part for word in WORDS for part in ("-k", word)]
+    return run("test_lowering", tmp_path_factory.mktemp("audit"), *words)
+
+
+def _left(done: Done, case: str) -> list[Finding]:
+    return [
+        finding
+        for finding in done.report.findings
+        if finding.rule == "lowering-cpu-operator" and finding.subject.startswith(f"{case}/")
+    ]
+
+
+def _line(text: str) -> str:
+    """Where the shipped operators have it, as a finding writes it."""
+    lines = (ROOT / "ci/models/operators.py").read_text().splitlines()
+    (number,) = [index for index, line in enumerate(lines, 1) if text in line]
+    return f"ci/models/operators.py:{number} `"
+
+
+@pytest.mark.parametrize(
+    ("case", "operator", "code", "says", "way_out"),
+    [
+        ("op_erf", "aten.erf.default", "torch.erf(", "", "torch.nn.functional.gelu"),
+        (
+            "op_cumprod",
+            "aten.cumprod.default",
+            "torch.cumprod(",
+            ", of which ExecuTorch has no CPU kernel: the program will not run",
+            "torch.exp(torch.cumsum(torch.log(x)",
+        ),
+    ],
+)
+def test_what_falls_back_is_named_with_line_reason_and_measured_way_out(
+    done: Done, case: str, operator: str, code: str, says: str, way_out: str
+) -> None:
+    for finding in (found := _left(done, case)):
+        assert finding.message.startswith(f"{operator} at {_line(code)}")
+        assert f"stays on the CPU{says}: No node visitor, unsupported" in finding.message
+        assert way_out in finding.remedy
+    assert found
+
+
+@pytest.mark.parametrize("case", DELEGATED)
+def test_what_is_suggested_and_exact_gelu_are_delegated_whole(done: Done, case: str) -> None:
+    programs = done.report.metrics["programs"]
+    assert isinstance(programs, dict)
+    rows = [row for name, row in programs.items() if name.startswith(f"{case}/") and isinstance(row, dict)]
+    assert rows and all((row["delegates"], row["cpu_operators"]) == (1, 0) for row in rows)
+
+
+def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
+    found = _left(done, "op_repeated_attention")
+    assert found and all(_line("k.repeat_interleave(") in finding.message for finding in found)
+    assert all("fold the heads of a group" in finding.remedy for finding in found)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_suite_knows_every_scheme_that_the_quantizer_has() -> None:
+    from executorch.backends.qualcomm.quantizer.quantizer import QUANT_CONFIG_DICT, QuantDtype
+
+    names = {kind: kind.name.removeprefix("use_") for kind in QuantDtype}
+    assert set(names.values()) == set(get_args(Scheme)) - {"fp16"}
+    assert {names[kind] for kind, qat in QUANT_CONFIG_DICT if qat} == set(QAT_SCHEMES)
