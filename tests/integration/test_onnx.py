@@ -398,8 +398,8 @@ thresholds = {{ sqnr_db = {threshold} }}
 
 
 class TestStage:
-    def stage(self, folder: Path, code: int) -> dict[str, Any]:
-        command = [sys.executable, "-m", "ci", "test_onnx", "--suite", str(folder / "suite.toml")]
+    def stage(self, folder: Path, code: int, *flags: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "ci", "test_onnx", "--suite", str(folder / "suite.toml"), *flags]
         command += ["--store", str(folder / "store"), "--reports", str(folder / "reports")]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert ended.returncode == code, ended.stderr
@@ -412,8 +412,16 @@ class TestStage:
         shutil.copy(model, tmp_path / "net.onnx")
         shutil.copytree(samples, tmp_path / "samples")
         (tmp_path / "suite.toml").write_text(SUITE.format(threshold=20))
-        assert self.stage(tmp_path, 0)["metrics"]["cached"] == 0
-        assert self.stage(tmp_path, 0)["metrics"]["cached"] == 2
+        first = self.stage(tmp_path, 0)
+        assert first["metrics"]["cached"] == 0
+        assert {finding["rule"] for finding in first["findings"]} == {"cost-no-baseline"}
+        again = self.stage(tmp_path, 0, "--update-baseline")
+        assert (again["metrics"]["cached"], again["findings"]) == (2, [])
+        baseline = tmp_path / "suite.baseline-wheels.json"
+        agreed = baseline.read_text()
+        baseline.write_text(re.sub(r'"context_bytes": \d+', '"context_bytes": 1', agreed))
+        assert {f["rule"] for f in self.stage(tmp_path, 1)["findings"]} == {"cost-context-bytes"}
+        baseline.write_text(agreed)
         (tmp_path / "suite.toml").write_text(SUITE.format(threshold=150))
         findings = self.stage(tmp_path, 1)["findings"]
         assert {finding["rule"] for finding in findings} == {"onnx-accuracy"}
