@@ -67,11 +67,11 @@ def engine() -> Iterator[Engine]:
         yield connect()
 
 
-def copy_of_the_checkout(root: Path, packages: Path = PACKAGES) -> Path:
+def copy_of_the_checkout(root: Path) -> Path:
     for path in tracked_files(ROOT):
         copy = root / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(packages if path == PACKAGES else path, copy)
+        shutil.copy(path, copy)
     (root / "build").mkdir()
     return root
 
@@ -121,7 +121,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def elsewhere(wheels: Stage, root: Path, tmp_path: Path) -> Path:
     """Another checkout, by which images can be built at once: its context has what the first has."""
-    made = copy_of_the_checkout(tmp_path / "elsewhere", packages_of(root))
+    made = tmp_path / "elsewhere"
+    made_before = {"build", "dist", "reports"}
+    shutil.copytree(root, made, ignore=lambda folder, _: made_before if folder == str(root) else set())
     link_tree(context_of(root), "", context_of(made))
     return made
 
@@ -286,7 +288,7 @@ def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_ot
     assert "Qualcomm AI Stack License" in said["Config"]["Labels"]["qnn-ci.not-to-be-published"]
     roots = " ".join(f"${COMPONENT_VARIABLES[name]}" for name in plan.components)
     seen = engine.run(Job(plan.tag, ["sh", "-c", f"ls -d {roots}; echo $QNN_CI_PROFILE"]))
-    assert seen.stdout.split() == ["/opt/qnn-ci/qnn-sdk", "/opt/qnn-ci/android-ndk", "qnn-2.37"]
+    assert seen.stdout.split() == ["/opt/qnn-ci/android-ndk", "/opt/qnn-ci/qnn-sdk", "qnn-2.37"]
 
     # Each SDK is a layer of its own, upon those that `wheels` has below its own SDK.
     shared = wheels.report["metrics"]["layers"][:-1]
