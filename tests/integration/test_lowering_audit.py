@@ -75,6 +75,20 @@ def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
     assert all("fold the heads of a group" in finding.remedy for finding in found)
 
 
+def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -> None:
+    import torch
+
+    from ci.lowering.factory import CALIBRATION_SEED, make
+
+    made = make("tests.support.lowering_models:noise", {}, ROOT)
+    drawn = [made.model.weight.flatten(), *(made.sample(n)[0] for n in (0, 1, CALIBRATION_SEED))]
+    for index, one in enumerate(drawn):
+        for other in drawn[:index]:
+            assert abs(torch.corrcoef(torch.stack((one.detach(), other.detach())))[0, 1]) < 0.2
+    again = make("tests.support.lowering_models:noise", {}, ROOT)
+    assert torch.equal(again.model.weight, made.model.weight)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_suite_knows_every_scheme_that_the_quantizer_has() -> None:
     from executorch.backends.qualcomm.quantizer.quantizer import QUANT_CONFIG_DICT, QuantDtype

@@ -89,6 +89,13 @@ def killed() -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def noise() -> Any:
+    """Weights and inputs drawn alike, so that like seeds would show."""
+    model = nn.Linear(16, 16)
+    model.weight = nn.Parameter(torch.randn(16, 16))
+    return model.eval(), lambda generator: (torch.randn(256, generator=generator),)
+
+
 def alone(width: int = 32) -> Any:
     """The suite names its inputs."""
     return Net(width).eval()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.lowering.suite import load_suite
+from ci.lowering.suite import load_suite, programs_of
 from ci.suites.model import Thresholds
-from ci.suites.thresholds import derived, rewritten
+from ci.suites.thresholds import derived, rewritten, update_suite
 from provisioning.errors import ManifestError
 
 FIGURES = {
@@ -117,3 +117,24 @@ class TestRewritten:
         )
         with pytest.raises(ManifestError, match=r"case\.dotted\.name\.run\.0\.thresholds"):
             rewritten(text, tmp_path / "suite.toml", {("dotted.name", 0): {"cosine": 0.99}})
+
+
+class TestUpdate:
+    def _update(self, tmp_path: Path, measured: dict[str, float]) -> dict[str, float | None]:
+        path = tmp_path / "suite.toml"
+        path.write_text(TEXT.replace('["SM8650"]', '["SM8650", "SM8750"]', 1))
+        figures = {name: {**FIGURES, "sqnr_db": value} for name, value in measured.items()}
+        update_suite(path, programs_of, figures, 1.0)
+        runs = load_suite(path).cases["one"].runs
+        return {run.name: run.thresholds.sqnr_db for run in runs if run.thresholds}
+
+    def test_the_worst_of_a_runs_chips_is_written(self, tmp_path: Path) -> None:
+        found = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/8a8w/SM8750": 28.0})
+        assert found["8a8w"] == 27.0
+
+    def test_a_run_of_which_a_chip_is_missing_keeps_what_it_has(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/fp16/SM8650": 50.0})
+        assert found == {"8a8w": 1.0, "fp16": 49.0}
+        assert "one/8a8w keeps its thresholds: not all its chips were measured" in capsys.readouterr().err
