@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, selection: Selection, stage: Any, environ: Mapping[str, str]) -> None:
-    from ci.installed import find_runner
+    from ci.installed import ready_runner
     from ci.lowering.compile import Compiled
     from ci.lowering.stage import plan_of
 
-    runner = find_runner(environ)
+    runner = ready_runner(environ, selection.reports)
     plan = plan_of(args, selection, environ, "emulator")
     compiled = plan.compiled(environ)
     work = {name: each for name, each in compiled.items() if isinstance(each, Compiled)}

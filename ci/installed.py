@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -58,6 +59,21 @@ def find_runner(environ: Mapping[str, str]) -> Path:
             remedy="unset QNN_EXECUTOR_RUNNER, then nox -s build_runner" if named else "nox -s build_runner",
         )
     return path
+
+
+def ready_runner(environ: Mapping[str, str], reports: Path) -> Path:
+    """As `find_runner`, but the one that build_runner makes is built first if it is not there."""
+    if not environ.get("QNN_EXECUTOR_RUNNER") and not RUNNER.is_file():
+        sys.stderr.write("qnn_executor_runner is not built yet: nox -s build_runner\n")
+        sys.stderr.flush()
+        command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
+        code = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=2, check=False).returncode
+        if code:
+            raise EnvironmentLacking(
+                f"qnn_executor_runner could not be built: exit code {code} of build_runner, see above",
+                remedy="nox -s build_runner",
+            )
+    return find_runner(environ)
 
 
 def runner_digest(runner: Path) -> str:

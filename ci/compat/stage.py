@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.installed import find_runner
+from ci.installed import ready_runner
 from ci.workers.parent import tail
 from provisioning import compat, progress
 from provisioning.build_id import build_ids
@@ -63,7 +63,7 @@ def report_builds(
             remedy=f"use one of: {', '.join(build.qnn for build in table.builds)}",
         )
     installed = {name: _installed(name) for name in ("executorch", "torch", "torchao")}
-    runner = find_runner(environ)
+    runner = ready_runner(environ, selection.reports)
     soc = selection.socs[0] if selection.socs else table.soc
     pinned = profile.components["qnn-sdk"]
     measured = compat.load_measured()

@@ -23,7 +23,7 @@ from ci.delegate.ledger import (
 )
 from ci.delegate.pool import Verdict, Workers, setup_of
 from ci.delegate.suite import Basis, basis_of, installed_suite, list_tests
-from ci.installed import find_runner
+from ci.installed import ready_runner
 from ci.progress import Line, Lines, progress
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs, shard
 from ci.workers.parent import Setup, tail
@@ -151,7 +151,7 @@ def make_plan(options: Options, environ: Mapping[str, str]) -> Plan:
     """All but which tests there are, which may take a worker to know."""
     suite = installed_suite()
     found = resolve(options.selection, environ)
-    runner = find_runner(environ)
+    runner = ready_runner(environ, options.selection.reports)
     slots = options.jobs or default_slots()
     environment = worker_environment(found, environ, runner, slots)
     return Plan(

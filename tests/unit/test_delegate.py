@@ -549,6 +549,45 @@ def test_a_missing_runner_names_the_command_that_builds_it(
     assert caught.value.remedy == "nox -s build_runner"
 
 
+BUILDS = """\
+import os, pathlib, sys
+assert sys.argv[1:4] == ["-m", "ci", "build_runner"], sys.argv
+print("built")
+if os.environ["CODE"] == "0":
+    pathlib.Path(os.environ["RUNNER"]).touch()
+sys.exit(int(os.environ["CODE"]))
+"""
+
+
+@pytest.fixture
+def no_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where none is, with a Python whose `build_runner` makes one there, or ends with CODE."""
+    runner, script = tmp_path / "runner", tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\n{BUILDS}", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setattr(installed, "RUNNER", runner)
+    monkeypatch.setattr("ci.installed.sys.executable", str(script))
+    return runner
+
+
+def test_a_runner_that_a_stage_needs_is_built_first(
+    no_runner: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environ = {"CODE": "0", "RUNNER": str(no_runner)}
+    assert installed.ready_runner(environ, no_runner.parent) == no_runner
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.splitlines() == [
+        "qnn_executor_runner is not built yet: nox -s build_runner",
+        "built",
+    ]
+
+
+def test_a_runner_that_cannot_be_built_is_something_lacking(no_runner: Path) -> None:
+    with pytest.raises(EnvironmentLacking, match="exit code 3 of build_runner") as caught:
+        installed.ready_runner({"CODE": "3", "RUNNER": str(no_runner)}, no_runner.parent)
+    assert caught.value.remedy == "nox -s build_runner"
+
+
 def test_the_users_own_runner_is_taken(tmp_path: Path) -> None:
     own = tmp_path / "runner"
     own.touch()
