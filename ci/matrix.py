@@ -69,6 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.lowering.stage import jobs_of
     from ci.lowering.suite import all_programs, choose
 
     check(None, args.suite or ())
@@ -114,24 +115,6 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
             }
         )
     return {"include": include}
-
-
-def jobs_of(programs: Iterable[object], profile: str) -> list[Job]:
-    """Each program with the seconds that its baseline has for compiling and running it."""
-    from ci.lowering.compile import UNKNOWN_SECONDS
-    from ci.lowering.suite import Program
-    from ci.suites.baseline import Recorded, baseline_path, load_baseline
-
-    baselines: dict[Path, object] = {}
-    jobs = []
-    for program in programs:
-        assert isinstance(program, Program)
-        path = baseline_path(program.suite, profile)
-        baseline = baselines.setdefault(path, load_baseline(path) if path not in baselines else None)
-        recorded = baseline.of(program.name) or Recorded()  # type: ignore[attr-defined]
-        seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
-        jobs.append(Job(program.name, seconds))
-    return jobs
 
 
 def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:

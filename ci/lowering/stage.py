@@ -5,16 +5,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.lowering.compile import Basis, Compiled, Fault, Settings, basis_of, compile_programs
+from ci.lowering.compile import (
+    UNKNOWN_SECONDS,
+    Basis,
+    Compiled,
+    Fault,
+    Settings,
+    basis_of,
+    compile_programs,
+)
 from ci.lowering.inspect import sdk_arches
 from ci.lowering.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
 from ci.lowering.suite import Program, all_programs, choose
-from ci.scheduler import parse_shard, shard
-from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
+from ci.scheduler import Job, parse_shard, shard
+from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from ci.suites.stage import finish
 from provisioning.cli import command_line
 from provisioning.environment import Environment, resolve
@@ -55,11 +63,22 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
     )
     if args.shard:
         index, count = parse_shard(args.shard)
-        from ci.matrix import jobs_of
-
         mine = {job.name for job in shard(jobs_of(programs, selection.profile), index, count)}
         programs = [program for program in programs if program.name in mine]
     return programs
+
+
+def jobs_of(programs: Iterable[Program], profile: str) -> list[Job]:
+    """Each program with the seconds that its baseline has for compiling and running it."""
+    baselines: dict[Path, Baseline] = {}
+    jobs = []
+    for program in programs:
+        if program.suite not in baselines:
+            baselines[program.suite] = load_baseline(baseline_path(program.suite, profile))
+        recorded = baselines[program.suite].of(program.name) or Recorded()
+        seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
+        jobs.append(Job(program.name, seconds))
+    return jobs
 
 
 def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str], name: str) -> Plan:
