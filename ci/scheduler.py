@@ -209,6 +209,17 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+def asked_shard(jobs: Sequence[Job], text: str) -> list[Job]:
+    """The part that `--shard` names. An empty one is wrong use: doing nothing must not pass for a check."""
+    mine = shard(jobs, *parse_shard(text))
+    if not mine:
+        raise UsageError(
+            f"--shard {text}: of {len(jobs)} in all, none is left for this part",
+            remedy="nox -s matrix, which makes no empty parts",
+        )
+    return mine
+
+
 class Estimate:
     """How long the rest takes, from expected lengths and from how the finished ones compared to them."""
 

@@ -21,7 +21,7 @@ from ci.lowering.compile import (
 from ci.lowering.inspect import sdk_arches
 from ci.lowering.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
 from ci.lowering.suite import Program, all_programs, choose
-from ci.scheduler import Job, parse_shard, shard
+from ci.scheduler import Job, asked_shard
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from ci.suites.stage import finish
 from provisioning.cli import command_line
@@ -62,8 +62,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
         cases=args.case or (),
     )
     if args.shard:
-        index, count = parse_shard(args.shard)
-        mine = {job.name for job in shard(jobs_of(programs, selection.profile), index, count)}
+        mine = {job.name for job in asked_shard(jobs_of(programs, selection.profile), args.shard)}
         programs = [program for program in programs if program.name in mine]
     return programs
 

@@ -15,7 +15,7 @@ from ci.onnx.judge import cost, costs_of, cross_check, findings_of, misses_of, p
 from ci.onnx.measure import Plan, Result, basis, jobs_of, measured, models_of
 from ci.onnx.process import require_installed
 from ci.onnx.suite import Program, all_programs, choose
-from ci.scheduler import parse_shard, shard
+from ci.scheduler import asked_shard
 from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
 from ci.suites.flags import check
 from ci.suites.stage import finish
@@ -59,7 +59,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
         cases=args.case or (),
     )
     if args.shard:
-        jobs = shard(jobs_of(programs, baselines_of(programs, selection)), *parse_shard(args.shard))
+        jobs = asked_shard(jobs_of(programs, baselines_of(programs, selection)), args.shard)
         models = models_of(programs)
         mine = {program.name for job in jobs for program in models[job.name]}
         programs = [program for program in programs if program.name in mine]

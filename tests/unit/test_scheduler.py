@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci import scheduler
-from ci.scheduler import Calls, Estimate, Job, run_jobs, shard
+from ci.scheduler import Calls, Estimate, Job, asked_shard, run_jobs, shard
 from provisioning.errors import UsageError
 
 JOBS = st.lists(
@@ -162,6 +162,13 @@ def test_every_slot_is_closed() -> None:
 
     run_jobs([Job("a"), Job("b")], lambda: Counted(lambda job: job.name), slots=2)
     assert closed
+
+
+def test_a_part_with_nothing_in_it_is_wrong_use() -> None:
+    jobs = [Job("a", 2.0), Job("b", 1.0)]
+    assert asked_shard(jobs, "2/2") == [jobs[1]]
+    with pytest.raises(UsageError, match="--shard 3/3: of 2 in all, none is left"):
+        asked_shard(jobs, "3/3")
 
 
 def test_two_jobs_of_one_name_are_refused() -> None:
