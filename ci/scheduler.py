@@ -148,7 +148,11 @@ def run_jobs(
             if (job := state.take()) is None:
                 return
             own = slot()
-            opened.append(own)
+            with state.changed:
+                # Whoever ends the run closes what is opened by then; a slot that comes later does nothing.
+                if state.stopping:
+                    return
+                opened.append(own)
             while job is not None:
                 began = time.monotonic()
                 result = own.run(job)
@@ -173,7 +177,7 @@ def run_jobs(
         with state.changed:
             state.stopping = True
             state.changed.notify_all()
-        for own in list(opened):
+        for own in opened:
             own.close()
         for thread in threads:
             if thread.ident is not None:
