@@ -27,7 +27,7 @@ BENCHMARKS = {
         "ci.bench.gate", "the gate's models, cold and unchanged, against a script that does them in turn"
     ),
     "runner": Verb("ci.bench.runner", "start to first output against a bare Module-based program"),
-    "onnx": Verb("ci.bench.onnx", "the ONNX suite against the same steps one after another (.nox/onnx)"),
+    "onnx": Verb("ci.bench.onnx", "the ONNX suite against the same steps one after another"),
     "validate": Verb("ci.bench.validate", "the whole wheels tree in a second, beside readelf over its files"),
 }
 
