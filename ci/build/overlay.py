@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ci.build.links import links_of, on_the_way
 from ci.build.tree import OWN_NAME
 
 STALE = ("Py*.so", "*.fbs")
@@ -36,19 +37,14 @@ class Farm:
 
 def farm(tree: Path, folders: Collection[str]) -> Farm:
     """For an overlay in which these folders of the tree get files of ours."""
-    real = {"."}
-    for folder in map(PurePosixPath, folders):
-        real |= {str(each) for each in (folder, *folder.parents)}
-    links = []
-    for folder_name in sorted(real):
-        source = tree / folder_name
-        for path in sorted(source.iterdir()) if source.is_dir() else ():
-            place = str(path.relative_to(tree))
-            stale = folder_name in folders and any(fnmatch.fnmatch(path.name, each) for each in STALE)
-            if place not in real and not stale and path.name != ".git":
-                links.append(place)
+    real = {".", *folders}.union(*map(on_the_way, folders))
+
+    def stale(place: str) -> bool:
+        path = PurePosixPath(place)
+        return str(path.parent) in folders and any(fnmatch.fnmatch(path.name, each) for each in STALE)
+
     packages = [each for each in sorted(real) if each != "." and not (tree / each / "__init__.py").is_file()]
-    return Farm(tuple(sorted(real)), tuple(links), tuple(packages))
+    return Farm(tuple(sorted(real)), links_of(tree, real, stale), tuple(packages))
 
 
 def make(tree: Path, files: Mapping[str, Path], into: Path) -> Path:

@@ -55,13 +55,17 @@ def _shadowed(plan: Plan) -> Iterator[str]:
     made = shadow.layout(plan.tree.root, plan.written)
     yield "# the tree for CMake: links, but for copies of the folders that its build writes into"
     yield f"rm -rf {_quoted(plan.source)}"
-    for folder in made.folders:
-        yield f"mkdir -p {_quoted(plan.source / folder)}"
-    for link in made.links:
-        yield f"ln -s {_quoted(plan.tree.root / link)} {_quoted(plan.source / link)}"
+    yield from _linked(plan.tree.root, made, plan.source)
     for folder in made.copies:
         yield f"cp -Rp {_quoted(plan.tree.root / folder)} {_quoted(plan.source / folder)}"
         yield f"chmod -R u+w {_quoted(plan.source / folder)}"
+
+
+def _linked(tree: Path, made: shadow.Layout | overlay.Farm, into: Path) -> Iterator[str]:
+    for folder in made.folders:
+        yield f"mkdir -p {_quoted(into / folder)}"
+    for link in made.links:
+        yield f"ln -s {_quoted(tree / link)} {_quoted(into / link)}"
 
 
 def _takes(plan: Plan, target_only: bool) -> Iterator[str]:
@@ -92,10 +96,7 @@ def _overlaid(plan: Plan, into: Path) -> Iterator[str]:
     made = overlay.farm(plan.tree.root, python_folders(plan))
     yield f"# an overlay of the tree: export PYTHONPATH={into}"
     yield f"rm -rf {_quoted(into)}"
-    for folder in made.folders:
-        yield f"mkdir -p {_quoted(root / folder)}"
-    for link in made.links:
-        yield f"ln -s {_quoted(plan.tree.root / link)} {_quoted(root / link)}"
+    yield from _linked(plan.tree.root, made, root)
     for package in made.packages:
         yield f": > {_quoted(root / package / '__init__.py')}"
     yield f"echo {_quoted(plan.tree.root)} > {_quoted(into / overlay.MARKER)}"

@@ -13,9 +13,9 @@ import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_LEFT_OUT = ".git"
+from ci.build.links import LEFT_OUT, links_of, on_the_way
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,8 @@ def written_in(tree: Path, written: Iterable[str]) -> tuple[str, ...]:
 
 def layout(tree: Path, copies: Iterable[str]) -> Layout:
     copied = set(copies)
-    folders = {str(parent) for folder in copied for parent in PurePosixPath(folder).parents}
-    links = [
-        place
-        for folder in sorted(folders)
-        for place in sorted(str(path.relative_to(tree)) for path in (tree / folder).iterdir())
-        if place not in folders | copied and PurePosixPath(place).name != _LEFT_OUT
-    ]
-    return Layout(tuple(sorted(folders)), tuple(links), tuple(sorted(copied)))
+    folders = set[str]().union(*map(on_the_way, copied))
+    return Layout(tuple(sorted(folders)), links_of(tree, folders, copied.__contains__), tuple(sorted(copied)))
 
 
 def sync(tree: Path, copies: Iterable[str], into: Path) -> None:
@@ -66,7 +60,7 @@ def changed_since(tree: Path, when: float, but: Collection[Path] = ()) -> list[s
     """Files of the tree that were made or written after that moment, outside of the folders in `but`."""
     found = []
     for folder, folders, files in os.walk(tree):
-        folders[:] = sorted(name for name in folders if name != _LEFT_OUT and Path(folder, name) not in but)
+        folders[:] = sorted(name for name in folders if name != LEFT_OUT and Path(folder, name) not in but)
         for name in sorted(files):
             path = Path(folder, name)
             if _time_of(path) > when:
@@ -84,7 +78,7 @@ def _time_of(path: Path) -> float:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if path.name == _LEFT_OUT:
+        if path.name == LEFT_OUT:
             continue
         if path.is_dir() and not path.is_symlink():
             yield from _files(path)
