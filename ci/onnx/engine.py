@@ -32,8 +32,9 @@ from provisioning.manifest import Soc
 PROVIDER = "QNNExecutionProvider"
 TRACE = "qnn_op_trace.json"
 ERRORS_ONLY, VERBOSE = 3, 0
-PREFIX = re.compile(r"^.*QnnLogging\] ?|\x1b\[[0-9;]*m", re.MULTILINE)
-"""What ONNX Runtime puts before a line of QNN's."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+PREFIX = "QnnLogging]"
+"""The end of what ONNX Runtime puts before a line of QNN's."""
 SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
 
 
@@ -149,12 +150,12 @@ def compiled(
     samples: Sequence[Sample],
     *,
     embed: bool,
-    log: Path,
+    log: Path | None,
 ) -> Compiled:
     """Write the context, and run it in the session that made it. NotOnProvider names what HTP cannot take.
 
-    What is printed must go to `log`: the compiler's figures are read from there."""
-    before = log.stat().st_size
+    The compiler's traffic is read from `log`, to which what is printed must go; without one there is none."""
+    before = log.stat().st_size if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
     session_options = {
@@ -166,7 +167,9 @@ def compiled(
     }
     provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
     try:
-        session = _session(model, provider, session_options, settings.dynamic, severity=VERBOSE)
+        session = _session(
+            model, provider, session_options, settings.dynamic, severity=VERBOSE if log else ERRORS_ONLY
+        )
     except Exception as error:
         audit = _audit(trace)
         if audit.unsupported:
@@ -177,7 +180,7 @@ def compiled(
         ) from error
     audit = _audit(trace)
     outputs = [_run(session, sample, settings) for sample in samples]
-    return Compiled(outputs, audit, _traffic(log, before))
+    return Compiled(outputs, audit, _traffic(log, before) if log else None)
 
 
 def reloaded(
@@ -232,7 +235,9 @@ def _traffic(log: Path, start: int) -> dict[str, int] | None:
     with log.open("rb") as stream:
         stream.seek(start)
         text = stream.read().decode("utf-8", "replace")
-    lines = [line for line in PREFIX.sub("", text).splitlines() if line.strip()]
+    lines = [
+        said for line in COLOUR.sub("", text).splitlines() if (said := line.rpartition(PREFIX)[2].strip())
+    ]
     graphs = traffic("\n".join(lines) + "\n")
     return sum(graphs, Traffic()).as_json() if graphs else None
 

@@ -36,6 +36,8 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
             )
         for node in facts["audit"]["unsupported"]:
             yield wrong("onnx-cpu-node", f"{node['node']} ({node['operator']}): {node['reason']}")
+    if not result.facts["forms_equal"]:
+        yield wrong("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
     if misses := misses_of(program, result):
         yield wrong("onnx-accuracy", "; ".join(misses), "raise the precision or calibrate with more samples")
     if top := result.facts.get("slowest"):

@@ -107,6 +107,8 @@ class Written:
 
     record: Record
     audit: engine.Audit
+    outputs: Sequence[Mapping[str, Array]]
+    """Of the session that compiled it."""
     near: Mapping[str, float]
     """To the float model on the CPU: the worst of every figure."""
     reload_equal: bool
@@ -125,10 +127,12 @@ def write_context(
     path: Path,
     *,
     embed: bool,
-    log: Path,
+    log: Path | None,
     profile: Path | None = None,
 ) -> Written:
-    """Compile to `path`, run there, reload and run again, and hold what was written to what was asked for."""
+    """Compile to `path`, run there, reload and run again, and hold what was written to what was asked for.
+
+    The traffic is read from `log`."""
     soc = soc_named(soc_name)
     made = engine.compiled(model, precision, soc, settings, path, samples, embed=embed, log=log)
     if outside := nodes_beside_context(path):
@@ -162,6 +166,7 @@ def write_context(
     return Written(
         record=record,
         audit=made.audit,
+        outputs=made.outputs,
         near=_near(expected, made.outputs),
         reload_equal=_equal(made.outputs[:1], again),
         ddr=made.ddr,
@@ -289,32 +294,40 @@ def order_variant(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
-    """One chip: the context beside the .onnx and embedded, both reloaded."""
+    """One chip: the context beside the .onnx and embedded, both reloaded.
+
+    The same graph is compiled for both, so costs and accuracy are measured once, and the embedded one is held
+    to the outputs of the other."""
     prepared, into = Path(order["prepared"]), Path(order["into"])
     samples, expected = saved(prepared / SAMPLES), saved(prepared / EXPECTED)
-    replies: dict[str, Any] = {}
-    for embed, name in ((False, "beside"), (True, "embedded")):
-        folder = into / name
-        folder.mkdir(parents=True)
-        profile = folder / "profile.csv" if order["profiling"] and not embed else None
-        written = write_context(
+
+    def write(form: str, count: int, *, log: Path | None = None, profile: Path | None = None) -> Written:
+        return write_context(
             Path(order["model"]),
             order["source"],
             precision_named(order["precision"]),
             order["soc"],
             Settings(**order["settings"]),
-            samples,
-            expected,
-            folder / "model_ctx.onnx",
-            embed=embed,
-            log=Path(order["log"]),
+            samples[:count],
+            expected[:count],
+            into / form / "model_ctx.onnx",
+            embed=form == "embedded",
+            log=log,
             profile=profile,
         )
-        replies[name] = _as_reply(written)
-        replies[name]["bytes"] = sum((folder / file).stat().st_size for file in written.record.files)
-        if profile is not None:
-            replies["profile"] = str(profile)
-    return replies
+
+    for form in ("beside", "embedded"):
+        (into / form).mkdir(parents=True)
+    profile = into / "beside" / "profile.csv" if order["profiling"] else None
+    beside = write("beside", len(samples), log=Path(order["log"]), profile=profile)
+    embedded = write("embedded", 1)
+    size = sum((into / "beside" / file).stat().st_size for file in beside.record.files)
+    return {
+        "beside": {**_as_reply(beside), "bytes": size},
+        "embedded": _as_reply(embedded),
+        "forms_equal": _equal(beside.outputs[:1], embedded.outputs),
+        "profile": str(profile) if profile else "",
+    }
 
 
 ORDERS = {

@@ -67,7 +67,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "bytes": 1234,
         "record": {"build_id": "v2.51.0.260929181845"},
     }
-    return {"beside": {**one, **changes}, "embedded": one}
+    return {"beside": {**one, **changes}, "embedded": one, "forms_equal": True}
 
 
 @pytest.fixture
@@ -146,6 +146,9 @@ class TestJudgement:
 
     def test_other_outputs_after_reloading_are_an_error(self, program: Program) -> None:
         assert rules(program, Result(facts(reload_equal=False))) == [("onnx-reload", Severity.ERROR)]
+
+    def test_other_outputs_of_the_embedded_context_are_an_error(self, program: Program) -> None:
+        assert rules(program, Result({**facts(), "forms_equal": False})) == [("onnx-forms", Severity.ERROR)]
 
     def test_a_node_on_the_cpu_is_an_error_with_its_name_and_reason(self, program: Program) -> None:
         node = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
