@@ -192,7 +192,7 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
         if not tensor.static:
             names = [size for size in tensor.shape if isinstance(size, str)]
             remedy = (
-                "fix it: " + " ".join(f"--dimension {name}=N" for name in names)
+                "fix it: " + " ".join(f"--dimension {name}=1" for name in names)
                 if names
                 else f"export with every size of {tensor.name} fixed"
             )

@@ -37,7 +37,7 @@ def test_the_signature_names_inputs_without_weights() -> None:
 def test_a_named_dimension_is_a_problem_whose_mend_is_a_flag() -> None:
     problem = problems_of(conv_model(("batch", 3, 8, 8)))[0]
     assert (problem.rule, problem.subject) == ("onnx-dynamic-shape", "x")
-    assert problem.remedy == "fix it: --dimension batch=N"
+    assert problem.remedy == "fix it: --dimension batch=1"
 
 
 def test_a_dimension_without_a_name_must_be_fixed_at_export() -> None:
