@@ -103,7 +103,7 @@ def read_workflow(root: Path, name: str) -> Workflow:
         events = [events]
     if isinstance(events, list):
         events = dict.fromkeys(events)
-    events = {str(event): value or {} for event, value in _mapping(f"{name}: on", events).items()}
+    events = {str(event): _event(value) for event, value in _mapping(f"{name}: on", events).items()}
     call = _mapping(f"{name}: on.workflow_call", events.get("workflow_call", {}))
     jobs = {
         str(key): _job(f"{name}: jobs.{key}", str(key), value)
@@ -173,6 +173,11 @@ def given_inputs(
         elif one.type == "boolean" and not isinstance(values[name], bool):
             raise _wrong(f"{what}: with.{name}", "a boolean", values[name])
     return values
+
+
+def _event(value: object) -> object:
+    """What a workflow says of one that it is on; of `schedule` that is a list of hours."""
+    return {"schedule": value} if isinstance(value, list) else value or {}
 
 
 def _job(where: str, key: str, value: object) -> Job:

@@ -489,8 +489,14 @@ def test_what_neither_repository_has_is_an_error(
 # The verb itself
 
 
-def run_verb(tmp_path: Path, *flags: str, workflow: str) -> tuple[int, Report]:
-    text = f"on: [pull_request]\njobs: {{a: {{steps: [{{run: '{workflow}'}}]}}}}\n"
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one, as each rehearsal of another repository clones it."""
+    monkeypatch.setattr("ci.rehearse.verb.ROOT", repository(tmp_path / "toolkit", {"who": "toolkit\n"}))
+
+
+def run_verb(tmp_path: Path, *flags: str, workflow: str, on: str = "[pull_request]") -> tuple[int, Report]:
+    text = f"on: {on}\njobs: {{a: {{steps: [{{run: '{workflow}'}}]}}}}\n"
     if not (root := tmp_path / "origin").exists():
         repository(root, {".github/workflows/w.yml": text})
     parser = argparse.ArgumentParser()
@@ -500,12 +506,14 @@ def run_verb(tmp_path: Path, *flags: str, workflow: str) -> tuple[int, Report]:
     return code, Report.read(reports / "rehearse.json")
 
 
+@pytest.mark.usefixtures("toolkit")
 def test_a_green_rehearsal_exits_0_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, report = run_verb(tmp_path, workflow="true")
     assert (code, report.outcome) == (0, Outcome.PASS)
     assert capsys.readouterr().out.endswith("green: 1 success\n")
 
 
+@pytest.mark.usefixtures("toolkit")
 def test_a_red_rehearsal_exits_1_and_shows_annotations_and_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -518,6 +526,7 @@ def test_a_red_rehearsal_exits_1_and_shows_annotations_and_the_log(
     assert "a: error: t: it broke" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("toolkit")
 def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -529,6 +538,7 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
 
 
+@pytest.mark.usefixtures("toolkit")
 def test_a_row_that_was_not_run_is_an_error_even_if_others_were(tmp_path: Path) -> None:
     text = "on: [push]\njobs: {a: {strategy: {matrix: {n: [1]}}, steps: [{run: 'true'}]}}\n"
     repository(tmp_path / "origin", {".github/workflows/w.yml": text})
@@ -537,6 +547,16 @@ def test_a_row_that_was_not_run_is_an_error_even_if_others_were(tmp_path: Path) 
         run_verb(tmp_path, "--row", "a (1)", "--row", "b", workflow="")
 
 
+@pytest.mark.usefixtures("toolkit")
 def test_an_event_that_the_workflow_is_not_on_is_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not run on push"):
         run_verb(tmp_path, "--event", "push", workflow="true")
+
+
+@pytest.mark.usefixtures("toolkit")
+def test_a_workflow_that_runs_by_the_clock_is_rehearsed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_the_clock = '{schedule: [{cron: "1 3 * * *"}]}'
+    code, _ = run_verb(tmp_path, workflow='test "$GITHUB_EVENT_NAME" = schedule', on=by_the_clock)
+    assert code == 0, capsys.readouterr().out
