@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.build import toolchain
+from ci.build import overlay, toolchain
+from ci.build.places import refuse_foreign
 from ci.build.plan import Plan, Sdk, default_jobs
 from ci.build.recipes import Recipe, for_tree, load_recipe
+from ci.build.stage import OURS
+from ci.build.staged import RUNNER
 from ci.build.toolchain import Toolchain
 from ci.build.tree import open_tree, unread_options
 from ci.cmake import find_cmake, find_ninja
@@ -22,7 +25,7 @@ from provisioning.environment import Environment, resolve, users_own
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.findings import Finding, Severity
 from provisioning.manifest import Profile, load_profile
-from provisioning.settings import OFFICIAL_PROFILE, ROOT, Selection
+from provisioning.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, ROOT, Selection
 
 HEADER = Path("include/QNN/QnnInterface.h")
 LAUNCHERS = ("ccache", "sccache")
@@ -33,6 +36,10 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
         raise UsageError(f"--jobs: expected 1 or more, found {args.jobs}")
     if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
         raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
+    if args.output:
+        refuse_foreign(args.output, str(RUNNER), "--output", OURS)
+        if selection.target == DEFAULT_TARGET:
+            refuse_foreign(args.output / overlay.OVERLAY, overlay.MARKER, "--output")
     profile = load_profile(selection.profile)
     recipe = load_recipe(selection.target)
     needs = tuple(_needs(args, recipe))

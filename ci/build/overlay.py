@@ -20,6 +20,8 @@ from ci.build.tree import OWN_NAME
 STALE = ("Py*.so", "*.fbs")
 """What earlier builds left beside our files in the tree; an overlay has ours alone."""
 
+OVERLAY = "overlay"
+"""Its name below dist/<target>/."""
 
 MARKER = "tree.txt"
 """Names the tree, for the environment to put an overlay on PYTHONPATH for that tree alone."""

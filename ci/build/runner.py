@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.build.emulated import compare, probe_in, sysroot_of
+from ci.build.places import refuse_foreign
 from ci.build.staged import LIBRARIES, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from provisioning.cli import command_line
@@ -36,6 +37,7 @@ EXAMPLES = """\
 SOURCE = ROOT / "ci" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
 STAGED = (str(RUNNER.parent), str(LIBRARIES))
+LOG = "build.log"
 STAMP = "staged.json"
 BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
 FORMAT = 1
@@ -66,7 +68,7 @@ class Plan:
 
     @property
     def log(self) -> Path:
-        return self.tree / "build.log"
+        return self.tree / LOG
 
     def definitions(self) -> dict[str, str]:
         defined = {
@@ -169,6 +171,7 @@ def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
     for pair in args.remap:
         if "=" not in pair or ";" in pair:
             raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
+    dist, tree = _named_folders(args)
     host = load_profile(selection.profile).host
     native = target == DEFAULT_TARGET
     suffix = "" if args.build_type == BUILD_TYPES[0] else f"-{args.build_type}"
@@ -180,9 +183,18 @@ def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
         cmake=find_cmake(host["cmake"].floor),
         ninja=find_ninja(),
         remap=tuple(args.remap),
-        tree=(args.build_dir or ROOT / "build" / "runner" / f"{target}{suffix}").absolute(),
-        dist=(args.output or ROOT / "dist" / target).absolute(),
+        tree=(tree or ROOT / "build" / "runner" / f"{target}{suffix}").absolute(),
+        dist=(dist or ROOT / "dist" / target).absolute(),
     )
+
+
+def _named_folders(args: argparse.Namespace) -> tuple[Path | None, Path | None]:
+    """Where to stage and to compile, if that was said; UsageError where the user's files would be lost."""
+    if args.output:
+        refuse_foreign(args.output, str(RUNNER), "--output", STAGED)
+    if args.build_dir:
+        refuse_foreign(args.build_dir, LOG, "--build-dir")
+    return args.output, args.build_dir
 
 
 def find_executorch(named: Path | None, selection: Selection) -> Executorch:

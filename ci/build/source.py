@@ -28,8 +28,6 @@ from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.manifest import load_profile
 from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
 
-OVERLAY = "overlay"
-
 
 def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
     from provisioning.rendering.terminal import show
@@ -40,7 +38,7 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
     selection = replace(selection_of(args), target=target)
     if args.dry_run:
         plan = plan_of(args, selection, os.environ)
-        path = plan.dist / OVERLAY if target == DEFAULT_TARGET else None
+        path = plan.dist / overlay.OVERLAY if target == DEFAULT_TARGET else None
         install = path is not None and args.install
         sys.stdout.write(script(plan, target_only=args.target_only, python_path=path, install=install))
         return 0
@@ -158,7 +156,7 @@ def _put_into_python(plan: Plan, stage: StageRun, *, install: bool) -> None:
         overlay.install(plan.tree.root, files)
         path = plan.tree.root.parent
     else:
-        path = overlay.make(plan.tree.root, files, plan.dist / OVERLAY)
+        path = overlay.make(plan.tree.root, files, plan.dist / overlay.OVERLAY)
     stage.metrics["python_path"] = str(path)
     sys.stdout.write(f"export PYTHONPATH={shlex.quote(str(path))}${{PYTHONPATH:+:$PYTHONPATH}}\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sysconfig
 from dataclasses import replace
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import configure
-from ci.build.plan import MEMORY_PER_JOB, available_memory, default_jobs
+from ci.build import configure, x86
+from ci.build.asked import plan_of
+from ci.build.plan import MEMORY_PER_JOB, Plan, available_memory, default_jobs
 from ci.build.recipes import load_recipe
 from ci.build.script import script
 from ci.build.toolchain import Toolchain, c_compiler_of, cross, ndk
 from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.settings import selection_of
 from tests.support.build_plans import make_plan
 from tests.support.miniature_executorch import make_tree
 from tests.support.needs import program
@@ -198,6 +201,29 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (plan.root / "thesis.txt").touch()
     with pytest.raises(UsageError, match="not a build directory"):
         configure.readiness(plan)
+
+
+@pytest.mark.parametrize("place", ["lib/libmine.so", "overlay/notes.txt", "manifest.json"])
+def test_an_output_folder_with_the_users_files_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).touch()
+    with pytest.raises(UsageError, match="of something else"):
+        asked_for(tmp_path)
+
+
+def test_an_earlier_builds_output_is_taken_and_what_is_beside_it_is_left(tmp_path: Path) -> None:
+    for place in ("bin/qnn_executor_runner", "lib/libx.so", "overlay/tree.txt", "notes/mine.txt"):
+        (tmp_path / place).parent.mkdir()
+        (tmp_path / place).touch()
+    with pytest.raises(EnvironmentLacking, match="without the headers"):
+        asked_for(tmp_path)
+
+
+def asked_for(output: Path) -> Plan:
+    parser = argparse.ArgumentParser()
+    x86.configure(parser)
+    args = parser.parse_args(["--output", str(output), "--store", str(output / "store")])
+    return plan_of(args, selection_of(args, {}), {})
 
 
 def test_emptying_leaves_what_is_not_ours(tmp_path: Path) -> None:

@@ -145,6 +145,24 @@ def test_a_glibc_that_is_no_version_is_refused() -> None:
         runner._plan(*arguments("--glibc", "new"))
 
 
+@pytest.mark.parametrize("flag", ["--output", "--build-dir"])
+def test_a_folder_with_the_users_files_is_refused_before_any_is_removed(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "backup").touch()
+    with pytest.raises(UsageError, match="of something else") as caught:
+        runner._plan(*arguments(flag, str(tmp_path)))
+
+    assert flag in caught.value.remedy
+
+
+def test_folders_of_an_earlier_build_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "build.log").touch()
+    args, _ = arguments("--output", str(staged(tmp_path / "dist")), "--build-dir", str(tmp_path / "tree"))
+
+    assert runner._named_folders(args) == (tmp_path / "dist", tmp_path / "tree")
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     tool = Program(tmp_path / "tool", "tool 1.0")
