@@ -73,6 +73,8 @@ class Place:
     ref: str
     default_ref: str
     say: Callable[[str], None]
+    tell: Callable[[str], None]
+    """Said to the rehearsal's user as well: what on GitHub would be seen outside the run."""
 
     def path(self, text: str) -> Path:
         return self.workspace / Path(text).expanduser()
@@ -275,19 +277,24 @@ def attest(inputs: Mapping[str, str], place: Place) -> Done:
     bundle = place.temp / f"attestation-{len(list(place.temp.glob('attestation-*')))}.json"
     bundle.write_text(json.dumps(statement, indent=2), encoding="utf-8")
     for file in subjects:
-        place.say(f"would attest {file.name}")
+        place.tell(f"would attest {file.name}")
     return Done({"bundle-path": str(bundle)})
 
 
 def create_pull_request(inputs: Mapping[str, str], place: Place) -> Done:
     added = _lines(inputs.get("add-paths", "")) or ["."]
-    changed = _git("-C", str(place.workspace), "status", "--porcelain", "--", *added).stdout
-    if not changed.strip():
-        place.say("nothing has changed, so no pull request would be opened")
+    git = ("-C", str(place.workspace))
+    changed = _git(*git, "status", "--porcelain", "--", *added).stdout.splitlines()
+    if not changed:
+        place.tell("nothing has changed, so no pull request would be opened")
         return Done({"pull-request-operation": "none"})
-    place.say(f"would open {inputs.get('title', '')!r} from {inputs.get('branch', '')} with:")
-    for line in changed.splitlines():
-        place.say(line)
+    branch = inputs.get("branch", "")
+    place.tell(f"would open the pull request {inputs.get('title', '')!r} from the branch {branch}, with")
+    for line in changed:
+        place.tell(f"  {line}")
+    for name in ("commit-message", "body"):
+        place.say(f"{name}: {inputs.get(name, '')}")
+    place.say(_git(*git, "diff", "--", *added).stdout)
     return Done({"pull-request-operation": "created", "pull-request-number": "0"})
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -415,7 +415,7 @@ class _Scope:
     steps: dict[str, StepResult]
     inputs: Mapping[str, Value]
     env: dict[str, str]
-    """What the workflow, the job or the using step set."""
+    """What the using steps set, which beats what the job has."""
     repository: Repository
     """What `$/` means here."""
     action: str = ""
@@ -446,7 +446,8 @@ class _JobRun:
         self.result = JobResult(name, "success", log=rehearsal.keep_logs / f"{slug}.log")
         self.masks: list[str] = []
         self.paths: list[str] = []
-        self.set_env: dict[str, str] = {}
+        self.env: dict[str, str] = {}
+        """What the workflow and the job set, and then steps for those after them."""
         self.deadline = time.monotonic()
         self.number = 0
 
@@ -458,7 +459,7 @@ class _JobRun:
         self.deadline = begun + 60 * limit
         scope = _Scope({}, self.outer["inputs"], {}, self.repository)  # type: ignore[arg-type]
         for level in (self.workflow.env, self.job.env):
-            scope.env |= self._texts(level, scope)
+            self.env |= self._texts(level, scope)
         with (self.result.log or Path(os.devnull)).open("w", encoding="utf-8") as self.stream:
             for step in self.job.steps:
                 self._step(step, scope, top=True)
@@ -481,27 +482,27 @@ class _JobRun:
             scope.steps[step.id] = own
         if top:
             self.result.steps.append(own)
-        if not expression.condition(step.condition, self._contexts(scope), self._functions(scope)):
+        here = replace(scope, env=scope.env | self._texts(step.env, scope))
+        if not expression.condition(step.condition, self._contexts(here), self._functions(here)):
             return
-        title = as_text(self._expand(step.name, scope)) if step.name else step.title
+        title = as_text(self._expand(step.name, here)) if step.name else step.title
         own.title = title
         self._log(f"━━ {title}")
         fault = ""
         try:
             if time.monotonic() > self.deadline:
                 raise CheckFailed(f"the job's {as_text(self.job.timeout_minutes)} minutes are over")  # type: ignore[arg-type]
-            env = scope.env | self._texts(step.env, scope)
             if step.run:
-                self._run(step, scope, env, own)
-            elif (found := self._action_of(step.uses, scope)) is not None:
-                self._use_action(step, *found, scope, env, own)
+                self._run(step, here, own)
+            elif (found := self._action_of(step.uses, here)) is not None:
+                self._use_action(step, *found, here, own)
             else:
-                self._use_equivalent(step, scope, own)
+                self._use_equivalent(step, here, own)
             own.outcome = own.conclusion = "success"
         except CheckFailed as error:
             fault = error.message
             own.outcome = own.conclusion = "failure"
-            if truthy(self._expand(step.continue_on_error, scope)):
+            if truthy(self._expand(step.continue_on_error, here)):
                 own.conclusion = "success"
             else:
                 scope.failed = True
@@ -516,7 +517,7 @@ class _JobRun:
 
     # The three kinds of step
 
-    def _run(self, step: Step, scope: _Scope, env: Mapping[str, str], own: StepResult) -> None:
+    def _run(self, step: Step, scope: _Scope, own: StepResult) -> None:
         shell = SHELLS.get(step.shell)
         if shell is None:
             raise UsageError(
@@ -531,7 +532,7 @@ class _JobRun:
         files = {name: folder / kind for name, kind in commands.FILES.items()}
         for file in files.values():
             file.touch()
-        environ = self._environ(scope, env) | {name: str(file) for name, file in files.items()}
+        environ = self._environ(scope) | {name: str(file) for name, file in files.items()}
         where = self.workspace / as_text(self._expand(step.working_directory, scope))
         self._log(f"$ {step.run.strip()}")
         told = commands.Told()
@@ -565,13 +566,12 @@ class _JobRun:
         home: Path,
         path: str,
         scope: _Scope,
-        env: dict[str, str],
         own: StepResult,
     ) -> None:
         action: Action = read_action(home, path)
         given = given_inputs(step.uses, action.inputs, self._inputs(step, scope), typed=False)
         inputs = Known(f"inputs of {step.uses}", given)
-        inner = _Scope({}, inputs, env, repository, str(home / path))
+        inner = _Scope({}, inputs, scope.env, repository, str(home / path))
         for one in action.steps:
             self._step(one, inner)
         own.outputs = {name: as_text(self._expand(text, inner)) for name, text in action.outputs.items()}
@@ -591,6 +591,7 @@ class _JobRun:
             self.rehearsal.event.ref,
             f"refs/heads/{self.rehearsal.default_branch}",
             self._log,
+            self._tell,
         )
         done = stand_in.act({k: as_text(v) for k, v in given.items()}, place)
         own.outputs = dict(done.outputs)
@@ -634,7 +635,7 @@ class _JobRun:
             **self.outer,
             "github": Known("github", github),
             "inputs": scope.inputs,
-            "env": {**scope.env, **self.set_env},
+            "env": {**self.env, **scope.env},
             "steps": Known("steps", steps),
             "job": Known("job", {"status": status, **self._called()}),
             "runner": Known("runner", self._runner()),
@@ -673,7 +674,7 @@ class _JobRun:
             "hashFiles": functools.partial(hash_files, self.workspace),
         }
 
-    def _environ(self, scope: _Scope, env: Mapping[str, str]) -> dict[str, str]:
+    def _environ(self, scope: _Scope) -> dict[str, str]:
         contexts = self._contexts(scope)
         github = contexts["github"]
         assert isinstance(github, Known)
@@ -692,7 +693,7 @@ class _JobRun:
             given["GITHUB_ACTION_PATH"] = scope.action
         path = os.pathsep.join([*self.paths, self.rehearsal.env.get("PATH", os.defpath)])
         private = {"XDG_CACHE_HOME": str(self.home / "cache"), "CI": "true", "GITHUB_ACTIONS": "true"}
-        return {**self.rehearsal.env, **private, **env, **self.set_env, **given, "PATH": path}
+        return {**self.rehearsal.env, **private, **self.env, **scope.env, **given, "PATH": path}
 
     # Processes and what they tell
 
@@ -751,7 +752,7 @@ class _JobRun:
         for name, value in commands.pairs(files["GITHUB_ENV"]).items():
             if commands.FORBIDDEN.match(name):
                 raise CheckFailed(f"GITHUB_ENV cannot set {name}")
-            self.set_env[name] = value
+            self.env[name] = value
         own.outputs = commands.pairs(files["GITHUB_OUTPUT"])
         for entry in commands.entries(files["GITHUB_PATH"]):
             self.paths = [entry, *(p for p in self.paths if p != entry)]
@@ -759,6 +760,10 @@ class _JobRun:
             raise CheckFailed(f"the step's summary has {size} bytes: GitHub takes {SUMMARY_LIMIT}")
         summary = files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8", errors="replace")
         self.result.summary += commands.masked(summary, self.masks)
+
+    def _tell(self, text: str) -> None:
+        self._log(text)
+        self.rehearsal.say(f"{self.result.name}: {text}")
 
     def _log(self, text: str) -> None:
         self.stream.write(commands.masked(text, self.masks) + "\n")

@@ -128,7 +128,9 @@ def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]
     # Jobs fetch from it and never write there, so the history need not be copied.
     run("clone", "--quiet", "--shared", str(root), str(into), cwd=root)
     run("config", "uploadpack.allowAnySHA1InWant", "true", cwd=into)
-    listed = run("ls-files", "-z", "--modified", "--others", "--exclude-standard", cwd=root)
+    # Against the commit, as what is staged is not in it either.
+    listed = run("diff", "--name-only", "--no-renames", "-z", "HEAD", cwd=root)
+    listed += run("ls-files", "-z", "--others", "--exclude-standard", cwd=root)
     changed = sorted({name for name in listed.split("\0") if name})
     if not uncommitted or not changed:
         return run("rev-parse", "HEAD", cwd=into).strip(), len(changed)
@@ -233,8 +235,8 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
     """Show what GitHub would show: annotations, summaries, the jobs; and write the report."""
     for job in results:
         if job.result in ("failure", "cancelled"):
-            again = f"nox -s rehearse -- --help, and {job.log}"
-            stage.add("rehearse.job", Severity.ERROR, job.name, job.fault or job.result, again)
+            remedy = f"less {job.log}" if job.log else "mend the job that failed before it"
+            stage.add("rehearse.job", Severity.ERROR, job.name, job.fault or job.result, remedy)
         if job.result == "left out":
             stage.add("rehearse.left-out", Severity.NOTE, job.name, "was not asked for")
         for one in job.annotations:

@@ -39,14 +39,19 @@ IDENTITY = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
 
 
 def rehearsal(
-    root: Path, scratch: Path, *, slots: int = 2, env: Sequence[str] = (), git: bool = True
+    root: Path,
+    scratch: Path,
+    *,
+    slots: int = 2,
+    env: Sequence[str] = (),
+    git: bool = True,
+    said: list[str] | None = None,
 ) -> Rehearsal:
     """Of a repository; where no step needs git, of a mere directory, which is quicker."""
     snapshot, sha = root, SHA
     if git:
         snapshot = scratch / "repository"
         sha, _ = snapshot_of(root, snapshot, uncommitted=False)
-    said: list[str] = []
     event = make_event(read_workflow(snapshot, WORKFLOW), None, "0" * 40, sha)
     machine = Machine(Repository("o/r", snapshot, sha), scratch / "cache", scratch / "artifacts")
     return Rehearsal(
@@ -55,7 +60,7 @@ def rehearsal(
         event=event,
         env=fresh_environment({"PATH": "/usr/bin:/bin", "HOME": str(scratch)}, env, Path("/nowhere")),
         slots=threading.Semaphore(slots),
-        say=said.append,
+        say=([] if said is None else said).append,
         keep_logs=scratch / "logs",
     )
 
@@ -69,6 +74,7 @@ def rehearse(
     inputs: Mapping[str, Value] | None = None,
     env: Sequence[str] = (),
     slots: int = 2,
+    said: list[str] | None = None,
 ) -> dict[str, JobResult]:
     """Run a workflow of which only `jobs:` and what follows is given; the results by the jobs' names."""
     text = "on: [push]\n" + textwrap.dedent(workflow)
@@ -76,7 +82,7 @@ def rehearse(
     git = "checkout@" in text or "$/" in text
     root = tmp_path / "origin"
     (repository if git else write)(root, every)
-    made = rehearsal(root, tmp_path / "scratch", env=env, slots=slots, git=git)
+    made = rehearsal(root, tmp_path / "scratch", env=env, slots=slots, git=git, said=said)
     read = read_workflow(made.machine.repository.root, WORKFLOW)
     results, _, _ = run_workflow(made, read, inputs or {}, choice or Choice())
     return {result.name: result for result in results}

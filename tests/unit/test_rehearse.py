@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,42 @@ def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
     assert jobs["a"].result == "success"
     assert "step w set mine 1\n2 set" in log_of(jobs["a"])
     assert jobs["a"].summary == "# told\n"
+
+
+def test_what_a_step_sets_for_itself_beats_what_an_earlier_one_set_for_all(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            env: {SET: job, JOB: job}
+            steps:
+              - run: echo "SET=earlier" >> "$GITHUB_ENV"; echo "JOB=earlier" >> "$GITHUB_ENV"
+              - env: {SET: own}
+                run: test "$SET $JOB" = "own earlier"
+              - run: test "$SET ${{ env.SET }}" = "earlier earlier"
+              - {uses: $/act, env: {SET: own}}
+        """,
+        {"act/action.yml": "runs: {using: composite, steps: [{shell: bash, run: 'test $SET = own'}]}"},
+    )
+    assert jobs["a"].fault == ""
+
+
+def test_a_step_speaks_of_its_own_variables_in_its_condition_and_all_else(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            steps:
+              - env: {WHO: me}
+                if: env.WHO == 'me'
+                name: for ${{ env.WHO }}
+                run: test "${{ env.WHO }}" = me
+              - {if: env.WHO == 'me', name: nobody, run: exit 1}
+        """,
+    )
+    assert [(s.title, s.outcome) for s in jobs["a"].steps] == [("for me", "success"), ("nobody", "skipped")]
 
 
 def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
@@ -355,6 +392,50 @@ def test_a_checkout_is_the_commit_with_as_much_history_as_asked_for(tmp_path: Pa
     assert job.fault == ""
 
 
+PROPOSE = f"peter-evans/create-pull-request@{SHA}"
+
+
+def test_a_pull_request_that_would_be_opened_is_shown_with_what_it_would_hold(tmp_path: Path) -> None:
+    said: list[str] = []
+    job = rehearse(
+        tmp_path,
+        f"""
+        jobs:
+          a:
+            steps:
+              - uses: actions/checkout@{SHA}
+              - run: echo 2 > pins/old; echo 1 > pins/new; echo 1 > elsewhere
+              - uses: {PROPOSE}
+                with: {{add-paths: pins/, branch: update, title: Newer pins, body: why}}
+        """,
+        {"pins/old": "1\n"},
+        said=said,
+    )["a"]
+    begin = said.index("a: would open the pull request 'Newer pins' from the branch update, with")
+    assert said[begin + 1 : begin + 3] == [
+        "a:    M pins/old",
+        "a:   ?? pins/new",
+    ]
+    assert not any("elsewhere" in line for line in said[begin:])
+    assert "\n-1\n+2\n" in log_of(job)
+    assert (tmp_path / "origin" / "pins" / "old").read_text() == "1\n"
+
+
+def test_without_changes_no_pull_request_would_be_opened(tmp_path: Path) -> None:
+    job = rehearse(
+        tmp_path,
+        f"""
+        jobs:
+          a:
+            steps:
+              - uses: actions/checkout@{SHA}
+              - {{id: pr, uses: {PROPOSE}, with: {{branch: update}}}}
+              - run: test "${{{{ steps.pr.outputs.pull-request-operation }}}}" = none
+        """,
+    )["a"]
+    assert job.fault == ""
+
+
 def test_masked_values_do_not_reach_logs_or_summaries(tmp_path: Path) -> None:
     job = rehearse(
         tmp_path,
@@ -536,6 +617,31 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     assert run_verb(tmp_path, workflow="")[0] == 0
     assert "1 uncommitted changes are not rehearsed" in capsys.readouterr().out
     assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
+
+
+@pytest.mark.usefixtures("toolkit")
+def test_what_is_staged_is_not_committed_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workflow = "test -e new -a ! -e old"
+    text = f"on: [push]\njobs: {{a: {{steps: [{{uses: actions/checkout@{SHA}}}, {{run: {workflow}}}]}}}}\n"
+    root = repository(tmp_path / "origin", {".github/workflows/w.yml": text, "old": ""})
+    (root / "new").touch()
+    for command in (["add", "new"], ["rm", "--quiet", "old"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    assert run_verb(tmp_path, workflow="")[0] == 1
+    assert "2 uncommitted changes are not rehearsed" in capsys.readouterr().out
+    assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 0
+
+
+@pytest.mark.usefixtures("toolkit")
+def test_the_remedy_of_a_failed_job_shows_its_log_and_of_a_cancelled_one_why_it_never_ran(
+    tmp_path: Path,
+) -> None:
+    text = "on: [push]\njobs: {a: {strategy: {matrix: {n: [1, 2]}}, steps: [{run: sleep 0.2; exit 1}]}}\n"
+    repository(tmp_path / "origin", {".github/workflows/w.yml": text})
+    _, report = run_verb(tmp_path, "--jobs", "1", workflow="")
+    remedies = {f.message: f.remedy for f in report.findings}
+    assert Path(remedies["sleep 0.2; exit 1: ended with exit code 1"].removeprefix("less ")).is_file()
+    assert remedies["cancelled"] == "mend the job that failed before it"
 
 
 @pytest.mark.usefixtures("toolkit")
