@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import nox
 from filelock import FileLock
@@ -28,7 +31,6 @@ IN_IMAGE = os.environ.get("QNN_CI_ENVIRONMENTS", "")
 """In our images: the folder with environments that are there already, each beside its lock."""
 
 UV_FROM_PIP = {
-    "PIP_FIND_LINKS": "UV_FIND_LINKS",
     "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
     "PIP_EXTRA_INDEX_URL": "UV_INDEX",
     "PIP_CERT": "SSL_CERT_FILE",
@@ -224,15 +226,31 @@ def bench(session: nox.Session) -> None:
 
 
 def run(session: nox.Session, environment: str, *command: str) -> None:
+    signal.signal(signal.SIGTERM, _pass_on)
     # Interrupted, a stage ends what it started and writes its report; nox's own patience is half a second.
     session.run(
         interpreter(session, environment),
         *command,
         *session.posargs,
         external=True,
+        env=_started_in(session) if command[1] != "pytest" else None,
         interrupt_timeout=15,
         terminate_timeout=20,
     )
+
+
+def _pass_on(number: int, _frame: FrameType | None) -> NoReturn:
+    """By itself nox would end at once, and leave behind what it runs."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    for child in _read(children).split():
+        os.kill(int(child), number)
+    raise KeyboardInterrupt
+
+
+def _started_in(session: nox.Session) -> dict[str, str | None]:
+    """nox went to this file's folder; relative paths among the arguments count from where its user is."""
+    started_in = session.invoked_from
+    return {} if Path(started_in) == Path.cwd() else {"QNN_CI_STARTED_IN": started_in}
 
 
 def interpreter(session: nox.Session, environment: str) -> str:
@@ -251,6 +269,8 @@ def interpreter(session: nox.Session, environment: str) -> str:
         if _read(stamp) != wanted:
             begun = time.monotonic()
             session.log(f"Making the {environment} environment in {home}, once for this lock file")
+            # Killed half-way, what is left must not pass for what an earlier lock file made.
+            stamp.unlink(missing_ok=True)
             shutil.rmtree(home, ignore_errors=True)
             _make(session, home)
             for line in text.splitlines():
@@ -301,8 +321,12 @@ def _install_torch(session: nox.Session, home: Path, requirement: str) -> None:
 
 
 def _uv_settings() -> dict[str, str | None]:
-    return {
+    settings: dict[str, str | None] = {
         new: os.environ[old]
         for old, new in UV_FROM_PIP.items()
         if old in os.environ and new not in os.environ
     }
+    if "PIP_FIND_LINKS" in os.environ:
+        # pip parts several by spaces, uv by commas.
+        settings.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
+    return settings

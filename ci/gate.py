@@ -101,6 +101,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--suite",
         action="append",
+        type=Path,
         metavar="FILE",
         help="models of your own for test_lowering and test_emulator; may be repeated",
     )

@@ -11,7 +11,8 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from provisioning.errors import EnvironmentLacking, ToolkitError
 
@@ -30,6 +31,24 @@ class VerbModule(Protocol):
     def configure(self, parser: argparse.ArgumentParser) -> None: ...
 
     def run(self, args: argparse.Namespace) -> int: ...
+
+
+STARTED_IN = "QNN_CI_STARTED_IN"
+"""Set by the noxfile: where the user was, which is where relative paths among the arguments begin."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Makes relative paths whole where the user was in another directory; so do its subparsers."""
+
+    started_in: str = ""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        if self.started_in:
+            self.register("type", Path, self._path)
+
+    def _path(self, text: str) -> Path:
+        return Path(text) if text.startswith("~") else Path(self.started_in, text)
 
 
 def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:
@@ -123,7 +142,9 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
 
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     module = cast(VerbModule, importlib.import_module(verb.module))
-    parser = argparse.ArgumentParser(
+    # What this process starts is in no doubt about where it is.
+    Parser.started_in = os.environ.pop(STARTED_IN, "")
+    parser = Parser(
         prog=f"{program} {name}",
         description=verb.summary,
         epilog=f"examples:\n{module.EXAMPLES.rstrip()}\n" if module.EXAMPLES else None,

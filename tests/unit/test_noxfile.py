@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from provisioning.settings import MANIFESTS, ROOT
 
-STAND_IN = """#!{python}
+STAND_IN = """\
 import pathlib, signal, sys, time
 here = pathlib.Path({here!r})
 def tidy(number, frame):
-    time.sleep(1.5)
+    time.sleep(0.7)  # nox's own patience is 0.3
     (here / "tidied").touch()
     raise SystemExit(130)
-signal.signal(signal.SIGINT, tidy)
+signal.signal({listens_to}, tidy)
 (here / "arguments").write_text(" ".join(sys.argv[1:]))
 (here / "started").touch()
 time.sleep(60)
@@ -31,13 +36,17 @@ def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_an_interrupted_session_has_time_to_tidy_up(tmp_path: Path) -> None:
-    environment = tmp_path / "executorch"
-    (environment / "bin").mkdir(parents=True)
-    shutil.copyfile(MANIFESTS / "locks/executorch.txt", environment / "lock.txt")
-    python = environment / "bin/python"
-    python.write_text(STAND_IN.format(python=sys.executable, here=str(tmp_path)))
-    python.chmod(0o755)
+@pytest.mark.parametrize(
+    ("tell", "number"),
+    [
+        pytest.param(os.killpg, signal.SIGINT, id="both-by-a-terminal"),
+        pytest.param(os.kill, signal.SIGTERM, id="only-nox-by-kill"),
+    ],
+)
+def test_an_interrupted_session_has_time_to_tidy_up(
+    tmp_path: Path, tell: Callable[[int, int], None], number: signal.Signals
+) -> None:
+    _environment(tmp_path, "executorch", STAND_IN.format(here=str(tmp_path), listens_to=int(number)))
     process = subprocess.Popen(
         [sys.executable, "-m", "nox", "--", "--only", "validate"],
         cwd=ROOT,
@@ -47,12 +56,49 @@ def test_an_interrupted_session_has_time_to_tidy_up(tmp_path: Path) -> None:
         start_new_session=True,
         preexec_fn=_heed_interrupts,
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "started").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    # As a terminal does: nox and what it runs are told together.
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) != 0
-    assert (tmp_path / "tidied").exists()
-    assert (tmp_path / "arguments").read_text() == "-m ci gate --only validate"
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "started").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        tell(process.pid, number)
+        assert process.wait(60) == 130
+        assert (tmp_path / "tidied").exists()
+        assert (tmp_path / "arguments").read_text() == "-m ci gate --only validate"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> None:
+    _environment(tmp_path, "tools", f'exec "{sys.executable}" "$@"\n', shell="/bin/sh")
+    nox = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py")]
+    done = subprocess.run(
+        [*nox, "-s", "store", "--", "list", "--store", "mine"],
+        cwd=tmp_path,
+        env={**os.environ, "QNN_CI_ENVIRONMENTS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"no trees in {tmp_path / 'mine'}\n"
+
+
+def test_several_places_for_packages_are_told_to_uv_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    assert spec is not None and spec.loader is not None
+    noxfile = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(noxfile)
+    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/srv/a /srv/b")
+    assert noxfile._uv_settings()["UV_FIND_LINKS"] == "/srv/a,/srv/b"
+
+
+def _environment(folder: Path, name: str, program: str, shell: str = sys.executable) -> None:
+    """One that is there already, as in an image, with a program in Python's place."""
+    python = folder / name / "bin/python"
+    python.parent.mkdir(parents=True)
+    shutil.copyfile(MANIFESTS / f"locks/{name}.txt", folder / name / "lock.txt")
+    python.write_text(f"#!{shell}\n{program}")
+    python.chmod(0o755)
