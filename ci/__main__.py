@@ -23,7 +23,7 @@ VERBS = {
     "test_lowering": Verb("ci.lowering.verb", "lower models to HTP and audit what was delegated"),
     "test_emulator": Verb("ci.emulator", "run lowered models on the HTP emulator and compare"),
     "matrix": Verb("ci.matrix", "print the suite as a CI matrix, balanced by length"),
-    "inspect": Verb("ci.lowering.inspect", "say what is inside a program, and whether a runtime loads it"),
+    "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider"),
     "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator"),
     "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files agree"),

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ci.bundle.contents import BACKEND, DSP, LPAI, QNN, Item, Model
-from ci.lowering.inspect import version
-from ci.lowering.program import Program
+from ci.inspect.against import version
+from ci.inspect.program import Program
 from provisioning import elf
 from provisioning.build_id import build_ids
 from provisioning.errors import CheckFailed

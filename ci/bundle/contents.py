@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.build.staged import RUNNER
-from ci.lowering.program import Context, Program
-from ci.lowering.program import read as read_program
+from ci.inspect.program import Context, Program
+from ci.inspect.program import read as read_program
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.findings import Artifact
 from provisioning.manifest import Soc

@@ -1,1 +1,1 @@
-"""Lowering models to the HTP: the suite, the audit of what was delegated, and what the programs hold."""
+"""Lowering models to the HTP: the suite, the audit of what was delegated, and the judgement of programs."""

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ci.inspect.program import Context, Delegate, read
+from ci.inspect.program import Program as Inside
 from ci.lowering.compile import Compiled, Fault
-from ci.lowering.program import Context, Delegate, read
-from ci.lowering.program import Program as Inside
 from ci.lowering.suite import SUITES, Program
 from ci.suites.baseline import Baseline, Tolerances, growth
 from provisioning.diagnosis import explain

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ci.inspect.against import sdk_arches
 from ci.lowering.compile import (
     UNKNOWN_SECONDS,
     Basis,
@@ -18,7 +19,6 @@ from ci.lowering.compile import (
     basis_of,
     compile_programs,
 )
-from ci.lowering.inspect import sdk_arches
 from ci.lowering.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
 from ci.lowering.suite import Program, all_programs, choose
 from ci.scheduler import Job, asked_shard

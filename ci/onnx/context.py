@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ci.lowering.onnx_context import COMPATIBILITY, arch_and_soc
+from ci.inspect.onnx_context import COMPATIBILITY, arch_and_soc
 from ci.onnx.graph import CONTEXT_OPERATOR, Signature, load_graph, signature_of
 from provisioning.build_id import BUILD_ID
 from provisioning.errors import CheckFailed

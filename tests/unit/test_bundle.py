@@ -15,7 +15,7 @@ import pytest
 
 from ci.bundle import configure, contents, manifest, run, scripts
 from ci.bundle.contents import Model
-from ci.lowering.program import Delegate, Options, Program
+from ci.inspect.program import Delegate, Options, Program
 from ci.signing import lpai
 from ci.signing.keys import read_root
 from ci.signing.verification import Expected, verify_file

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ci.lowering import inspect
-from ci.lowering.flatbuffer import Malformed
-from ci.lowering.program import Context, Program, parse, read
+from ci.inspect import verb
+from ci.inspect.against import against
+from ci.inspect.flatbuffer import Malformed
+from ci.inspect.program import Context, Program, parse, read
 from provisioning.errors import CheckFailed, UsageError
 from tests.support.programs import BUILD_ID, context, options, program
 
@@ -120,28 +121,28 @@ class TestAgainst:
         return root
 
     def test_the_same_build_with_the_arch_loads(self, sdk: Path) -> None:
-        assert inspect.against(parse(WHOLE), sdk).loads
+        assert against(parse(WHOLE), sdk).loads
 
     def test_an_older_runtime_cannot_load_it_and_the_error_is_named(self, tmp_path: Path) -> None:
-        answer = inspect.against(parse(WHOLE), self._sdk(tmp_path, "v2.37.0.250724175447", 75))
+        answer = against(parse(WHOLE), self._sdk(tmp_path, "v2.37.0.250724175447", 75))
         assert not answer.loads and "error 5000" in answer.says[0]
 
     def test_a_newer_runtime_is_no_promise(self, tmp_path: Path) -> None:
-        answer = inspect.against(parse(WHOLE), self._sdk(tmp_path, "v2.51.0.261001104044", 75))
+        answer = against(parse(WHOLE), self._sdk(tmp_path, "v2.51.0.261001104044", 75))
         assert answer.loads and "no promise" in answer.says[0]
 
     def test_an_arch_that_the_sdk_lacks_is_named(self, sdk: Path) -> None:
-        answer = inspect.against(parse(program(data=context("SM8850", 81))), sdk)
+        answer = against(parse(program(data=context("SM8850", 81))), sdk)
         assert not answer.loads and "HTP v81, and this has v75, v79 alone" in answer.says[0]
 
     def test_a_folder_without_qnn_is_no_sdk(self, tmp_path: Path) -> None:
         with pytest.raises(CheckFailed, match=r"expected lib/\*/libQnnHtp\.so with a build id"):
-            inspect.against(parse(WHOLE), tmp_path)
+            against(parse(WHOLE), tmp_path)
 
 
 class TestVerb:
     def _run(self, path: Path, *, against: Path | None = None, as_json: bool = False) -> int:
-        return inspect.run(argparse.Namespace(file=path, against=against, json=as_json))
+        return verb.run(argparse.Namespace(file=path, against=against, json=as_json))
 
     def test_text_names_everything_that_is_asked_about(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -16,10 +16,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from ci.lowering import inspect
-from ci.lowering.flatbuffer import Malformed
-from ci.lowering.onnx_context import CompiledModel, parse_model, read_model
-from ci.lowering.protobuf import MOST_FIELDS, Message
+from ci.inspect import verb
+from ci.inspect.against import against
+from ci.inspect.flatbuffer import Malformed
+from ci.inspect.onnx_context import CompiledModel, parse_model, read_model
+from ci.inspect.protobuf import MOST_FIELDS, Message
 from provisioning.errors import CheckFailed
 from provisioning.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
@@ -171,14 +172,14 @@ class TestVerb:
         folder.mkdir()
         (folder / "libQnnHtp.so").write_bytes(b"\x7fELF " + BUILD_ID.encode() + b"\0")
         (folder / "libQnnHtpV79Skel.so").touch()
-        answer = inspect.against(read_model(context_model(tmp_path)), folder)
+        answer = against(read_model(context_model(tmp_path)), folder)
         assert not answer.loads and answer.says == (
             "it is for HTP v75, and this has v79 alone: the skel would not be found",
         )
 
     def test_json_is_one_document(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         args = argparse.Namespace(file=context_model(tmp_path), against=None, json=True)
-        assert inspect.run(args) == 0
+        assert verb.run(args) == 0
         document = json.loads(capsys.readouterr().out)
         assert document["kind"] == "onnx" and document["nodes"][0]["context"]["arches"] == [75]
 

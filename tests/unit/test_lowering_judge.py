@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from ci.inspect.program import Delegate, parse
+from ci.inspect.program import Program as Inside
 from ci.lowering.compile import Compiled, Fault
 from ci.lowering.judge import artifact, cost, delegation, fault_finding, faults_of
-from ci.lowering.program import Delegate, parse
-from ci.lowering.program import Program as Inside
 from ci.lowering.suite import SHIPPED
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from provisioning.errors import ManifestError

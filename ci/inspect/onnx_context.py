@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.lowering.flatbuffer import Malformed
-from ci.lowering.program import Context, TensorInfo, bytes_of, context_of
-from ci.lowering.protobuf import Message
+from ci.inspect.flatbuffer import Malformed
+from ci.inspect.program import Context, TensorInfo, bytes_of, context_of
+from ci.inspect.protobuf import Message
 from provisioning.errors import CheckFailed
 
 CONTEXT_OPERATOR = "EPContext"

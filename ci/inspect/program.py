@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ci.lowering.flatbuffer import Malformed, Reader, Table
+from ci.inspect.flatbuffer import Malformed, Reader, Table
 from provisioning.build_id import BUILD_ID
 from provisioning.errors import CheckFailed, UsageError
 
