@@ -164,7 +164,8 @@ def _git(root: Path, *arguments: str) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     # A read-only tree must not be written to, not even its index.
     environ |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
+    settings = ("-c", f"safe.directory={root}", "-c", "log.showSignature=false")
+    command = ["git", *settings, "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -29,6 +29,29 @@ def test_version_and_commit_are_the_trees_own(tmp_path: Path) -> None:
     assert (found.version, found.commit, found.changed, found.time) == ("1.5.1", commit, False, 1767323045)
 
 
+def test_a_signed_commit_has_its_time_also_where_git_shows_signatures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_tree(tmp_path)
+    gpg = tmp_path / "gpg"
+    gpg.write_text("#!/bin/sh\necho 'gpg: Signature made long ago' >&2\nexit 1\n", encoding="utf-8")
+    gpg.chmod(0o755)
+    text = f"[log]\n\tshowSignature = true\n[gpg]\n\tprogram = {gpg}\n"
+    (tmp_path / ".gitconfig").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def git(*arguments: str, given: str = "") -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout.strip()
+
+    head, _, message = git("cat-file", "commit", "HEAD").partition("\n\n")
+    signature = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n aGVsbG8=\n -----END PGP SIGNATURE-----"
+    signed = git("hash-object", "-t", "commit", "-w", "--stdin", given=f"{head}\n{signature}\n\n{message}\n")
+    git("update-ref", "HEAD", signed)
+    assert "Signature made" in git("show", "-s", "--format=%ct", "HEAD")
+    assert trees.open_tree(root).time == 1767323045
+
+
 def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     (root / "version.txt").write_text("1.5.2\n", encoding="utf-8")
