@@ -164,13 +164,14 @@ def first_error(log: str) -> str:
 
 
 def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[Path]:
+    # CMake runs elsewhere, and takes no relative path for a compiler.
     if os.sep in name:
-        yield Path(name)
+        yield Path(name).absolute()
         return
     folders = [str(Path(sys.executable).parent)] if beside_python else []
     for folder in dict.fromkeys([*folders, *environ.get("PATH", os.defpath).split(os.pathsep)]):
         if folder and (found := shutil.which(name, path=folder)):
-            yield Path(found)
+            yield Path(found).absolute()
 
 
 def _identity(path: Path) -> str:

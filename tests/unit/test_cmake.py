@@ -79,6 +79,15 @@ def test_cxx_names_the_compiler(tmp_path: Path) -> None:
     assert find_compiler({**path_of(tmp_path / "bin"), "CXX": str(mine)}).identity == "mine 1.0"
 
 
+def test_a_compiler_named_from_here_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = program(tmp_path / "bin", "g++", "g++ 12.2.0")
+    monkeypatch.chdir(tmp_path)
+
+    assert find_compiler({"CXX": "bin/g++"}).path == find_compiler({"PATH": "bin"}).path == found
+
+
 def test_a_cxx_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
     program(tmp_path / "bin", "g++", "g++ 12")
 
