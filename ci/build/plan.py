@@ -197,5 +197,15 @@ def available_memory(
         except OSError:
             continue
         if most.isdecimal() and now.isdecimal():
-            left.append(max(0, int(most) - int(now)))
+            left.append(max(1, int(most) - int(now) + _reclaimable(cgroup / limit)))
     return min(left, default=None)
+
+
+def _reclaimable(limit: Path) -> int:
+    """What a container has in use only to cache files; after a checkout that is most of it."""
+    try:
+        text = limit.with_name("memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    found = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
+    return int(found.group(1)) if found else 0
