@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.build import shadow
@@ -97,13 +97,30 @@ def empty(root: Path) -> None:
             shutil.rmtree(root / name)
 
 
-def prepare(plan: Plan) -> None:
-    """Make the directory, the tree for CMake, the flags of its projects and the record of what is to come."""
-    plan.build.mkdir(parents=True, exist_ok=True)
+def prepare(plan: Plan, before: Memory | None = None) -> None:
+    """Make the directory, the tree for CMake, the flags of its projects and the record of what is to come.
+
+    `before`: what the directory remembers; its options are in CMake's caches until `remember` says otherwise.
+    """
+    plan.root.mkdir(parents=True, exist_ok=True)
+    # First, for it tells a directory of ours, however early its making ends.
+    plan.flags_file.write_text(plan.flags(), encoding="utf-8")
+    plan.build.mkdir(exist_ok=True)
     if plan.written:
         shadow.sync(plan.tree.root, plan.written, plan.source)
-    plan.flags_file.write_text(plan.flags(), encoding="utf-8")
-    (plan.root / MEMORY).write_text(asked(plan).encode(), encoding="utf-8")
+    made = asked(plan)
+    kept = before.options if before else {}
+    options = {name: sorted({*given, *kept.get(name, ())}) for name, given in made.options.items()}
+    _write(plan, replace(made, options=options))
+
+
+def remember(plan: Plan) -> None:
+    """That all projects were configured as is asked."""
+    _write(plan, asked(plan))
+
+
+def _write(plan: Plan, memory: Memory) -> None:
+    (plan.root / MEMORY).write_text(memory.encode(), encoding="utf-8")
 
 
 def _ours(root: Path) -> bool:

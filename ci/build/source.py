@@ -86,14 +86,16 @@ def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:
         configure.empty(plan.root)
     stage.metrics["rebuilt_because"] = ["--clean"] if clean else list(ready.reasons)
     stage.metrics["changed"] = list(ready.changes)
-    configure.prepare(plan)
+    known = None if clean else ready.memory
+    configure.prepare(plan, known)
     plan.log.write_text("", encoding="utf-8")
     begun, now = time.monotonic(), time.time()
     environ = plan.environ(os.environ)
     for project in plan.recipe.projects:
-        before = ready.memory.options.get(project.name, ()) if ready.memory and not clean else ()
+        before = known.options.get(project.name, ()) if known else ()
         execute(plan.configure(project, before), plan.log, environ, jobs=plan.jobs)
         execute(plan.compile(project), plan.log, environ, jobs=plan.jobs)
+    configure.remember(plan)
     stage.metrics["build_seconds"] = round(time.monotonic() - begun, 2)
     if written := shadow.changed_since(plan.tree.root, now, (plan.root, plan.dist)):
         stage.add(
@@ -152,11 +154,14 @@ def _may_install(plan: Plan, selection: Selection) -> None:
 
 def _put_into_python(plan: Plan, stage: StageRun, *, install: bool) -> None:
     files = dict(_python_files(plan))
+    ours = plan.dist / overlay.OVERLAY
     if install:
         overlay.install(plan.tree.root, files)
+        # The environment would put that of an earlier build before the tree.
+        shutil.rmtree(ours, ignore_errors=True)
         path = plan.tree.root.parent
     else:
-        path = overlay.make(plan.tree.root, files, plan.dist / overlay.OVERLAY)
+        path = overlay.make(plan.tree.root, files, ours)
     stage.metrics["python_path"] = str(path)
     sys.stdout.write(f"export PYTHONPATH={shlex.quote(str(path))}${{PYTHONPATH:+:$PYTHONPATH}}\n")
 

@@ -259,6 +259,21 @@ def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None
     assert not done.dist.exists()
 
 
+def test_an_option_given_once_is_unset_also_after_a_build_that_failed_between(tmp_path: Path) -> None:
+    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
+    cache = tmp_path / "build" / "build" / "examples" / "qualcomm" / "CMakeCache.txt"
+    build(ARM64, tmp_path, tree, sdk, "--cmake-arg", "GIVEN_ONCE=ON")
+    given = "GIVEN_ONCE" in cache.read_text(encoding="utf-8")
+    source = tree / "backends" / "qualcomm" / "runtime" / "QnnExecuTorchBackend.cpp"
+    good = source.read_text(encoding="utf-8")
+    source.write_text(f"{good}\n#error no\n", encoding="utf-8")
+    failed = build(ARM64, tmp_path, tree, sdk)
+    source.write_text(good, encoding="utf-8")
+    done = build(ARM64, tmp_path, tree, sdk)
+    assert (given, failed.code, done.code) == (True, 1, 0), done.err
+    assert "GIVEN_ONCE" not in cache.read_text(encoding="utf-8")
+
+
 def test_a_known_error_comes_with_its_cause(tmp_path: Path) -> None:
     """CMake 4 says it of a tree from before its time."""
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")

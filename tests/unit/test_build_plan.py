@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import configure, x86
+from ci.build import configure, shadow, x86
 from ci.build.asked import plan_of
 from ci.build.plan import MEMORY_PER_JOB, Plan, available_memory, default_jobs
 from ci.build.recipes import load_recipe
@@ -36,6 +36,19 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text(f"{3 * MEMORY_PER_JOB}\n", encoding="ascii")
     (tmp_path / "memory.current").write_text(f"{MEMORY_PER_JOB}\n", encoding="ascii")
     assert available_memory(tmp_path / "meminfo", tmp_path) == 2 * MEMORY_PER_JOB
+
+
+def test_of_a_full_container_what_only_caches_files_is_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text(f"{3 * MEMORY_PER_JOB}\n", encoding="ascii")
+    (tmp_path / "memory.current").write_text(f"{3 * MEMORY_PER_JOB}\n", encoding="ascii")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2 * MEMORY_PER_JOB}\n", encoding="ascii")
+    assert available_memory(tmp_path / "meminfo", tmp_path) == 2 * MEMORY_PER_JOB
+
+
+def test_in_a_full_container_one_file_is_compiled_at_a_time(tmp_path: Path) -> None:
+    for name in ("memory.max", "memory.current"):
+        (tmp_path / name).write_text(f"{MEMORY_PER_JOB}\n", encoding="ascii")
+    assert default_jobs(8, available_memory(tmp_path / "meminfo", tmp_path)) == 1
 
 
 def test_a_container_without_a_limit_does_not(tmp_path: Path) -> None:
@@ -151,6 +164,38 @@ def test_a_directory_goes_on_with_what_made_it(tmp_path: Path) -> None:
     plan = make_plan(tmp_path)
     configure.prepare(plan)
     assert configure.readiness(plan).reasons == ()
+
+
+def test_a_directory_whose_making_was_cut_short_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tree(tmp_path / "src", commit=False)
+    plan = make_plan(tmp_path)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shadow, "sync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            configure.prepare(plan)
+    assert configure.readiness(plan).reasons == ("what made it is not known",)
+
+
+def test_an_option_is_remembered_until_every_project_was_configured_without_it(tmp_path: Path) -> None:
+    first, second = make_plan(tmp_path, extra=("A=B",)), make_plan(tmp_path)
+    configure.prepare(first)
+    configure.remember(first)
+
+    def remembered() -> set[str]:
+        memory = configure.readiness(second).memory
+        assert memory is not None
+        return {name for name in ("A",) if name in memory.options["examples"]}
+
+    configure.prepare(second, configure.readiness(second).memory)
+    half_way = remembered()
+    configure.remember(second)
+    assert (half_way, remembered()) == ({"A"}, set())
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import overlay, sbom, stage
+from ci.build import overlay, sbom, source, stage
 from ci.build.disk import disk_faults
 from ci.build.execute import Ticker, execute, fault
 from ci.build.outputs import Built
 from ci.build.plan import Command, Plan
 from ci.build.tree import Submodule
 from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.findings import StageRun
 from tests.support.build_plans import make_plan
 
 COMMAND = Command("building it", ("cmake", "--build", "."))
@@ -185,6 +186,21 @@ def test_of_two_places_the_one_installed_last_is_taken(plan: Plan, newer: str) -
     put(plan, RUNNER)
     paths = {place: put(plan, place, age=0 if place == newer else 5) for place in PLACES}
     assert [file.path for file in stage.collect(plan, True) if file.kind == "library"] == [paths[newer]]
+
+
+def test_after_installing_into_the_tree_no_overlay_hides_what_was_installed(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adaptor = plan.dist / "python" / "backends" / "PyA.so"
+    adaptor.parent.mkdir(parents=True)
+    adaptor.touch()
+    plan.tree.root.mkdir(parents=True)
+    run = StageRun("build_x86", "wheels", "x86_64-linux", "")
+    source._put_into_python(plan, run, install=False)
+    made = (plan.dist / "overlay" / overlay.MARKER).is_file()
+    source._put_into_python(plan, run, install=True)
+    assert (made, (plan.dist / "overlay").exists()) == (True, False)
+    assert f"export PYTHONPATH={plan.tree.root.parent}$" in capsys.readouterr().out
 
 
 def test_what_was_not_made_is_named(plan: Plan) -> None:
