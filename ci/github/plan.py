@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -253,12 +254,13 @@ def suite_matrix(most: int, occasion: str, base: str, having: Having) -> list[di
     tags = having.tags or (("pr",) if occasion == "gate" and not having.suites else ())
     flags += [part for tag in tags for part in ("--tag", tag)]
     flags += ["--changed-since", base] if base else []
-    entries = _matrix(most, flags, having)
+    entries = _matrix(most, tuple(flags), having)
     enough = math.ceil(sum(int(entry["seconds"]) for entry in entries) / WORTH_A_JOB)
-    return entries if enough >= len(entries) else _matrix(max(1, enough), flags, having)
+    return entries if enough >= len(entries) else _matrix(max(1, enough), tuple(flags), having)
 
 
-def _matrix(shards: int, flags: Sequence[str], having: Having) -> list[dict[str, Any]]:
+@functools.cache
+def _matrix(shards: int, flags: tuple[str, ...], having: Having) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
     # The jobs take chips from their environment, so that these must not be named in their arguments.
     environ = {**os.environ, "QNN_CI_SOC": having.socs}

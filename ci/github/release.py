@@ -18,7 +18,8 @@ from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.settings import MANIFESTS, ROOT
 
 NAME = "qnn-ci"
-_LOCKED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
+# Torch's line is a comment to those who install, as its build differs by index.
+_LOCKED = re.compile(r"^(?:# torch: )?(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 

@@ -36,7 +36,7 @@ def run(environ: Mapping[str, str]) -> int:
     stage = environ.get("QNN_CI_STAGE", "")
     if not stage.replace("_", "").isalnum():
         raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", remedy="`nox -l` lists them")
-    arguments = shlex.split(environ.get("QNN_CI_ARGUMENTS", ""))
+    arguments = split(environ.get("QNN_CI_ARGUMENTS", ""))
     reports = reports_of(environ)
     report_file = reports / f"{stage}.json"
     report_file.unlink(missing_ok=True)
@@ -70,6 +70,15 @@ def run(environ: Mapping[str, str]) -> int:
         summarise(markdown([report]), environ)
     give({"outcome": report.outcome.value, "report": str(report_file)}, environ)
     return code or (0 if report.outcome is Outcome.PASS else 1)
+
+
+def split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"QNN_CI_ARGUMENTS={text!r}: {error}", remedy="quote run-stage's input arguments as for a shell"
+        ) from error
 
 
 def reports_of(environ: Mapping[str, str]) -> Path:

@@ -150,7 +150,11 @@ def test_tags_and_chips_choose_among_its_models(adopter: dict[str, str]) -> None
     assert shlex.split(jobs[0]["arguments"])[2:] == ["--tag", "pr", "--shard", "1/1"]
 
 
-def test_two_calls_of_the_gate_in_one_run_upload_under_different_names(adopter: dict[str, str]) -> None:
+def test_two_calls_of_the_gate_in_one_run_upload_under_different_names(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = {"shard": "1/1", "arguments": "--shard 1/1", "seconds": 1}
+    monkeypatch.setattr(plan, "suite_matrix", lambda *_: [shard])
     first = {job["artifact"] for job in planned(adopter)}
     second = {job["artifact"] for job in planned({**adopter, "QNN_CI_PROFILE": "qnn-2.37"})}
     assert first.isdisjoint(second)
@@ -425,6 +429,11 @@ def test_the_tests_see_nothing_of_the_job_that_runs_them(
     assert not any(name.startswith(("GITHUB_", "RUNNER_", "QNN_CI_GATE")) for name in seen)
 
 
+def test_arguments_that_no_shell_could_split_are_wrong_use() -> None:
+    with pytest.raises(UsageError, match=r"QNN_CI_ARGUMENTS=.*: No closing quotation"):
+        stage.run({"QNN_CI_STAGE": "lint", "QNN_CI_ARGUMENTS": "-k it's"})
+
+
 @pytest.mark.parametrize("name", ["", "a b", "-f", "x;y"])
 def test_a_stage_must_look_like_a_session(name: str) -> None:
     with pytest.raises(UsageError):
@@ -492,7 +501,7 @@ def test_the_bill_names_what_locks_and_profiles_pin(tmp_path: Path) -> None:
     bill = release.bill_of_materials("1.0", archive, when, MANIFESTS)
     assert bill == release.bill_of_materials("1.0", archive, when, MANIFESTS)
     names = {package["name"] for package in bill["packages"]}
-    assert {"requests", "executorch", "qnn-sdk (x86-64) of the profile wheels"} <= names
+    assert {"requests", "torch", "executorch", "qnn-sdk (x86-64) of the profile wheels"} <= names
     identifiers = [package["SPDXID"] for package in bill["packages"]]
     assert len(identifiers) == len(set(identifiers)) == len(bill["relationships"])
 
