@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.probe import INPUTS, PROGRAM
+from ci.build.probe import INPUTS, PROGRAM, list_inputs
 from ci.build.staged import RUNNER
 from ci.cmake import Program
 from provisioning.diagnosis import causes
@@ -84,6 +84,7 @@ def probe_in(folder: Path) -> Path:
                 f"{causes(result.stderr)}",
                 remedy="nox -s build_runner uses an environment with torch and executorch",
             )
+    list_inputs(folder)
     return folder
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = "probe.pte"
+DATA = "probe.raw"
 INPUTS = "probe.txt"
 SHAPE = (1, 3, 8, 8)
 
@@ -27,10 +28,16 @@ def make(into: Path) -> None:
         torch.export.export(model, example, strict=True), partitioner=[XnnpackPartitioner()]
     ).to_executorch()
     into.mkdir(parents=True, exist_ok=True)
-    data = into / "probe.raw"
-    example[0].numpy().tofile(data)
-    (into / INPUTS).write_text(f'"{data}"\n', encoding="utf-8")
-    (into / PROGRAM).write_bytes(lowered.buffer)
+    example[0].numpy().tofile(into / DATA)
+    # Last and in one step: it tells that all is there.
+    part = into / f".{PROGRAM}.part"
+    part.write_bytes(lowered.buffer)
+    part.replace(into / PROGRAM)
+
+
+def list_inputs(folder: Path) -> None:
+    """Each time, for it names the folder, and that may have been moved."""
+    (folder / INPUTS).write_text(f'"{folder / DATA}"\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ci.build.emulated import compare, probe_in, sysroot_of
 from ci.build.places import refuse_foreign
-from ci.build.staged import LIBRARIES, PLATFORMS, RUNNER, inspect
+from ci.build.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from provisioning.cli import command_line
 from provisioning.diagnosis import causes
@@ -333,7 +333,7 @@ def _staged(dist: Path) -> dict[str, str]:
 def _replace(part: Path, dist: Path) -> None:
     dist.mkdir(parents=True, exist_ok=True)
     # Of a build from source, whose files these take the place of.
-    (dist / "manifest.json").unlink(missing_ok=True)
+    (dist / MANIFEST).unlink(missing_ok=True)
     for folder in STAGED:
         (dist / folder).mkdir(exist_ok=True)
         names = {path.name for path in (part / folder).iterdir()}
@@ -374,8 +374,11 @@ def _backends(runner: Path) -> list[Metric]:
 
 def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
     """The same runner for this machine, whose outputs another machine's must give."""
+    # Only in the place of one that was built so too: one from source has a backend beside it.
+    from_source = (ROOT / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
+    aside = ROOT / "build" / "runner" / "staged" if from_source else None
     here = argparse.Namespace(
-        **{**vars(args), "executorch": None, "output": None, "build_dir": None, "build_type": BUILD_TYPES[0]}
+        **{**vars(args), "executorch": None, "output": aside, "build_dir": None, "build_type": BUILD_TYPES[0]}
     )
     return _plan(here, replace(selection, target=DEFAULT_TARGET))
 

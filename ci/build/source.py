@@ -21,6 +21,7 @@ from ci.build.disk import disk_faults
 from ci.build.execute import execute
 from ci.build.plan import Plan
 from ci.build.script import script
+from ci.build.staged import MANIFEST
 from ci.interruption import termination_as_interrupt
 from provisioning.cli import command_line
 from provisioning.errors import UsageError
@@ -135,7 +136,7 @@ def _stage(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection
         shutil.rmtree(part, ignore_errors=True)
     stage.artifacts += [Artifact.of(file.kind, plan.dist / file.place) for file in built]
     stage.artifacts += [Artifact.of("sbom", plan.dist / sbom.NAME)]
-    stage.artifacts += [Artifact.of("manifest", plan.dist / staging.MANIFEST)]
+    stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
     return True
 
 

@@ -14,12 +14,12 @@ from ci.build import sbom
 from ci.build.outputs import Built
 from ci.build.plan import Plan
 from ci.build.recipes import Output
+from ci.build.staged import MANIFEST
 from ci.build.tree import SourceTree, adaptors, submodules
 from provisioning import elf
 from provisioning.errors import CheckFailed
 from provisioning.findings import Artifact
 
-MANIFEST = "manifest.json"
 LICENCES = "licences"
 OURS = ("bin", "lib", "python", LICENCES, sbom.NAME, MANIFEST)
 """What a build owns below dist/<target>/."""

@@ -13,6 +13,9 @@ from provisioning.findings import Finding, Severity
 
 RUNNER = Path("bin/qnn_executor_runner")
 LIBRARIES = Path("lib")
+MANIFEST = "manifest.json"
+"""Only of a build from source."""
+
 RUNPATH = "$ORIGIN/../lib"
 
 SYSTEM_LIBRARIES = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")

@@ -12,7 +12,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.build import runner
-from ci.build.emulated import judge
+from ci.build.emulated import judge, probe_in
 from ci.build.runner import Executorch, Plan, find_executorch
 from ci.build.staged import RUNNER, inspect
 from ci.cmake import Program
@@ -211,6 +211,31 @@ def stamp(plan: Plan) -> None:
     plan.tree.mkdir()
     kept = {"key": plan.key(), "dist": str(plan.dist), "files": runner._staged(plan.dist)}
     (plan.tree / runner.STAMP).write_text(json.dumps(kept), encoding="utf-8")
+
+
+@pytest.mark.parametrize("from_source", [True, False])
+def test_a_build_from_source_for_this_machine_is_not_replaced_to_compare_anothers_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_source: bool
+) -> None:
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "_plan", lambda args, _: args.output)
+    (tmp_path / "dist" / "x86_64-linux").mkdir(parents=True)
+    if from_source:
+        (tmp_path / "dist" / "x86_64-linux" / "manifest.json").touch()
+
+    found: object = runner._plan_here(*arguments("--target", "aarch64-linux", "--output", "elsewhere"))
+
+    assert found == (tmp_path / "build" / "runner" / "staged" if from_source else None)
+
+
+def test_the_probes_input_is_found_after_its_folder_was_moved(tmp_path: Path) -> None:
+    for name in ("probe.pte", "probe.raw"):
+        (tmp_path / name).touch()
+    (tmp_path / "probe.txt").write_text('"/before/it/was/moved/probe.raw"\n', encoding="utf-8")
+
+    listed = (probe_in(tmp_path) / "probe.txt").read_text(encoding="utf-8")
+
+    assert listed == f'"{tmp_path}/probe.raw"\n'
 
 
 def test_untouched_files_are_kept(plan: Plan) -> None:
