@@ -51,7 +51,8 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
 
 def write(items: list[Item], into: Path, selection: Selection, build_id: str) -> manifest.Bundle:
     """In one step, in the place of an older bundle; UsageError where something else is."""
-    if into.exists() and any(into.iterdir()) and not (into / scripts.RUN).is_file():
+    bundle_there = all((into / name).is_file() for name in (scripts.RUN, manifest.NAME))
+    if into.exists() and any(into.iterdir()) and not bundle_there:
         raise UsageError(f"{into} is not empty, and no bundle", remedy="name another folder with --output")
     part = into.with_name(f".{into.name}.part-{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)

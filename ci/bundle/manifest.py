@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.errors import CheckFailed, UsageError
 from provisioning.findings import Artifact
 
@@ -46,6 +47,8 @@ def read_bundle(folder: Path) -> Bundle:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
         bundle = Bundle(**{**data, "files": tuple(File(**file) for file in data["files"])})
+        if bundle.target not in DEVICE_DIRECTORIES:
+            raise ValueError(f"target {bundle.target}, expected {' or '.join(DEVICE_DIRECTORIES)}")
         for file in bundle.files:
             if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
                 raise ValueError(f"{file.path} is outside the bundle")

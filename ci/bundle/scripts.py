@@ -44,12 +44,15 @@ device=${{DEVICE_DIR:-{folder}}}
 quote() {{ printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\\\\\''/g")"; }}
 folder=$(quote "$device")
 cd "$(dirname "$0")"
-# Nothing of an earlier bundle stays where it would be found and loaded.
+# Nothing of an earlier bundle stays where it would be found and loaded, unless the folder held other files.
 clean="if [ -d {lock} ]; then echo 'a run has this folder' >&2; exit 3; fi
-if [ -d {ours} ]; then rm -rf {clean}; fi"
+if [ -d {ours} ]; then rm -rf {clean}
+elif [ -z \\"\\$(ls -A)\\" ]; then mkdir {ours} || exit 1
+else echo 'the folder holds other files: nothing of an earlier bundle is removed' >&2
+fi"
 make="mkdir -p $folder && cd $folder || exit 1
 $clean
-mkdir -p {ours} {folders}"
+mkdir -p {folders}"
 {copy}
 run="sh $folder/run.sh --model_path $(quote {model})"
 echo "to run it: {shell} $(quote "$run")"

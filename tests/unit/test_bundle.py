@@ -232,6 +232,15 @@ def test_another_folder_is_not_overwritten(bench: Bench) -> None:
     assert (bench.bundle / "thesis.txt").exists()
 
 
+def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(bench: Bench) -> None:
+    bench.bundle.mkdir()
+    (bench.bundle / "run.sh").touch()
+    (bench.bundle / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="no bundle"):
+        bench.make(bench.model())
+    assert (bench.bundle / "thesis.txt").is_file()
+
+
 def test_lpai_is_refused_for_a_chip_without_it(bench: Bench) -> None:
     with pytest.raises(UsageError, match="SM8650 has no LPAI"):
         bench.make(bench.model(), "--lpai")
@@ -457,6 +466,15 @@ def test_push_sh_removes_nothing_where_no_bundle_was(written: Path, tmp_path: Pa
     assert files_in(tmp_path / "usr") == {*PLACES, "bin/sh"}
 
 
+def test_push_sh_removes_nothing_there_the_second_time_either(written: Path, tmp_path: Path) -> None:
+    (tmp_path / "usr" / "bin").mkdir(parents=True)
+    (tmp_path / "usr" / "bin" / "sh").touch()
+    for _ in range(2):
+        done = push(written, tmp_path / "usr", *flags_of(written))
+    assert (tmp_path / "usr" / "bin" / "sh").is_file()
+    assert "holds other files" in done.stderr
+
+
 def test_push_sh_ends_in_a_command_that_runs_it(written: Path, tmp_path: Path) -> None:
     done = push(written, tmp_path / "board", *flags_of(written))
     runner = tmp_path / "board" / "bin" / "qnn_executor_runner"
@@ -477,6 +495,14 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(bench: Bench) -> None:
     path = bench.bundle / "manifest.json"
     path.write_text(path.read_text(encoding="utf-8").replace('"run.sh"', '"../run.sh"'), encoding="utf-8")
     with pytest.raises(UsageError, match=r"\.\./run\.sh is outside the bundle"):
+        manifest.read_bundle(bench.bundle)
+
+
+def test_a_manifest_for_no_device_is_refused(bench: Bench) -> None:
+    bench.make(bench.model())
+    path = bench.bundle / manifest.NAME
+    path.write_text(path.read_text("utf-8").replace("aarch64-linux", "riscv64-linux"), encoding="utf-8")
+    with pytest.raises(UsageError, match="riscv64-linux"):
         manifest.read_bundle(bench.bundle)
 
 
