@@ -200,11 +200,17 @@ def _components(names: Sequence[str]) -> list[str]:
 
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The fewest flags that select the same for `provision`."""
+    targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)
+    return selecting_flags(replace(selection, targets=targets), environ)
+
+
+def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
+    """The fewest flags that name the same profile, targets, chips and store again."""
     flags: list[str] = []
-    if selection.profile != DEFAULT_PROFILE:
+    if {selection.profile, environ.get("QNN_CI_PROFILE") or selection.profile} != {DEFAULT_PROFILE}:
         flags += ["--profile", selection.profile]
-    if selection.target != DEFAULT_TARGET:
-        flags += ["--target", DEFAULT_TARGET, "--target", selection.target]
+    for target in selection.targets:
+        flags += ["--target", target]
     for soc in selection.socs:
         flags += ["--soc", soc]
     if selection.store != store_path(None, environ):

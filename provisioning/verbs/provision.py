@@ -9,17 +9,17 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
-from provisioning.environment import NEEDED, users_own
+from provisioning.environment import NEEDED, provision_flags, selecting_flags, users_own
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Severity, StageRun
 from provisioning.inventory import hash_file
 from provisioning.progress import for_stream
-from provisioning.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection, add_selection, selection_of
+from provisioning.settings import OFFICIAL_PROFILE, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
@@ -248,7 +248,8 @@ def _warn_without_libraries(
         if sdk is not None and any(Path(sdk.where, directory).is_dir() for directory in directories):
             continue
         message = f"profile {profile.name} has no QNN libraries of {target} ({' or '.join(directories)})"
-        remedy = f"nox -s provision -- --profile {OFFICIAL_PROFILE} --target {target}"
+        flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE, target=target), os.environ)
+        remedy = shlex.join(["nox", "-s", "provision", "--", *flags])
         progress.note(f"warning: {message}\n  try: {remedy}")
         stage.add("target-libraries", Severity.WARNING, "qnn-sdk", message, remedy)
 
@@ -282,9 +283,5 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _next_command(selection: Selection) -> str:
-    flags = [] if selection.profile == DEFAULT_PROFILE else ["--profile", selection.profile]
-    if selection.targets:
-        flags += ["--target", selection.target]
-    if selection.socs:
-        flags += ["--soc", selection.soc]
+    flags = selecting_flags(selection, os.environ)
     return shlex.join(["nox", "-s", "validate", *(["--", *flags] if flags else [])])

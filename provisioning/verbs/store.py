@@ -100,7 +100,8 @@ def _verify(args: argparse.Namespace) -> int:
     broken = [] if args.names else store.broken()
     bad += _say("store", broken)
     if bad:
-        remedy = "nox -s provision" if len(broken) == bad else f"nox -s store -- repair{_store_flag(args)}"
+        mend = ["store", "--", "repair"] if len(broken) < bad else ["provision"]
+        remedy = _typed(*mend, args=args)
         sys.stdout.write(f"{bad} faults; try: {remedy}\n")
     return 1 if bad else 0
 
@@ -116,7 +117,7 @@ def _repair(args: argparse.Namespace) -> int:
     sys.stdout.write(f"{mended} faults mended\n" if mended else "nothing to mend\n")
     if broken:
         raise EnvironmentLacking(
-            f"{len(broken)} trees cannot be mended, only made anew", remedy="nox -s provision"
+            f"{len(broken)} trees cannot be mended, only made anew", remedy=_typed("provision", args=args)
         )
     return 0
 
@@ -226,7 +227,7 @@ def _existing(args: argparse.Namespace) -> Store:
 
     store = Store(store_path(args.store))
     if not store.path.is_dir():
-        raise EnvironmentLacking(f"there is no store at {store.path}", remedy="nox -s provision")
+        raise EnvironmentLacking(f"there is no store at {store.path}", remedy=_typed("provision", args=args))
     return store
 
 
@@ -247,8 +248,11 @@ def _say(name: str, faults: list[Fault]) -> int:
     return len(faults)
 
 
-def _store_flag(args: argparse.Namespace) -> str:
-    return f" --store {shlex.quote(str(args.store))}" if args.store else ""
+def _typed(*session: str, args: argparse.Namespace) -> str:
+    """The command of a session for the same store."""
+    flags = ["--store", str(args.store)] if args.store else []
+    between = ["--"] if flags and "--" not in session else []
+    return shlex.join(["nox", "-s", *session, *between, *flags])
 
 
 def _age(text: str) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
+from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, provision_flags, resolve
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.inventory import Inventory
 from provisioning.manifest import Component
@@ -145,6 +145,12 @@ def test_the_command_carries_what_was_selected(store: Path) -> None:
         "nox -s provision -- --profile qnn-2.37 --target x86_64-linux --target aarch64-android"
         f" --soc SM8550 --soc SM8750 --store {store}"
     )
+
+
+def test_the_command_names_the_default_profile_where_a_variable_names_another(store: Path) -> None:
+    environ = {"QNN_CI_STORE": str(store), "QNN_CI_PROFILE": "qnn-2.37"}
+    assert provision_flags(_selection(store), environ) == ["--profile", "wheels"]
+    assert provision_flags(_selection(store), {**environ, "QNN_CI_PROFILE": ""}) == []
 
 
 ALL = ("qnn-sdk", "android-ndk", "executorch-source")

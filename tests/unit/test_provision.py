@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +137,10 @@ def test_json_holds_the_same_as_the_table(user: User) -> None:
 def test_the_next_command_keeps_the_selection(user: User) -> None:
     user.types("provision", "--target", "aarch64-android", "--soc", "SM8650")
     assert user.out.splitlines()[-1] == "next: nox -s validate -- --target aarch64-android --soc SM8650"
+    words = ["--target", "x86_64-linux", "--target", "aarch64-android", "--soc", "SM8650", "--soc", "SM8750"]
+    words += ["--store", str(user.home / "another one")]
+    user.types("provision", *words)
+    assert user.out.splitlines()[-1] == f"next: nox -s validate -- {shlex.join(words)}"
 
 
 def test_a_component_that_the_profile_lacks_is_wrong_use(user: User) -> None:
@@ -169,7 +174,8 @@ def test_a_target_that_the_profile_has_no_libraries_for_is_a_warning(user: User)
         ("target-libraries", Severity.WARNING)
     ]
     assert "profile wheels has no QNN libraries of aarch64-linux (lib/aarch64-oe-linux-gcc11.2 or" in user.err
-    assert "try: nox -s provision -- --profile qnn-2.37 --target aarch64-linux" in user.err
+    both = "--target x86_64-linux --target aarch64-linux"
+    assert f"try: nox -s provision -- --profile qnn-2.37 {both}" in user.err
 
 
 def test_a_target_that_the_profile_has_libraries_for_is_none(user: User) -> None:
@@ -373,7 +379,9 @@ class TestStoreVerb:
 
     def test_verify_of_a_store_that_is_not_there_is_no_pass(self, user: User) -> None:
         assert user.types("store", "verify") == 3
-        assert f"there is no store at {user.store}\n  try: nox -s provision" in user.err
+        assert f"there is no store at {user.store}\n  try: nox -s provision\n" in user.err
+        assert user.types("store", "verify", "--store", "/nowhere/at all") == 3
+        assert "try: nox -s provision -- --store '/nowhere/at all'\n" in user.err
 
     def test_a_name_that_fits_no_tree_is_wrong_use(self, user: User) -> None:
         user.types("provision")
