@@ -24,7 +24,14 @@ from provisioning.cli import command_line
 from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.findings import Artifact, Metric, Outcome, StageRun
-from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
+from provisioning.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    add_selection,
+    selection_of,
+)
 
 EXAMPLES = """\
   python -m ci build_runner
@@ -225,10 +232,14 @@ def _provisioned(selection: Selection) -> Executorch:
 
     profile = load_profile(selection.profile)
     pin = profile.components.get("executorch-runtime")
-    if pin is not None:
-        want = Want(targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch}))
-        if tree := Store(selection.store).find("executorch-runtime", pin, want):
-            return _package(tree.root)
+    if pin is None:
+        raise EnvironmentLacking(
+            f"the profile {profile.name} has no executorch wheel of {selection.target}",
+            remedy=f"--profile {DEFAULT_PROFILE}, or name an unpacked wheel with --executorch DIR",
+        )
+    want = Want(targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch}))
+    if tree := Store(selection.store).find("executorch-runtime", pin, want):
+        return _package(tree.root)
     raise EnvironmentLacking(
         f"the executorch wheel of {selection.target} is not in the store ({selection.store})",
         remedy=f"nox -s provision -- --target {selection.target} --component executorch-runtime",

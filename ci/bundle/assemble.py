@@ -36,7 +36,7 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
         items += contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)
         if args.lpai:
             signed = args.signed.absolute() if args.signed else ROOT / "dist" / "overlay"
-            items += contents.lpai_items(sdk, selection.target, selection.soc, soc, signed)
+            items += contents.lpai_items(sdk, selection, soc, signed)
     items += [Item("model", model.path, f"models/{model.path.name}") for model in models]
     stage.findings += checks.check(items, models, selection.target, selection.soc, soc)
     stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}

@@ -13,7 +13,7 @@ from ci.inspect.program import read as read_program
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.findings import Artifact
 from provisioning.manifest import Soc
-from provisioning.settings import OFFICIAL_PROFILE
+from provisioning.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection
 from provisioning.validation import tables
 
 BACKEND = "libqnn_executorch_backend.so"
@@ -127,8 +127,9 @@ def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bo
         yield Item(DSP, path, f"dsp/{path.name}")
 
 
-def lpai_items(sdk: Path, target: str, soc_name: str, soc: Soc, signed: Path) -> Iterator[Item]:
+def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Iterator[Item]:
     """What LPAI needs besides: its libraries, and its skel as it was signed."""
+    target, soc_name = selection.target, selection.soc
     if soc.lpai is None:
         raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", remedy="leave out --lpai")
     table = tables.libraries().lpai.get(str(soc.lpai))
@@ -139,13 +140,14 @@ def lpai_items(sdk: Path, target: str, soc_name: str, soc: Soc, signed: Path) ->
         if not (folder / name).is_file():
             raise _lacking(sdk, f"{folder.relative_to(sdk)}/{name}", target, soc)
         yield Item(QNN, folder / name, f"lib/{name}")
+    profile = "" if selection.profile == DEFAULT_PROFILE else f"--profile {selection.profile} "
     for skel in table.skels:
         name = Path(skel).name
         found = sorted(signed.rglob(name)) if signed.is_dir() else []
         if len(found) != 1:
             raise EnvironmentLacking(
                 f"{signed}: expected one signed {name} in it, found {len(found)}",
-                remedy=f"nox -s sign_lpai -- --soc {soc_name}",
+                remedy=f"nox -s sign_lpai -- {profile}--soc {soc_name}",
             )
         yield Item("signed", found[0], f"dsp/{name}")
 

@@ -336,6 +336,13 @@ def test_lpai_needs_its_skel_signed(bench: Bench) -> None:
     assert caught.value.remedy == "nox -s sign_lpai -- --soc SM8850"
 
 
+def test_another_profiles_skel_is_signed_with_that_profile(bench: Bench) -> None:
+    lpai_sdk(bench)
+    with pytest.raises(EnvironmentLacking) as caught:
+        bench.make("--lpai", "--signed", bench.root / "none", "--profile", "qnn-2.48", soc="SM8850")
+    assert caught.value.remedy == "nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850"
+
+
 def test_an_unsigned_skel_is_not_taken_for_a_signed_one(bench: Bench) -> None:
     lpai_sdk(bench)
     shutil.copytree(bench.sdk / "lib/lpai-v6/unsigned", bench.root / "signed")

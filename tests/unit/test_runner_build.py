@@ -127,6 +127,15 @@ def test_another_machines_wheel_that_is_not_there_names_the_command_that_brings_
     assert caught.value.remedy == "nox -s provision -- --target aarch64-linux --component executorch-runtime"
 
 
+def test_a_profile_without_another_machines_wheel_names_the_one_that_has_it(tmp_path: Path) -> None:
+    given = ("--target", "aarch64-linux", "--profile", "qnn-2.37", "--store", str(tmp_path))
+
+    with pytest.raises(EnvironmentLacking, match=r"the profile qnn-2\.37 has no executorch wheel") as caught:
+        find_executorch(None, arguments(*given)[1])
+
+    assert "--profile wheels" in caught.value.remedy
+
+
 def test_android_is_another_stages_work() -> None:
     with pytest.raises(UsageError) as caught:
         runner._plan(*arguments("--target", "aarch64-android"))
