@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -37,11 +38,16 @@ def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
     with alone(into, progress):
         if (into / ".git").exists():
             present = _git(["rev-parse", "HEAD"], into, source)
-            if source.commit in (None, present):
-                return present
-            raise IntegrityError(
-                f"{into}: expected commit {source.commit}, found {present}", remedy=f"remove {into}"
-            )
+            if source.commit not in (None, present):
+                raise IntegrityError(
+                    f"{into}: expected commit {source.commit}, found {present}", remedy=f"remove {into}"
+                )
+            if changed := _git(["status", "--porcelain"], into, source).splitlines():
+                raise IntegrityError(
+                    f"{into}: expected it as it was checked out, found {len(changed)} changed: {changed[0]}",
+                    remedy=f"rm -rf {shlex.quote(str(into))}, and run the same command again",
+                )
+            return present
         building = into.with_name(f"{into.name}.part")
         resumed = building.exists()
         if progress is not None:

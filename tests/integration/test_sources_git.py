@@ -103,6 +103,21 @@ def test_a_finished_checkout_is_used_again(upstream: Path, tmp_path: Path) -> No
     assert git.checkout(pinned(upstream, pin), tmp_path / "tree") == pin
 
 
+@pytest.mark.parametrize("changed", ["file.txt", "a new file", "third-party/library/library.txt"])
+def test_a_finished_checkout_that_was_changed_since_is_refused(
+    upstream: Path, tmp_path: Path, changed: str
+) -> None:
+    pin = run(upstream, "rev-parse", "v1")
+    git.checkout(pinned(upstream, pin), tmp_path / "tree")
+    (tmp_path / "tree" / changed).write_text("changed by hand")
+    said = r"expected it as it was checked out, found .* changed"
+    with pytest.raises(IntegrityError, match=said) as caught:
+        IntegrityError, match=r"expected it as it was checked out, found .* changed"
+    ) as caught:
+        git.checkout(pinned(upstream, pin), tmp_path / "tree")
+    assert caught.value.remedy == f"rm -rf {tmp_path / 'tree'}, and run the same command again"
+
+
 def test_another_checkout_in_the_place_is_not_overwritten(upstream: Path, tmp_path: Path) -> None:
     git.checkout(pinned(upstream, None), tmp_path / "tree")
     other = run(upstream, "rev-parse", "main")
