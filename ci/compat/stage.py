@@ -22,7 +22,7 @@ from provisioning.diagnosis import causes
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
-from provisioning.manifest import Component, load_profile
+from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.settings import ROOT, Selection
 from provisioning.store import Store, Want
 from provisioning.validation import probe
@@ -65,6 +65,7 @@ def report_builds(
     installed = {name: _installed(name) for name in ("executorch", "torch", "torchao")}
     runner = ready_runner(environ, selection.reports)
     soc = selection.socs[0] if selection.socs else table.soc
+    soc_named(soc)
     pinned = profile.components["qnn-sdk"]
     measured = compat.load_measured()
     for build in chosen:
@@ -142,6 +143,10 @@ def measure(
     (logs / "device.log").write_text(
         "\n".join([f"step: {answer.step}", *answer.detail.split("; "), ""]), encoding="utf-8"
     )
+    if answer.step == "soc":
+        raise EnvironmentLacking(
+            f"nothing can be measured for {soc}: {answer.detail}", remedy="choose another --soc"
+        )
     steps["device"] = _step(answer.made_device, answer.detail.partition("; ")[0] or answer.step)
     if not answer.made_device:
         return steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,15 @@ def test_a_python_that_lacks_something_says_nothing_of_the_pair(
         stage.measure("SM8650", {}, tmp_path, 1, tmp_path / "logs")
 
 
+def test_a_chip_that_this_executorch_does_not_know_says_nothing_of_the_pair(
+    tmp_path: Path, steps: dict[str, Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Answer("soc", detail="this executorch does not know the chip SM8650")
+    monkeypatch.setattr(probe, "ask", lambda soc, variables: answer)
+    with pytest.raises(EnvironmentLacking, match="does not know the chip SM8650"):
+        stage.measure("SM8650", {}, tmp_path, 1, tmp_path / "logs")
+
+
 @pytest.fixture
 def measured_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A measurement in which only QNN 2.49.40 works, and which writes to a directory of the test."""
@@ -360,6 +370,13 @@ def test_a_build_that_nobody_listed_is_wrong_use_and_reported(measured_stage: Pa
 
 def _runner(root: Path) -> dict[str, str]:
     return {"QNN_EXECUTOR_RUNNER": str(root / "runner")}
+
+
+def test_a_chip_that_is_none_is_wrong_use_and_no_measurement(measured_stage: Path) -> None:
+    chosen = replace(selection(measured_stage), socs=("SM1",))
+    with pytest.raises(UsageError, match="SM1"):
+        stage.measure_all(chosen, ["2.51.0"], 1, "", _runner(measured_stage))
+    assert not (measured_stage / "compat.json").exists()
 
 
 def test_a_page_without_its_markers_is_a_fault() -> None:
