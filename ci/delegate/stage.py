@@ -31,7 +31,7 @@ from provisioning.diagnosis import Explanation, nearest
 from provisioning.environment import Environment, resolve
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
-from provisioning.settings import Selection
+from provisioning.settings import DEFAULT_PROFILE, DEFAULT_SOC, Selection
 
 RUNNER_MEMORY = 256 << 20
 """Beside what the worker itself takes."""
@@ -281,10 +281,12 @@ def line_of(verdict: Verdict, expected: Mapping[str, str]) -> Line:
 
 def judge(stage: StageRun, verdicts: Iterable[Verdict], ledger: Ledger, soc: str, logs: Path) -> None:
     """A finding for every test that does not simply pass; an error where the ledger says otherwise."""
+    selecting = f" --profile {ledger.profile}" if ledger.profile != DEFAULT_PROFILE else ""
+    selecting += f" --soc {soc}" if soc != DEFAULT_SOC else ""
     for verdict in sorted(verdicts, key=lambda each: each.test):
         entry = ledger.entry(verdict.test, soc)
         expected = entry.outcome if entry else "passed"
-        again = f"nox -s test_delegate -- -k {verdict.test.partition('.')[2]}"
+        again = f"nox -s test_delegate -- -k {verdict.test.partition('.')[2]}{selecting}"
         if verdict.outcome != expected:
             message, remedy = _surprise(verdict, expected, entry.cause if entry else "", logs, again)
             rule = {"passed": "delegate-passed", "not_run": "delegate-not-run"}.get(

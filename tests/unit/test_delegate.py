@@ -602,6 +602,17 @@ def test_judging_names_the_log_of_a_surprise(tmp_path: Path) -> None:
     assert [artifact.path for artifact in stage.artifacts] == [str(tmp_path / "T.bad.log")]
 
 
+@pytest.mark.parametrize(
+    ("profile", "soc", "flags"),
+    [("wheels", "SM8650", ""), ("qnn-2.37", "SM8750", " --profile qnn-2.37 --soc SM8750")],
+)
+def test_a_remedy_runs_the_test_on_the_same_chip(tmp_path: Path, profile: str, soc: str, flags: str) -> None:
+    stage = StageRun("test_delegate", profile, "x86_64-linux", "")
+    book = dataclasses.replace(ledger(Expected("T.good", "failed", "was broken")), profile=profile)
+    stages.judge(stage, [Verdict("T.good", "passed", "")], book, soc, tmp_path)
+    assert stage.findings[0].remedy == f"nox -s test_delegate -- -k good{flags} --update-ledger"
+
+
 def test_help_shows_every_example_as_a_command_that_parses() -> None:
     from ci import delegate
 
