@@ -112,8 +112,6 @@ def test_a_finished_checkout_that_was_changed_since_is_refused(
     (tmp_path / "tree" / changed).write_text("changed by hand")
     said = r"expected it as it was checked out, found .* changed"
     with pytest.raises(IntegrityError, match=said) as caught:
-        IntegrityError, match=r"expected it as it was checked out, found .* changed"
-    ) as caught:
         git.checkout(pinned(upstream, pin), tmp_path / "tree")
     assert caught.value.remedy == f"rm -rf {tmp_path / 'tree'}, and run the same command again"
 
