@@ -168,9 +168,16 @@ def run_workflow(
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)  # in pieces, so that an interruption arrives
+    try:
+        # Not the threads' ends: Python before 3.13 takes a thread for ended whose join is interrupted.
+        for done in running.done.values():
+            while not done.wait(0.2):
+                pass  # in pieces, so that an interruption arrives
+    except KeyboardInterrupt:
+        rehearsal.cancelled.set()
+        for done in running.done.values():
+            done.wait()  # as jobs write to their workspaces, which are taken away next
+        raise
     if running.faults:
         raise running.faults[0]
     results = [result for name in workflow.jobs for result in running.jobs.get(name, [])]

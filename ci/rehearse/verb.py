@@ -92,11 +92,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         )
     # Those of a call are there and empty, as on GitHub, where something else began the run.
     inputs: Mapping[str, Value] = dict.fromkeys(workflow.inputs, "")
-    try:
-        results, _, _ = run_workflow(rehearsal, workflow, inputs, choice)
-    except KeyboardInterrupt:
-        rehearsal.cancelled.set()
-        raise
+    results, _, _ = run_workflow(rehearsal, workflow, inputs, choice)
     ran = [job.name.rpartition(" / ")[2] for job in results if job.result != "left out"]
     for pattern in args.row:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in ran):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -449,6 +452,22 @@ def test_masked_values_do_not_reach_logs_or_summaries(tmp_path: Path) -> None:
     )["a"]
     assert "it is ***" in log_of(job)
     assert job.summary == "*** too\n"
+
+
+def test_an_interrupted_rehearsal_ends_when_its_steps_have(tmp_path: Path) -> None:
+    """For their workspaces are taken away next."""
+    begun = tmp_path / "begun"
+
+    def interrupt() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+    step = f'trap "sleep 0.5; touch {tmp_path}/ended" EXIT; touch {begun}; sleep 30'
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(tmp_path, f"jobs: {{a: {{steps: [{{run: '{step}'}}]}}}}")
+    assert (tmp_path / "ended").exists()
 
 
 def test_jobs_share_no_files_and_nothing_of_the_users_environment(
