@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ci.bundle.manifest import Bundle
 from ci.bundle.scripts import KEPT_CLEAN, RUN, WRAPPER
-from ci.device.transport import SECONDS, Answer, Device, TimedOut, batches
-from provisioning.errors import UpstreamError, UsageError
+from ci.device.transport import SECONDS, Answer, Device, Lost, TimedOut, batches
+from provisioning.errors import ToolkitError, UpstreamError, UsageError
 from provisioning.findings import Artifact
 
 OUTPUTS = "outputs"
@@ -120,7 +121,10 @@ def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]
 def run(
     device: Device, folder: str, arguments: Sequence[str], *, wrapper: str = "", seconds: float = SECONDS
 ) -> Ran:
-    """run.sh of the bundle, in an emptied outputs/. Ends it on the device when it takes too long."""
+    """run.sh of the bundle, in an emptied outputs/. Ends it on the device when it takes too long.
+
+    Raises Lost, with what the runner had said, when the device is gone.
+    """
     place = shlex.quote(folder)
     prefix = f"{WRAPPER}={shlex.quote(wrapper)} " if wrapper else ""
     script = (
@@ -132,10 +136,14 @@ def run(
     try:
         answer = device.shell(script, seconds=seconds)
     except TimedOut as late:
-        stop(device, folder)
+        try:
+            stop(device, folder)
+        except ToolkitError as error:
+            raise Lost(error.message, error.remedy, late.out) from error
         return Ran(None, late.out)
     except KeyboardInterrupt:
-        stop(device, folder)
+        with suppress(ToolkitError):
+            stop(device, folder)
         raise
     return Ran(answer.code, answer.out)
 

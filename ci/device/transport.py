@@ -29,21 +29,32 @@ _ADB_LACKS = (
     ("offline", "connect the device again, and see `adb devices`"),
     ("cannot connect to daemon", "adb kill-server, then run it again"),
 )
+_SSH_BROKE = ("Broken pipe", "closed by remote host", "Connection reset", "read from master failed")
+_FULL = "No space left on device"
+_FREE_SPACE = "free some space on the device, or name a folder on another disk of it with --device-dir"
 
 
 BATCH = 200
 """Names in one command: Linux takes an argument of 128 KB at most."""
 
 
-class TimedOut(UpstreamError):
-    """What was asked of the device did not end in time; `out` is what it had said."""
+class Lost(UpstreamError):
+    """The device did not bring to an end what was asked of it; `out` is what it had said."""
+
+    def __init__(self, message: str, remedy: str, out: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.out = out
+
+
+class TimedOut(Lost):
+    """Not in time, though it may still be at work."""
 
     def __init__(self, program: str, seconds: float, out: str = "") -> None:
         super().__init__(
             f"the device did not answer {Path(program).name} within {seconds:g} s",
-            remedy="see that the device is awake and connected, then run it again",
+            "see that the device is awake and connected, then run it again",
+            out,
         )
-        self.out = out
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +97,10 @@ class Adb:
         said = self._adb(["shell", f"( {script}\n) 2>&1; echo {_EXIT}$?"], seconds).replace("\r\n", "\n")
         out, mark, code = said.rpartition(_EXIT)
         if not mark or not code.strip().isdecimal():
-            raise UpstreamError(
+            raise Lost(
                 f"{self.name}: the connection broke: {said.strip()[-300:] or 'no answer'}",
-                remedy="see `adb devices`, then run it again: what was pushed is not pushed again",
+                "see `adb devices`, then run it again: what was pushed is not pushed again",
+                said,
             )
         return Answer(int(code), out)
 
@@ -115,13 +127,15 @@ class Adb:
         command = [self.program, *(["-s", self.serial] if self.serial else []), *arguments]
         done = _run(command, None, seconds)
         said = done.stderr.decode("utf-8", "replace").strip()
-        if done.returncode != 0 and (said.startswith(("error:", "adb:", "* ")) or not done.stdout):
-            last = (said or done.stdout.decode("utf-8", "replace").strip() or "no answer").splitlines()[-1]
+        out = done.stdout.decode("utf-8", "replace")
+        if done.returncode != 0 and (said.startswith(("error:", "adb:", "* ")) or not out):
+            last = (said or out.strip() or "no answer").splitlines()[-1]
             for words, remedy in _ADB_LACKS:
                 if words in said:
                     raise EnvironmentLacking(f"{self.name}: {last}", remedy=remedy)
-            raise UpstreamError(f"{self.name}: adb {arguments[0]}: {last}", remedy="see `adb devices`")
-        return done.stdout.decode("utf-8", "replace")
+            remedy = _FREE_SPACE if _FULL in said else "see `adb devices`"
+            raise Lost(f"{self.name}: adb {arguments[0]}: {last}", remedy, out)
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +159,13 @@ class Ssh:
             except subprocess.TimeoutExpired as error:
                 raise TimedOut(self.program, 60) from error
         if done.returncode != 0:
-            raise self._fault(done.returncode, said.read_bytes())
+            raise self._fault(done.returncode, said.read_bytes(), b"")
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
         done = self._ssh(f"( {script}\n) 2>&1; echo {_EXIT}$?", None, seconds)
         out, mark, code = done.decode("utf-8", "replace").rpartition(_EXIT)
         if not mark or not code.strip().isdecimal():
-            raise UpstreamError(f"{self.name}: the connection broke", remedy=f"try: ssh {self.destination}")
+            raise Lost(f"{self.name}: the connection broke", f"try: ssh {self.destination}", out or code)
         return Answer(int(code), out)
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
@@ -178,13 +192,20 @@ class Ssh:
     def _ssh(self, script: str, given: IO[bytes] | None, seconds: float) -> bytes:
         done = _run([self.program, *_SETTINGS, *self.options, self.destination, script], given, seconds)
         if done.returncode != 0:
-            raise self._fault(done.returncode, done.stderr)
+            raise self._fault(done.returncode, done.stderr, done.stdout)
         return done.stdout
 
-    def _fault(self, code: int, said: bytes) -> EnvironmentLacking | UpstreamError:
-        lines = said.decode("utf-8", "replace").strip().splitlines() or ["no answer"]
-        kind = EnvironmentLacking if code == 255 else UpstreamError
-        return kind(f"{self.name}: {lines[-1]}", remedy=f"make this work first: ssh {self.destination}")
+    def _fault(self, code: int, said: bytes, out: bytes) -> EnvironmentLacking | UpstreamError:
+        text = said.decode("utf-8", "replace").strip()
+        message = f"{self.name}: {text.splitlines()[-1] if text else 'no answer'}"
+        remedy = f"make this work first: ssh {self.destination}"
+        if code != 255:
+            return UpstreamError(message, remedy=_FREE_SPACE if _FULL in text else remedy)
+        if out or any(words in text for words in _SSH_BROKE):
+            return Lost(
+                message, f"{remedy}; what was pushed is not pushed again", out.decode("utf-8", "replace")
+            )
+        return EnvironmentLacking(message, remedy=remedy)
 
 
 @contextmanager

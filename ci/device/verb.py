@@ -96,7 +96,11 @@ def _push(device: Device, job: Job, listed: Path | None, stage: StageRun) -> Non
 
 
 def _run(device: Device, job: Job, args: argparse.Namespace, stage: StageRun) -> None:
-    ran = session.run(device, job.where, job.flags, wrapper=args.wrap, seconds=args.timeout)
+    try:
+        ran = session.run(device, job.where, job.flags, wrapper=args.wrap, seconds=args.timeout)
+    except transport.Lost as lost:
+        _keep(job.into / "run.log", lost.out, "log", stage)
+        raise
     _keep(job.into / "run.log", ran.out, "log", stage)
     stage.metrics["exit_code"] = ran.code
     outputs = session.fetch_outputs(device, job.where, job.into / session.OUTPUTS)

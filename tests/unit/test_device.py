@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from ci.device import session
-from ci.device.transport import Adb, Answer, Ssh, TimedOut
+from ci.bundle.manifest import Bundle
+from ci.device import session, verb
+from ci.device.transport import Adb, Answer, Device, Lost, Ssh, TimedOut
 from ci.device.verb import the_bundle
 from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.findings import StageRun
 from tests.support.local_device import Local
 
 
@@ -241,6 +244,56 @@ def test_an_old_device_without_exit_codes_gives_one(tmp_path: Path) -> None:
 def test_a_host_that_refuses_is_a_lack(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking, match="Permission denied"):
         Ssh(program(tmp_path, "echo 'Permission denied (publickey).' >&2; exit 255"), "board").shell("true")
+
+
+def test_a_connection_that_breaks_is_not_a_host_that_refuses(tmp_path: Path) -> None:
+    said = "echo loading; echo 'client_loop: send disconnect: Broken pipe' >&2; exit 255"
+    with pytest.raises(Lost, match="Broken pipe") as caught:
+        Ssh(program(tmp_path, said), "board").shell("true")
+    assert (caught.value.exit_code, caught.value.out) == (4, "loading\n")
+
+
+@pytest.mark.parametrize("way", [lambda at: Adb(at), lambda at: Ssh(at, "board")], ids=["adb", "ssh"])
+def test_a_full_device_is_told_with_what_helps(tmp_path: Path, way: Callable[[str], Device]) -> None:
+    (tmp_path / "model.pte").touch()
+    says = "adb: error: failed to copy 'model.pte': remote write failed: No space left on device"
+    device = way(program(tmp_path, f"echo {shlex.quote(says)} >&2; exit 1"))
+    with pytest.raises(UpstreamError, match="No space left") as caught:
+        device.push({"models/model.pte": tmp_path / "model.pte"}, "/data/x")
+    assert "free some space" in caught.value.remedy
+
+
+class Vanishing(Local):
+    """Gone while it runs, and silent from then on."""
+
+    def shell(self, script: str, *, seconds: float = 0) -> Answer:
+        if "run.sh" in script:
+            raise TimedOut("ssh", 1, "step 1\n")
+        raise EnvironmentLacking("no route to it")
+
+
+def test_what_a_device_said_before_it_vanished_is_not_lost(bundle: Path) -> None:
+    with pytest.raises(Lost) as caught:
+        session.run(Vanishing(), str(bundle), ["0"])
+    assert caught.value.out == "step 1\n"
+
+
+def test_the_log_of_a_run_whose_device_vanished_is_kept(bundle: Path, tmp_path: Path) -> None:
+    job = verb.Job(Bundle("aarch64-linux", "SM8650", "wheels", "", ()), bundle, str(bundle), (), tmp_path)
+    with pytest.raises(Lost):
+        verb._run(Vanishing(), job, Namespace(wrap="", timeout=1.0), StageRun("run_device", "wheels", "", ""))
+    assert (tmp_path / "run.log").read_text(encoding="utf-8") == "step 1\n"
+
+
+def test_an_interruption_stays_one_when_the_device_is_gone_too(bundle: Path) -> None:
+    class Interrupted(Vanishing):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            if "run.sh" in script:
+                raise KeyboardInterrupt
+            return super().shell(script, seconds=seconds)
+
+    with pytest.raises(KeyboardInterrupt):
+        session.run(Interrupted(), str(bundle), ["0"])
 
 
 def test_a_silent_device_is_given_up(tmp_path: Path) -> None:
