@@ -1,0 +1,61 @@
+"""update-pins.yml rehearsed where there is something newer: what it would propose, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from provisioning.settings import MANIFESTS, ROOT
+from tests.support.rehearsals import repository
+from tests.support.rehearsed import Rehearsed, rehearse
+
+NOXFILE = """
+    import pathlib
+
+    import nox
+
+
+    @nox.session(python=False)
+    def lock(session):
+        assert session.posargs == ["--upgrade"]
+        lock = pathlib.Path("manifests/locks/lint.txt")
+        lock.write_text(lock.read_text().replace("==1.0", "==1.1"))
+        pathlib.Path("left-behind").touch()
+    """
+"""In place of a session that asks the package index."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    own = [*(ROOT / ".github").rglob("*.yml"), MANIFESTS / "locks" / "nox.txt"]
+    files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in own}
+    files |= {"noxfile.py": NOXFILE, "manifests/locks/lint.txt": "ruff==1.0\n"}
+    return repository(tmp_path_factory.mktemp("root") / "small", files)
+
+
+@pytest.fixture(scope="module")
+def proposed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    return rehearse(tmp_path_factory.mktemp("reports"), "update-pins", "--root", str(root))
+
+
+def test_the_pull_request_has_the_newer_locks_and_nothing_that_is_no_manifest(proposed: Rehearsed) -> None:
+    assert proposed.code == 0, proposed.output
+    told = [line for line in proposed.output.splitlines() if " would open " in line or "manifests/" in line]
+    assert told == [
+        "propose: would open the pull request 'Take newer versions of what the locks name'"
+        " from the branch update-pins, with",
+        "propose:    M manifests/locks/lint.txt",
+    ]
+    assert "left-behind" not in proposed.output
+
+
+def test_what_it_would_change_is_in_the_log(proposed: Rehearsed) -> None:
+    assert "\n-ruff==1.0\n+ruff==1.1\n" in proposed.log("propose")
+
+
+def test_neither_the_working_tree_nor_a_branch_is_touched(proposed: Rehearsed, root: Path) -> None:
+    for command, said in ((["status", "--porcelain"], ""), (["branch", "--all"], "* main\n")):
+        done = subprocess.run(["git", *command], cwd=root, check=True, capture_output=True, text=True)
+        assert done.stdout == said
