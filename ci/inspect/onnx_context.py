@@ -103,7 +103,7 @@ def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
     if not main:
         return ContextNode(node.text(3), main, "", None)
     file = "" if embedded else stored.text(4)
-    content = stored.bytes(4) if embedded else memoryview(bytes_of(_beside(path, file)))
+    content = stored.bytes(4) if embedded else memoryview(bytes_of(context_beside(path, file)))
     context = context_of(content)
     from provisioning.manifest import load_socs
 
@@ -122,12 +122,14 @@ def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
     )
 
 
-def _beside(path: Path, name: str) -> Path:
+def context_beside(path: Path, name: str) -> Path:
+    """The file that a compiled model names as its context. Raises CheckFailed unless it is in its folder."""
     folder = path.parent.resolve()
     try:
-        data = (folder / name).resolve()
-        inside = bool(name) and data != folder and data.is_relative_to(folder)
-        there = inside and data.is_file()
+        data = folder / name
+        real = data.resolve()
+        inside = bool(name) and real != folder and real.is_relative_to(folder)
+        there = inside and real.is_file()
     except (OSError, ValueError):
         # No file can be called so.
         inside = there = False

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ci.inspect.onnx_context import COMPATIBILITY, arch_and_soc
-from ci.onnx.graph import CONTEXT_OPERATOR, Signature, load_graph, signature_of
+from ci.inspect.onnx_context import COMPATIBILITY, CONTEXT_OPERATOR, arch_and_soc, context_beside
+from ci.inspect.program import bytes_of
+from ci.onnx.graph import Signature, load_graph, signature_of
 from provisioning.build_id import BUILD_ID
 from provisioning.errors import CheckFailed
 
@@ -85,8 +86,8 @@ def read_context(path: Path) -> Context:
     attributes = {each.name: each for node in nodes for each in node.attribute}
     embedded = attributes["embed_mode"].i == 1 if "embed_mode" in attributes else True
     stored = attributes["ep_cache_context"].s if "ep_cache_context" in attributes else b""
-    data = None if embedded else _beside(path, stored.decode("utf-8", "replace"))
-    content = stored if data is None else data.read_bytes()
+    data = None if embedded else context_beside(path, stored.decode("utf-8", "replace"))
+    content = stored if data is None else bytes_of(data)
     claimed = (
         attributes["ep_sdk_version"].s.decode("utf-8", "replace") if "ep_sdk_version" in attributes else ""
     )
@@ -160,18 +161,3 @@ def _require_bytes(context: Context, record: Record) -> None:
                 f" found {found}",
                 remedy="copy it again, or compile it again",
             )
-
-
-def _beside(path: Path, name: str) -> Path:
-    folder = path.parent.resolve()
-    data = folder / name
-    if not name or Path(name).is_absolute() or not data.resolve().is_relative_to(folder):
-        raise CheckFailed(
-            f"{path}: expected its context in a file beside it, found {name!r}", remedy="compile it again"
-        )
-    if not data.is_file():
-        raise CheckFailed(
-            f"{path}: its context {name} is not beside it",
-            remedy=f"move {name} together with {path.name}, or compile with --embed for one file",
-        )
-    return data

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.inspect.onnx_context import CONTEXT_OPERATOR
 from provisioning.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 PADDED = ("NonMaxSuppression", "NonZero")
 """Of those, what the provider takes all the same when the model says how large the output may become."""
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
-CONTEXT_OPERATOR = "EPContext"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from ci.onnx.context import (
@@ -62,6 +63,17 @@ def test_data_elsewhere_is_refused(tmp_path: Path, location: str) -> None:
     path = context_model(tmp_path / "in", location=location)
     with pytest.raises(CheckFailed, match="expected its context in a file beside it"):
         read_context(path)
+
+
+@pytest.mark.parametrize("name", [".", "a\0b", "a" * 5000], ids=["folder", "zero", "long"])
+def test_a_name_that_no_file_there_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    path = context_model(tmp_path)
+    model = onnx.load(str(path))
+    for attribute in model.graph.node[0].attribute:
+        if attribute.name == "ep_cache_context":
+            attribute.s = name.encode()
+    with pytest.raises(CheckFailed, match="expected its context in a file beside it"):
+        read_context(write(model, path))
 
 
 def test_every_changed_byte_is_told(tmp_path: Path) -> None:
