@@ -15,6 +15,8 @@ from typing import Any
 from ci.cache import VerdictCache, digest_of_files, key_of
 from ci.installed import packages
 from ci.lowering.imports import closure
+from ci.onnx.graph import external_files, load_graph
+from ci.onnx.options import files_of
 from ci.onnx.process import Crashed, OnnxWorker, Refused, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.samples import FACTORY
@@ -24,6 +26,7 @@ from ci.scheduler import Job, default_slots, memory_budget, run_jobs
 from ci.suites.baseline import Baseline
 from ci.workers.parent import WorkerSlot
 from provisioning.diagnosis import explain
+from provisioning.errors import ToolkitError
 from provisioning.findings import Metric
 from provisioning.manifest import soc_named
 from provisioning.settings import ROOT
@@ -312,19 +315,29 @@ def _inputs(program: Program) -> dict[str, Metric]:
             root = next(root for root in roots if path.is_relative_to(root))
             files[path.relative_to(root).as_posix()] = digest_of_files(path.parent, [path])
     if case.model:
-        model = program.file(case.model)
-        # Its external data is beside it, under names that only parsing tells: everything there counts.
-        beside = [path for path in model.parent.iterdir() if path.is_file()] if model.parent.is_dir() else []
-        files["model"] = digest_of_files(model.parent, beside)
+        files["model"] = _model_digest(program.file(case.model))
     if case.calibrate:
         folder = program.file(case.calibrate)
         files["calibrate"] = digest_of_files(folder, list(folder.rglob("*.np[yz]")))
+    for path in files_of(program.run.options):
+        files[f"option {path}"] = digest_of_files(path.parent, [path])
     return {
         "files": files,
         "case": case.model_dump(mode="json", exclude={"runs"}),
         "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
         "soc": {program.soc: soc_named(program.soc).model_dump()},
     }
+
+
+def _model_digest(model: Path) -> str:
+    """With its external data, wherever below its folder that is."""
+    folder = model.parent.resolve()
+    try:
+        whole = folder / model.name
+        return digest_of_files(folder, [whole, *external_files(load_graph(whole), folder)])
+    except (ToolkitError, OSError) as error:
+        # The worker says it, of this model alone; and what was not made is not kept.
+        return str(error)
 
 
 def line_of(made: Mapping[str, Result]) -> Line:

@@ -94,6 +94,17 @@ def settings_of(given: Mapping[str, Value], *, soc: Soc, embed: bool, where: str
     return Settings(**by_scope)
 
 
+def files_of(given: Mapping[str, object]) -> list[Path]:
+    """The files that checked options name, and those that these name."""
+    found: list[Path] = []
+    for name, value in given.items():
+        if (kind := options()[name].kind) in ("file", "lora"):
+            found.append(Path(str(value)))
+        if kind == "lora":
+            found += (Path(line.partition(";")[2].strip()) for line in _adapters(found[-1]))
+    return found
+
+
 def parse_assignments(assignments: list[str]) -> dict[str, Value]:
     """`NAME=VALUE` of the command line; a name given twice is refused, for only one could count."""
     given: dict[str, Value] = {}
@@ -164,8 +175,7 @@ def _require_file(option: Option, path: Path, where: str) -> None:
         )
     if option.kind != "lora":
         return
-    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    for number, line in enumerate(lines or [""], 1):
+    for number, line in enumerate(_adapters(path) or [""], 1):
         graph, _, adapter = line.partition(";")
         if not graph.strip() or not Path(adapter.strip()).is_file():
             raise UsageError(
@@ -173,6 +183,11 @@ def _require_file(option: Option, path: Path, where: str) -> None:
                 f" there, found {line!r}",
                 remedy="one line for each graph: its name in the context, and the adapter's binary",
             )
+
+
+def _adapters(path: Path) -> list[str]:
+    """The lines of a LoRA configuration, GRAPH;FILE."""
+    return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
 def _fits(option: Option, text: str, given: Mapping[str, str], soc: Soc, embed: bool, where: str) -> None:

@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     add_choice(parser, "manifests/suites/onnx.toml")
     add_how(parser).add_argument(
-        "--keep", action="store_true", help="keep the compiled models in reports/onnx"
+        "--keep", action="store_true", help="compile all anew, and keep what is made in reports/onnx"
     )
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.onnx.options import Value, described, options, parse_assignments, settings_of
+from ci.onnx.options import Value, described, files_of, options, parse_assignments, settings_of
 from provisioning.errors import UsageError
 from provisioning.manifest import soc_named
 
@@ -161,6 +161,7 @@ def test_a_good_list_of_adapters_is_taken(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "adapter.bin").touch()
     (tmp_path / "lora.txt").write_text("graph;adapter.bin\n\n")
     assert settings_of({"qnn.lora_config": "lora.txt"}, soc=SM8650, embed=False).run
+    assert files_of({"qnn.lora_config": "lora.txt", "vtcm_mb": 4}) == [Path("lora.txt"), Path("adapter.bin")]
 
 
 def test_a_workload_type_is_written_as_the_provider_reads_it() -> None:

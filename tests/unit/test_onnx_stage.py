@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ci.__main__ import VERBS
 from ci.cache import VerdictCache
 from ci.lowering.suite import SHIPPED as LOWERING
 from ci.lowering.suite import SUITES as LOWERING_SUITES
@@ -30,9 +31,11 @@ from ci.report.lanes import lanes_section
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from ci.suites.thresholds import derived
 from ci.workers.parent import Setup
+from provisioning.cli import main
 from provisioning.errors import ManifestError, UsageError
 from provisioning.findings import Finding, Metric, Outcome, Report, Severity, StageRun
 from provisioning.settings import MANIFESTS, ROOT, Selection
+from tests.support.onnx_models import with_external_data
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -445,6 +448,70 @@ for line in sys.stdin:
 """
 
 
+OWN = """\
+schema = 1
+[case.net]
+model = "nets/net.onnx"
+calibrate = "{calibrate}"
+[[case.net.run]]
+precision = "u16u8"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = {{ cosine = 0.99 }}
+options = {{ op_affinity = "{affinity}" }}
+"""
+
+
+class TestKeys:
+    """Each thing that a verdict depends on, changed alone."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        (tmp_path / "nets/data").mkdir(parents=True)
+        with_external_data(tmp_path / "nets/net.onnx", "data/weights.bin")
+        (tmp_path / "samples").mkdir()
+        for file, text in {
+            "samples/one.npy": "1",
+            "affinity.json": "{}",
+            "feed.py": "import numbers_of",
+            "numbers_of.py": "",
+            "nets/else.txt": "",
+        }.items():
+            (tmp_path / file).write_text(text)
+        return tmp_path
+
+    def key(self, folder: Path, calibrate: str = "samples") -> str:
+        text = OWN.format(calibrate=calibrate, affinity=folder / "affinity.json")
+        programs = programs_of(suite(folder, text))
+        return plan_of(programs, folder).key(programs[0])
+
+    @pytest.mark.parametrize(
+        "file", ["nets/net.onnx", "nets/data/weights.bin", "samples/one.npy", "affinity.json"]
+    )
+    def test_a_changed_file_gives_another(self, folder: Path, file: str) -> None:
+        before = self.key(folder)
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content + content[-1:])
+        after = self.key(folder)
+        (folder / file).write_bytes(content)
+        assert after != before == self.key(folder)
+
+    @pytest.mark.parametrize("file", ["feed.py", "numbers_of.py"])
+    def test_so_does_a_module_of_the_function_that_gives_samples(self, folder: Path, file: str) -> None:
+        before = self.key(folder, "feed:samples")
+        (folder / file).write_text("changed = 1")
+        assert self.key(folder, "feed:samples") != before
+
+    def test_a_file_that_the_model_does_not_name_has_no_say(self, folder: Path) -> None:
+        before = self.key(folder)
+        (folder / "nets/else.txt").write_text("changed")
+        assert self.key(folder) == before
+
+    def test_a_model_that_is_damaged_still_has_one(self, folder: Path) -> None:
+        (folder / "nets/data/weights.bin").unlink()
+        assert self.key(folder)
+
+
 class TestMeasured:
     @pytest.fixture
     def crashing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -479,6 +546,17 @@ class TestMeasured:
         measured(plan, cache, lambda program, result: True)
         (result,) = measured(plan, cache, lambda program, result: False).values()
         assert not result.cached
+
+    def test_keep_leaves_the_models_of_programs_whose_verdicts_were_kept(
+        self, crashing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr("ci.onnx.stage.require_installed", lambda: None)
+        monkeypatch.setattr("ci.onnx.stage.basis", dict)
+        places = ["--store", str(tmp_path / "store"), "--reports", str(tmp_path)]
+        command = ["test_onnx", "--suite", str(suite(tmp_path)), "--soc", "SM8750", *places]
+        assert main("python -m ci", "", VERBS, command) == 0
+        assert main("python -m ci", "", VERBS, [*command, "--keep"]) == 0
+        assert (tmp_path / "onnx/net/u16u8/SM8750").is_dir()
 
 
 class TestShipped:
