@@ -15,7 +15,7 @@ from ci.bench.frame import Benchmark, Measured, measure, metrics_of, rendered
 from provisioning.cli import Verb, command_line
 from provisioning.errors import UsageError
 from provisioning.findings import Outcome, Severity, StageRun
-from provisioning.settings import add_selection, selection_of
+from provisioning.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
 
 BENCHMARKS = {
     "parity": Verb("ci.bench.parity", "Buck parity of a whole tree in a second, beside cmake configuring it"),
@@ -54,7 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a small case, to see that everything works")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--work", type=Path, help="where to work; needs some GB [a new temporary directory]")
-    add_selection(parser)
+    parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
+    parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,18 +68,26 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(found, remedy=f"name one of: {', '.join(BENCHMARKS)}")
     if args.rounds < 1:
         raise UsageError(f"--rounds: expected at least 1, found {args.rounds}", remedy="--rounds 5")
-    selection = selection_of(args)
+    reports = reports_path(args.reports)
+    if args.store is not None:
+        # Benchmarks, and the processes that they time, take it from there.
+        os.environ["QNN_CI_STORE"] = str(store_path(args.store))
     options = [flag for flag in ("--quick", "--check") if getattr(args, flag[2:])]
     stage = StageRun(
         f"bench-{args.name}",
-        selection.profile,
-        selection.target,
+        DEFAULT_PROFILE,
+        DEFAULT_TARGET,
         command_line("nox -s bench --", [args.name, "--rounds", str(args.rounds), *options]),
     )
     module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
-    with stage.reported(selection.reports, "bench-not-measured", args.name):
+    with stage.reported(reports, "bench-not-measured", args.name):
         if args.work is not None:
-            args.work.mkdir(parents=True, exist_ok=True)
+            try:
+                args.work.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"--work {args.work}: {error.strerror}", remedy="name a directory that you may write"
+                ) from error
         with (
             tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=args.work) as work,
             module.prepared(Path(work), quick=args.quick) as benchmark,
@@ -86,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             measured = measure(benchmark, args.rounds, Path(work) / "rounds", tell=_tell)
         _judge(stage, benchmark, measured, check=args.check)
     report = stage.finish()
-    path = report.write(selection.reports)
+    path = report.write(reports)
     sys.stdout.write(f"{rendered(benchmark, measured)}\nreport: {path}\n")
     return 0 if report.outcome is Outcome.PASS else 1
 

@@ -24,6 +24,7 @@ from provisioning.cli import Verb, main
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.findings import Artifact, Outcome, Report
 from provisioning.manifest import load_profile
+from provisioning.settings import store_path
 
 AIM = Aim("fast", "slow", 2.0)
 
@@ -142,6 +143,20 @@ class TestTheVerb:
     ) -> None:
         assert run("stub", "--rounds", "1", "--check") == 1
         assert Report.read(tmp_path / "reports/bench-stub.json").outcome is Outcome.FAIL
+
+    def test_a_store_that_was_named_is_the_one_that_is_measured(
+        self, run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("QNN_CI_STORE", "/srv/another")
+        assert run("stub", "--rounds", "1", "--store", str(tmp_path / "mine")) == 0
+        assert store_path() == tmp_path / "mine"
+
+    def test_a_place_to_work_in_that_cannot_be_made_is_wrong_use(
+        self, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "work").touch()
+        assert run("stub") == 2
+        assert f"error: --work {tmp_path / 'work'}: File exists" in capsys.readouterr().err
 
     def test_a_reached_aim_passes_the_check(self, run: Callable[..., int]) -> None:
         assert run("stub", "--rounds", "1", "--check", slow=0.2) == 0
