@@ -195,7 +195,10 @@ def write_chain(directory: Path, algorithm: str, *, days: int, passphrase: bytes
     encryption: serialization.KeySerializationEncryption = (
         serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     )
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory}: {error.strerror}", remedy="name another directory") from error
     contents = {"root.pem": _pem(chain[2]), "chain.pem": b"".join(_pem(c) for c in chain)}
     for name, key in zip(("attestation", "ca", "root"), keys, strict=True):
         contents[f"{name}.key.pem"] = key.private_bytes(

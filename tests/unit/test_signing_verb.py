@@ -179,6 +179,13 @@ def test_a_chain_does_not_pass_for_a_root(
     assert "expected the root certificate alone, found 3 certificates" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", ["a file", "a file/below", "/proc/nothing"])
+def test_keygen_says_where_it_cannot_write(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a file").touch()
+    assert signing("keygen", place, "--no-passphrase") == 2
+    assert capsys.readouterr().err.startswith(f"error: {place}: ")
+
+
 def test_keygen_wants_a_passphrase_or_to_be_told_not_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert signing("keygen", "keys") == 3
     assert "--no-passphrase" in capsys.readouterr().err
