@@ -119,7 +119,7 @@ def _nearby(component: str, path: Path) -> Path | None:
         for folder in level:
             try:
                 below += sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-            except PermissionError:
+            except OSError:  # nothing that may be read, or gone meanwhile
                 continue
         # The newest version last in order, as most would mean it.
         roots = [folder for folder in below if is_root(component, folder)]

@@ -4,6 +4,7 @@ import hashlib
 import io
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -257,6 +258,24 @@ def test_a_folder_that_is_nowhere_is_named() -> None:
     with pytest.raises(EnvironmentLacking, match="there is no such folder") as caught:
         adopt("qnn-sdk", "/nowhere/at-all", "QNN_SDK_ROOT")
     assert "nox -s provision" in caught.value.remedy
+
+
+def test_a_folder_that_goes_away_while_it_is_searched_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_qnn(tmp_path / "top/beside/sdk")
+    (tmp_path / "top/a").mkdir()
+    whole = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "a":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return iter(list(whole(path)))
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    with pytest.raises(EnvironmentLacking) as caught:
+        adopt("qnn-sdk", str(tmp_path / "top"), "QNN_SDK_ROOT")
+    assert caught.value.remedy == f"export QNN_SDK_ROOT={root}"
 
 
 def test_remedies_are_quoted_for_the_shell(tmp_path: Path) -> None:
