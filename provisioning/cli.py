@@ -38,16 +38,21 @@ STARTED_IN = "QNN_CI_STARTED_IN"
 
 
 class Parser(argparse.ArgumentParser):
-    """Makes relative paths whole where the user was in another directory; so do its subparsers."""
+    """Takes no empty path, and makes relative ones whole where the user was in another directory.
+
+    Its subparsers are of this kind too.
+    """
 
     started_in: str = ""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        if self.started_in:
-            self.register("type", Path, self._path)
+        self.register("type", Path, self._path)
 
     def _path(self, text: str) -> Path:
+        if not text:
+            # It would be the current directory, which who typed "$UNSET" did not mean.
+            raise argparse.ArgumentTypeError("expected a path, found nothing")
         return Path(text) if text.startswith("~") else Path(self.started_in, text)
 
 

@@ -272,6 +272,12 @@ def test_the_frame_itself_loads_no_verb(program: str) -> None:
     assert imported == {"__future__", "provisioning.cli"}
 
 
+def test_an_empty_path_is_not_the_current_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main("python -m provisioning", "", PROVISIONING, ["store", "list", "--store", ""])
+    assert "--store: expected a path, found nothing" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [("a b/x", "{start}/a b/x"), ("/srv/x", "/srv/x"), ("~/x", "~/x"), ("../x", "{start}/../x")],
