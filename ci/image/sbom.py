@@ -68,13 +68,18 @@ def ingredients_of(plan: Plan, engine: Engine, image: str) -> list[Ingredient]:
     found = [Ingredient("deb", *line.split("\t")) for line in lines[len(asked) :]]
     for line in lines[: len(asked)]:
         found += [Ingredient("pypi", name, version, licence) for name, version, licence in json.loads(line)]
-    if plan.profile is not None:
-        for name in plan.components:
-            component = plan.profile.components[name]  # type: ignore[index]
-            licence = component.licence.title if component.licence else ""
-            for part in component.parts:
-                sha256 = getattr(part.source, "sha256", None) or ""
-                found.append(Ingredient("generic", f"{name}-{part.name}", component.version, licence, sha256))
+    return found + vendors_parts(plan)
+
+
+def vendors_parts(plan: Plan) -> list[Ingredient]:
+    found = []
+    for name in plan.components:
+        assert plan.profile is not None
+        component = plan.profile.components[name]  # type: ignore[index]
+        licence = component.licence.title if component.licence else ""
+        for part in component.parts:
+            sha256 = getattr(part.source, "sha256", None) or ""
+            found.append(Ingredient("generic", f"{name}-{part.name}", component.version, licence, sha256))
     return found
 
 

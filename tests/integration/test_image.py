@@ -29,6 +29,7 @@ from provisioning.errors import EnvironmentLacking
 from provisioning.manifest import COMPONENT_VARIABLES
 from provisioning.settings import ROOT
 from provisioning.wheelhouse import Wanted, fill
+from tests.support.bills import faults
 from tests.support.engine import make_base, running
 from tests.support.http_server import FileServer, Reply
 from tests.support.sdk_archives import sdk_zip, write_zip
@@ -165,6 +166,11 @@ def test_the_bill_of_materials_names_what_is_inside(wheels: Stage) -> None:
     path = next(Path(a["path"]) for a in wheels.report["artifacts"] if a["kind"] == "sbom")
     names = {one["name"] for one in json.loads(path.read_text())["components"]}
     assert {"g++", "executorch", "torch", "qnn-sdk-x86-64"} <= names
+
+
+def test_the_bill_of_materials_is_what_its_schema_calls_one(wheels: Stage) -> None:
+    path = next(Path(a["path"]) for a in wheels.report["artifacts"] if a["kind"] == "sbom")
+    assert faults(path.read_text(encoding="utf-8")) == ""
 
 
 def test_building_again_takes_all_from_the_cache(wheels: Stage, root: Path, tmp_path: Path) -> None:

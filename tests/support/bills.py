@@ -1,0 +1,15 @@
+"""Bills of materials held against CycloneDX's own schema."""
+
+from __future__ import annotations
+
+import json
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+
+def faults(text: str) -> str:
+    """What the schema of the version that a bill names says of it; empty for a valid one."""
+    version = SchemaVersion.from_version(json.loads(text)["specVersion"])
+    found = JsonStrictValidator(version).validate_str(text)
+    return str(found) if found else ""
