@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+PATIENCE = 1800
+"""Seconds without a word from an engine that saves or loads an image, as older ones write it out first."""
 NO_SPACE = "no space left on device"
 """As Go says it; others begin with a capital."""
 
@@ -55,6 +57,7 @@ class Engine:
         self._client = client
         with translated():
             info: dict[str, Any] = client.info()
+        client.api.timeout = PATIENCE
         self.version = str(info.get("ServerVersion", ""))
         self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
 

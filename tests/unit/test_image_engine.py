@@ -6,12 +6,15 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from ci.image.engine import connect, fault_of
+import docker
+from ci.image.engine import PATIENCE, Engine, connect, fault_of
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.settings import ROOT
+from tests.support.http_server import FileServer
 
 
 def test_no_engine_is_the_environments_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +43,17 @@ def test_the_verb_ends_with_3_and_no_traceback(tmp_path: Path) -> None:
     )
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert '"outcome": "error"' in (tmp_path / "image.json").read_text()
+
+
+def test_an_engine_may_be_silent_while_it_writes_a_large_image_but_must_answer_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FileServer(b'{"ApiVersion": "1.41", "ServerVersion": "20.10"}') as server:
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://{urlsplit(server.url('')).netloc}")
+        client = docker.from_env()
+        before = client.api.timeout
+        assert Engine(client).version == "20.10"
+        assert (before, client.api.timeout) == (60, PATIENCE)
 
 
 def raised(error: Exception, cause: Exception) -> Exception:
