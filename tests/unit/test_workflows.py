@@ -222,6 +222,31 @@ def test_our_own_actions_are_given_only_inputs_that_they_have(placed: Placed) ->
     assert {name for name, one in action.inputs.items() if one.required} <= set(placed.step.inputs)
 
 
+def test_every_output_that_is_read_is_given() -> None:
+    """For GitHub takes the name of none for an empty text."""
+    for path in FILES:
+        data = raw(path)
+        file = str(path.relative_to(ROOT))
+        needed = read_workflow(ROOT, file).jobs if "jobs" in data else {}
+        text = path.read_text(encoding="utf-8")
+        for job, name in re.findall(r"needs\.(\w+)\.outputs\.([\w-]+)", text):
+            assert name in needed[job].outputs, f"{file}: {job}"
+        parts = [job.steps for job in needed.values()] or [read_action(ROOT, str(Path(file).parent)).steps]
+        by_id = {step.id: step for steps in parts for step in steps if step.id}
+        for step, name in re.findall(r"steps\.(\w+)\.outputs\.([\w-]+)", text):
+            assert name in given_by(by_id[step]), f"{file}: {step}"
+
+
+def given_by(step: Step) -> set[str]:
+    """The names of a step's outputs: of our own action, of one part of `github`, or of a third party's."""
+    if step.uses.startswith("$/"):
+        return set(read_action(ROOT, step.uses.removeprefix("$/")).outputs)
+    if step.uses:
+        return {"cache-hit"} if step.uses.startswith("actions/cache/restore@") else set()
+    source = ROOT / "ci" / "github" / f"{step.run.split()[-1]}.py"
+    return set(re.findall(r'"([\w-]+)"', source.read_text(encoding="utf-8")))
+
+
 def test_a_change_is_gated_in_the_merge_queue_as_well() -> None:
     assert {"pull_request", "merge_group", "push"} <= set(workflows()["pr.yml"].events)
 
@@ -275,10 +300,11 @@ def test_a_caller_and_what_it_calls_never_wait_for_each_other() -> None:
     assert len(set(groups)) == len(groups)
 
 
-def test_calls_of_the_gate_in_one_run_are_told_apart() -> None:
-    gate = raw(GITHUB / "workflows" / "gate.yml")
-    deciding = set(gate[True]["workflow_call"]["inputs"]) - {"accept-licences", "executorch"}
-    assert deciding <= set(re.findall(r"inputs\.([a-z-]+)", gate["concurrency"]["group"]))
+@pytest.mark.parametrize("name", ["gate.yml", "nightly.yml"])
+def test_calls_in_one_run_are_told_apart(name: str) -> None:
+    called = raw(GITHUB / "workflows" / name)
+    deciding = set(called[True]["workflow_call"]["inputs"]) - {"accept-licences", "executorch"}
+    assert deciding <= set(re.findall(r"inputs\.([a-z-]+)", called["concurrency"]["group"]))
 
 
 def test_a_merge_queues_run_is_never_cancelled_by_the_next() -> None:
