@@ -10,6 +10,8 @@ EXAMPLES = """\
   nox -s rehearse -- pr --row validate --jobs 1
   nox -s rehearse -- pr --only plan
   nox -s rehearse -- nightly --event workflow_dispatch --list
+  nox -s rehearse -- nightly --row locks
+  nox -s rehearse -- update-pins
   nox -s rehearse -- release --ref refs/tags/v0.1.0
   nox -s rehearse -- pr --row validate --env QNN_SDK_ROOT=/nowhere
   nox -s rehearse -- qnn --root ../my-models
