@@ -85,27 +85,37 @@ def missing(store: Path, components: Mapping[str, Component], given: Mapping[str
     }
 
 
-def require(store: Path, name: str, component: Component, given: Mapping[str, str]) -> None:
-    """Put a new acceptance on record, or refuse the component."""
-    licence = component.licence
-    if licence is None or licence.id in recorded(store):
-        return
-    if licence.id not in given:
+def require(store: Path, components: Mapping[str, Component], given: Mapping[str, str]) -> None:
+    """Put new acceptances on record, or refuse these components, naming every licence that lacks."""
+    lacking = missing(store, components, given)
+    if lacking:
+        under = [
+            f"{name} {one.version} comes under a licence that was not accepted yet: "
+            f"{one.licence.title} ({one.licence.url})"
+            for name, one in components.items()
+            if one.licence is not None and one.licence.id in lacking
+        ]
+        flags = " ".join(f"{FLAG} {licence}" for licence in lacking)
         raise LicenceNotAccepted(
-            f"{name} {component.version} comes under a licence that was not accepted yet: "
-            f"{licence.title} ({licence.url})",
-            remedy=f"read it, then add `{FLAG} {licence.id}` or set {VARIABLE}={licence.id}",
+            "; ".join(under),
+            remedy=f"read {'it' if len(lacking) == 1 else 'them'}, then add `{flags}` or set "
+            f"{VARIABLE}={','.join(lacking)}",
         )
-    acceptance = Acceptance(
+    for name, one in components.items():
+        if one.licence is not None and one.licence.id not in recorded(store):
+            _record(store, _acceptance(name, one.version, one.licence, given[one.licence.id]))
+
+
+def _acceptance(component: str, version: str, licence: Licence, means: str) -> Acceptance:
+    return Acceptance(
         id=licence.id,
         title=licence.title,
         url=licence.url,
-        component=name,
-        version=component.version,
+        component=component,
+        version=version,
         when=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        means=given[licence.id],
+        means=means,
     )
-    _record(store, acceptance)
 
 
 def _record(store: Path, acceptance: Acceptance) -> None:

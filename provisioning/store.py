@@ -188,7 +188,7 @@ class Store:
             return tree
         with _disk_faults(self.path):
             self._make()
-            licences.require(self.path, component_name, component, accept or {})
+            licences.require(self.path, {component_name: component}, accept or {})
             definition = definition_of(component_name, component)
             key = key_of(definition, selection_of(component, want))
             name = f"{component_name}-{component.version}-{key[:12]}"
@@ -206,8 +206,7 @@ class Store:
     def accept(self, components: Mapping[str, Component], given: Mapping[str, str]) -> None:
         """Put acceptances of these components' licences on record; refuse when one is missing."""
         with _disk_faults(self.path):
-            for name, component in components.items():
-                licences.require(self.path, name, component, given)
+            licences.require(self.path, components, given)
 
     def kept(self, part: Part) -> Path | None:
         """The part's file if it was fetched before and not pruned."""

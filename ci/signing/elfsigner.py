@@ -96,7 +96,7 @@ class Consent:
             )
             component = Component.model_construct(version=self.version, licence=licence, parts=())
             means = self.means if self.accept else "asked"
-            licences.require(self.store, "hexagon-sdk", component, {wording: means})
+            licences.require(self.store, {"hexagon-sdk": component}, {wording: means})
         return accepted
 
 

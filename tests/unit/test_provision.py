@@ -307,6 +307,17 @@ class TestLicences:
         assert licensed.types("provision") == 3
         assert "--accept-licence some-licence" in licensed.err
 
+    def test_all_that_lack_are_told_at_once(self, licensed: User) -> None:
+        other = {"id": "other-licence", "title": "Other Licence", "url": "https://example.com/o"}
+        licensed.components["android-ndk"] = component(
+            licensed.server.url("/ndk.zip"), licensed.archive, licence=other
+        )
+        assert licensed.types("provision") == 3
+        assert "Some Licence (https://example.com/l)" in licensed.err
+        assert "Other Licence (https://example.com/o)" in licensed.err
+        flags = "--accept-licence some-licence --accept-licence other-licence"
+        assert f"add `{flags}` or set QNN_CI_ACCEPT_LICENCES=some-licence,other-licence" in licensed.err
+
     def test_accepted_by_flag(self, licensed: User) -> None:
         assert licensed.types("provision", "--accept-licence", "some-licence") == 0
         assert self.means(licensed) == "--accept-licence"
