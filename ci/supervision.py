@@ -13,8 +13,7 @@ from typing import NoReturn
 from ci.transcript import transcript
 from ci.workers.parent import tail
 from provisioning.diagnosis import explain
-from provisioning.errors import UsageError
-from provisioning.findings import Finding, Outcome, Report, Severity
+from provisioning.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.rendering.text import one_line, plural
 
 INTERRUPTED = 130
@@ -44,10 +43,7 @@ def log_of(stage: str, reports: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(
-            f"cannot write the report {path}: {error.strerror}",
-            remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
-        ) from error
+        raise unwritable(path, error) from error
     return path
 
 

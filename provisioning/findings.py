@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -91,10 +91,9 @@ class Report:
             part.write_text(self.as_json(), encoding="utf-8")
             part.replace(path)
         except OSError as error:
-            raise UsageError(
-                f"cannot write the report {path}: {error.strerror}",
-                remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
-            ) from error
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise unwritable(path, error) from error
         return path
 
     @classmethod
@@ -115,6 +114,14 @@ class Report:
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else error
             raise ValueError(f"{path}: not a report: {what}") from error
+
+
+def unwritable(path: Path, error: OSError) -> UsageError:
+    """Of a report, or of what is kept beside it."""
+    return UsageError(
+        f"cannot write the report {path}: {error.strerror}",
+        remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
+    )
 
 
 def _typed(kind: type[T], data: dict[str, object]) -> T:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.findings import Outcome, Report, StageRun
 
 
@@ -43,3 +43,11 @@ def test_what_comes_to_its_end_is_left_to_the_caller(tmp_path: Path) -> None:
     with StageRun("lint", "", "", "").reported(tmp_path, "lint.stopped"):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "stage.json").mkdir()
+    report = StageRun("stage", "wheels", "x86_64-linux", "nox -s stage").finish()
+    with pytest.raises(UsageError, match="cannot write the report"):
+        report.write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["stage.json"]
