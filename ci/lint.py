@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.cli import command_line
-from provisioning.errors import UsageError
+from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.findings import Finding, Outcome, Severity, StageRun
 from provisioning.settings import ROOT, add_selection, selection_of
 
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         for name in chosen:
             if name in TOOLS and TOOLS[name].fix:
                 subprocess.run(TOOLS[name].fix, cwd=ROOT, env=_environment(), check=False)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with stage.reported(selection.reports, "lint"), ThreadPoolExecutor(os.cpu_count()) as pool:
         for name, (findings, seconds) in zip(
             chosen, pool.map(lambda n: _timed(checks[n]), chosen), strict=True
         ):
@@ -161,11 +161,15 @@ def tracked_files(root: Path) -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
-        check=True,
+        check=False,
         capture_output=True,
         text=True,
-    ).stdout
-    return [path for name in listed.split("\0") if name and (path := root / name).is_file()]
+    )
+    if listed.returncode:
+        raise EnvironmentLacking(
+            f"git ls-files: {listed.stderr.strip()}", remedy="lint a git checkout, as no archive is one"
+        )
+    return [path for name in listed.stdout.split("\0") if name and (path := root / name).is_file()]
 
 
 def tree_findings(root: Path, files: Sequence[Path]) -> Iterator[Finding]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from ci import lint
+from provisioning.errors import EnvironmentLacking
+from provisioning.findings import Outcome, Report
 from provisioning.settings import ROOT
 
 HOST = ".".join(("pypi", "org"))
@@ -49,6 +52,17 @@ def test_what_is_allowed_is_left_alone(tmp_path: Path, text: bytes) -> None:
 
 def test_left_behind_markers_matter_in_code_only(tmp_path: Path) -> None:
     assert rules_for(tmp_path, b"the TO-DO list".replace(b"-", b""), "notes.md") == set()
+
+
+def test_without_a_git_checkout_lint_says_so_and_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lint, "ROOT", tmp_path)
+    parser = argparse.ArgumentParser()
+    lint.configure(parser)
+    with pytest.raises(EnvironmentLacking, match="git ls-files: fatal: not a git repository"):
+        lint.run(parser.parse_args(["--only", "tree", "--reports", str(tmp_path)]))
+    assert Report.read(tmp_path / "lint.json").outcome is Outcome.ERROR
 
 
 def test_a_finding_names_the_line(tmp_path: Path) -> None:
