@@ -54,6 +54,8 @@ class Ledger:
     def updated(self, verdicts: Iterable[Verdict], causes: Mapping[str, str], soc: str) -> Ledger:
         """The ledger that these verdicts fulfil. Tests that did not run now keep their entries, and an entry
         that still holds keeps its cause."""
+        from provisioning.manifest import load_socs
+
         expected = list(self.expected)
         for verdict in verdicts:
             known = self.entry(verdict.test, soc)
@@ -61,7 +63,8 @@ class Ledger:
                 continue
             if known:
                 expected.remove(known)
-                if others := tuple(other for other in known.socs if other != soc):
+                covered = known.socs or sorted(load_socs())
+                if others := tuple(other for other in covered if other != soc):
                     expected.append(replace(known, socs=others))
             if verdict.outcome != "passed":
                 expected.append(

@@ -98,6 +98,15 @@ def test_an_update_for_one_chip_leaves_the_others() -> None:
     )
 
 
+def test_an_update_for_one_chip_leaves_the_others_of_an_entry_for_all() -> None:
+    book = ledger(KNOWN).updated([Verdict(KNOWN.test, "passed")], {}, "SM8750")
+    assert [book.outcome(KNOWN.test, soc) for soc in ("SM8750", "SM8650", "QCS9100")] == [
+        "passed",
+        "failed",
+        "failed",
+    ]
+
+
 def test_an_update_keeps_a_cause_that_still_holds() -> None:
     book = ledger(KNOWN).updated([Verdict("TestOps.test_fails", "failed")], {KNOWN.test: "another"}, "SM8650")
     assert book.expected == (KNOWN,)
