@@ -6,7 +6,11 @@ import argparse
 import dataclasses
 import io
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -483,6 +487,29 @@ def test_a_choice_that_leaves_nothing_is_wrong_use_and_reported(bench: Bench) ->
         bench.run(expression="no_such_test")
     report = json.loads((bench.root / "reports" / "test_delegate.json").read_text(encoding="utf-8"))
     assert report["outcome"] == "error"
+
+
+def test_a_run_that_is_asked_to_end_reports_that_it_was_interrupted(bench: Bench) -> None:
+    bench.tests = list(TESTS)
+
+    def ask_once_it_hangs() -> None:
+        while "hangs" not in bench.ran.read_text(encoding="utf-8"):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def unheeded(*_: object) -> None:
+        raise RuntimeError("nobody took it for an interrupt")
+
+    before = signal.signal(signal.SIGTERM, unheeded)
+    try:
+        bench.ran.touch()
+        threading.Thread(target=ask_once_it_hangs, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            bench.run(expression="hangs")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (finding,) = Report.read(bench.root / "reports" / "test_delegate.json").findings
+    assert (finding.rule, finding.message) == ("delegate-not-measured", "interrupted")
 
 
 def test_junit_has_a_case_for_every_test(bench: Bench) -> None:
