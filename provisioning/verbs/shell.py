@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from provisioning.cli import Parser
 from provisioning.environment import Environment, resolve
 from provisioning.settings import add_selection, selection_of
 from provisioning.verbs.env import explain
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     given = args.command[1:] if args.command[:1] == ["--"] else args.command
     command = given or [os.environ.get("SHELL") or "/bin/sh", "-i"]
     variables = shell_variables(environment, os.environ, interactive=not given)
+    if Parser.started_in:
+        os.chdir(Parser.started_in)
     sys.stdout.flush()
     sys.stderr.flush()
     return become(command, variables)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.cli import STARTED_IN
 from provisioning.settings import ROOT
 
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
@@ -46,6 +47,11 @@ def _shell(environ: dict[str, str], *argv: str) -> subprocess.CompletedProcess[s
 def test_a_command_runs_in_the_environment(environ: dict[str, str]) -> None:
     ran = _shell(environ, "--soc", "SM8750", "--", "sh", "-c", 'echo "$QNN_CI_SOC $LD_LIBRARY_PATH"')
     assert ran.stdout == f"SM8750 {environ['QNN_SDK_ROOT']}/lib/x86_64-linux-clang\n"
+
+
+def test_a_command_runs_where_the_user_was(environ: dict[str, str], tmp_path: Path) -> None:
+    assert _shell({**environ, STARTED_IN: str(tmp_path)}, "--", "pwd").stdout == f"{tmp_path}\n"
+    assert _shell(environ, "--", "pwd").stdout == f"{ROOT}\n"
 
 
 def test_a_command_keeps_its_own_flags(environ: dict[str, str]) -> None:
