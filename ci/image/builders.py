@@ -13,12 +13,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ci.image.engine import NO_SPACE, Engine, out_of_disk
-from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
 """Clients of these versions speak BuildKit by themselves; newer ones need the buildx plugin."""
@@ -153,12 +154,19 @@ class Buildah:
         return [self.program, "--root", str(self.root), "--runroot", f"{self.root}.run"]
 
     def build(self, order: Order, engine: Engine) -> None:
-        # By files, as buildah would look for the engine at its usual place alone.
+        # By files, as buildah would look for the engine at its usual place alone; and apart from the images
+        # that the user has there, as no build takes anything from the one before.
         with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
             base, made = Path(scratch) / "base.tar", Path(scratch) / "made.tar"
+            own = replace(self, root=Path(scratch) / "storage")
             engine.save(order.base_id, base)
-            self.build_apart(order, base)
-            self.save(order.tag, made)
+            try:
+                own.build_apart(order, base)
+                own.save(order.tag, made)
+            finally:
+                # What cannot be discarded must not hide why a build failed.
+                with suppress(ToolkitError):
+                    own.discard()
             engine.load(made)
 
     def build_apart(self, order: Order, base_archive: Path) -> None:
@@ -182,6 +190,7 @@ class Buildah:
 
     def discard(self) -> None:
         """Remove all that is under `root`."""
+        assert self.root is not None, "the user's own images stay"
         for container in self._say("containers", "--quiet").split():
             self._say("rm", container)
         self._say("rmi", "--all", "--force")

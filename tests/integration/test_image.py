@@ -322,6 +322,20 @@ def clockwork(engine: Engine, tmp_path: Path) -> Order:
     return Order(context, "base", BASE, base_id, "qnn-ci/clockwork:latest", 5, {}, {}, tmp_path / "build.log")
 
 
+def test_what_buildah_builds_is_in_the_engine_and_nowhere_else(
+    clockwork: Order, engine: Engine, tmp_path: Path
+) -> None:
+    kept = [find_buildah().program, "images", "--quiet", "--all"]
+    before = subprocess.run(kept, check=True, capture_output=True).stdout
+    find_buildah().build(clockwork, engine)
+    try:
+        assert engine.run(Job(clockwork.tag, ["cat", "/etc/same"])).stdout == "same\n"
+    finally:
+        engine.remove(clockwork.tag)
+    assert subprocess.run(kept, check=True, capture_output=True).stdout == before
+    assert {path.name for path in tmp_path.iterdir()} == {"context", "build.log"}
+
+
 @pytest.mark.parametrize("builder", ["docker", "buildah"])
 def test_what_differs_between_two_builds_is_named(
     builder: str, clockwork: Order, engine: Engine, tmp_path: Path
