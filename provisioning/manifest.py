@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -27,6 +28,17 @@ Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux"]
+
+
+def _compiles(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from None
+    return value
+
+
+Regex = Annotated[str, AfterValidator(_compiles)]
 
 ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source", "executorch-runtime"]
 
@@ -98,22 +110,13 @@ Source = Annotated[Archive | Wheel | Maven | Git, Field(discriminator="type")]
 class Place(Model):
     """Which files of a part go where. The first rule of a part whose `match` fits decides."""
 
-    match: str
-    """A regular expression that the whole (stripped) member path must match."""
+    match: Regex
+    """The whole (stripped) member path must match it."""
     to: str = ""
     """Template of the destination, with the groups of `match`; empty keeps the path."""
     targets: tuple[Target, ...] = ()
     """Taken only when one of these targets is selected; empty: always. A group named `arch` in `match`
     limits the file to the Hexagon arches of the selected SoCs."""
-
-    @field_validator("match")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"a regular expression ({error})") from None
-        return value
 
     @model_validator(mode="after")
     def _template_fits(self) -> Place:

@@ -6,9 +6,9 @@ import re
 from functools import cache, cached_property
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints
 
-from provisioning.manifest import Model, Target, Version, load
+from provisioning.manifest import Model, Regex, Target, Version, load
 from provisioning.settings import MANIFESTS
 
 System = Literal["host", "aarch64-android", "aarch64-linux", "hexagon"]
@@ -33,20 +33,11 @@ class LpaiLibraries(Model):
 
 
 class Directory(Model):
-    match: str
+    match: Regex
     """Fits a directory under lib/. A group named `arch` is the Hexagon arch of the files in it."""
     bits: Literal[32, 64]
     machine: str
     system: System
-
-    @field_validator("match")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"a regular expression ({error})") from None
-        return value
 
 
 class LibraryTable(Model):
