@@ -39,6 +39,27 @@ LIBRARIES = (
         " add_library(x a.cpp b.cpp)\n"
         "endif()"
     ),
+    "foreach(i RANGE 5 1 -2)\n list(APPEND s ${i})\nendforeach()\n"
+    'if(s STREQUAL "5;3;1")\n add_library(x a.cpp b.cpp)\nendif()',
+    "foreach(i RANGE 2 1)\n list(APPEND s ${i})\nendforeach()\n"
+    'if(s STREQUAL "2;1")\n add_library(x a.cpp b.cpp)\nendif()',
+    "set(one a b)\nset(two .cpp .cpp)\nforeach(i IN ZIP_LISTS one two)\n"
+    " list(APPEND s ${i_0}${i_1})\nendforeach()\nadd_library(x ${s})",
+    "set(s ab cb)\nlist(TRANSFORM s TOUPPER REGEX ^a)\n"
+    'if(s STREQUAL "AB;cb")\n add_library(x a.cpp b.cpp)\nendif()',
+    "set(s b10 b9 b1)\nlist(SORT s COMPARE NATURAL)\n"
+    'if(s STREQUAL "b1;b9;b10")\n add_library(x a.cpp b.cpp)\nendif()',
+    'set(s B a)\nlist(SORT s CASE INSENSITIVE)\nif(s STREQUAL "a;B")\n add_library(x a.cpp b.cpp)\nendif()',
+    "set(s b/a a/b)\nlist(SORT s COMPARE FILE_BASENAME)\n"
+    'if(s STREQUAL "b/a;a/b")\n add_library(x a.cpp b.cpp)\nendif()',
+    'string(MAKE_C_IDENTIFIER "1-b" n)\nif(n STREQUAL "_1_b")\n add_library(x a.cpp b.cpp)\nendif()',
+    'string(REGEX REPLACE - "\\\\\\\\" n a-b)\nif(n STREQUAL "a\\\\b")\n add_library(x a.cpp b.cpp)\nendif()',
+    'if("ab" MATCHES "(a)(b)")\nendif()\nif(CMAKE_MATCH_COUNT EQUAL 2)\n add_library(x a.cpp b.cpp)\nendif()',
+    'set(s "a.cpp;\\\nb.cpp")\nadd_library(x ${s})',
+    'cmake_parse_arguments(A "" "N" "S" N c.cpp S b.cpp N a.cpp N)\nadd_library(x ${A_N} ${A_S})',
+    "function(f)\n set(s c.cpp PARENT_SCOPE)\n add_library(x ${s})\nendfunction()\nset(s a.cpp b.cpp)\nf()",
+    'set(kept c.cpp CACHE STRING "")\nset(kept a.cpp b.cpp CACHE INTERNAL "")\nadd_library(x ${kept})',
+    'if("xdz" MATCHES "\\\\d")\n add_library(x a.cpp b.cpp)\nendif()',
     "function(add n)\n add_library(${n} ${ARGN})\nendfunction()\nadd(x a.cpp b.cpp)",
     "macro(s)\n set(files ${ARGV})\nendmacro()\ns(a.cpp b.cpp)\nadd_library(x ${files})",
     ("function(s)\n set(files a.cpp PARENT_SCOPE)\nendfunction()\ns()\nadd_library(x ${files} b.cpp)"),

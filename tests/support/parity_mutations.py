@@ -527,6 +527,8 @@ def cmake_asks_for_what_only_a_configure_step_knows(rng: random.Random, files: F
             "find_package(Qairt)\nif(Qairt_FOUND)",
             "if(QAIRT_HAS_WRAPPERS)",
             "execute_process(COMMAND uname OUTPUT_VARIABLE out)\nif(out STREQUAL Linux)",
+            'file(READ v v)\nstring(REGEX MATCH "[0-9]+" n "${v}")\nif(n EQUAL 2)',
+            "file(STRINGS all.txt all)\nlist(LENGTH all count)\nif(count GREATER 1)",
             "if(EXISTS /usr/include/qairt.h)",
             "if(DEFINED ENV{QAIRT})",
             "if(TRUE AND QAIRT_HAS_WRAPPERS)",

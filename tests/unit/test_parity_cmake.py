@@ -87,6 +87,38 @@ def test_a_file_is_where_it_was_written(text: str, line: int) -> None:
     assert str(places["p/b.cpp"]) == f"p/CMakeLists.txt:{line}"
 
 
+CHOICE = "add_library(x a.cpp)\nelse()\n add_library(x b.cpp)\nendif()"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'string(REGEX MATCH "[0-9]+" m "${{v}}")\nif(m EQUAL 3)\n {CHOICE}',
+        f'string(REGEX MATCH "v([0-9]+)" m "${{v}}")\nif(CMAKE_MATCH_1 EQUAL 3)\n {CHOICE}',
+        f'if(v MATCHES "([0-9]+)")\nendif()\nif(CMAKE_MATCH_1 EQUAL 3)\n {CHOICE}',
+        f'string(LENGTH "${{v}}" n)\nif(n GREATER 1)\n {CHOICE}',
+        'string(SUBSTRING "${v}" 0 1 n)\nadd_library(x ${n})',
+        'string(REPLACE "0" "1" n "${v}")\nadd_library(x ${n})',
+        f"list(LENGTH v n)\nif(n GREATER 1)\n {CHOICE}",
+        f"list(FIND v q n)\nif(n EQUAL -1)\n {CHOICE}",
+        "list(PREPEND v a.cpp)\nlist(GET v 0 n)\nadd_library(x ${n})\nlist(GET v 1 n)\nadd_library(y ${n})",
+        'list(FILTER v INCLUDE REGEX "[.]cpp$")\nadd_library(x a.cpp ${v})',
+        'list(TRANSFORM v REPLACE ".+" "a.cpp")\nadd_library(x b.cpp ${v})',
+        "list(SUBLIST v 1 -1 n)\nadd_library(x a.cpp ${n})",
+        "list(POP_FRONT v n)\nadd_library(x a.cpp ${v})",
+        "list(REMOVE_AT v 0)\nadd_library(x a.cpp ${v})",
+        "set(l a.cpp b.cpp)\nlist(REMOVE_ITEM l ${v})\nadd_library(x ${l})",
+        'get_filename_component(d "${v}" DIRECTORY)\nadd_library(x a.cpp ${d}/b.cpp)',
+        'file(RELATIVE_PATH d "${CMAKE_CURRENT_SOURCE_DIR}/sub" "${v}")\nadd_library(x ${d}/b.cpp)',
+        "file(GLOB l ${v}/*.cpp)\nadd_library(x a.cpp ${l})",
+        "include(${v}/more.cmake OPTIONAL)\nadd_library(x a.cpp)",
+    ],
+)
+def test_what_is_made_of_something_unknown_is_not_known_either(text: str) -> None:
+    troubles = run(f"file(READ there.txt v)\n{text}").troubles
+    assert any("file(READ) is not evaluated" in trouble.why for trouble in troubles), troubles
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
@@ -109,6 +141,9 @@ def test_a_file_is_where_it_was_written(text: str, line: int) -> None:
         ("foreach(i RANGE 1000000000000)\nendforeach()", "foreach(i RANGE 1000000000000)"),
         ("cmake_parse_arguments(PARSE_ARGV x)", "cmake_parse_arguments(PARSE_ARGV x)"),
         ("string(REGEX MATCH)", "string(REGEX MATCH)"),
+        ("set(s a b)\nlist(TRANSFORM s TOUPPER AT 1)", "list(TRANSFORM)"),
+        ("set(s a b)\nlist(TRANSFORM s TOUPPER FOR 0 1)", "list(TRANSFORM)"),
+        ("foreach(i RANGE 5 1 2)\nendforeach()", "foreach(i RANGE 5 1 2)"),
         ("add_library(x a.cpp\n", "p/CMakeLists.txt"),
     ],
 )

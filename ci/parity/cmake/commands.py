@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ci.parity.cmake.conditions import cmake_regex
+from ci.parity.cmake.conditions import cmake_regex, matched
 from ci.parity.cmake.evaluator import (
     BINARY,
     SOURCE,
@@ -61,7 +61,7 @@ def _set(evaluator: Evaluator, command: Command) -> None:
             evaluator.written.setdefault(element, text.place)
     if "CACHE" in words:
         at = words.index("CACHE")
-        if "FORCE" in words[at:] or (evaluator.value(name) is None):
+        if "FORCE" in words[at:] or words[at + 1 : at + 2] == ["INTERNAL"] or (evaluator.value(name) is None):
             evaluator.cache[name] = ";".join(words[:at])
             evaluator.assigned.add(name)
         return
@@ -112,20 +112,27 @@ def _list(evaluator: Evaluator, command: Command) -> None:
     except (ValueError, IndexError, re.error) as error:
         evaluator.trouble(place, f"list({source_of(command)})", f"{type(error).__name__}: {error}")
         return
+    # An unknown element may stand for any number of them, whatever they are.
+    unknown = evaluator.mark_in((*value, *given))
     if changed is not None:
-        evaluator.assign(name, ";".join(changed))
+        evaluator.assign(name, ";".join(_still(evaluator, changed, unknown)))
     elif answer is not None:
-        evaluator.assign(answer[0], answer[1])
+        evaluator.assign(answer[0], answer[1] if kind == "JOIN" else unknown or answer[1])
     elif kind in ("POP_BACK", "POP_FRONT"):
         back = kind == "POP_BACK"
         for out in given:
-            evaluator.assign(out, value[-1 if back else 0] if value else None)
+            evaluator.assign(out, unknown or (value[-1 if back else 0] if value else None))
             value = value[:-1] if back else value[1:]
         if not given:
             value = value[:-1] if back else value[1:]
-        evaluator.assign(name, ";".join(value))
+        evaluator.assign(name, ";".join(_still(evaluator, value, unknown)))
     else:
         evaluator.trouble(place, f"list({kind})", f"list({kind}) is not evaluated here")
+
+
+def _still(evaluator: Evaluator, changed: list[str], unknown: str) -> list[str]:
+    """With what was not known before, if that is lost."""
+    return changed if evaluator.mark_in(changed) else [*changed, *([unknown] if unknown else [])]
 
 
 def _list_changed(
@@ -148,11 +155,11 @@ def _list_changed(
     if kind == "REVERSE":
         return value[::-1]
     if kind == "SORT":
-        return sorted(value, reverse="DESCENDING" in given)
+        return _sorted(value, given)
     if kind == "FILTER":
         keep, regex = given[0] == "INCLUDE", cmake_regex(given[2])
         return [element for element in value if bool(re.search(regex, element)) == keep]
-    if kind == "TRANSFORM" and "OUTPUT_VARIABLE" not in given and not {"AT", "FOR"} & set(given[2:]):
+    if kind == "TRANSFORM" and not {"AT", "FOR", "OUTPUT_VARIABLE"} & set(given[1:]):
         made = [_transformed(given, element) for element in value]
         for old, new in zip(value, made, strict=True):
             evaluator.written.setdefault(new, evaluator.origin(old, place))
@@ -160,9 +167,25 @@ def _list_changed(
     return None
 
 
+def _sorted(value: list[str], given: list[str]) -> list[str]:
+    words = dict(itertools.pairwise(given))
+
+    def key(element: str) -> list[tuple[int, str]]:
+        text = posixpath.basename(element) if words.get("COMPARE") == "FILE_BASENAME" else element
+        text = text.lower() if words.get("CASE") == "INSENSITIVE" else text
+        if words.get("COMPARE") != "NATURAL":
+            return [(0, text)]
+        # Texts and numbers take turns.
+        return [
+            (int(part), "") if turn % 2 else (0, part) for turn, part in enumerate(re.split(r"(\d+)", text))
+        ]
+
+    return sorted(value, key=key, reverse=words.get("ORDER") == "DESCENDING")
+
+
 def _transformed(given: list[str], element: str) -> str:
     action = given[0]
-    if "REGEX" in given[2:] and not re.search(cmake_regex(given[given.index("REGEX", 2) + 1]), element):
+    if "REGEX" in given[1:] and not re.search(cmake_regex(given[given.index("REGEX", 1) + 1]), element):
         return element
     if action == "APPEND":
         return element + given[1]
@@ -180,7 +203,7 @@ _TEXT_CHANGES: Mapping[str, Callable[[str], str]] = {
     "TOLOWER": lambda text: text.lower(),
     "STRIP": lambda text: text.strip(),
     "LENGTH": lambda text: str(len(text.encode())),
-    "MAKE_C_IDENTIFIER": lambda text: re.sub(r"\W", "_", text),
+    "MAKE_C_IDENTIFIER": lambda text: re.sub(r"^(?=\d)|\W", "_", text, flags=re.ASCII),
 }
 
 
@@ -212,7 +235,13 @@ def _string(evaluator: Evaluator, command: Command) -> None:
         kind = words[0] if words else ""
         evaluator.assign(out, evaluator.unknown(place, f"string({kind}) is not evaluated here"))
     else:
-        evaluator.assign(*answer)
+        name, value = answer
+        unknown = "" if words[0] in _STRINGING else evaluator.mark_in(words[1:])
+        evaluator.assign(name, unknown or value)
+
+
+_STRINGING = frozenset({"APPEND", "PREPEND", "CONCAT", "JOIN"})
+"""Operations that leave whole what they are given."""
 
 
 def _string_answer(evaluator: Evaluator, words: list[str]) -> tuple[str, str] | None:
@@ -224,9 +253,7 @@ def _string_answer(evaluator: Evaluator, words: list[str]) -> tuple[str, str] | 
         text = "".join(given[3:])
         if action == "MATCH":
             match = re.search(regex, text)
-            for number in range(10):
-                value = match[number] if match and number <= match.re.groups else ""
-                evaluator.assign(f"CMAKE_MATCH_{number}", value or "")
+            matched(evaluator, match, evaluator.mark_in(given))
             return given[2], match[0] if match else ""
         return given[2], ";".join(match[0] for match in re.finditer(regex, text))
     if kind == "REPLACE":
@@ -253,7 +280,9 @@ def _replacement(text: str) -> Callable[[re.Match[str]], str]:
     """CMake writes groups as `\\1`, and nothing else is special."""
 
     def made(match: re.Match[str]) -> str:
-        return re.sub(r"\\([0-9])", lambda group: match[int(group[1])] or "", text)
+        return re.sub(
+            r"\\(\\|[0-9])", lambda group: "\\" if group[1] == "\\" else match[int(group[1])] or "", text
+        )
 
     return made
 
@@ -282,7 +311,7 @@ def _get_filename_component(evaluator: Evaluator, command: Command) -> None:
         "REALPATH": _foldable(evaluator, posixpath.join(base, path)),
     }
     if kind in answers:
-        evaluator.assign(name, answers[kind])
+        evaluator.assign(name, evaluator.mark_in((path, base)) or answers[kind])
     else:
         why = f"get_filename_component({kind}) is not evaluated here"
         evaluator.assign(name, evaluator.unknown(Place(evaluator.file, command.line), why))
@@ -328,7 +357,7 @@ def _file(evaluator: Evaluator, command: Command) -> None:
     if kind in ("GLOB", "GLOB_RECURSE") and len(words) > 1:
         _glob(evaluator, command, words)
     elif kind in ("RELATIVE_PATH",) and len(words) == 4:
-        evaluator.assign(words[1], posixpath.relpath(words[3], words[2]))
+        evaluator.assign(words[1], evaluator.mark_in(words[2:]) or posixpath.relpath(words[3], words[2]))
     elif kind in ("TO_CMAKE_PATH", "TO_NATIVE_PATH", "REAL_PATH") and len(words) > 2:
         source, name = (words[1], words[2])
         evaluator.assign(name, source if kind != "REAL_PATH" else _foldable(evaluator, source))
@@ -353,6 +382,9 @@ def _glob(evaluator: Evaluator, command: Command, words: list[str]) -> None:
     found: set[str] = set()
     for pattern in patterns:
         path = evaluator.path(pattern)
+        if unknown := evaluator.unknown_in(pattern):
+            evaluator.trouble(place, f"file({source_of(command)})", f"{unknown.why} ({unknown.place})")
+            continue
         if path is None:
             evaluator.trouble(place, pattern, f"file(GLOB) of {pattern}, which is outside the tree")
             continue
@@ -391,7 +423,9 @@ def _include(evaluator: Evaluator, command: Command) -> None:
             evaluator.run_file(inside)
             return
     optional = any(text.value == "OPTIONAL" for text in texts[1:])
-    if not optional and not _STANDARD_MODULES.fullmatch(name):
+    if unknown := evaluator.unknown_in(name):
+        evaluator.trouble(place, f"include({source_of(command)})", f"{unknown.why} ({unknown.place})")
+    elif not optional and not _STANDARD_MODULES.fullmatch(name):
         evaluator.trouble(place, f"include({source_of(command)})", f"there is no {name} in the tree")
 
 
@@ -585,13 +619,15 @@ def _parse_arguments(evaluator: Evaluator, command: Command) -> None:
     for word in given:
         if word in flags:
             found[word], current = ["TRUE"], ""
-        elif word in singles or word in lists:
+        elif word in singles:
+            current = word
+        elif word in lists:
             found.setdefault(word, [])
             current = word
         elif current in lists and current:
             found[current].append(word)
-        elif current and not found[current]:
-            found[current] = [word]
+        elif current:
+            found[current], current = [word], ""  # The last value counts.
         else:
             unparsed.append(word)
     for name in (*flags, *singles, *lists):

@@ -229,9 +229,7 @@ class Condition:
         except re.error as error:
             self._doubt(f"{pattern!r} is no regular expression ({error})")
             return False
-        for number in range(10):
-            value = match[number] if match and number <= match.re.groups else ""
-            self.evaluator.assign(f"CMAKE_MATCH_{number}", value or "")
+        matched(self.evaluator, match, self.evaluator.mark_in((text, pattern)))
         return match is not None
 
     def _unary(self, operator: str, operand: str) -> bool:
@@ -266,9 +264,19 @@ class Condition:
         return path in evaluator.tree.directories
 
 
+def matched(evaluator: Evaluator, match: re.Match[str] | None, unknown: str) -> None:
+    """Set what a match leaves behind; `unknown` stands for all of it where the text was not known."""
+    for number in range(10):
+        value = match[number] if match and number <= match.re.groups else ""
+        evaluator.assign(f"CMAKE_MATCH_{number}", unknown or value or "")
+    groups = [number for number in range(1, match.re.groups + 1) if match[number]] if match else []
+    evaluator.assign("CMAKE_MATCH_COUNT", unknown or str(max(groups, default=0)))
+
+
 def cmake_regex(pattern: str) -> str:
     """CMake's dialect has no escapes for classes and no counted repetition; Python reads the rest alike."""
-    return re.sub(r"(?<!\\)([{}])", r"\\\1", pattern).replace("[[", "[\\[")
+    plain = re.sub(r"\\([\\A-Za-z0-9])", lambda found: r"\\" if found[1] == "\\" else found[1], pattern)
+    return re.sub(r"(?<!\\)([{}])", r"\\\1", plain).replace("[[", "[\\[")
 
 
 def _number(text: str) -> float:

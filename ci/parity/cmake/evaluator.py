@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ci.parity.cmake import genex
@@ -22,7 +22,7 @@ BINARY = "/binary"
 MOST_STEPS = 20_000
 DEEPEST = 60
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", ";": "\\;"}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", ";": "\\;", "\n": ""}
 MARK = "\x01"
 _MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 _REFERENCE = re.compile(r"\$(?P<kind>ENV|CACHE)?\{")
@@ -285,7 +285,7 @@ class Evaluator:
             rows = [[Text(str(number), given[0].place)] for number in self.numbers(node, words[1:])]
         elif "ZIP_LISTS" in words:
             at = words.index("ZIP_LISTS")
-            names += words[:at]
+            names += words[: at - 1]  # up to IN
             columns = [self.elements_of(name, node) for name in words[at + 1 :]]
             if len(names) == 1:
                 names = [f"{names[0]}_{position}" for position in range(len(columns))]
@@ -317,8 +317,11 @@ class Evaluator:
 
     def numbers(self, node: Loop, words: Sequence[str]) -> range:
         try:
-            given = [int(word) for word in words]
-            found = range(given[0] + 1) if len(given) == 1 else range(given[0], given[1] + 1, *given[2:])
+            start, stop, *given = [int(word) for word in (["0", *words] if len(words) == 1 else words)]
+            step = given[0] if given else 1 if start <= stop else -1
+            if (stop - start) * step < 0:
+                raise ValueError("in the other direction")
+            found = range(start, stop + (1 if step > 0 else -1), step)
             # Before a list of them is made; a range of any length can be asked this.
             if found[MOST_STEPS:]:
                 raise ValueError("too long")
@@ -401,6 +404,9 @@ class Evaluator:
 
     def assign(self, name: str, value: str | None, *, parent: bool = False) -> None:
         self.assigned.add(name)
+        if parent:
+            # CMake's scopes are copies: here all stays as it is.
+            self.scope.variables.setdefault(name, self.value(name))
         scope = self.scope.above if parent and self.scope.above is not None else self.scope
         scope.variables[name] = value
 
@@ -411,6 +417,11 @@ class Evaluator:
     def unknown_in(self, text: str) -> Unknown | None:
         found = _MARKED.search(text)
         return self.unknowns[int(found[1])] if found else None
+
+    def mark_in(self, texts: Iterable[str]) -> str:
+        """What stands for the first unknown value in these texts; empty when all is known. What a command
+        makes of such a text tells nothing, so its answer is to be this."""
+        return next((found[0] for text in texts if (found := _MARKED.search(text))), "")
 
     def origin(self, element: str, fallback: Place) -> Place:
         """Where an element was written, perhaps without the directory that was put before it since."""
