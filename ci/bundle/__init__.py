@@ -14,6 +14,7 @@ EXAMPLES = """\
   nox -s bundle -- --soc SM8750 --target aarch64-android model.pte
   nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
   nox -s bundle -- --soc SM8850 --target aarch64-android --lpai model.pte
+  nox -s bundle -- --soc SM8750 --target aarch64-android --runner llama_main --file tokenizer.bin llama.pte
 """
 
 
@@ -22,6 +23,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.pte", help="programs to run there")
     parser.add_argument(
         "--dist", type=Path, metavar="DIR", help="the build that the runner is taken from [dist/TARGET]"
+    )
+    parser.add_argument(
+        "--runner", metavar="NAME", help="which of the build's programs runs there [qnn_executor_runner]"
+    )
+    parser.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="goes along as files/NAME, such as a tokenizer; may be repeated",
     )
     parser.add_argument("--lpai", action="store_true", help="with LPAI's libraries and its signed skel")
     parser.add_argument(

@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from ci.build.staged import RUNNER
 from ci.bundle import checks, contents, manifest, scripts
 from ci.bundle.contents import Item
 from provisioning.environment import resolve
@@ -27,7 +28,8 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     soc = soc_named(selection.soc)
     models = contents.read_models(args.models)
     dist = args.dist.absolute() if args.dist else ROOT / "dist" / selection.target
-    items = list(contents.built_items(dist, selection.target))
+    runner = args.runner or RUNNER.name
+    items = list(contents.built_items(dist, selection.target, runner))
     # A bundle without models is for any that come later.
     if args.lpai or not models or any(model.for_qnn for model in models):
         sdk = resolve(selection, os.environ, needs=("qnn-sdk",)).root("qnn-sdk").path
@@ -38,18 +40,19 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
             signed = args.signed.absolute() if args.signed else ROOT / "dist" / "overlay"
             items += contents.lpai_items(sdk, selection, soc, signed)
     items += [Item("model", model.path, f"models/{model.path.name}") for model in models]
+    items += contents.file_items(args.file)
     stage.findings += checks.check(items, models, selection.target, selection.soc, soc)
     stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return
     into = (args.output or ROOT / "dist" / "bundles" / f"{selection.target}-{selection.soc}").absolute()
-    bundle = write(items, into, selection, checks.sdk_build(items))
+    bundle = write(items, into, selection, checks.sdk_build(items), runner)
     stage.artifacts += [
         Artifact(file.kind, str(into / file.path), file.sha256, file.size) for file in bundle.files
     ]
 
 
-def write(items: list[Item], into: Path, selection: Selection, build_id: str) -> manifest.Bundle:
+def write(items: list[Item], into: Path, selection: Selection, build_id: str, runner: str) -> manifest.Bundle:
     """In one step, in the place of an older bundle; UsageError where something else is."""
     bundle_there = all((into / name).is_file() for name in (scripts.RUN, manifest.NAME))
     if into.exists() and any(into.iterdir()) and not bundle_there:
@@ -63,13 +66,15 @@ def write(items: list[Item], into: Path, selection: Selection, build_id: str) ->
             shutil.copyfile(item.path, to)
             to.chmod(0o755 if item.kind == "runner" else 0o644)
         places = [*(item.place for item in items), scripts.RUN]
-        (part / scripts.RUN).write_text(scripts.run_script(selection.target), encoding="utf-8")
+        (part / scripts.RUN).write_text(scripts.run_script(selection.target, runner), encoding="utf-8")
         (part / scripts.PUSH).write_text(scripts.push_script(selection.target, places), encoding="utf-8")
         for name in (scripts.RUN, scripts.PUSH):
             (part / name).chmod(0o755)
         files = [_file(part, item.kind, item.place) for item in items]
         files.append(_file(part, "script", scripts.RUN))
-        bundle = manifest.Bundle(selection.target, selection.soc, selection.profile, build_id, tuple(files))
+        bundle = manifest.Bundle(
+            selection.target, selection.soc, selection.profile, build_id, tuple(files), runner
+        )
         (part / manifest.NAME).write_text(bundle.encode(), encoding="utf-8")
         shutil.rmtree(into, ignore_errors=True)
         part.replace(into)

@@ -46,7 +46,7 @@ def _finding(
 
 def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
     for item in items:
-        if item.kind == "model":
+        if item.kind in ("model", "file"):
             continue
         on_dsp = item.kind in (DSP, "signed")
         wanted = elf.Elf(bits=32 if on_dsp else 64, machine=elf.HEXAGON if on_dsp else elf.AARCH64, flags=0)

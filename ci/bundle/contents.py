@@ -29,7 +29,7 @@ DSP = "dsp"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """`kind`: runner, library (of ExecuTorch), qnn (of the SDK), dsp (for Hexagon), model."""
+    """`kind`: runner, library (of ExecuTorch), qnn (of the SDK), dsp (for Hexagon), signed, model, file."""
 
     kind: str
     path: Path
@@ -70,14 +70,27 @@ class Model:
 
 
 def read_models(paths: Sequence[Path]) -> list[Model]:
-    names = [path.name for path in paths]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two models are named {name}", remedy="rename one: they go into one folder")
+    _names_differ("models", paths)
     return [Model(path, read_program(path)) for path in paths]
 
 
-def built_items(dist: Path, target: str) -> Iterator[Item]:
+def file_items(paths: Sequence[Path]) -> list[Item]:
+    """What a runner reads besides its model, such as a tokenizer."""
+    _names_differ("files", paths)
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"--file {path}: there is no such file")
+    return [Item("file", path, f"files/{path.name}") for path in paths]
+
+
+def _names_differ(what: str, paths: Sequence[Path]) -> None:
+    names = [path.name for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two {what} are named {name}", remedy="rename one: they go into one folder")
+
+
+def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[Item]:
     """The runner and its libraries, exactly as they were staged."""
     remedy = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
     if not (dist / RUNNER).is_file():
@@ -95,7 +108,14 @@ def built_items(dist: Path, target: str) -> Iterator[Item]:
                     f"{path}: expected {sha256} as its build recorded, found {found}",
                     remedy=f"{remedy}: something else was put there since",
                 )
-    yield Item("runner", dist / RUNNER, str(RUNNER))
+    programs = sorted(path.name for path in (dist / RUNNER.parent).iterdir() if path.is_file())
+    if runner not in programs:
+        raise UsageError(
+            f"--runner: expected one of those in {dist / RUNNER.parent}, which are {', '.join(programs)}, "
+            f"found {runner}",
+            remedy=f"{remedy}, of a tree that has it",
+        )
+    yield Item("runner", dist / RUNNER.parent / runner, f"{RUNNER.parent}/{runner}")
     for path in sorted((dist / "lib").glob("*.so*")):
         yield Item("library", path, f"lib/{path.name}")
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from ci.build.staged import RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.errors import CheckFailed, UsageError
 from provisioning.findings import Artifact
@@ -29,6 +30,7 @@ class Bundle:
     profile: str
     qnn_build_id: str
     files: tuple[File, ...]
+    runner: str = RUNNER.name
     schema: int = SCHEMA
 
     @property

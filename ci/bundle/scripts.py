@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from ci.build.staged import RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES, DEVICE_DSP_DIRECTORIES
 
 RUN = "run.sh"
@@ -25,14 +26,14 @@ _RUN = """\
 # Runs on the device, from the folder it is in: sh run.sh --model_path models/NAME.pte …
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here" || exit 1
-chmod +x bin/qnn_executor_runner
+chmod +x {runner}
 export LD_LIBRARY_PATH="$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
 # Separated by semicolons; our own first, or a skel of the system's answers.
 export ADSP_LIBRARY_PATH="$here/dsp;{system}"
 mkdir -p outputs
 # What the runner is run with, for a device that is emulated: a program and its arguments.
 # shellcheck disable=SC2086
-exec ${{{wrapper}:-}} ./bin/qnn_executor_runner "$@"
+exec ${{{wrapper}:-}} ./{runner} "$@"
 """
 
 _PUSH = """\
@@ -59,8 +60,9 @@ echo "to run it: {shell} $(quote "$run")"
 """
 
 
-def run_script(target: str) -> str:
-    return _RUN.format(system=";".join(DEVICE_DSP_DIRECTORIES[target]), wrapper=WRAPPER)
+def run_script(target: str, runner: str = RUNNER.name) -> str:
+    program = shlex.quote(f"{RUNNER.parent}/{runner}")
+    return _RUN.format(system=";".join(DEVICE_DSP_DIRECTORIES[target]), wrapper=WRAPPER, runner=program)
 
 
 def push_script(target: str, places: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.build.staged import RUNNER
 from ci.bundle.manifest import NAME as MANIFEST
 from ci.bundle.manifest import Bundle, read_bundle
 from ci.device import claim, session, transport
@@ -131,9 +132,16 @@ def _flags(args: argparse.Namespace, bundle: Bundle) -> tuple[str, ...]:
         raise UsageError(
             f"--model: expected one of the bundle's, which are {found}", remedy="name one with --model NAME"
         )
-    flags = ["--model_path", models[name], "--output_folder_path", session.OUTPUTS]
-    if args.inputs:
-        flags += ["--input_list_path", session.INPUT_LIST]
+    flags = ["--model_path", models[name]]
+    if bundle.runner == RUNNER.name:
+        flags += ["--output_folder_path", session.OUTPUTS]
+        if args.inputs:
+            flags += ["--input_list_path", session.INPUT_LIST]
+    elif args.inputs:
+        raise UsageError(
+            f"--inputs: lists are read by {RUNNER.name}, and the bundle's runner is {bundle.runner}",
+            remedy="give it its own arguments with --runner-arg",
+        )
     return (*flags, *args.runner_arg)
 
 

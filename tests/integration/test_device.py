@@ -21,7 +21,7 @@ import pytest
 from provisioning.settings import ROOT
 from tests.support.builds import Built, build, gone, run_stage
 from tests.support.devices import make_device_sdk, make_inputs, make_program
-from tests.support.miniature_executorch import digest, make_tree
+from tests.support.miniature_executorch import digest, make_llama, make_tree
 from tests.support.sshd import HOST, ssh_server
 from tests.support.stand_in_adb import SERIAL, Phone, adb_server
 from tests.support.stand_in_ndk import GLIBC, make_device_root, make_ndk
@@ -68,11 +68,18 @@ def bundle(built: Built, sdk: Path, *flags: str | Path, target: str) -> subproce
 
 
 @pytest.fixture(scope="module")
-def linux(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def arm64(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("linux")
-    sdk = make_device_sdk(folder / "sdk", "aarch64-linux")
-    built = build("build_linux_arm64", folder, make_tree(folder), sdk)
-    made = bundle(built, sdk, make_program(folder / "a model.pte"), target="aarch64-linux")
+    tree = make_tree(folder)
+    make_llama(tree)
+    return build("build_linux_arm64", folder, tree, make_device_sdk(folder / "sdk", "aarch64-linux"))
+
+
+@pytest.fixture(scope="module")
+def linux(arm64: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = arm64.folder
+    program = make_program(folder / "a model.pte")
+    made = bundle(arm64, folder / "sdk", program, target="aarch64-linux")
     assert made.returncode == 0, made.stderr + made.stdout
     keys = tmp_path_factory.mktemp("keys")
     with ssh_server(keys) as config:
@@ -109,6 +116,20 @@ def test_a_program_runs_over_ssh_and_its_outputs_come_back(linux: Bench, tmp_pat
     assert done.returncode == 0, done.stderr + done.stdout
     outputs = sorted((tmp_path / "device" / "outputs").iterdir())
     assert [path.read_bytes() for path in outputs] == [b"bcd", b"IBM"]
+
+
+def test_a_runner_of_language_models_runs_with_arguments_of_its_own(
+    arm64: Built, linux: Bench, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.bin").write_bytes(b"words")
+    given = ("--runner", "llama_main", "--file", tmp_path / "tokenizer.bin", "-o", tmp_path / "bundle")
+    program = make_program(tmp_path / "llama.pte")
+    made = bundle(arm64, arm64.folder / "sdk", *given, program, target="aarch64-linux")
+    assert made.returncode == 0, made.stderr + made.stdout
+    done = linux.run("--runner-arg=--prompt=hello", into=tmp_path, bundle=tmp_path / "bundle")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "hello" in (tmp_path / "device" / "run.log").read_text(encoding="utf-8").splitlines()
+    assert (linux.folder / "files" / "tokenizer.bin").read_bytes() == b"words"
 
 
 def test_what_is_there_already_is_not_pushed_again(linux: Bench, tmp_path: Path) -> None:

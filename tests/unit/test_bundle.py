@@ -241,6 +241,47 @@ def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(bench: Bench) 
     assert (bench.bundle / "thesis.txt").is_file()
 
 
+def test_a_runner_of_language_models_comes_with_what_it_reads(bench: Bench) -> None:
+    Library(machine=AARCH64, needed=["libc.so.6"]).write(bench.dist / "bin" / "qnn_llama_runner")
+    (bench.root / "tokenizer.bin").touch()
+    given = ("--runner", "qnn_llama_runner", "--file", bench.root / "tokenizer.bin")
+    assert bench.make(*given, bench.model()) == 0
+    made = manifest.read_bundle(bench.bundle)
+    places = {file.path for file in made.files}
+    assert made.runner == "qnn_llama_runner"
+    assert {
+        "bin/qnn_llama_runner",
+        "files/tokenizer.bin",
+    } <= places and "bin/qnn_executor_runner" not in places
+    assert './bin/qnn_llama_runner "$@"' in (bench.bundle / "run.sh").read_text(encoding="utf-8")
+    assert "files/tokenizer.bin" in (bench.bundle / "push.sh").read_text(encoding="utf-8")
+
+
+def test_a_runner_of_another_machine_is_found_whichever_it_is(bench: Bench) -> None:
+    Library(needed=[]).write(bench.dist / "bin" / "qnn_llama_runner")
+    assert (bench.make("--runner", "qnn_llama_runner"), bench.rules()[-1]) == (1, "bundle-machine")
+
+
+@pytest.mark.parametrize("name", ["llama_main", "../lib/libqnn_executorch_backend.so"])
+def test_a_runner_that_the_build_has_not_is_told_with_those_it_has(bench: Bench, name: str) -> None:
+    with pytest.raises(UsageError, match="which are qnn_executor_runner, found"):
+        bench.make("--runner", name)
+
+
+def test_a_file_that_is_not_there_is_said(bench: Bench) -> None:
+    with pytest.raises(UsageError, match="there is no such file"):
+        bench.make("--file", bench.root / "nowhere")
+
+
+def test_a_bundle_made_before_runners_had_names_has_the_usual_one(bench: Bench) -> None:
+    bench.make(bench.model())
+    path = bench.bundle / manifest.NAME
+    data = json.loads(path.read_text(encoding="utf-8"))
+    del data["runner"]
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert manifest.read_bundle(bench.bundle).runner == "qnn_executor_runner"
+
+
 def test_lpai_is_refused_for_a_chip_without_it(bench: Bench) -> None:
     with pytest.raises(UsageError, match="SM8650 has no LPAI"):
         bench.make(bench.model(), "--lpai")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.bundle.manifest import Bundle
+from ci.bundle.manifest import Bundle, File
 from ci.device import session, verb
 from ci.device.transport import Adb, Answer, Device, Lost, Ssh, TimedOut
 from ci.device.verb import the_bundle
@@ -141,6 +141,27 @@ def test_a_run_that_takes_too_long_is_ended_there(bundle: Path) -> None:
     device = Slow()
     ran = session.run(device, str(bundle), [], seconds=1)
     assert (ran.code, ran.out, "kill" in device.asked[-1]) == (None, "begun\n", True)
+
+
+@pytest.mark.parametrize(
+    ("runner", "flags"),
+    [
+        ("qnn_executor_runner", ("--output_folder_path", "outputs", "--prompt=hi")),
+        ("qnn_llama_runner", ("--prompt=hi",)),
+    ],
+)
+def test_a_runner_gets_the_flags_that_it_knows(runner: str, flags: tuple[str, ...]) -> None:
+    files = (File("models/a.pte", "model", "", 0),)
+    bundle = Bundle("aarch64-android", "SM8750", "wheels", "", files, runner)
+    args = Namespace(model=None, inputs=None, runner_arg=["--prompt=hi"])
+    assert verb._flags(args, bundle) == ("--model_path", "models/a.pte", *flags)
+
+
+def test_an_input_list_for_a_runner_that_reads_none_is_refused() -> None:
+    files = (File("models/a.pte", "model", "", 0),)
+    bundle = Bundle("aarch64-android", "SM8750", "wheels", "", files, "qnn_llama_runner")
+    with pytest.raises(UsageError, match="the bundle's runner is qnn_llama_runner"):
+        verb._flags(Namespace(model=None, inputs=Path("list.txt"), runner_arg=[]), bundle)
 
 
 def test_an_input_list_is_rewritten_for_the_device(tmp_path: Path) -> None:
