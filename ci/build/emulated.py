@@ -18,6 +18,8 @@ from provisioning.findings import Finding, Severity
 from provisioning.settings import ROOT
 
 TOLERANCE = 1e-5
+SECONDS = 600.0
+"""For a probe that takes a second, and some under qemu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +91,30 @@ def probe_in(folder: Path) -> Path:
 
 
 def outputs(command: list[str], probe: Path, into: Path) -> list[float]:
-    result = subprocess.run(
-        [
-            *command,
-            *("--model_path", str(probe / PROGRAM), "--input_list_path", str(probe / INPUTS)),
-            *("--output_folder_path", str(into), "--etdump_path=", "--performance_output_path="),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    remedy = "run that command by hand; a runner that was moved or changed is built anew with --clean"
+    try:
+        result = subprocess.run(
+            [
+                *command,
+                *("--model_path", str(probe / PROGRAM), "--input_list_path", str(probe / INPUTS)),
+                *("--output_folder_path", str(into), "--etdump_path=", "--performance_output_path="),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CheckFailed(
+            f"{' '.join(command)} did not end within {SECONDS:g} s on the probe", remedy=remedy
+        ) from error
     if result.returncode != 0:
         raise CheckFailed(
             f"{' '.join(command)} failed on the probe with exit code {result.returncode}:\n"
             f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
-            remedy="run that command by hand; a runner that was moved or changed is built anew with --clean",
+            remedy=remedy,
         )
     values = array.array("f")
-    for path in sorted(into.iterdir()):
+    for path in sorted(into.glob("*")):
         values.frombytes(path.read_bytes())
     return values.tolist()

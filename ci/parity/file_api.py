@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +34,18 @@ def read_reply(build: Path, root: Path) -> Reply:
     """The targets of a build directory whose sources are the tree at `root`."""
     folder = build / ".cmake" / "api" / "v1" / "reply"
     indexes = sorted(folder.glob("index-*.json"))
-    query = build / ".cmake" / "api" / "v1" / "query"
+    query = shlex.quote(str(build / ".cmake" / "api" / "v1" / "query"))
+    again = f"cmake {shlex.quote(str(build))}"
     if not indexes:
         raise EnvironmentLacking(
             f"{build} holds no reply of CMake's file API",
-            remedy=f"mkdir -p {query} && touch {query}/codemodel-v2 && cmake {build}",
+            remedy=f"mkdir -p {query} && touch {query}/codemodel-v2 && {again}",
         )
     index = _json(indexes[-1])
     models = [one for one in index.get("objects", []) if one.get("kind") == "codemodel"]
     if not models:
         raise EnvironmentLacking(
-            f"{indexes[-1]} holds no codemodel", remedy=f"touch {query}/codemodel-v2 && cmake {build}"
+            f"{indexes[-1]} holds no codemodel", remedy=f"touch {query}/codemodel-v2 && {again}"
         )
     model = _json(folder / models[0]["jsonFile"])
     source = Path(model["paths"]["source"]).resolve()

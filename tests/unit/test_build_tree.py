@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -80,6 +81,14 @@ def test_an_empty_submodule_is_said_with_the_command_that_fills_it(tree: Path) -
     with pytest.raises(EnvironmentLacking, match="third-party/prelude") as caught:
         trees.open_tree(tree)
     assert "submodule update --init" in caught.value.remedy
+
+
+def test_a_remedy_can_be_typed_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentLacking) as caught:
+        trees.open_tree(make_tree(tmp_path / "my trees", commit=False, name="et"))
+    command = shlex.split(caught.value.remedy.partition(", or")[0])
+    tree = f"{tmp_path}/my trees/et"
+    assert command == ["git", "-C", tree, "worktree", "add", "--detach", f"{tree}.d/executorch"]
 
 
 def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None:

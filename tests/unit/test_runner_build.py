@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.build import runner
+from ci.build import emulated, runner
 from ci.build.emulated import judge, probe_in
 from ci.build.runner import Executorch, Plan, find_executorch
 from ci.build.staged import RUNNER, inspect
 from ci.cmake import Program
 from provisioning.cli import main
-from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.settings import Selection
 from tests.support.elves import AARCH64, Library
 
@@ -80,6 +80,16 @@ def test_equal_outputs_are_fine() -> None:
 )
 def test_other_outputs_are_told(theirs: list[float]) -> None:
     assert [finding.rule for finding in judge([1.0, 2.0], theirs, Path("r")).findings] == ["runner-outputs"]
+
+
+def test_a_runner_that_hangs_on_the_probe_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated, "SECONDS", 0.2)
+    with pytest.raises(CheckFailed, match=r"did not end within 0\.2 s"):
+        emulated.outputs(["sh", "-c", "exec sleep 60"], tmp_path, tmp_path / "out")
+
+
+def test_a_runner_that_writes_nothing_gives_no_outputs(tmp_path: Path) -> None:
+    assert emulated.outputs(["true"], tmp_path, tmp_path / "out") == []
 
 
 def test_no_outputs_at_all_are_told() -> None:
