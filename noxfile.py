@@ -299,14 +299,14 @@ def _make(session: nox.Session, home: Path) -> None:
 
 def _installer(python: Path) -> list[str]:
     if uv := shutil.which("uv"):
-        return [uv, "pip", "install", "--quiet", "--python", str(python)]
+        return [uv, "pip", "install", "--quiet", *_no_index(), "--python", str(python)]
     return [str(python), "-m", "pip", "install", "--quiet"]
 
 
 def _install_torch(session: nox.Session, home: Path, requirement: str) -> None:
     """The CPU build from the user's own index, else from where uv knows it, else whatever the index has."""
     python = home / "bin" / "python"
-    uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python)]
+    uv = [str(python), "-m", "uv", "pip", "install", *_no_index(), "--python", str(python)]
     attempts = (
         [[*_installer(python), "--no-deps", f"{requirement}+cpu"]],
         [[*_installer(python), "uv"], [*uv, "--no-deps", "--torch-backend=cpu", requirement]],
@@ -320,13 +320,18 @@ def _install_torch(session: nox.Session, home: Path, requirement: str) -> None:
     session.run(*_installer(python), requirement, external=True, env=_uv_settings())
 
 
+def _no_index() -> list[str]:
+    """For uv, which has no variable for it."""
+    return ["--no-index"] if os.environ.get("PIP_NO_INDEX", "").lower() in ("1", "true", "yes", "on") else []
+
+
 def _uv_settings() -> dict[str, str | None]:
     settings: dict[str, str | None] = {
         new: os.environ[old]
         for old, new in UV_FROM_PIP.items()
-        if old in os.environ and new not in os.environ
+        if os.environ.get(old) and new not in os.environ
     }
-    if "PIP_FIND_LINKS" in os.environ:
+    if (places := os.environ.get("PIP_FIND_LINKS", "").split()) and "UV_FIND_LINKS" not in os.environ:
         # pip parts several by spaces, uv by commas.
-        settings.setdefault("UV_FIND_LINKS", ",".join(os.environ["PIP_FIND_LINKS"].split()))
+        settings["UV_FIND_LINKS"] = ",".join(places)
     return settings

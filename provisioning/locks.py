@@ -197,7 +197,7 @@ def render(inputs: Sequence[str], entries: Iterable[Entry]) -> str:
 def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The user's pip settings in uv's words, as uv does not read them; uv's own settings win."""
     pip = pip_settings(environ)
-    only_local = pip.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    only_local = has_no_index(environ)
 
     def locations(key: str) -> list[str]:
         # A local folder holds the wheels of one platform; a lock with their hashes alone serves no other.
@@ -209,7 +209,6 @@ def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
         "UV_EXTRA_INDEX_URL": " ".join(locations("extra-index-url")),
         "UV_FIND_LINKS": ",".join(locations("find-links")),
         "UV_INSECURE_HOST": " ".join(pip.get("trusted-host", "").split()),
-        "UV_NO_INDEX": "1" if only_local else "",
         "SSL_CERT_FILE": pip.get("cert", ""),
         "ALL_PROXY": pip.get("proxy", ""),
         # pip takes the best version of all indexes; uv by default only looks at the first with the package.
@@ -219,6 +218,11 @@ def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if value:
             result.setdefault(name, value)
     return result
+
+
+def has_no_index(environ: Mapping[str, str]) -> bool:
+    """Whether pip may ask no index. uv has a flag for that, --no-index, and no variable."""
+    return pip_settings(environ).get("no-index", "").lower() in ("1", "true", "yes", "on")
 
 
 def pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
@@ -272,6 +276,7 @@ def _resolve(environment: str, inputs: Sequence[str], old: str, arguments: Seque
             *("--universal", "--python-version", OLDEST_PYTHON, "--python", sys.executable),
             *("--generate-hashes", "--no-header", "--annotation-style", "line"),
             *("--no-emit-index-url", "--no-emit-find-links"),
+            *(["--no-index"] if has_no_index(os.environ) else []),
             *arguments,
         ]
         done = subprocess.run(

@@ -161,10 +161,14 @@ def _address_from_pip(source: Wheel, tags: Tags, into: Path, progress: Progress 
 
 
 def _address_from_uv(source: Wheel, tags: Tags, into: Path, progress: Progress | None) -> Fetched:
+    from provisioning.locks import has_no_index
+
     environ = dict(os.environ)
     if "PIP_FIND_LINKS" in environ:
         environ.setdefault("UV_FIND_LINKS", ",".join(environ["PIP_FIND_LINKS"].split()))
     options = ["--no-deps", "--only-binary", ":all:", "--format", "pylock.toml", "--no-header", "--universal"]
+    if has_no_index(environ):
+        options.append("--no-index")
     output = _run(
         [str(_uv()), "pip", "compile", "--quiet", "--python-version", _python_version(tags), *options, "-"],
         source,

@@ -77,7 +77,9 @@ def test_a_wheel_comes_from_the_users_links(
     (links / FILENAME).write_bytes(WHEEL)
     use(monkeypatch, way)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("UV_NO_INDEX", "1")
+    # Nobody listens there, so that asking fails.
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("PIP_FIND_LINKS", links.as_uri())
     assert fetch_wheel(source(), tmp_path / "downloads").sha256 == SHA
 

@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from provisioning import locks
 from provisioning.errors import ManifestError
 from provisioning.manifest import PythonEnvironment
+from tests.support.wheels import make_wheel
 
 RESOLVED = """\
 fsspec==2026.9.0 ; platform_machine == 'x86_64' and sys_platform == 'linux' \\
@@ -177,7 +178,20 @@ class TestTheUsersPipSettings:
         found = locks.uv_environment(
             {"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/srv/a /srv/b", "PIP_NO_INDEX": "1"}
         )
-        assert (found["UV_FIND_LINKS"], found["UV_NO_INDEX"]) == ("/srv/a,/srv/b", "1")
+        assert found["UV_FIND_LINKS"] == "/srv/a,/srv/b"
+
+    def test_where_there_is_no_index_none_is_asked(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wheel = "demo-1.0-py3-none-any.whl"
+        (tmp_path / wheel).write_bytes(make_wheel(wheel))
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+        # Nobody listens there, so that asking fails.
+        monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
+        monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+        assert "demo==1.0" in locks._resolve("demo", ["demo==1.0"], "", [])
 
     def test_files_are_read_and_variables_go_before_them(self, tmp_path: Path) -> None:
         config = tmp_path / "pip.conf"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -85,14 +86,49 @@ def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> No
     assert done.stdout == f"no trees in {tmp_path / 'mine'}\n"
 
 
-def test_several_places_for_packages_are_told_to_uv_in_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def noxfile() -> ModuleType:
     spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
     assert spec is not None and spec.loader is not None
     noxfile = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(noxfile)
-    monkeypatch.delenv("UV_FIND_LINKS", raising=False)
-    monkeypatch.setenv("PIP_FIND_LINKS", "/srv/a /srv/b")
-    assert noxfile._uv_settings()["UV_FIND_LINKS"] == "/srv/a,/srv/b"
+    return noxfile
+
+
+@pytest.mark.parametrize(
+    ("pip", "uv"),
+    [
+        ({"PIP_FIND_LINKS": "/srv/a /srv/b"}, {"UV_FIND_LINKS": "/srv/a,/srv/b"}),
+        ({"PIP_FIND_LINKS": "/srv/a", "UV_FIND_LINKS": "/srv/mine"}, {}),
+        ({"PIP_INDEX_URL": "", "PIP_FIND_LINKS": ""}, {}),
+    ],
+)
+def test_where_pip_finds_packages_is_told_to_uv_in_its_own_way(
+    noxfile: ModuleType, pip: dict[str, str], uv: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    for name, value in pip.items():
+        monkeypatch.setenv(name, value)
+    assert noxfile._uv_settings() == uv
+
+
+@pytest.mark.parametrize(("said", "flags"), [("1", ["--no-index"]), ("true", ["--no-index"]), ("0", [])])
+def test_uv_asks_no_index_where_pip_may_not(
+    noxfile: ModuleType, said: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", said)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    command = noxfile._installer(Path("/env/bin/python"))
+    assert command == [
+        "/usr/bin/uv",
+        "pip",
+        "install",
+        "--quiet",
+        *flags,
+        "--python",
+        "/env/bin/python",
+    ]
 
 
 def _environment(folder: Path, name: str, program: str, shell: str = sys.executable) -> None:
