@@ -35,12 +35,10 @@ ENTRIES = (
 )
 """What the stages begin with: whatever these import decides every program."""
 
-HARMLESS = (".md", ".txt", ".rst")
-HARMLESS_ELSEWHERE = (".md", ".rst")
-"""In another repository, where a text may be what a factory reads."""
+HARMLESS = (".md", ".rst")
+"""No .txt: a factory may read one, and CMakeLists.txt is one."""
 
 HARMLESS_FOLDERS = ("docs/", "tests/", "docker/", ".github/", "ci/bench/")
-UNSURE_LOCKS = "manifests/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +151,12 @@ def _shown(path: Path) -> str:
 
 def _harmless(path: Path) -> bool:
     """Not imported by the stages, and nothing that they read: what is neither is not sure."""
+    if path.name.endswith(HARMLESS):
+        return True
     if not path.is_relative_to(ROOT):
-        return path.name.endswith(HARMLESS_ELSEWHERE)
+        return False
     name = path.relative_to(ROOT).as_posix()
-    if name.startswith(HARMLESS_FOLDERS) or (name.endswith(HARMLESS) and not name.startswith(UNSURE_LOCKS)):
+    if name.startswith(HARMLESS_FOLDERS):
         return True
     # A module of another stage; a deleted one may have been anybody's.
     return name.startswith(("ci/", "provisioning/")) and name.endswith(".py") and path.is_file()

@@ -71,7 +71,13 @@ class TestAffected:
 
     @pytest.mark.parametrize(
         "changed",
-        ["manifests/locks/executorch.txt", "manifests/profiles/wheels.toml", "new.bin", "ci/models/gone.py"],
+        [
+            "manifests/locks/executorch.txt",
+            "manifests/profiles/wheels.toml",
+            "ci/runner/CMakeLists.txt",
+            "new.bin",
+            "ci/models/gone.py",
+        ],
     )
     def test_what_is_not_sure_concerns_everything(self, changed: str) -> None:
         assert self._cases(changed) is None
