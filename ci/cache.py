@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -46,12 +47,12 @@ class VerdictCache:
         return verdict
 
     def put(self, key: str, verdict: Mapping[str, Json]) -> None:
-        """Replace in one step, so that a reader in another process sees all or nothing."""
+        """Replace in one step, so that a reader in another process or thread sees all or nothing."""
         if not self.enabled:
             return
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
         part.write_text(json.dumps({"key": key, "verdict": dict(verdict)}, sort_keys=True), encoding="utf-8")
         part.replace(path)
 

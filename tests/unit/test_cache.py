@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,19 @@ def test_only_what_was_of_no_use_for_long_is_pruned(tmp_path: Path) -> None:
     assert cache.get("used") == VERDICT
     assert cache.prune() == 1
     assert (cache.get("used"), cache.get("unused")) == (VERDICT, None)
+
+
+def test_two_threads_may_keep_the_same_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, both, replace = VerdictCache(tmp_path, "test"), threading.Barrier(2, timeout=20), Path.replace
+
+    def together(part: Path, target: Path) -> Path:
+        both.wait()
+        return replace(part, target)
+
+    monkeypatch.setattr(Path, "replace", together)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda _: cache.put("key", VERDICT), range(2))) == [None, None]
+    assert cache.get("key") == VERDICT
 
 
 def test_through_makes_a_verdict_once(tmp_path: Path) -> None:
