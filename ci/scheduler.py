@@ -252,7 +252,7 @@ class Estimate:
         now = self._clock()
         rest = [max(0.0, length * self.pace - (now - began)) for length, began in self._running.values()]
         waiting = [length * self.pace for length in self._waiting.values()]
-        return max([(sum(rest) + sum(waiting)) / self._slots, *rest, *waiting[:1]], default=0.0)
+        return max([(sum(rest) + sum(waiting)) / self._slots, *rest, *waiting])
 
 
 def default_slots() -> int:

@@ -178,14 +178,18 @@ def test_a_slot_that_opens_after_the_end_does_nothing() -> None:
 
 
 def test_every_slot_is_closed() -> None:
-    closed: list[int] = []
+    both, closed = threading.Barrier(2, timeout=20), []
+
+    def at_once(job: Job) -> str:
+        both.wait()
+        return job.name
 
     class Counted(Calls[str]):
         def close(self) -> None:
             closed.append(1)
 
-    run_jobs([Job("a"), Job("b")], lambda: Counted(lambda job: job.name), slots=2)
-    assert closed
+    run_jobs([Job("a"), Job("b")], lambda: Counted(at_once), slots=2)
+    assert len(closed) == 2
 
 
 def test_a_part_with_nothing_in_it_is_wrong_use() -> None:
@@ -205,7 +209,8 @@ def test_the_estimate_is_the_expected_work_over_the_slots() -> None:
 
 
 def test_the_estimate_is_never_shorter_than_the_longest_job() -> None:
-    assert Estimate([Job("a", 100), Job("b", 1)], 8, clock=lambda: 0.0).left() == 100
+    for jobs in ([Job("a", 100), Job("b", 1)], [Job("b", 1), Job("a", 100)]):
+        assert Estimate(jobs, 8, clock=lambda: 0.0).left() == 100
 
 
 def test_the_estimate_follows_the_pace() -> None:
