@@ -25,6 +25,7 @@ def collect(directory: Path, expected: Sequence[str]) -> list[Report]:
         except (OSError, ValueError) as error:
             strange.append(_strange(path, error))
     found.pop(GATE, None)
+    expected = list(dict.fromkeys(expected))
     missing = [stage for stage in expected if stage not in found]
     found |= {stage: did_not_run(stage, f"there is no report of {stage}") for stage in missing}
     reports = [found.pop(stage) for stage in expected]

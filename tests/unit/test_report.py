@@ -65,6 +65,11 @@ def test_expected_stages_come_first_and_in_their_order(reports: Path) -> None:
     ]
 
 
+def test_a_stage_that_is_expected_twice_is_shown_once(reports: Path) -> None:
+    shown = collect(reports, ["validate", "provision", "validate"])
+    assert [report.stage for report in shown] == ["validate", "provision"]
+
+
 def test_an_expected_stage_without_a_report_did_not_run(reports: Path) -> None:
     absent = collect(reports, ["test_lowering", "provision"])[0]
     assert (absent.stage, verdict(absent)) == ("test_lowering", "did not run")
