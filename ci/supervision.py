@@ -7,9 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
+from ci.interruption import termination_as_interrupt
 from ci.transcript import transcript
 from ci.workers.parent import tail
 from provisioning.diagnosis import explain
@@ -49,17 +48,13 @@ def log_of(stage: str, reports: Path) -> Path:
 
 def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
     """Run a process to its end. Interrupted, it is given time to tidy up, and then ended; the code is 130."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with transcript(log) as outputs:
-            process = subprocess.Popen(argv, env=environ, stdout=outputs.stdout, stderr=outputs.stderr)
-            try:
-                return process.wait()
-            except KeyboardInterrupt:
-                _end(process)
-                return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with termination_as_interrupt(), transcript(log) as outputs:
+        process = subprocess.Popen(argv, env=environ, stdout=outputs.stdout, stderr=outputs.stderr)
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            _end(process)
+            return INTERRUPTED
 
 
 def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -> Report:
@@ -154,7 +149,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.kill()
             process.wait()
             return
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
