@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
 def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
     """The programs that the flags leave. A shard has whole models, which are exported once."""
     programs = choose(
-        all_programs([path.absolute() for path in args.suite or ()], selection.socs),
+        all_programs(
+            [path.absolute() for path in args.suite or ()], selection.socs, profile=selection.profile
+        ),
         tags=args.tag or (),
         words=args.words or (),
         cases=args.case or (),

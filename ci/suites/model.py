@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from provisioning.errors import ManifestError, UsageError
 from provisioning.manifest import Model, load_socs, soc_named
+from provisioning.settings import DEFAULT_PROFILE
 
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -93,6 +95,7 @@ class AnyProgram(Generic[C, R]):
     case: C
     run: R
     soc: str
+    profile: str = DEFAULT_PROFILE
 
     @property
     def name(self) -> str:
@@ -116,20 +119,26 @@ class Suites(Generic[P]):
     program: type[P]
     cases: Callable[[Path], Mapping[str, AnyCase]]
 
-    def programs_of(self, path: Path, socs: Sequence[str] = ()) -> list[P]:
+    def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
         for soc in socs:
             soc_named(soc)
         return [
-            self.program(path.absolute(), name, case, run, soc)
+            self.program(path.absolute(), name, case, run, soc, profile)
             for name, case in self.cases(path).items()
             for run in case.runs
             for soc in socs or run.socs
         ]
 
-    def all_programs(self, paths: Sequence[Path], socs: Sequence[str] = ()) -> list[P]:
+    def all_programs(
+        self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
+    ) -> list[P]:
         """Of the named suites, or of the shipped one; no two may have the same name."""
-        found = [program for path in paths or [self.shipped] for program in self.programs_of(path, socs)]
+        found = [
+            program
+            for path in paths or [self.shipped]
+            for program in self.programs_of(path, socs, profile=profile)
+        ]
         seen: dict[str, P] = {}
         for program in found:
             if other := seen.get(program.name):
@@ -172,4 +181,8 @@ class Suites(Generic[P]):
     def repeat(self, program: P, stage: str = "") -> str:
         """The command that does this program again."""
         suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
-        return " ".join(["nox", "-s", stage or self.stage, "--", *suite, "-k", program.name])
+        soc = [] if program.soc in program.run.socs else ["--soc", program.soc]
+        profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]
+        return shlex.join(
+            ["nox", "-s", stage or self.stage, "--", *suite, "-k", program.name, *soc, *profile]
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import get_args
@@ -13,7 +14,7 @@ import pytest
 
 from ci.lowering.imports import module_file
 from ci.lowering.judge import suggestions
-from ci.lowering.suite import SHIPPED, Program, Scheme, all_programs, choose, programs_of
+from ci.lowering.suite import SHIPPED, SUITES, Program, Scheme, all_programs, choose, programs_of
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
 from ci.suites.model import Thresholds
 from ci.suites.thresholds import derived
@@ -102,6 +103,25 @@ class TestModel:
     def test_a_threshold_of_nothing_cannot_be(self) -> None:
         with pytest.raises(ValueError, match="nothing would be compared"):
             Thresholds()
+
+
+class TestRepeat:
+    """The command that a finding names must find the program again."""
+
+    def test_a_chip_that_the_suite_does_not_name_is_in_it(self, tmp_path: Path) -> None:
+        (program,) = programs_of(_suite(tmp_path), ["SM8850"])
+        assert SUITES.repeat(program).endswith(" -k mine/8a8w/SM8850 --soc SM8850")
+
+    def test_a_folder_with_a_space_stays_one_word(self, tmp_path: Path) -> None:
+        (tmp_path / "my models").mkdir()
+        program = programs_of(_suite(tmp_path / "my models"))[0]
+        words = ["--suite", str(tmp_path / "my models/suite.toml"), "-k", "mine/8a8w/SM8650"]
+        assert shlex.split(SUITES.repeat(program))[4:] == words
+
+    def test_a_profile_other_than_the_usual_one_is_in_it(self, tmp_path: Path) -> None:
+        for profile, flags in (("wheels", ""), ("qnn-2.48", " --profile qnn-2.48")):
+            program = all_programs([_suite(tmp_path)], profile=profile)[0]
+            assert SUITES.repeat(program).endswith(f" -k mine/8a8w/SM8650{flags}")
 
 
 class TestChoice:
