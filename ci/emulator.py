@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ci.lowering.verb import add_flags
 from ci.scheduler import Job
-from provisioning.settings import DEFAULT_TARGET, Selection, add_selection, selection_of
+from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
     from ci.progress import Line
@@ -32,8 +32,8 @@ EXAMPLES = """\
   nox -s build_android test_emulator
 """
 
-FORMAT = 1
-"""Part of every kept result's key."""
+MEASURING = ("ci/emulator.py", "ci/lowering/compare.py")
+"""The files of ours that figures and times come from: a change of them forgets what was kept."""
 
 CLEARLY_DB = 6.0
 
@@ -69,6 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.interruption import termination_as_interrupt
     from ci.lowering import stage as lowering
     from ci.suites.flags import check
     from ci.suites.stage import finish
@@ -81,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         return lowering.print_list(args, selection)
     command = command_line("nox -s test_emulator --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("test_emulator", selection.profile, DEFAULT_TARGET, command)
-    with stage.reported(selection.reports, "emulator-not-run"):
+    # A runner does not see that whoever started it is gone.
+    with stage.reported(selection.reports, "emulator-not-run"), termination_as_interrupt():
         _run(args, selection, stage, os.environ)
     return finish(stage, selection)
 
@@ -108,13 +110,17 @@ def _measure_all(
 ) -> dict[str, Measured]:
     """From the cache where nothing changed; a result that misses its thresholds is measured anew, so that
     its outputs are there to look at."""
-    from ci.cache import VerdictCache, key_of
+    from ci.cache import VerdictCache, digest_of_files, key_of
     from ci.installed import runner_digest
     from ci.progress import progress
     from ci.scheduler import default_slots, memory_budget, run_jobs
 
     cache = VerdictCache(plan.settings.store, "emulator", enabled=not args.no_cache)
-    basis: dict[str, Any] = {"format": FORMAT, "runner": runner_digest(runner), "sdk": dict(plan.basis.sdk)}
+    basis: dict[str, Any] = {
+        "measuring": digest_of_files(ROOT, [ROOT / name for name in MEASURING]),
+        "runner": runner_digest(runner),
+        "sdk": dict(plan.basis.sdk),
+    }
     keys = {name: key_of({**basis, "program": each.facts["content"]}) for name, each in work.items()}
     programs = {program.name: program for program in plan.programs}
     measured: dict[str, Measured] = {}
@@ -133,9 +139,11 @@ def _measure_all(
 
     def once(job: Job, slot: RunSlot) -> Measured:
         result = slot.measure(work[job.name], plan.settings.logs / job.name.replace("/", "-"))
-        if not result.rule and not findings_of(programs[job.name], result):
+        if findings_of(programs[job.name], result):
+            return result
+        shutil.rmtree(result.kept or "", ignore_errors=True)
+        if not result.rule:
             cache.put(keys[job.name], {"figures": dict(result.figures), "times": dict(result.times)})
-            shutil.rmtree(result.kept or "", ignore_errors=True)
         return result
 
     with progress("runs on the emulator", jobs, slots, line_of) as shown:
@@ -163,13 +171,15 @@ class RunSlot:
     def __init__(self, runner: Path, environment: Mapping[str, str], timeout: float, once: Any) -> None:
         self._runner, self._environment, self._timeout, self._once = runner, environment, timeout, once
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     def run(self, job: Job) -> Measured:
         result: Measured = self._once(job, self)
         return result
 
     def close(self) -> None:
-        if self._process is not None:
+        self._closed = True
+        if self._process is not None and self._process.poll() is None:
             _kill(self._process)
 
     def measure(self, compiled: Any, folder: Path) -> Measured:
@@ -218,6 +228,9 @@ class RunSlot:
                 stderr=log,
                 start_new_session=True,
             )
+            if self._closed:
+                # Whoever closed the slot found nothing to end yet.
+                _kill(self._process)
             try:
                 return self._process.wait(self._timeout), False
             except subprocess.TimeoutExpired:
@@ -238,15 +251,17 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _ended(code: int, folder: Path) -> str:
+    from ci.supervision import how_it_ended
     from ci.workers.parent import tail
     from provisioning.diagnosis import explain
 
     log = tail(folder / "run.log", TAIL)
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     said = [line for line in log.splitlines() if "error:" in line.lower() or "[ERROR]" in line]
     known = explain(log)
     return (
-        f"the runner {how}" + (f": {said[-1].strip()}" if said else "") + (f". {known[0]}" if known else "")
+        f"the runner {how_it_ended(code)}"
+        + (f": {said[-1].strip()}" if said else "")
+        + (f". {known[0]}" if known else "")
     )
 
 
@@ -355,6 +370,8 @@ def row(program: Any, result: Measured | None, findings: Sequence[Any], agreed: 
 
 
 def update(plan: Any, measured: Mapping[str, Measured]) -> None:
+    from ci.lowering.suite import SUITES
+
     for suite, baseline in list(plan.baselines.items()):
         values = {
             program.name: {
@@ -368,10 +385,8 @@ def update(plan: Any, measured: Mapping[str, Measured]) -> None:
             for program in plan.programs
             if program.suite == suite and program.name in measured and not measured[program.name].rule
         }
-        new = baseline.with_values(plan.basis.build_id, values)
-        new.write()
-        plan.baselines[suite] = new
-        sys.stderr.write(f"wrote {new.path}\n")
+        known = [program.name for program in SUITES.all_programs([suite])]
+        plan.baselines[suite] = baseline.rewritten(plan.basis.build_id, values, known)
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -389,5 +404,6 @@ def with_thresholds(plan: Any, measured: Mapping[str, Measured]) -> Any:
     changed: dict[str, Any] = {}
     for suite in plan.baselines:
         update_suite(suite, SUITES.programs_of, figures, load_tolerances().sqnr_margin_db)
-        changed |= {program.name: program for program in SUITES.programs_of(suite)}
+        programs = SUITES.programs_of(suite, profile=plan.selection.profile)
+        changed |= {program.name: program for program in programs}
     return replace(plan, programs=tuple(changed.get(program.name, program) for program in plan.programs))

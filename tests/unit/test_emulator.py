@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -14,12 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.emulator import Measured, RunSlot, findings_of
+from ci import emulator
+from ci.__main__ import VERBS
+from ci.emulator import Measured, RunSlot, _measure_all, findings_of
 from ci.lowering.compare import EXACT_DB, Unusable, figures, missed
-from ci.lowering.compile import Compiled
+from ci.lowering.compile import Compiled, Settings
+from ci.lowering.stage import Plan
+from ci.suites.baseline import Baseline
 from ci.suites.model import Thresholds
-from provisioning.settings import ROOT
-from tests.support.lowering import SUITE, make_program
+from provisioning.cli import main
+from provisioning.environment import Environment
+from provisioning.findings import Report
+from provisioning.settings import ROOT, Selection
+from tests.support.lowering import BASIS, SUITE, make_program
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
 
@@ -94,23 +103,34 @@ class TestThresholds:
         assert str(miss) == "SQNR in dB against float eager: expected at least 30, found 12.5"
 
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def make_runner(folder: Path) -> Path:
+    runner = folder / "runner"
+    runner.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.emulator_runner "$@"\n')
+    runner.chmod(runner.stat().st_mode | stat.S_IXUSR)
+    return runner
+
+
+def make_compiled(folder: Path, what: str) -> Compiled:
+    """A program that tells the runner what to do."""
+    made = folder / "program"
+    made.mkdir()
+    (made / "program.pte").write_text(what)
+    row = {"dtype": "float32", "shape": [3, 4]}
+    facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "content": what}
+    for number in range(2):
+        for kind, name in (("inputs", "input"), ("expected", "float")):
+            VALUES.tofile(made / f"{name}_{number}_0.raw")
+            facts[kind].append([{**row, "file": f"{name}_{number}_0.raw"}])
+    return Compiled(made, facts, False, "key")
+
+
 class TestRun:
     def _measure(self, tmp_path: Path, what: str, timeout: float = 60) -> Measured:
-        runner = tmp_path / "runner"
-        runner.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.emulator_runner "$@"\n')
-        runner.chmod(runner.stat().st_mode | stat.S_IXUSR)
-        folder = tmp_path / "program"
-        folder.mkdir()
-        (folder / "program.pte").write_text(what)
-        row = {"dtype": "float32", "shape": [3, 4]}
-        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": []}
-        for number in range(2):
-            for kind, name in (("inputs", "input"), ("expected", "float")):
-                VALUES.tofile(folder / f"{name}_{number}_0.raw")
-                facts[kind].append([{**row, "file": f"{name}_{number}_0.raw"}])
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        slot = RunSlot(runner, environment, timeout, None)
-        return slot.measure(Compiled(folder, facts, False, "key"), tmp_path / "kept")
+        slot = RunSlot(make_runner(tmp_path), ENVIRONMENT, timeout, None)
+        return slot.measure(make_compiled(tmp_path, what), tmp_path / "kept")
 
     def test_a_run_gives_figures_and_times(self, tmp_path: Path) -> None:
         result = self._measure(tmp_path, "echo")
@@ -140,11 +160,67 @@ class TestRun:
         result = self._measure(tmp_path, "hang", timeout=1)
         assert (result.rule, result.message) == ("timeout", "no result after 1 s")
 
+    def test_a_run_that_begins_when_its_slot_is_closed_is_ended(self, tmp_path: Path) -> None:
+        slot = RunSlot(make_runner(tmp_path), ENVIRONMENT, 20, None)
+        slot.close()
+        result = slot.measure(make_compiled(tmp_path, "hang"), tmp_path / "kept")
+        assert (result.rule, "SIGKILL" in result.message) == ("run", True)
+
     def test_inputs_outputs_and_log_of_a_failure_are_kept(self, tmp_path: Path) -> None:
         kept = self._measure(tmp_path, "nan").kept
         assert kept is not None
         names = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
         assert {"input_0_0.raw", "float_0_0.raw", "outputs/output_0_0.raw", "run.log"} <= names
+
+
+class TestKept:
+    def _measured(self, folder: Path, compiled: Compiled, text: str = SUITE) -> Measured:
+        program = make_program(folder / "suite", text=text)
+        plan = Plan(
+            selection=Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder),
+            programs=(program,),
+            found=Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ()),
+            basis=BASIS,
+            settings=Settings(folder / "store", folder / "logs"),
+            baselines={program.suite: Baseline(folder / "baseline.json")},
+            refused={},
+        )
+        args = argparse.Namespace(no_cache=False, jobs=1, run_timeout=60)
+        runner = make_runner(folder)
+        return _measure_all(args, plan, runner, {program.name: compiled}, ENVIRONMENT)[program.name]
+
+    def test_a_good_run_is_not_done_again(self, tmp_path: Path) -> None:
+        compiled = make_compiled(tmp_path, "echo")
+        assert [self._measured(tmp_path, compiled).cached for _ in range(2)] == [False, True]
+
+    def test_it_is_where_figures_come_about_in_another_way(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiled = make_compiled(tmp_path, "echo")
+        self._measured(tmp_path, compiled)
+        monkeypatch.setattr(emulator, "MEASURING", ("ci/emulator.py",))
+        assert not self._measured(tmp_path, compiled).cached
+
+    def test_a_run_that_is_known_to_fail_leaves_nothing_to_look_at(self, tmp_path: Path) -> None:
+        text = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", 'emulator_fault = "could not be loaded"')
+        assert self._measured(tmp_path, make_compiled(tmp_path, "refuse"), text).rule == "run"
+        assert not list((tmp_path / "logs").iterdir())
+
+
+def test_asked_to_end_it_ends_what_it_runs_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(emulator, "_run", told)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main("python -m ci", "", VERBS, ["test_emulator", "--reports", str(tmp_path)]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (finding,) = Report.read(tmp_path / "test_emulator.json").findings
+    assert (finding.rule, finding.message) == ("emulator-not-run", "interrupted")
 
 
 def test_missed_thresholds_become_one_finding_with_the_command(tmp_path: Path) -> None:
