@@ -50,6 +50,11 @@ def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
         if identity := _identity(path):
             return Program(path, identity)
     package = PACKAGES.get(Path(name).name)
+    if len(name.split()) > 1:
+        raise EnvironmentLacking(
+            f"{name!r} is no program on PATH",
+            remedy="name the program alone, without a launcher or arguments",
+        )
     raise EnvironmentLacking(
         f"{name} is not on PATH",
         remedy=f"apt-get install {package}" if package else f"install {name} and put it on PATH",

@@ -79,6 +79,15 @@ def test_cxx_names_the_compiler(tmp_path: Path) -> None:
     assert find_compiler({**path_of(tmp_path / "bin"), "CXX": str(mine)}).identity == "mine 1.0"
 
 
+def test_a_compiler_named_with_a_launcher_is_told_apart_from_one_that_lacks(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "g++", "g++ 12.2.0")
+
+    with pytest.raises(EnvironmentLacking) as caught:
+        find_compiler({"CXX": "ccache g++", **path_of(tmp_path / "bin")})
+
+    assert caught.value.remedy == "name the program alone, without a launcher or arguments"
+
+
 def test_a_compiler_named_from_here_is_found_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,7 +244,8 @@ class TestVerb:
     def test_findings_carry_file_and_line(self, root: Path) -> None:
         (root / BACKENDS / "htp" / "New.cpp").write_text("", encoding="utf-8")
         _, report = self.run(root)
-        assert all(finding.subject.startswith(f"{RUNTIME_BUCK}:") for finding in report.findings)
+        assert report.findings
+        assert all(re.fullmatch(rf"{RUNTIME_BUCK}:\d+", finding.subject) for finding in report.findings)
 
     def test_on_github_findings_are_annotations_on_their_lines(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
