@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ci.lowering.imports import searched_first
 
 CALIBRATION_SEED = 1000
 """Samples from this number on calibrate; those that are compared are numbered from 0."""
@@ -68,7 +68,7 @@ def make(dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: I
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
     """The function `module:name`; the module may be beside the suite."""
     module_name, _, name = dotted.partition(":")
-    with _searched_first(search_path):
+    with searched_first(search_path):
         try:
             module = importlib.import_module(module_name)
         except Exception as error:
@@ -79,16 +79,6 @@ def find(dotted: str, search_path: Path) -> Callable[..., Any]:
         raise BadFactory(f"expected a function {name} in {module_name}, found {found}")
     made: Callable[..., Any] = function
     return made
-
-
-@contextmanager
-def _searched_first(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
 
 
 def _made(dotted: str, given: Any) -> Made:

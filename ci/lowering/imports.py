@@ -1,11 +1,44 @@
-"""Which files of ours a Python module is made of: the modules it imports, and those that they import."""
+"""Modules of whoever wrote a suite: found before others, and which files they are made of."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from provisioning.settings import ROOT
+
+_served: Path | None = None
+"""The folder that this process searched first before."""
+
+
+@contextmanager
+def searched_first(folder: Path) -> Iterator[None]:
+    """Import from this folder before any other.
+
+    One process serves suites of several folders: modules of the folder before are forgotten, or they would be
+    taken for this one's of the same names."""
+    global _served
+    if _served not in (None, folder, ROOT):
+        _forget(_served)
+    _served = folder
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _forget(folder: Path) -> None:
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "/")
+        if file.is_relative_to(folder) and file == module_file(name, [folder]):
+            del sys.modules[name]
 
 
 def module_file(name: str, roots: Sequence[Path]) -> Path | None:

@@ -41,7 +41,7 @@ TOOLKIT = (
         f"ci/onnx/{name}.py"
         for name in ("arrays", "context", "engine", "graph", "precision", "samples", "steps")
     ),
-    *(f"ci/lowering/{name}.py" for name in ("compare", "compiler_log", "factory")),
+    *(f"ci/lowering/{name}.py" for name in ("compare", "compiler_log", "factory", "imports")),
 )
 """The files of ours that decide what a program becomes and how it is measured."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.lowering.imports import searched_first
 from provisioning.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -37,17 +37,14 @@ def calibration_samples(source: str, signature: Signature, search_path: Path) ->
 def _found(source: str, search_path: Path) -> list[object]:
     """What the function gives; its module may be below the search path."""
     module, _, name = source.partition(":")
-    sys.path.insert(0, str(search_path))
-    importlib.invalidate_caches()
     try:
-        return list(islice(getattr(importlib.import_module(module), name)(), MOST))
+        with searched_first(search_path):
+            return list(islice(getattr(importlib.import_module(module), name)(), MOST))
     except Exception as error:
         raise CheckFailed(
             f"--calibrate {source} gives nothing: {type(error).__name__}: {error}",
             remedy=f"it is called without arguments; its module is looked for in {search_path}",
         ) from error
-    finally:
-        sys.path.remove(str(search_path))
 
 
 def _made(name: str, given: Iterable[object], signature: Signature) -> list[Sample]:

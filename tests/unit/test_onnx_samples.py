@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,24 +137,19 @@ def test_a_missing_file_is_a_wrong_use(tmp_path: Path) -> None:
 
 
 class TestFactory:
-    @pytest.fixture
-    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.delitem(sys.modules, "qnn_ci_given", raising=False)
-        return tmp_path
-
     def given(self, folder: Path, body: str, signature: Signature = ONE) -> list[Any]:
         text = f"import itertools\nimport numpy as np\ndef samples():\n    {body}\n"
         (folder / "qnn_ci_given.py").write_text(text)
         return calibration_samples("qnn_ci_given:samples", signature, folder)
 
     @pytest.mark.parametrize("sample", ["{'x': a}", "(a,)", "a"])
-    def test_gives_samples_by_name_in_order_or_alone(self, folder: Path, sample: str) -> None:
+    def test_gives_samples_by_name_in_order_or_alone(self, tmp_path: Path, sample: str) -> None:
         body = f"a = np.ones({ONE.inputs[0].shape}, np.float32); yield {sample}; yield {sample}"
-        assert [list(each) for each in self.given(folder, body)] == [["x"], ["x"]]
+        assert [list(each) for each in self.given(tmp_path, body)] == [["x"], ["x"]]
 
-    def test_that_never_ends_is_cut_off(self, folder: Path) -> None:
+    def test_that_never_ends_is_cut_off(self, tmp_path: Path) -> None:
         body = f"return itertools.repeat(np.ones({ONE.inputs[0].shape}, np.float32))"
-        assert len(self.given(folder, body)) == MOST
+        assert len(self.given(tmp_path, body)) == MOST
 
     @pytest.mark.parametrize(
         ("body", "said"),
@@ -166,15 +160,15 @@ class TestFactory:
             ("yield 1 / 0", "ZeroDivisionError"),
         ],
     )
-    def test_that_does_not_fit_is_told_by_sample(self, folder: Path, body: str, said: str) -> None:
+    def test_that_does_not_fit_is_told_by_sample(self, tmp_path: Path, body: str, said: str) -> None:
         with pytest.raises(CheckFailed, match=re.escape(said)):
-            self.given(folder, body)
+            self.given(tmp_path, body)
 
-    def test_that_is_not_there_is_told(self, folder: Path) -> None:
+    def test_that_is_not_there_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(CheckFailed, match="No module named 'qnn_ci_no_such'"):
-            calibration_samples("qnn_ci_no_such:samples", ONE, folder)
+            calibration_samples("qnn_ci_no_such:samples", ONE, tmp_path)
 
-    def test_a_directory_of_that_name_comes_first(self, folder: Path) -> None:
-        (folder / "a:b").mkdir()
-        np.save(folder / "a:b" / "0.npy", np.ones(ONE.inputs[0].shape, np.float32))
-        assert len(calibration_samples("a:b", ONE, folder)) == 1
+    def test_a_directory_of_that_name_comes_first(self, tmp_path: Path) -> None:
+        (tmp_path / "a:b").mkdir()
+        np.save(tmp_path / "a:b" / "0.npy", np.ones(ONE.inputs[0].shape, np.float32))
+        assert len(calibration_samples("a:b", ONE, tmp_path)) == 1

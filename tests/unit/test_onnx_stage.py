@@ -631,13 +631,14 @@ def test_operators_of_a_profile_are_summed_and_ranked(tmp_path: Path) -> None:
     assert list(map(str, slowest(path))) == ["mm 60% (60 cycles)", "conv 40% (40 cycles)"]
 
 
-def test_every_file_that_the_steps_import_counts_as_the_toolkit() -> None:
-    text = (ROOT / "ci/onnx/steps.py").read_text() + (ROOT / "ci/onnx/engine.py").read_text()
+def test_every_file_that_the_steps_are_made_of_counts_as_the_toolkit() -> None:
+    text = "".join((ROOT / name).read_text() for name in TOOLKIT)
     imported = {
         name.replace(".", "/") + ".py"
         for name in re.findall(r"^ *from (ci\.[\w.]+) import", text, re.MULTILINE)
         if name != "ci.onnx"
     }
-    # Options come in as settings, which are part of a run's key.
-    assert imported - {"ci/onnx/options.py"} <= set(TOOLKIT)
-    assert all((ROOT / name).is_file() for name in TOOLKIT)
+    # Options come in as settings, which are part of a run's key; thresholds are judged later; and reading
+    # what was compiled decides nothing of it.
+    others = {"ci/onnx/options.py", "ci/suites/model.py"}
+    assert {name for name in imported - others if not name.startswith("ci/inspect/")} <= set(TOOLKIT)
