@@ -257,7 +257,8 @@ def _string_answer(evaluator: Evaluator, words: list[str]) -> tuple[str, str] | 
             return given[2], match[0] if match else ""
         return given[2], ";".join(match[0] for match in re.finditer(regex, text))
     if kind == "REPLACE":
-        return given[2], "".join(given[3:]).replace(given[0], given[1])
+        text = "".join(given[3:])
+        return given[2], text.replace(given[0], given[1]) if given[0] else text
     if kind in ("APPEND", "PREPEND"):
         old, new = evaluator.value(given[0]) or "", "".join(given[1:])
         return given[0], old + new if kind == "APPEND" else new + old

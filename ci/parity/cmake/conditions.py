@@ -255,6 +255,8 @@ class Condition:
             return True
         if operator == "IS_ABSOLUTE":
             return posixpath.isabs(operand)
+        if not operand:
+            return False
         path = evaluator.path(operand)
         if path is None or operator not in ("EXISTS", "IS_DIRECTORY"):
             self._doubt(f"{operator} {operand} is outside the tree")
@@ -280,9 +282,11 @@ def cmake_regex(pattern: str) -> str:
 
 
 def _number(text: str) -> float:
-    if not _NUMBER.fullmatch(text):
+    """What a text begins with, as C reads it."""
+    found = re.match(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", text)
+    if found is None:
         raise ValueError(text)
-    return float(text)
+    return float(found[0])
 
 
 def _version(text: str) -> list[int]:
