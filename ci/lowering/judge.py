@@ -61,13 +61,13 @@ def repeat(program: Program, stage: str) -> str:
 def fault_finding(program: Program, fault: Fault, stage: str) -> Finding:
     message = fault.message
     remedy = REMEDIES.get(fault.kind, "read {log}, or python -m ci diagnose {log}")
+    remedy = remedy.format(suite=program.suite, log=fault.log)
     if fault.kind in ("compile", "crash") and fault.log.is_file():
         log = fault.log.read_text(encoding="utf-8", errors="replace")
         if said := NATIVE_ERROR.findall(log):
             message = f"{message.rstrip('.')}: {said[0].strip()}"
         if known := explain(log):
             message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].mend
-    remedy = remedy.format(suite=program.suite, log=fault.log)
     return Finding(
         f"lowering-{fault.kind}",
         Severity.ERROR,

@@ -210,7 +210,7 @@ def identity(program: Program) -> dict[str, Metric]:
 
 
 def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
-    """Costs of what was compiled now replace those of the baseline; seconds only where they were measured."""
+    """Costs of what was compiled, now or earlier, replace those of the baseline."""
     for suite, baseline in list(plan.baselines.items()):
         values: dict[str, dict[str, object]] = {}
         for program in plan.programs:

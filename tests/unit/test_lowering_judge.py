@@ -14,6 +14,7 @@ from ci.lowering.compile import Compiled, Fault
 from ci.lowering.judge import artifact, cost, delegation, fault_finding, faults_of
 from ci.lowering.suite import SHIPPED
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from provisioning.diagnosis import Explanation, explain
 from provisioning.errors import ManifestError
 from provisioning.findings import Severity
 from tests.support.lowering import make_program
@@ -188,8 +189,20 @@ class TestFault:
         log.write_text(
             "Failed to parse platform config: 14001\n[ERROR] Failed to create device_handle 14001\n"
         )
+        (known,) = explain(log.read_text())
         finding = fault_finding(make_program(tmp_path), Fault("compile", "it broke", log), "test_lowering")
-        assert "14001" in finding.message or "device" in finding.message
+        assert finding.message == f"it broke. {known}"
+        assert finding.remedy.startswith(f"{known.mend}; then nox -s test_lowering")
+
+    def test_a_mend_with_braces_is_told_as_it_is_written(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = Explanation("a", "known", "write options = { vtcm_mb = 4 }", "", 1, "")
+        monkeypatch.setattr("ci.lowering.judge.explain", lambda log: [known])
+        (tmp_path / "log").touch()
+        fault = Fault("compile", "it broke", tmp_path / "log")
+        finding = fault_finding(make_program(tmp_path), fault, "test_lowering")
+        assert finding.remedy.startswith(known.mend)
 
 
 class TestBaseline:
