@@ -116,9 +116,10 @@ def test_a_lock_let_go_while_we_asked_is_not_left_without_a_holder(folder: str) 
 
 def test_another_process_that_got_the_number_is_not_the_holder(folder: str) -> None:
     me = this_process()
-    hold(folder, Holder(me.machine, me.process, "1", "somebody").encode())
+    lock = hold(folder, Holder(me.machine, me.process, "1", "somebody").encode())
     with claimed(Local(), folder):
-        pass
+        now = Holder.decode((lock / "holder").read_text(encoding="utf-8"))
+        assert now is not None and now.started == me.started
 
 
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:
