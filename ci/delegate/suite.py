@@ -17,7 +17,7 @@ from provisioning.findings import Metric
 
 PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
 
-RULES = 1
+RULES = 2
 """How tests are run (seeds, directories, verdicts); a new value runs everything again."""
 
 PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")

@@ -67,7 +67,7 @@ class Sample(unittest.TestCase):
 @pytest.fixture(autouse=True)
 def quiet_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No torch here; and whatever a run changes in this process is put back."""
-    monkeypatch.setattr(worker, "_seed", lambda first: None)
+    monkeypatch.setattr(worker, "_seed", lambda: None)
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
     monkeypatch.setenv("QNN_ARTIFACT_DIR", "")
     before = Path.cwd()
@@ -93,24 +93,24 @@ def quiet_surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_every_way_to_end_has_its_outcome(name: str, outcome: str, reason: str, tmp_path: Path) -> None:
-    result = worker.run_one(Sample(f"test_{name}"), tmp_path, 0)
+    result = worker.run_one(Sample(f"test_{name}"), tmp_path)
     assert (result["outcome"], result["reason"]) == (outcome, reason)
 
 
 def test_subtests_are_counted_and_only_the_bad_ones_told(tmp_path: Path) -> None:
-    result = worker.run_one(Sample("test_subtests"), tmp_path, 0)
+    result = worker.run_one(Sample("test_subtests"), tmp_path)
     assert result["subtests"] == 3
     assert result["problems"] == [{"where": "(i=1)", "what": "AssertionError: 1 == 1"}]
 
 
 def test_a_test_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    assert worker.run_one(Sample("test_writes"), tmp_path / "scratch", 0)["outcome"] == "passed"
+    assert worker.run_one(Sample("test_writes"), tmp_path / "scratch")["outcome"] == "passed"
     assert (tmp_path / "scratch" / "etrecord.bin").is_file()
 
 
 def test_a_test_that_was_not_touched_by_the_one_before(tmp_path: Path) -> None:
-    worker.run_one(Sample("test_survives"), tmp_path, 0)
-    assert worker.run_one(Sample("test_fails"), tmp_path, 0)["outcome"] == "failed"
+    worker.run_one(Sample("test_survives"), tmp_path)
+    assert worker.run_one(Sample("test_fails"), tmp_path)["outcome"] == "failed"
 
 
 def test_files_of_temporary_directories_stay_for_the_pool(tmp_path: Path) -> None:
