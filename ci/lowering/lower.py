@@ -99,6 +99,8 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     with _files_read() as opened:
         made = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
         samples = [made.sample(seed) for seed in range(case.inferences)]
+        count = 0 if run.scheme == "fp16" else run.calibration
+        batches = [made.sample(CALIBRATION_SEED + index) for index in range(count)]
     torch.set_grad_enabled(False)
     made.model.requires_grad_(False)
     expected = [_outputs(made.model, sample) for sample in samples]
@@ -107,7 +109,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     reference = expected
     losses: list[dict[str, object]] = []
     if run.scheme != "fp16":
-        module, patterns, losses = _quantized(made, samples[0], run, soc, search_path)
+        module, patterns, losses = _quantized(made, samples[0], batches, run, soc, search_path)
         reference = [_outputs(module, sample) for sample in samples]
     watch = Watch(_new_text(log))
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
@@ -164,7 +166,12 @@ def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
 
 
 def _quantized(
-    made: Made, sample: tuple[Tensor, ...], run: Run, soc: str, search_path: Path
+    made: Made,
+    sample: tuple[Tensor, ...],
+    batches: Sequence[tuple[Tensor, ...]],
+    run: Run,
+    soc: str,
+    search_path: Path,
 ) -> tuple[Any, list[Patterns], list[dict[str, object]]]:
     quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
     quantizer.set_default_quant_config(
@@ -188,7 +195,6 @@ def _quantized(
         quantizer.set_block_size_map(sizes)
     quantizer.set_submodule_qconfig_list([_module_scheme(each, run.qat, patterns) for each in run.modules])
     quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
-    batches = [made.sample(CALIBRATION_SEED + index) for index in range(run.calibration)]
     with _step("quantize"):
         if run.qat:
             prepared = _trained(made, exported, quantizer, batches)
@@ -370,7 +376,8 @@ def _files_read() -> Any:
         yield found
     finally:
         _OPENED = None
-        prefixes = tuple({sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr", "/etc"})
+        installed = {sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr", "/etc"}
+        prefixes = tuple(f"{each}/" for each in installed)
         for name in opened:
             path = os.path.realpath(name)
             if os.path.isfile(path) and not path.startswith(prefixes) and not path.endswith((".py", ".pyc")):  # noqa: PTH113

@@ -80,6 +80,7 @@ def test_what_changes_a_program_compiles_it_again_and_nothing_else_does(tmp_path
         name: {} for name in ("same", "judged", "source", "arguments", "scheme", "soc", "spec")
     }
     cases["weights"] = {"factory": "lowering_models:from_file"}
+    cases["calibration"] = {"factory": "lowering_models:calibrated_from_file"}
     first = run("test_lowering", tmp_path, "--suite", suite(tmp_path / "one", cases))
     assert first.code == 0 and not first.cached()
     # The source's change is in another folder: one module serves all cases of a suite.
