@@ -46,6 +46,10 @@ class VerdictCache:
             path.touch()
         return verdict
 
+    def holds(self, key: str) -> bool:
+        """Whether there is an entry, be it damaged; without making use of it."""
+        return self._path(key).is_file()
+
     def put(self, key: str, verdict: Mapping[str, Json]) -> None:
         """Replace in one step, so that a reader in another process or thread sees all or nothing."""
         if not self.enabled:

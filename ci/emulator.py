@@ -154,6 +154,7 @@ def _measure_all(
             memory=memory_budget(),
             observer=shown,
         )
+    cache.prune()
     return measured
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -38,6 +39,7 @@ WORKER = ("-m", "ci.lowering.worker")
 
 UNKNOWN_SECONDS, UNKNOWN_MEMORY = 8.0, 1200
 LEAST_MEMORY = 4 << 30
+DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,16 @@ class ProgramCache:
         self._entries.put(name, kept)
         return Compiled(folder, kept, False, name)
 
+    def prune(self) -> None:
+        """Remove what nobody asked for in a long time, and what killed runs left."""
+        self._entries.prune()
+        for folder in (*self.folders.glob("??/*"), *self.folders.glob(".*.*")):
+            # A young one may be another process's, which has yet to say that it is there.
+            with contextlib.suppress(FileNotFoundError):
+                old = time.time() - folder.stat().st_mtime > DAY
+                if old and not self._entries.holds(folder.name):
+                    shutil.rmtree(folder, ignore_errors=True)
+
 
 def _content(folder: Path) -> str:
     return digest_of_files(folder, [path for path in folder.iterdir() if path.is_file()])
@@ -224,6 +236,7 @@ def compile_programs(
             memory=memory,
             observer=shown,
         )
+    cache.prune()
     return results | {
         program.name: results[first[keys[program.name]].name]
         for program in programs

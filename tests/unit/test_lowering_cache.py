@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,29 @@ class TestProgramCache:
         assert cache.get("ab12") is not None
         weights.write_bytes(b"two")
         assert cache.get("ab12") is None
+
+    def _age(self, cache: ProgramCache) -> None:
+        for path in (cache.folder("ab12"), *cache.folders.parent.rglob("*.json")):
+            os.utime(path, (0, 0))
+
+    def test_what_nobody_asked_for_in_long_is_pruned_and_so_is_what_a_killed_run_left(
+        self, tmp_path: Path
+    ) -> None:
+        cache = self._put(tmp_path)
+        self._age(cache)
+        old, new = (cache.folders / f".cd34.{number}" for number in (998, 999))
+        old.mkdir()
+        os.utime(old, (0, 0))
+        new.mkdir()
+        cache.prune()
+        assert [path for path in (cache.folder("ab12"), old, new) if path.exists()] == [new]
+
+    def test_what_was_asked_for_stays(self, tmp_path: Path) -> None:
+        cache = self._put(tmp_path)
+        self._age(cache)
+        assert cache.get("ab12") is not None
+        cache.prune()
+        assert cache.get("ab12") is not None
 
     def test_switched_off_it_gives_nothing(self, tmp_path: Path) -> None:
         self._put(tmp_path)
