@@ -288,11 +288,11 @@ def test_a_relative_path_begins_where_the_user_was(
     (tmp_path / "verb_with_paths.py").write_text(VERB_WITH_PATHS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "verb_with_paths", raising=False)
-    monkeypatch.setenv(STARTED_IN, "/home/somebody")
+    monkeypatch.setenv(STARTED_IN, "/srv/somebody")
     verbs = {"verb": Verb("verb_with_paths", "a verb")}
     assert _main(verbs, "verb", "--several", typed, "--several", "/y", "what", typed) == 0
     seen = sys.modules["verb_with_paths"].SEEN
-    expected = meant.format(start="/home/somebody")
+    expected = meant.format(start="/srv/somebody")
     assert (seen.one, seen.several) == (Path(expected), [Path(expected), Path("/y")])
     # The toolkit's own places stay below where it is, and what it starts hears of none of this.
     assert seen.kept == Path("reports") and STARTED_IN not in os.environ
