@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.image.verb import CACHE
+from provisioning.cli import Parser
 from provisioning.settings import ROOT
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
     check(plan, engine)
     given = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    where = Path(Parser.started_in or Path.cwd())
     argv = docker_run(
-        plan, given or ["bash"], owner=engine.owner, terminal=terminal, environ=os.environ, where=Path.cwd()
+        plan, given or ["bash"], owner=engine.owner, terminal=terminal, environ=os.environ, where=where
     )
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ci.image import shell
 from ci.image.engine import Engine
 from ci.image.plan import plan_of
 from ci.image.shell import accounts, check, docker_run
 from ci.image.verb import labels
+from provisioning.cli import Parser
 from provisioning.errors import EnvironmentLacking
 
 PLAN = plan_of("wheels")
@@ -39,6 +43,26 @@ def test_nothing_of_the_image_can_be_written(tmp_path: Path) -> None:
 
 def test_the_checkout_keeps_its_path(tmp_path: Path) -> None:
     assert f"type=bind,source={tmp_path},target={tmp_path}" in argv(tmp_path)
+
+
+def test_starts_where_nox_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which runs us in the toolkit's folder."""
+
+    class Answering(Engine):
+        owner = "1000:1000"
+
+    became: list[Sequence[str]] = []
+
+    def become(argv: Sequence[str], _: object) -> int:
+        became.append(argv)
+        return 0
+
+    monkeypatch.setattr(Parser, "started_in", str(tmp_path))
+    monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
+    monkeypatch.setattr(shell, "check", lambda *_: None)
+    monkeypatch.setattr("provisioning.verbs.shell.become", become)
+    assert shell.run(argparse.Namespace(image="wheels", command=["--", "ls"])) == 0
+    assert list(became[0][-4:]) == ["--workdir", str(tmp_path), PLAN.tag, "ls"]
 
 
 def test_starts_where_the_caller_is(tmp_path: Path) -> None:
