@@ -69,7 +69,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.interruption import termination_as_interrupt
     from ci.lowering import stage as lowering
     from ci.suites.flags import check
     from ci.suites.stage import finish
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     command = command_line("nox -s test_emulator --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("test_emulator", selection.profile, DEFAULT_TARGET, command)
     # A runner does not see that whoever started it is gone.
-    with stage.reported(selection.reports, "emulator-not-run"), termination_as_interrupt():
+    with stage.reported(selection.reports, "emulator-not-run"):
         _run(args, selection, stage, os.environ)
     return finish(stage, selection)
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.interruption import termination_as_interrupt
 from ci.transcript import transcript
 from ci.workers.parent import tail
 from provisioning.diagnosis import explain
@@ -48,7 +47,7 @@ def log_of(stage: str, reports: Path) -> Path:
 
 def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
     """Run a process to its end. Interrupted, it is given time to tidy up, and then ended; the code is 130."""
-    with termination_as_interrupt(), transcript(log) as outputs:
+    with transcript(log) as outputs:
         process = subprocess.Popen(argv, env=environ, stdout=outputs.stdout, stderr=outputs.stderr)
         try:
             return process.wait()

@@ -8,8 +8,10 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -76,7 +78,8 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
     """Turn foreseeable faults into a message, a remedy and an exit code."""
     code = _READER_LEFT
     try:
-        code = work()
+        with termination_as_interrupt():
+            code = work()
         # Here, and not by the interpreter at its end, which can only complain.
         sys.stdout.flush()
         return code
@@ -103,6 +106,23 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "output"
         show_error(EnvironmentLacking(f"{where}: {error.strerror}", remedy=remedy))
         return EnvironmentLacking.exit_code
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """A cancelled job ends as an interrupted one: what it started ends too, and its report is written."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 _READER_LEFT = 128 + signal.SIGPIPE

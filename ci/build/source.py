@@ -22,7 +22,6 @@ from ci.build.execute import execute
 from ci.build.plan import Plan
 from ci.build.script import script
 from ci.build.staged import MANIFEST
-from ci.interruption import termination_as_interrupt
 from provisioning.cli import command_line
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
@@ -45,11 +44,7 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
         return 0
     command = command_line(f"nox -s {stage_name} --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun(stage_name, selection.profile, target, command)
-    with (
-        stage.reported(selection.reports, "build", target),
-        termination_as_interrupt(),
-        disk_faults("--build-dir and --output"),
-    ):
+    with stage.reported(selection.reports, "build", target), disk_faults("--build-dir and --output"):
         _build(args, selection, stage)
     report = stage.finish()
     report.write(selection.reports)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.installed import ready_runner
-from ci.interruption import termination_as_interrupt
 from ci.workers.parent import tail
 from provisioning import compat, progress
 from provisioning.build_id import build_ids
@@ -42,7 +41,7 @@ def measure_all(
 ) -> int:
     """Measure and write; the stage fails when the build of the profile itself does not work."""
     stage = StageRun("compat", selection.profile, selection.target, command)
-    with stage.reported(selection.reports, "compat-not-measured"), termination_as_interrupt():
+    with stage.reported(selection.reports, "compat-not-measured"):
         report_builds(stage, selection, only, timeout, environ)
     report = stage.finish()
     report.write(selection.reports)

@@ -24,7 +24,6 @@ from ci.delegate.ledger import (
 from ci.delegate.pool import Verdict, Workers, setup_of
 from ci.delegate.suite import Basis, basis_of, installed_suite, list_tests
 from ci.installed import ready_runner
-from ci.interruption import termination_as_interrupt
 from ci.progress import Line, Lines, progress
 from ci.scheduler import Job, default_slots, memory_budget, run_jobs, shard
 from ci.workers.parent import Setup, tail
@@ -86,7 +85,7 @@ def run_stage(options: Options, environ: Mapping[str, str]) -> int:
     stage = StageRun("test_delegate", options.selection.profile, options.selection.target, options.command)
     if options.only_list:
         return _run(options, environ, stage)
-    with stage.reported(options.selection.reports, "delegate-not-measured"), termination_as_interrupt():
+    with stage.reported(options.selection.reports, "delegate-not-measured"):
         return _run(options, environ, stage)
 
 

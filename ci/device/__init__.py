@@ -6,7 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from ci.interruption import termination_as_interrupt
 from provisioning.cli import command_line
 from provisioning.findings import Outcome, StageRun
 from provisioning.settings import add_selection, selection_of
@@ -76,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     command = command_line("nox -s run_device --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("run_device", selection.profile, selection.target, command)
     name = args.ssh or args.serial or ""
-    with stage.reported(selection.reports, "device", name), termination_as_interrupt():
+    with stage.reported(selection.reports, "device", name):
         run_bundle(args, selection, stage)
     report = stage.finish()
     report.write(selection.reports)

@@ -86,7 +86,6 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.interruption import termination_as_interrupt
     from ci.onnx import commands
 
     handlers = {
@@ -95,5 +94,4 @@ def run(args: argparse.Namespace) -> int:
         "audit": commands.audit_model,
         "options": commands.list_options,
     }
-    with termination_as_interrupt():
-        return handlers[args.command](args)
+    return handlers[args.command](args)

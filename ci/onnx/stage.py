@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.cache import VerdictCache
-from ci.interruption import termination_as_interrupt
 from ci.lowering.suite import SHIPPED as LOWERING_SUITE
 from ci.onnx.crosscheck import executorch_lane
 from ci.onnx.judge import cost, costs_of, cross_check, findings_of, misses_of, pairs_of, row
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     command = command_line("nox -s test_onnx --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("test_onnx", selection.profile, DEFAULT_TARGET, command)
-    with stage.reported(selection.reports, "onnx-not-run"), termination_as_interrupt():
+    with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
         plan = plan_of(args, selection, programs)
         cache = VerdictCache(selection.store, "onnx", enabled=not args.no_cache)

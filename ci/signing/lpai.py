@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.interruption import termination_as_interrupt
 from provisioning.cli import command_line
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.settings import Selection, add_selection, selection_of
@@ -88,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun(
         STAGE, selection.profile, selection.target, command_of("nox -s sign_lpai --", sys.argv[2:])
     )
-    with stage.reported(selection.reports, "signing.stopped"), termination_as_interrupt():
+    with stage.reported(selection.reports, "signing.stopped"):
         _sign_all(args, selection, stage)
     report = stage.finish(strict=args.strict)
     path = report.write(selection.reports)

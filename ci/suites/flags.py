@@ -53,5 +53,5 @@ def check(jobs: int | None, suites: Sequence[Path]) -> None:
         if not path.is_file():
             raise UsageError(
                 f"--suite {path}: there is no file {path.absolute()}",
-                remedy="name a TOML file; by its whole path, for nox runs sessions in the toolkit's folder",
+                remedy="name a TOML file",
             )

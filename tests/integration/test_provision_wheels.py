@@ -104,16 +104,19 @@ def test_damage_is_named_and_repaired_from_the_kept_wheel(user: User) -> None:
     user.types("store", "verify")
 
 
-def test_a_second_run_costs_less_than_a_third_of_a_second(user: User) -> None:
+def test_a_second_run_costs_little_more_than_its_help(user: User) -> None:
     user.types("provision")
 
-    def cost() -> float:
+    def cost(said: str, *words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert "already there" in user.types("provision")
+        assert said in user.types("provision", *words)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(cost() for _ in range(5)) < 0.3
+    # In turns, so that what else the machine does slows down both.
+    pairs = [(cost("already there"), cost("examples:", "--help")) for _ in range(5)]
+    again, help_only = (min(costs) for costs in zip(*pairs, strict=True))
+    assert again < 5 * help_only
 
 
 def test_rm_removes_the_store_like_any_cache(user: User, tmp_path: Path) -> None:

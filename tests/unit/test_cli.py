@@ -6,6 +6,7 @@ import ast
 import errno
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,25 @@ def test_wrong_arguments_end_with_2(verbs: dict[str, Verb], capsys: pytest.Captu
         _main(verbs, "verb", "1", "--what")
     assert ended.value.code == 2
     assert "unrecognized arguments: --what" in capsys.readouterr().err
+
+
+def test_who_is_asked_to_end_ends_as_if_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    tidied = []
+
+    def work() -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+        finally:
+            tidied.append(True)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert guarded(work, debug=False) == 130
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert tidied and capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_reader_that_left_before_the_verdict_is_no_fault_and_no_pass() -> None:

@@ -32,7 +32,7 @@ from ci.delegate.suite import Basis, Suite
 from ci.progress import Bar, Lines
 from ci.scheduler import Job
 from ci.workers.parent import Setup
-from provisioning.cli import main
+from provisioning.cli import main, termination_as_interrupt
 from provisioning.errors import EnvironmentLacking, ManifestError, UsageError
 from provisioning.findings import Report, Severity, StageRun
 from provisioning.settings import MANIFESTS, Selection
@@ -504,7 +504,7 @@ def test_a_run_that_is_asked_to_end_reports_that_it_was_interrupted(bench: Bench
     try:
         bench.ran.touch()
         threading.Thread(target=ask_once_it_hangs, daemon=True).start()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), termination_as_interrupt():
             bench.run(expression="hangs")
     finally:
         signal.signal(signal.SIGTERM, before)

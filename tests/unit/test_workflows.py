@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ci import github as verb
+from ci.bench import BENCHMARKS
 from ci.github import plan
 from ci.lint import tracked_files
 from ci.rehearse.equivalents import EQUIVALENTS
@@ -391,6 +392,11 @@ def test_what_signs_or_writes_touches_no_cache(name: str) -> None:
 def test_every_row_of_the_gate_is_an_existing_session() -> None:
     stages = {row.stage for row in plan.load_table().row.values()}
     assert stages <= sessions()
+
+
+def test_a_row_that_times_something_names_a_benchmark() -> None:
+    (row,) = [row for row in plan.load_table().row.values() if row.stage == "bench"]
+    assert row.arguments.split()[0] in BENCHMARKS
 
 
 def test_every_stage_that_decides_a_change_has_a_row() -> None:
