@@ -27,8 +27,15 @@ class VerdictCache:
         self.enabled = enabled
 
     def get(self, key: str) -> dict[str, Json] | None:
-        if not self.enabled:
-            return None
+        verdict = self.peek(key) if self.enabled else None
+        if verdict is not None:
+            # When it was last of use, for `prune`.
+            with contextlib.suppress(OSError):
+                self._path(key).touch()
+        return verdict
+
+    def peek(self, key: str) -> dict[str, Json] | None:
+        """What is kept, without making use of it."""
         path = self._path(key)
         try:
             entry = json.loads(path.read_text(encoding="utf-8"))
@@ -41,14 +48,7 @@ class VerdictCache:
         if not isinstance(verdict, dict):
             path.unlink(missing_ok=True)
             return None
-        # When it was last of use, for `prune`.
-        with contextlib.suppress(OSError):
-            path.touch()
         return verdict
-
-    def holds(self, key: str) -> bool:
-        """Whether there is an entry, be it damaged; without making use of it."""
-        return self._path(key).is_file()
 
     def put(self, key: str, verdict: Mapping[str, Json]) -> None:
         """Replace in one step, so that a reader in another process or thread sees all or nothing."""

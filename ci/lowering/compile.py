@@ -139,20 +139,22 @@ def _digest(path: Path) -> str:
 
 
 class ProgramCache:
-    """Programs with their inputs and expected outputs, each in a folder; damaged ones count as absent."""
+    """Programs with their inputs and expected outputs, each in a folder; damaged ones count as absent.
+
+    A folder's name has its content, so that none is ever replaced while another process reads it."""
 
     def __init__(self, store: Path, *, enabled: bool = True) -> None:
         self.folders = store / "cache" / "programs"
         self._entries = VerdictCache(store, "lowering")
         self._enabled = enabled
 
-    def folder(self, name: str) -> Path:
-        return self.folders / name[:2] / name
+    def folder(self, name: str, content: object) -> Path:
+        return self.folders / name[:2] / f"{name}.{content}"
 
     def get(self, name: str) -> Compiled | None:
         if not self._enabled or (facts := self._entries.get(name)) is None:
             return None
-        folder = self.folder(name)
+        folder = self.folder(name, facts.get("content"))
         if not folder.is_dir() or _content(folder) != facts.get("content"):
             return None
         opened = facts.get("opened")
@@ -162,12 +164,13 @@ class ProgramCache:
 
     def put(self, name: str, made: Path, facts: dict[str, Any]) -> Compiled:
         """Move the folder to its place, and then say that it is there."""
-        folder = self.folder(name)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        made.rename(folder)
         opened = {path: _digest(Path(path)) for path in facts["opened"]}
-        kept = {**facts, "opened": opened, "content": _content(folder)}
+        kept = {**facts, "opened": opened, "content": _content(made)}
+        folder = self.folder(name, kept["content"])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir() or _content(folder) != kept["content"]:
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
         self._entries.put(name, kept)
         return Compiled(folder, kept, False, name)
 
@@ -177,8 +180,9 @@ class ProgramCache:
         for folder in (*self.folders.glob("??/*"), *self.folders.glob(".*.*")):
             # A young one may be another process's, which has yet to say that it is there.
             with contextlib.suppress(FileNotFoundError):
+                name, _, content = folder.name.partition(".")
                 old = time.time() - folder.stat().st_mtime > DAY
-                if old and not self._entries.holds(folder.name):
+                if old and (self._entries.peek(name) or {}).get("content") != content:
                     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -84,18 +84,22 @@ class TestProgramCache:
         cache.put("ab12", made, {"opened": opened or [], "delegates": 1})
         return cache
 
+    def _folder(self, cache: ProgramCache) -> Path:
+        (folder,) = cache.folders.glob("ab/ab12.*")
+        return folder
+
     def test_what_was_put_is_got(self, tmp_path: Path) -> None:
         got = self._put(tmp_path).get("ab12")
         assert got is not None and got.cached and got.path.read_bytes() == b"program"
 
     def test_a_damaged_program_counts_as_absent(self, tmp_path: Path) -> None:
         cache = self._put(tmp_path)
-        (cache.folder("ab12") / "program.pte").write_bytes(b"PROGRAM")
+        self._folder(cache).joinpath("program.pte").write_bytes(b"PROGRAM")
         assert cache.get("ab12") is None
 
     def test_a_missing_program_counts_as_absent(self, tmp_path: Path) -> None:
         cache = self._put(tmp_path)
-        (cache.folder("ab12") / "program.pte").unlink()
+        self._folder(cache).joinpath("program.pte").unlink()
         assert cache.get("ab12") is None
 
     def test_a_file_that_the_factory_read_and_nobody_declared_counts_too(self, tmp_path: Path) -> None:
@@ -107,7 +111,7 @@ class TestProgramCache:
         assert cache.get("ab12") is None
 
     def _age(self, cache: ProgramCache) -> None:
-        for path in (cache.folder("ab12"), *cache.folders.parent.rglob("*.json")):
+        for path in (self._folder(cache), *cache.folders.parent.rglob("*.json")):
             os.utime(path, (0, 0))
 
     def test_what_nobody_asked_for_in_long_is_pruned_and_so_is_what_a_killed_run_left(
@@ -115,12 +119,27 @@ class TestProgramCache:
     ) -> None:
         cache = self._put(tmp_path)
         self._age(cache)
+        unused = self._folder(cache)
         old, new = (cache.folders / f".cd34.{number}" for number in (998, 999))
         old.mkdir()
         os.utime(old, (0, 0))
         new.mkdir()
         cache.prune()
-        assert [path for path in (cache.folder("ab12"), old, new) if path.exists()] == [new]
+        assert [path for path in (unused, old, new) if path.exists()] == [new]
+
+    def test_a_program_in_use_stays_though_another_process_made_it_too(self, tmp_path: Path) -> None:
+        cache = self._put(tmp_path)
+        first = cache.get("ab12")
+        again = tmp_path / "made"
+        again.mkdir()
+        (again / "program.pte").write_bytes(b"with other ids")
+        second = cache.put("ab12", again, {"opened": [], "delegates": 1})
+        assert first is not None and first.path.read_bytes() == b"program"
+        assert second.path.read_bytes() == b"with other ids"
+        for folder in cache.folders.glob("ab/*"):
+            os.utime(folder, (0, 0))
+        cache.prune()
+        assert [self._folder(cache)] == [second.folder]
 
     def test_what_was_asked_for_stays(self, tmp_path: Path) -> None:
         cache = self._put(tmp_path)
