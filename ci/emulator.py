@@ -81,7 +81,6 @@ def run(args: argparse.Namespace) -> int:
         return lowering.print_list(args, selection)
     command = command_line("nox -s test_emulator --", sys.argv[2:]).removesuffix(" --")
     stage = StageRun("test_emulator", selection.profile, DEFAULT_TARGET, command)
-    # A runner does not see that whoever started it is gone.
     with stage.reported(selection.reports, "emulator-not-run"):
         _run(args, selection, stage, os.environ)
     return finish(stage, selection)
