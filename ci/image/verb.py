@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -40,7 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="which image; --list names them")
     parser.add_argument("--list", action="store_true", help="name the images and end")
     parser.add_argument(
-        "--base", metavar="IMAGE", help="build on this image, local or not [manifests/images.toml]"
+        "--base",
+        metavar="IMAGE",
+        default=os.environ.get("QNN_CI_BASE_IMAGE"),
+        help="build on this image, local or not [QNN_CI_BASE_IMAGE, manifests/images.toml]",
     )
     parser.add_argument(
         "--builder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from ci.image import plan as plans
 from ci.image.plan import DOCKER, Package, load_images, load_packages, plan_of, render_packages
-from ci.image.verb import labels
+from ci.image.verb import configure, labels
 from provisioning.errors import ManifestError, UsageError
 from provisioning.manifest import load_environments, load_profile
 
@@ -159,6 +160,24 @@ class TestPackages:
         with pytest.raises(ManifestError) as caught:
             load_packages(path)
         assert caught.value.key == "line 2"
+
+
+class TestBase:
+    @pytest.mark.parametrize(
+        ("variable", "flags", "base"),
+        [
+            ("", [], None),
+            ("mirror/debian:12", [], "mirror/debian:12"),
+            ("mirror/debian:12", ["--base", "a:1"], "a:1"),
+        ],
+    )
+    def test_a_flag_comes_before_a_variable_and_that_before_the_manifest(
+        self, variable: str, flags: list[str], base: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("QNN_CI_BASE_IMAGE", variable)
+        parser = argparse.ArgumentParser()
+        configure(parser)
+        assert (parser.parse_args(["wheels", *flags]).base or None) == base
 
 
 class TestLabels:
