@@ -117,7 +117,7 @@ def pairs_of(
 def cross_check(stage: StageRun, pairs: Sequence[Pair], folder: Path) -> None:
     """A table in a file, and a note where it has not what it could have."""
     stage.metrics["cross_checked"] = len(pairs)
-    again = "nox -s test_lowering test_emulator, then this again"
+    again = "nox -s provision test_lowering test_emulator, then this again"
     if not pairs:
         said = "no model here is in ExecuTorch's lane at the same precision for the same chip"
         stage.add("onnx-cross-check", Severity.NOTE, stage.stage, f"{said}: nothing was compared", again)
