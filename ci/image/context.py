@@ -23,12 +23,13 @@ from ci.image.plan import DOCKER, Package, Plan
 from provisioning import licences
 from provisioning.errors import (
     CheckFailed,
-    EnvironmentLacking,
     IntegrityError,
     LicenceNotAccepted,
     UpstreamError,
 )
-from provisioning.settings import DEFAULT_PROFILE, ROOT
+from provisioning.progress import for_stream
+from provisioning.settings import ROOT
+from provisioning.verbs.provision import in_ci
 
 if TYPE_CHECKING:
     from provisioning.store import Store, Tree
@@ -72,31 +73,24 @@ def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, cont
 
 
 def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
-    """The store's whole trees of the plan's components: an image has all of its profile."""
-    from provisioning.store import Want
+    """The store's whole trees of the plan's components, as an image has all of its profile.
 
-    trees = {}
-    for name in plan.components:
-        assert plan.profile is not None
-        component = plan.profile.components[name]  # type: ignore[index]
-        provision = ["nox", "-s", "provision"]
-        if plan.profile.name != DEFAULT_PROFILE:
-            provision += ["--", "--profile", plan.profile.name]
-        for licence in licences.missing(store.path, {name: component}, {}).values():
-            raise LicenceNotAccepted(
-                f"the image {plan.name} holds {name} {component.version}, whose licence was not accepted: "
-                f"{licence.title} ({licence.url})",
-                remedy=shlex.join([*provision, licences.FLAG, licence.id]),
-            )
-        tree = store.find(name, component, Want(frozenset(), frozenset()))
-        if tree is None:
-            raise EnvironmentLacking(
-                f"the image {plan.name} holds {name} {component.version}, whose whole tree is not in the"
-                f" store ({store.path})",
-                remedy=shlex.join(provision),
-            )
-        trees[name] = tree
-    return trees
+    What is not there is provisioned, once licences are accepted."""
+    if plan.profile is None:
+        return {}
+    components = {name: plan.profile.components[name] for name in plan.components}  # type: ignore[index]
+    if lacking := licences.missing(store.path, components, {}):
+        listed = "; ".join(f"{licence.title} ({licence.url})" for licence in lacking.values())
+        command = ["nox", "-s", "provision", "--", "--profile", plan.profile.name]
+        raise LicenceNotAccepted(
+            f"the image {plan.name} holds what comes under a licence that was not accepted yet: {listed}",
+            remedy=shlex.join([*command, *(part for each in lacking for part in (licences.FLAG, each))]),
+        )
+    locked = in_ci(os.environ)
+    return {
+        name: store.provision(name, component, locked=locked, progress=for_stream())
+        for name, component in components.items()
+    }
 
 
 def keep_packages(packages: Sequence[Package], engine: Engine, base: str, apt: Apt, folder: Path) -> None:

@@ -27,7 +27,7 @@ EXAMPLES = """\
   nox -s image -- wheels
   nox -s image -- wheels --base my-debian:12 --apt-sources /etc/apt/sources.list
   nox -s image -- base --check-reproducible
-  nox -s provision -- --profile qnn-2.37 && nox -s image -- qnn-2.37-ndk-r26c
+  nox -s image -- qnn-2.37-ndk-r26c
   python -m ci image --list
 """
 

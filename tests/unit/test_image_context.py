@@ -10,7 +10,7 @@ import pytest
 from ci.image.context import Apt, check_packages, keep_packages, link_tree, packages_in, trees_of
 from ci.image.engine import Done, Engine, Job
 from ci.image.plan import Package, plan_of
-from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, UpstreamError
+from provisioning.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
 from provisioning.store import Store
 
 CONTENT = b"a package"
@@ -127,14 +127,21 @@ class TestLinkTree:
         assert (tmp_path / "linked" / "lib" / "mark").exists()
 
 
-def test_a_profile_that_was_not_provisioned_names_the_command_that_brings_it(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking) as caught:
-        trees_of(plan_of("wheels"), Store(tmp_path / "store"))
-    assert caught.value.remedy == "nox -s provision"
+def test_a_profile_that_was_not_provisioned_is_provisioned_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(Store, "provision", lambda self, *words, **options: asked.append(words))
+    plan = plan_of("wheels")
+    assert list(trees_of(plan, Store(tmp_path / "store"))) == list(plan.components)
+    assert plan.profile is not None
+    assert asked == [("qnn-sdk", plan.profile.components["qnn-sdk"])]
 
 
-def test_a_vendors_licence_comes_before_its_sdk(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking) as caught:
+def test_a_vendors_licences_come_before_its_sdks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(Store, "provision", lambda self, *words, **options: asked.append(words))
+    with pytest.raises(LicenceNotAccepted) as caught:
         trees_of(plan_of("qnn-2.37-ndk-r26c"), Store(tmp_path / "store"))
-    flags = "--profile qnn-2.37 --accept-licence qualcomm-ai-stack"
-    assert caught.value.remedy == f"nox -s provision -- {flags}"
+    flags = "--profile qnn-2.37 --accept-licence qualcomm-ai-stack --accept-licence android-sdk"
+    assert caught.value.remedy == f"nox -s provision -- {flags}" and not asked
