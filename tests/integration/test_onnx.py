@@ -430,6 +430,54 @@ class TestStage:
         assert all("expected an ONNX model" in finding["message"] for finding in findings)
 
 
+FORMS = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+from ci.onnx import engine, steps
+from ci.onnx.options import Settings
+from ci.workers.child import output_to
+
+model, into, wrong = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "wrong"
+compiled = engine.compiled
+
+def embedded_is_wrong(*words, embed, **options):
+    made = compiled(*words, embed=embed, **options)
+    if not (embed and wrong):
+        return made
+    return replace(made, outputs=[{name: each + 1 for name, each in one.items()} for one in made.outputs])
+
+engine.compiled = embedded_is_wrong
+log = into / "log"
+with output_to(log):
+    prepared = steps.order_prepare(dict(
+        factory="", model=str(model), dimensions={}, calibrate="", search_path="",
+        inferences=1, into=str(into),
+    ))
+    made = steps.order_case(dict(
+        prepared=str(into), model=prepared["model"], source=prepared["source"], precision="fp16",
+        soc="SM8650", settings=Settings({}).as_dict(), profiling=False, log=str(log), into=str(into / "made"),
+    ))
+print(json.dumps(made["forms_equal"]))
+"""
+
+
+@pytest.mark.parametrize("form", ["right", "wrong"])
+def test_an_embedded_context_is_held_to_the_one_beside_its_model(
+    model: Path, tmp_path: Path, form: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORMS, str(model), str(tmp_path), form],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert json.loads(ended.stdout.splitlines()[-1]) is (form == "right")
+
+
 def test_every_option_of_the_table_is_in_the_provider() -> None:
     import onnxruntime_qnn
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
+import sys
 import tempfile
 import types
 import unittest
@@ -14,6 +16,9 @@ import pytest
 
 from ci import shims
 from ci.delegate import worker
+
+SEED_ALL = worker._seed
+"""Before it is taken away below."""
 
 
 class Sample(unittest.TestCase):
@@ -130,3 +135,26 @@ def test_the_source_of_a_test_decides_its_digest() -> None:
     one, other = Sample("test_passes"), Sample("test_fails")
     assert worker.source_digest(one) == worker.source_digest(Sample("test_passes"))
     assert worker.source_digest(one) != worker.source_digest(other)
+
+
+def test_every_test_begins_with_the_same_random_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[tuple[str, int]] = []
+    torch = types.SimpleNamespace(manual_seed=lambda seed: seeds.append(("torch", seed)))
+    numpy = types.SimpleNamespace(
+        random=types.SimpleNamespace(seed=lambda seed: seeds.append(("numpy", seed)))
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "numpy", numpy)
+    drawn: list[float] = []
+
+    def seeded() -> None:
+        SEED_ALL()
+        drawn.append(random.random())
+
+    monkeypatch.setattr(worker, "_seed", seeded)
+    for _ in range(2):
+        worker.run_one(Sample("test_passes"), tmp_path)
+    assert drawn[0] == drawn[1]
+    assert seeds == [("numpy", worker.SEED), ("torch", worker.SEED)] * 2
