@@ -70,17 +70,19 @@ def held(sleeper: Path, place: Path) -> Iterator[subprocess.Popen[str]]:
     assert said == "up\n"
 
 
-def living(folder: Path) -> list[str]:
-    """Command lines of processes that have to do with a folder, or sleep as the container does."""
-    found = []
+def processes() -> Iterator[tuple[int, str]]:
+    """Number and command line of each."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             said = path.read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-        if str(folder) in said or said == "/sleep 600 ":
-            found.append(said)
-    return found
+        yield int(path.parent.name), said
+
+
+def living(folder: Path) -> list[str]:
+    """Command lines of processes that have to do with a folder, or sleep as the container does."""
+    return [said for _, said in processes() if str(folder) in said or said == "/sleep 600 "]
 
 
 def mounts_below(folder: Path) -> list[str]:
@@ -110,6 +112,22 @@ def test_a_run_that_ends_leaves_nothing(held: subprocess.Popen[str], place: Path
     held.stdin.close()
     assert held.wait(60) == 0
     assert (living(place), [path.name for path in place.iterdir()]) == ([], ["mounted"])
+
+
+def test_stacks_that_containerd_writes_go_with_the_engine(held: subprocess.Popen[str], place: Path) -> None:
+    """As on a busy machine, where dockerd asks for them before it kills one that answers late."""
+    [containerd] = [
+        number for number, said in processes() if said.startswith("containerd ") and str(place) in said
+    ]
+    os.kill(containerd, signal.SIGUSR1)
+    end = time.monotonic() + 30
+    while not (written := [*place.rglob("containerd.*.stacks.log")]) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert written
+    assert held.stdin is not None
+    held.stdin.close()
+    assert held.wait(60) == 0
+    assert [path.name for path in place.iterdir()] == ["mounted"]
 
 
 def test_where_even_root_may_start_no_engine_each_check_is_named_with_the_reason() -> None:

@@ -112,12 +112,16 @@ def _daemon(folder: Path, images: Path) -> Iterator[None]:
     # Every process of the engine inherits the pipe's end, so that it closes when the last of them has ended.
     alive, held = os.pipe()
     log = folder / "dockerd.log"
+    # dockerd has a containerd that answers late write its stacks there before it starts another.
+    temporary = folder / "tmp"
+    temporary.mkdir()
     try:
         with log.open("wb") as stream:
             daemon = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *OWN_WORLD, "sh", "-ec", script],
                 stdout=stream,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": str(temporary)},
                 pass_fds=[held],
             )
     finally:
