@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ci.lowering.verb import add_flags
 from ci.scheduler import Job
+from provisioning.cli import command_line, duration
 from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Measured:
     times: Mapping[str, float] = field(default_factory=dict)
     rule: str = ""
     message: str = ""
+    expected: bool = False
+    """The suite says that it does not run, and it did not."""
     cached: bool = False
     seconds: float = 0.0
     kept: Path | None = None
@@ -64,7 +67,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write thresholds to the suite: what was measured less the margin of tolerances.toml",
     )
     parser.add_argument(
-        "--run-timeout", type=float, default=300, metavar="S", help="end a run after S seconds [%(default)g]"
+        "--run-timeout",
+        type=duration,
+        default=300,
+        metavar="S",
+        help="end a run after S seconds [%(default)g]",
     )
 
 
@@ -72,11 +79,10 @@ def run(args: argparse.Namespace) -> int:
     from ci.lowering import stage as lowering
     from ci.suites.flags import check
     from ci.suites.stage import finish
-    from provisioning.cli import command_line
     from provisioning.findings import StageRun
 
     selection = selection_of(args)
-    check(args.jobs, args.suite or ())
+    check(args.suite or ())
     if args.list:
         return lowering.print_list(args, selection)
     command = command_line("nox -s test_emulator --", sys.argv[2:]).removesuffix(" --")
@@ -124,7 +130,7 @@ def _measure_all(
     measured: dict[str, Measured] = {}
     for name, key in keys.items():
         if kept := cache.get(key):
-            result = Measured(_numbers(kept["figures"]), _numbers(kept["times"]), cached=True)
+            result = _from_cache(kept)
             if not findings_of(programs[name], result):
                 measured[name] = result
     jobs = [_job(name, plan.baseline(programs[name]).of(name)) for name in work if name not in measured]
@@ -140,9 +146,9 @@ def _measure_all(
         if findings_of(programs[job.name], result):
             return result
         shutil.rmtree(result.kept or "", ignore_errors=True)
-        if not result.rule:
-            cache.put(keys[job.name], {"figures": dict(result.figures), "times": dict(result.times)})
-        return result
+        if result.rule != "timeout":
+            cache.put(keys[job.name], _to_cache(result))
+        return replace(result, expected=bool(result.rule))
 
     with progress("runs on the emulator", jobs, slots, line_of) as shown:
         measured |= run_jobs(
@@ -154,6 +160,21 @@ def _measure_all(
         )
     cache.prune()
     return measured
+
+
+def _to_cache(result: Measured) -> dict[str, Any]:
+    return {
+        "figures": dict(result.figures),
+        "times": dict(result.times),
+        "rule": result.rule,
+        "message": result.message,
+    }
+
+
+def _from_cache(kept: Mapping[str, Any]) -> Measured:
+    return Measured(
+        _numbers(kept["figures"]), _numbers(kept["times"]), kept["rule"], kept["message"], cached=True
+    )
 
 
 def _numbers(value: Any) -> dict[str, float]:
@@ -206,9 +227,10 @@ class RunSlot:
             return Measured(rule="run", message=_ended(code, folder), seconds=seconds, kept=folder)
         try:
             figures = compare(outputs, folder, facts["expected"], facts["reference"])
+            times = _times(folder / "metrics.json")
         except Unusable as error:
             return Measured(rule=error.rule, message=str(error), seconds=seconds, kept=folder)
-        return Measured(figures, _times(folder / "metrics.json"), seconds=seconds, kept=folder)
+        return Measured(figures, times, seconds=seconds, kept=folder)
 
     def _execute(self, program: Path, folder: Path, outputs: Path) -> tuple[int, bool]:
         command = [
@@ -265,13 +287,24 @@ def _ended(code: int, folder: Path) -> str:
 
 
 def _times(path: Path) -> dict[str, float]:
-    read = json.loads(path.read_text(encoding="utf-8"))
-    return {"load_ms": read["load_ms"], "run_ms": read["mean_ms"], "peak_bytes": read["peak_rss_kb"] * 1024}
+    from ci.lowering.compare import Unusable
+
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            "load_ms": read["load_ms"],
+            "run_ms": read["mean_ms"],
+            "peak_bytes": read["peak_rss_kb"] * 1024,
+        }
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Unusable("missing", f"the runner wrote no times to {path.name}: {error!r}") from error
 
 
 def line_of(result: Measured) -> Line:
     from ci.progress import Line, failed
 
+    if result.expected:
+        return Line("ran", f"fails as the suite expects: {result.message}")
     if result.rule:
         return failed(f"{result.rule}: {result.message}")
     figures = result.figures

@@ -15,6 +15,7 @@ from pathlib import Path
 from ci.lowering.verb import SUITE
 from ci.scheduler import Job, shard
 from ci.suites.flags import add_choice, check
+from provisioning.cli import count
 from provisioning.errors import ManifestError, UsageError
 from provisioning.settings import ROOT, add_selection, selection_of
 
@@ -54,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, SUITE)
     group = parser.add_argument_group("matrix")
     group.add_argument(
-        "--shards", type=int, default=4, metavar="N", help="at most this many jobs [%(default)s]"
+        "--shards", type=count, default=4, metavar="N", help="at most this many jobs [%(default)s]"
     )
     group.add_argument(
         "--changed-since",
@@ -70,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.lowering.stage import jobs_of
     from ci.lowering.suite import all_programs, choose
 
-    check(None, args.suite or ())
-    if args.shards < 1:
-        raise UsageError(f"--shards {args.shards}: expected at least 1", remedy="--shards 4")
+    check(args.suite or ())
     selection = selection_of(args)
     suites = [path.absolute() for path in args.suite or ()]
     programs = choose(

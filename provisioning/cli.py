@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -56,6 +56,21 @@ class Parser(argparse.ArgumentParser):
             # It would be the current directory, which who typed "$UNSET" did not mean.
             raise argparse.ArgumentTypeError("expected a path, found nothing")
         return Path(text) if text.startswith("~") else Path(self.started_in, text)
+
+
+def count(text: str) -> int:
+    """The type of an argument that is a number of things."""
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+
+
+def duration(text: str) -> float:
+    """The type of an argument that is a time to wait at most, in seconds."""
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) <= threading.TIMEOUT_MAX:
+            return seconds
+    raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
 
 
 def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:

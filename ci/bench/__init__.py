@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ci.bench.frame import Benchmark, Measured, measure, metrics_of, rendered
-from provisioning.cli import Verb, command_line
+from provisioning.cli import Verb, command_line, count
 from provisioning.errors import UsageError
 from provisioning.findings import Outcome, Severity, StageRun
 from provisioning.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", metavar="NAME", help="the benchmark to run; --list tells which there are"
     )
     parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each contender runs [5]")
+    parser.add_argument("--rounds", type=count, default=5, help="how often each contender runs [5]")
     parser.add_argument("--quick", action="store_true", help="a small case, to see that everything works")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--work", type=Path, help="where to work; needs some GB [a new temporary directory]")
@@ -66,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in BENCHMARKS:
         found = f"there is no benchmark {args.name!r}" if args.name else "no benchmark was named"
         raise UsageError(found, remedy=f"name one of: {', '.join(BENCHMARKS)}")
-    if args.rounds < 1:
-        raise UsageError(f"--rounds: expected at least 1, found {args.rounds}", remedy="--rounds 5")
     reports = reports_path(args.reports)
     if args.store is not None:
         # Benchmarks, and the processes that they time, take it from there.

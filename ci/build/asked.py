@@ -32,8 +32,6 @@ LAUNCHERS = ("ccache", "sccache")
 
 
 def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> Plan:
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs: expected 1 or more, found {args.jobs}")
     if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
         raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
     if args.output:

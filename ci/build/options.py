@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from provisioning.cli import count
 from provisioning.settings import DEFAULT_TARGET, add_selection
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
@@ -28,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser, target: str) -> None:
         "--release", dest="build_type", action="store_const", const="Release", help="--build-type Release"
     )
     parser.add_argument(
-        "--jobs", "-j", type=int, help="compile this many files at once [by cores and memory]"
+        "--jobs", "-j", type=count, help="compile this many files at once [by cores and memory]"
     )
     parser.add_argument("--clean", action="store_true", help="build anew, whatever is there")
     parser.add_argument(

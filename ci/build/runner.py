@@ -20,7 +20,7 @@ from ci.build.emulated import compare, probe_in, sysroot_of
 from ci.build.places import refuse_foreign
 from ci.build.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
-from provisioning.cli import command_line
+from provisioning.cli import command_line, count
 from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.findings import Artifact, Metric, Outcome, StageRun
@@ -108,7 +108,7 @@ class Plan:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument("--jobs", "-j", type=int, help="compile this many files at once [all cores]")
+    parser.add_argument("--jobs", "-j", type=count, help="compile this many files at once [all cores]")
     parser.add_argument("--clean", action="store_true", help="build anew, whatever is there")
     parser.add_argument(
         "--build-type", choices=BUILD_TYPES, default=BUILD_TYPES[0], help="[%(default)s]; Release is stripped"

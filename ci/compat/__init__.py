@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from provisioning.cli import command_line, duration
 from provisioning.settings import add_selection
 
 EXAMPLES = """\
@@ -23,12 +24,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--render", action="store_true", help="measure nothing: write the table of docs/compat.md anew"
     )
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="for each step [%(default)g]")
+    parser.add_argument(
+        "--timeout", type=duration, default=600, metavar="S", help="for each step [%(default)g]"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.compat.stage import measure_all, write_docs
-    from provisioning.cli import command_line
     from provisioning.settings import selection_of
 
     if args.render:

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from provisioning.cli import command_line, count, duration
 from provisioning.settings import add_selection
 
 EXAMPLES = """\
@@ -30,9 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
     how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=int, metavar="N", help="workers side by side [cores]")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
     how.add_argument(
-        "--timeout", type=float, default=900, metavar="S", help="end a test after S seconds [%(default)g]"
+        "--timeout", type=duration, default=900, metavar="S", help="end a test after S seconds [%(default)g]"
     )
     how.add_argument("--no-cache", action="store_true", help="run also what has not changed")
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
@@ -45,7 +46,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.delegate.stage import Options, run_stage
     from ci.scheduler import parse_shard
-    from provisioning.cli import command_line
     from provisioning.errors import UsageError
     from provisioning.settings import selection_of
 
@@ -59,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--soc {','.join(selection.socs)}: one chip at a time", remedy=f"--soc {selection.soc}"
         )
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs {args.jobs}: expected at least 1", remedy="leave --jobs out")
     options = Options(
         selection=selection,
         command=command_line("nox -s test_delegate --", sys.argv[2:]),

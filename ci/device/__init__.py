@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from provisioning.cli import command_line
+from provisioning.cli import command_line, duration
 from provisioning.findings import Outcome, StageRun
 from provisioning.settings import add_selection, selection_of
 
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="ARG",
         help="give this to the runner; may be repeated",
     )
-    what.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="[%(default)g]")
+    what.add_argument("--timeout", type=duration, default=600.0, metavar="SECONDS", help="[%(default)g]")
     what.add_argument("--push-only", action="store_true", help="bring the device up to date and run nothing")
     what.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="for outputs and logs [REPORTS/device]"

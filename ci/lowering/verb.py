@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.suites.flags import add_choice, add_how, check
+from provisioning.cli import count
 from provisioning.settings import add_selection
 
 SUITE = "manifests/suites/lowering.toml"
@@ -28,12 +29,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Those that test_emulator has too."""
     add_choice(parser, SUITE)
     add_how(parser).add_argument(
-        "--worker-memory", type=int, metavar="MB", help="what one worker may take [most of what is free]"
+        "--worker-memory", type=count, metavar="MB", help="what one worker may take [most of what is free]"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.lowering import stage
 
-    check(args.jobs, args.suite or ())
+    check(args.suite or ())
     return stage.run(args)

@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from provisioning.cli import duration
 from provisioning.settings import DEFAULT_SOC
 
 EXAMPLES = """\
@@ -60,7 +61,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands.add_parser("options", help="list what --option takes")
     for command in (compiler, runner, auditor):
         command.add_argument(
-            "--timeout", type=float, default=900, metavar="S", help="end a step after S seconds [%(default)g]"
+            "--timeout",
+            type=duration,
+            default=900,
+            metavar="S",
+            help="end a step after S seconds [%(default)g]",
         )
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS

@@ -26,7 +26,7 @@ from provisioning.settings import DEFAULT_TARGET, Selection, selection_of
 
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
-    check(args.jobs, args.suite or ())
+    check(args.suite or ())
     if selection.target != DEFAULT_TARGET:
         raise UsageError(
             f"--target {selection.target}: the emulator is for {DEFAULT_TARGET}", remedy="leave --target out"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from provisioning.cli import count
+
 EXAMPLES = """\
   nox -s rehearse -- pr
   nox -s rehearse -- pr --row validate --jobs 1
@@ -40,7 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     choice.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     how = parser.add_argument_group("how")
-    how.add_argument("--jobs", "-j", type=int, default=2, metavar="N", help="jobs side by side [%(default)s]")
+    how.add_argument(
+        "--jobs", "-j", type=count, default=2, metavar="N", help="jobs side by side [%(default)s]"
+    )
     how.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="set in every job; may be repeated"
     )

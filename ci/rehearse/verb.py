@@ -45,8 +45,6 @@ def rehearse(args: argparse.Namespace) -> int:
     root = (args.root or ROOT).resolve()
     reports = reports_path(args.reports).absolute()
     stage = StageRun("rehearse", "", "", command_line("nox -s rehearse --", sys.argv[2:]))
-    if args.jobs < 1:
-        raise UsageError(f"--jobs {args.jobs}: expected at least 1", remedy="leave --jobs out")
     with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
         results = _run(args, root, scratch, reports)
     if results is None:

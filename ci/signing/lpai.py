@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.cli import command_line
+from provisioning.cli import command_line, duration
 from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.settings import Selection, add_selection, selection_of
 
@@ -71,7 +71,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="elfsigner's, which is shown once [QNN_CI_ACCEPT_LICENCES=hexagon-elfsigner]",
     )
     how.add_argument(
-        "--time-limit", type=float, metavar="SECONDS", help="for each run of elfsigner [manifests/lpai.toml]"
+        "--time-limit",
+        type=duration,
+        metavar="SECONDS",
+        help="for each run of elfsigner [manifests/lpai.toml]",
     )
     how.add_argument("--python", metavar="PATH", help="to run elfsigner with; an older one than most have")
     how.add_argument("--strict", action="store_true", help="warnings fail too")
@@ -342,8 +345,6 @@ def _elfsigner(
         show=functools.partial(print, file=sys.stderr),
     )
     seconds = table.time_limit_seconds if args.time_limit is None else args.time_limit
-    if seconds <= 0:
-        raise UsageError(f"--time-limit {seconds:g}: expected more than 0", remedy="leave it out")
     driver = Elfsigner(script, python, seconds, consent, cancelled)
     return Signer("elfsigner", driver.sign, driver.test_signature)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.signing.elf import Malformed
+from provisioning.cli import count
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.settings import reports_path
 
@@ -78,8 +79,6 @@ def sign(args: argparse.Namespace) -> int:
 def keygen(args: argparse.Namespace) -> int:
     from ci.signing import keys
 
-    if args.days < 1:
-        raise UsageError(f"--days {args.days}: expected at least 1", remedy="give a longer life")
     passphrase = None if args.no_passphrase else _new_passphrase(args)
     if passphrase is not None and len(passphrase) < 8:
         raise UsageError("the passphrase is shorter than 8 characters", remedy="use a longer one")
@@ -208,7 +207,7 @@ def _keygen_flags(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--algorithm", choices=("ec", "rsa"), default="ec", help="[%(default)s]")
-    parser.add_argument("--days", type=int, default=365, help="how long the chain is valid [%(default)s]")
+    parser.add_argument("--days", type=count, default=365, help="how long the chain is valid [%(default)s]")
     parser.add_argument("--no-passphrase", action="store_true", help="leave the keys unencrypted, mode 600")
     add_passphrase(parser)
     _add_debug(parser)

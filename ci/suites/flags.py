@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from provisioning.cli import count, duration
 from provisioning.errors import UsageError
 
 
@@ -35,9 +36,13 @@ def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("how")
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
-    group.add_argument("--jobs", "-j", type=int, metavar="N", help="programs side by side [cores]")
+    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
     group.add_argument(
-        "--timeout", type=float, default=900, metavar="S", help="end a program after S seconds [%(default)g]"
+        "--timeout",
+        type=duration,
+        default=900,
+        metavar="S",
+        help="end a program after S seconds [%(default)g]",
     )
     group.add_argument("--no-cache", action="store_true", help="do also what has not changed")
     group.add_argument(
@@ -46,9 +51,7 @@ def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
-def check(jobs: int | None, suites: Sequence[Path]) -> None:
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs {jobs}: expected at least 1", remedy="leave --jobs out")
+def check(suites: Sequence[Path]) -> None:
     for path in suites:
         if not path.is_file():
             raise UsageError(

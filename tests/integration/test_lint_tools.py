@@ -75,6 +75,17 @@ def test_what_is_committed_passes(python: Path, clone: Path) -> None:
     ]
 
 
+def test_every_python_file_is_checked(python: Path, clone: Path) -> None:
+    """ruff's own choice leaves out folders with names such as build."""
+    ours = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=clone, capture_output=True, text=True, check=True
+    ).stdout
+    ruff = [str(python.parent / "ruff"), "check", "--show-files", "."]
+    seen = subprocess.run(ruff, cwd=clone, capture_output=True, text=True, check=True).stdout
+    left = {clone / name for name in ours.split()} - {Path(name) for name in seen.splitlines()}
+    assert ours and not left
+
+
 @pytest.mark.parametrize(("check", "file", "good", "bad", "says"), FAULTS, ids=[fault[4] for fault in FAULTS])
 def test_what_is_planted_is_found(
     python: Path, clone: Path, check: str, file: str, good: str, bad: str, says: str

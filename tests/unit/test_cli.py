@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import errno
 import importlib
@@ -9,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import pytest
 from ci.__main__ import VERBS as CI
 from provisioning import errors
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.cli import STARTED_IN, Verb, guarded, main
+from provisioning.cli import STARTED_IN, Verb, count, duration, guarded, main
 from provisioning.settings import ROOT
 
 HEAVY = ("pydantic", "requests", "rich", "torch", "elftools", "executorch", "numpy", "cryptography")
@@ -283,6 +285,44 @@ def test_a_verb_offers_what_the_frame_needs(name: str) -> None:
     assert all(line.startswith("  ") for line in module.EXAMPLES.splitlines())
     assert callable(module.configure)
     assert callable(module.run)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)
+
+
+MAY_BE_NOTHING = {"--wait", "--anti-rollback", "--passphrase-fd"}
+"""Numbers for which 0 has a meaning."""
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_number_that_may_not_be_nothing_is_asked_for_as_such(name: str) -> None:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(name).configure(parser)
+    free = {
+        flag for action in _actions(parser) if action.type in (int, float) for flag in action.option_strings
+    }
+    assert free <= MAY_BE_NOTHING
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "two", "\u00b2", "0x2"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"at least 1, found '"):
+        count(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300", "", "soon"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"seconds above 0, found '"):
+        duration(text)
+
+
+def test_counts_and_durations_are_numbers() -> None:
+    assert (count("12"), duration("0.5"), duration("900")) == (12, 0.5, 900.0)
 
 
 @pytest.mark.parametrize("program", ["provisioning", "ci"])

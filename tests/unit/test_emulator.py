@@ -148,6 +148,8 @@ class TestRun:
             ("nan", "not-finite", "12 of 12 values"),
             ("short", "shape", "expected 12 values, found 11"),
             ("nothing", "missing", "output_0_0.raw was not written"),
+            ("no times", "missing", "the runner wrote no times to metrics.json: FileNotFoundError"),
+            ("half times", "missing", "the runner wrote no times to metrics.json: JSONDecodeError"),
         ],
     )
     def test_a_run_that_gives_nothing_usable_says_why(
@@ -173,8 +175,11 @@ class TestRun:
         assert {"input_0_0.raw", "float_0_0.raw", "outputs/output_0_0.raw", "run.log"} <= names
 
 
+FAULT = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", 'emulator_fault = "could not be loaded"')
+
+
 class TestKept:
-    def _measured(self, folder: Path, compiled: Compiled, text: str = SUITE) -> Measured:
+    def _measured(self, folder: Path, compiled: Compiled, text: str = SUITE, timeout: float = 60) -> Measured:
         program = make_program(folder / "suite", text=text)
         plan = Plan(
             selection=Selection("wheels", "x86_64-linux", "SM8650", folder / "store", folder),
@@ -185,7 +190,7 @@ class TestKept:
             baselines={program.suite: Baseline(folder / "baseline.json")},
             refused={},
         )
-        args = argparse.Namespace(no_cache=False, jobs=1, run_timeout=60)
+        args = argparse.Namespace(no_cache=False, jobs=1, run_timeout=timeout)
         runner = make_runner(folder)
         return _measure_all(args, plan, runner, {program.name: compiled}, ENVIRONMENT)[program.name]
 
@@ -201,10 +206,31 @@ class TestKept:
         monkeypatch.setattr(emulator, "MEASURING", ("ci/emulator.py",))
         assert not self._measured(tmp_path, compiled).cached
 
-    def test_a_run_that_is_known_to_fail_leaves_nothing_to_look_at(self, tmp_path: Path) -> None:
-        text = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", 'emulator_fault = "could not be loaded"')
-        assert self._measured(tmp_path, make_compiled(tmp_path, "refuse"), text).rule == "run"
+    def test_a_run_that_is_known_to_fail_leaves_nothing_to_look_at(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        measured = self._measured(tmp_path, make_compiled(tmp_path, "refuse"), FAULT)
+        assert (measured.rule, measured.expected) == ("run", True)
         assert not list((tmp_path / "logs").iterdir())
+        said = capfd.readouterr().err
+        assert (
+            "fails as the suite expects: the runner ended with exit code 40" in said and "FAILED" not in said
+        )
+
+    def test_one_that_is_known_to_fail_is_not_run_again(self, tmp_path: Path) -> None:
+        compiled = make_compiled(tmp_path, "refuse")
+        assert [self._measured(tmp_path, compiled, FAULT).cached for _ in range(2)] == [False, True]
+
+    def test_it_is_where_the_suite_no_longer_expects_that(self, tmp_path: Path) -> None:
+        compiled = make_compiled(tmp_path, "refuse")
+        self._measured(tmp_path, compiled, FAULT)
+        measured = self._measured(tmp_path, compiled)
+        assert (measured.rule, measured.expected, measured.cached) == ("run", False, False)
+
+    def test_a_run_that_is_late_is_never_kept(self, tmp_path: Path) -> None:
+        compiled = make_compiled(tmp_path, "hang")
+        text = FAULT.replace("could not be loaded", "no result")
+        assert [self._measured(tmp_path, compiled, text, 0.5).cached for _ in range(2)] == [False, False]
 
 
 def test_asked_to_end_it_ends_what_it_runs_and_says_so(

@@ -258,9 +258,6 @@ class TestVerb:
         assert self._run("--suite", "mine.toml") == 2
         assert f"--suite mine.toml: there is no file {tmp_path / 'mine.toml'}" in capsys.readouterr().err
 
-    def test_shards_must_be_some(self) -> None:
-        assert self._run("--shards", "0") == 2
-
 
 def test_the_flags_are_those_that_the_stages_take() -> None:
     from ci.lowering.verb import configure
