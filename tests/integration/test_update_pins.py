@@ -23,8 +23,14 @@ NOXFILE = """
         lock = pathlib.Path("manifests/locks/lint.txt")
         lock.write_text(lock.read_text().replace("==1.0", "==1.1"))
         pathlib.Path("left-behind").touch()
+
+
+    @nox.session(python=False)
+    def image(session):
+        assert session.posargs == ["--lock"]
+        pathlib.Path("manifests/image-packages.txt").write_text("git 1:2.40\\n")
     """
-"""In place of a session that asks the package index."""
+"""In place of sessions that ask the package index and Debian."""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = [*(ROOT / ".github").rglob("*.yml"), MANIFESTS / "locks" / "nox.txt"]
     files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in own}
     files |= {"noxfile.py": NOXFILE, "manifests/locks/lint.txt": "ruff==1.0\n"}
+    files |= {"manifests/image-packages.txt": "git 1:2.39\n"}
     return repository(tmp_path_factory.mktemp("root") / "small", files)
 
 
@@ -46,6 +53,7 @@ def test_the_pull_request_has_the_newer_locks_and_nothing_that_is_no_manifest(pr
     assert told == [
         "propose: would open the pull request 'Take newer versions of what the locks name'"
         " from the branch update-pins, with",
+        "propose:    M manifests/image-packages.txt",
         "propose:    M manifests/locks/lint.txt",
     ]
     assert "left-behind" not in proposed.output
