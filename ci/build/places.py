@@ -1,11 +1,15 @@
-"""Folders that a user names and that a build empties in part: only where nothing of the user's is lost."""
+"""Folders that builds write to: nothing of the user's is lost in them, nor another build's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from provisioning.errors import UsageError
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 
 def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | None = None) -> None:
@@ -18,6 +22,14 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
             f"{folder} holds {taken[0]} of something else, which a build would remove",
             remedy=f"name an empty or new folder with {flag}",
         )
+
+
+def alone_in(folder: Path, role: str) -> BaseFileLock:
+    """While held, no other build has the folder in this role; one folder may have two."""
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder.with_name(f".{folder.name}.{role}.lock"))
 
 
 def _holds(path: Path) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.build.emulated import compare, probe_in, sysroot_of
-from ci.build.places import refuse_foreign
+from ci.build.places import alone_in, refuse_foreign
 from ci.build.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from provisioning.cli import command_line, count
@@ -268,10 +268,7 @@ def _described(plan: Plan) -> str:
 
 def _make(plan: Plan, stage: StageRun, *, jobs: int, clean: bool) -> None:
     """Build and stage unless the staged files are already those of this plan."""
-    from filelock import FileLock
-
-    plan.tree.mkdir(parents=True, exist_ok=True)
-    with FileLock(plan.tree.with_name(f".{plan.tree.name}.lock")):
+    with alone_in(plan.tree, "build"), alone_in(plan.dist, "dist"):
         files = None if clean else _kept(plan)
         stage.metrics["cached"] = files is not None
         begun = time.monotonic()

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock
-
 from ci.build import configure, outputs, overlay, sbom, shadow
 from ci.build import stage as staging
 from ci.build.asked import notes_of, plan_of
 from ci.build.disk import disk_faults
 from ci.build.execute import execute
+from ci.build.places import alone_in
 from ci.build.plan import Plan
 from ci.build.script import script
 from ci.build.staged import MANIFEST
@@ -66,12 +65,14 @@ def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> N
         "build_type": plan.build_type,
         "jobs": plan.jobs,
     }
-    plan.root.mkdir(parents=True, exist_ok=True)
-    with FileLock(plan.root.with_name(f".{plan.root.name}.lock")):
+    with alone_in(plan.root, "build"):
         _compile(plan, stage, clean=args.clean)
-        built = _stage(plan, stage, args.glibc or profile.host["glibc"].floor, args.target_only, selection)
-        if built and plan.target == DEFAULT_TARGET and not args.target_only:
-            _put_into_python(plan, stage, install=args.install)
+        # Builds of other trees have folders of their own, and this one in common.
+        with alone_in(plan.dist, "dist"):
+            floor = args.glibc or profile.host["glibc"].floor
+            built = _stage(plan, stage, floor, args.target_only, selection)
+            if built and plan.target == DEFAULT_TARGET and not args.target_only:
+                _put_into_python(plan, stage, install=args.install)
 
 
 def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:

@@ -10,11 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ci.build.tree import Submodule, open_tree, submodules
 from provisioning import elf
@@ -331,6 +334,22 @@ def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
     assert (again.code, again.report["metrics"]["rebuilt_because"]) == (0, []), again.err
 
 
+def test_a_build_waits_with_its_files_for_another_that_puts_its_own_there(
+    given: Given, tmp_path: Path
+) -> None:
+    """As two do that have folders of their own to compile in, and leave --output out."""
+    with ThreadPoolExecutor(1) as thread:
+        with FileLock(tmp_path / ".dist.dist.lock"):
+            building = thread.submit(build, ARM64, tmp_path, given.tree, given.sdk)
+            while not building.done() and not [*tmp_path.rglob("qnn_executor_runner")]:
+                time.sleep(0.1)
+            with pytest.raises(TooLate):
+                building.result(3)
+            assert not (tmp_path / "dist").exists()
+        done = building.result()
+    assert (done.code, (done.dist / "manifest.json").is_file()) == (0, True), done.err
+
+
 def test_a_folder_with_something_else_in_it_is_not_touched(given: Given, tmp_path: Path) -> None:
     precious = tmp_path / "build" / "thesis.txt"
     precious.parent.mkdir()
@@ -619,11 +638,13 @@ def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_install_puts_them_into_the_tree_and_takes_old_ones_away(x86: Built, x86_tree: Path) -> None:
-    folder = x86_tree / "backends" / "qualcomm" / "python"
+def test_install_puts_them_into_the_tree_and_takes_old_ones_away(given: Given, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, pybind11=True)
+    make_old(tree)
+    folder = tree / "backends" / "qualcomm" / "python"
     folder.mkdir()
     (folder / "PyQnnManagerAdaptor.cpython-38-x86_64-linux-gnu.so").write_bytes(b"of another day")
-    done = build("build_x86", x86.folder, x86_tree, x86.folder.parent / "sdk", "--install")
+    done = build("build_x86", tmp_path, tree, given.sdk, "--install")
     assert done.code == 0, done.err
     assert len(list(folder.glob("Py*.so"))) == 2
-    assert (x86_tree / "exir" / "_serialize" / "program.fbs").is_file()
+    assert (tree / "exir" / "_serialize" / "program.fbs").is_file()
