@@ -794,9 +794,9 @@ def hash_files(workspace: Path, *patterns: Value) -> str:
 
 
 def fresh_environment(environ: Mapping[str, str], given: Sequence[str], hidden: Path) -> dict[str, str]:
-    """A hosted runner's environment: nothing of the user's but how to reach an index, and what was downloaded
-    from it. Programs under `hidden` are not found."""
-    kept = ("PIP_", "UV_", "SSL_", "LC_", "REQUESTS_")
+    """A hosted runner's environment: of the user's only how to reach an index or a container engine, and what
+    was downloaded from there. Programs under `hidden` are not found."""
+    kept = ("PIP_", "UV_", "SSL_", "LC_", "REQUESTS_", "DOCKER_")
     named = ("HOME", "LANG", "USER", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "QNN_CI_MIRROR")
     env = {
         name: value

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci import rehearse as verb
-from ci.rehearse.runner import Choice, hash_files
+from ci.rehearse.runner import Choice, fresh_environment, hash_files
 from provisioning.errors import UsageError
 from provisioning.findings import Outcome, Report
 from tests.support.rehearsals import SHA, log_of, rehearse, repository
@@ -685,3 +685,25 @@ def test_a_workflow_that_runs_by_the_clock_is_rehearsed(
     by_the_clock = '{schedule: [{cron: "1 3 * * *"}]}'
     code, _ = run_verb(tmp_path, workflow='test "$GITHUB_EVENT_NAME" = schedule', on=by_the_clock)
     assert code == 0, capsys.readouterr().out
+
+
+def test_of_the_users_variables_jobs_see_what_leads_to_an_index_or_an_engine() -> None:
+    user = {
+        "HOME": "/me",
+        "PATH": "/toolkit/.nox/lint/bin:/usr/bin",
+        "PIP_INDEX_URL": "https://index.example",
+        "https_proxy": "http://proxy.example",
+        "DOCKER_HOST": "unix:///run/user/1000/docker.sock",
+        "QNN_SDK_ROOT": "/opt/sdk",
+        "QNN_CI_STORE": "/mine",
+        "GITHUB_TOKEN": "secret",
+        "PYTHONPATH": "/mine",
+    }
+    seen = fresh_environment(user, ["QNN_CI_SOC=SM8750"], Path("/toolkit/.nox"))
+    assert seen == {
+        **{name: user[name] for name in ("HOME", "PIP_INDEX_URL", "https_proxy", "DOCKER_HOST")},
+        "PATH": "/usr/bin",
+        "PIP_CACHE_DIR": "/me/.cache/pip",
+        "UV_CACHE_DIR": "/me/.cache/uv",
+        "QNN_CI_SOC": "SM8750",
+    }
