@@ -9,11 +9,11 @@ from provisioning.cli import Verb, main
 VERBS = {
     "gate": Verb("ci.gate", "the stages that decide a pull request, and their summary"),
     "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
-    "build_runner": Verb("ci.build.runner", "build qnn_executor_runner against the executorch wheel"),
-    "build_x86": Verb("ci.build.x86", "build ExecuTorch's QNN adaptors, backend and runner from source"),
-    "build_android": Verb("ci.build.android", "build the backend and the runner for Android from source"),
+    "build_runner": Verb("ci.builds.runner", "build qnn_executor_runner against the executorch wheel"),
+    "build_x86": Verb("ci.builds.x86", "build ExecuTorch's QNN adaptors, backend and runner from source"),
+    "build_android": Verb("ci.builds.android", "build the backend and the runner for Android from source"),
     "build_linux_arm64": Verb(
-        "ci.build.linux_arm64", "build the backend and the runner for embedded Linux from source"
+        "ci.builds.linux_arm64", "build the backend and the runner for embedded Linux from source"
     ),
     "bundle": Verb("ci.bundle", "the exact files that a device needs, checked as one"),
     "run_device": Verb("ci.device", "push a bundle to a device, run it and bring back what it says"),

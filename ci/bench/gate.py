@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.bench.frame import Aim, Benchmark, Contender, run_whole
-from ci.build.staged import RUNNER
+from ci.builds.staged import RUNNER
 from ci.lowering.suite import all_programs, choose
 from provisioning.environment import resolve
 from provisioning.errors import CheckFailed, EnvironmentLacking

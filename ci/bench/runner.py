@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.bench.frame import Aim, Benchmark, Contender
-from ci.build.emulated import probe_in
-from ci.build.probe import INPUTS, PROGRAM, SHAPE
-from ci.build.runner import CONFIG, find_executorch
-from ci.build.staged import RUNNER
+from ci.builds.emulated import probe_in
+from ci.builds.probe import INPUTS, PROGRAM, SHAPE
+from ci.builds.runner import CONFIG, find_executorch
+from ci.builds.staged import RUNNER
 from ci.cmake import Build, find_cmake, find_compiler, find_ninja
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import load_profile

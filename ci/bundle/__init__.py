@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.build.disk import disk_faults
+    from ci.builds.disk import disk_faults
     from ci.bundle.assemble import assemble
     from provisioning.rendering.terminal import show
 

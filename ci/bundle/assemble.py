@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ci.build.staged import RUNNER
+from ci.builds.staged import RUNNER
 from ci.bundle import checks, contents, manifest, scripts
 from ci.bundle.contents import Item
 from provisioning.environment import resolve

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.staged import RUNNER
+from ci.builds.staged import RUNNER
 from ci.inspect.program import Context, Program
 from ci.inspect.program import read as read_program
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError

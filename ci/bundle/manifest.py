@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.build.staged import RUNNER
+from ci.builds.staged import RUNNER
 from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.errors import CheckFailed, UsageError
 from provisioning.findings import Artifact

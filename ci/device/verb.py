@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.staged import RUNNER
+from ci.builds.staged import RUNNER
 from ci.bundle.manifest import NAME as MANIFEST
 from ci.bundle.manifest import Bundle, read_bundle
 from ci.device import claim, session, transport

@@ -27,7 +27,7 @@ GENERATED = {
     "manifests/schema/device_libraries.json": "provisioning.verbs.generate:device_libraries_schema",
     "manifests/schema/validation.json": "provisioning.verbs.generate:validation_schema",
     "manifests/schema/images.json": "ci.image.plan:schema",
-    "manifests/schema/recipe.json": "ci.build.recipes:schema",
+    "manifests/schema/recipe.json": "ci.builds.recipes:schema",
     "manifests/schema/parity.json": "ci.parity.mapping:schema",
     "manifests/schema/report.json": "provisioning.verbs.generate:report_schema",
     "manifests/schema/suite.json": "ci.lowering.schemas:suite_schema",

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from ci.build.tree import Submodule, open_tree, submodules
+from ci.builds.tree import Submodule, open_tree, submodules
 from provisioning import elf
 from provisioning.manifest import Git, load_profile, profile_names
 from provisioning.settings import ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.build.runner import _provisioned, find_executorch
+from ci.builds.runner import _provisioned, find_executorch
 from provisioning import elf
 from provisioning.errors import EnvironmentLacking
 from provisioning.settings import ROOT, Selection

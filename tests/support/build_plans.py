@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.build.plan import Plan, Sdk
-from ci.build.recipes import for_tree, load_recipe
-from ci.build.toolchain import Toolchain
-from ci.build.tree import SourceTree
+from ci.builds.plan import Plan, Sdk
+from ci.builds.recipes import for_tree, load_recipe
+from ci.builds.toolchain import Toolchain
+from ci.builds.tree import SourceTree
 from ci.cmake import Program
 
 COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"

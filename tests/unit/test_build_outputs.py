@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ci.build.outputs import Built, check, demands_of
+from ci.builds.outputs import Built, check, demands_of
 from tests.support.elves import AARCH64, X86_64, Library
 
 LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}

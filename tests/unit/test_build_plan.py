@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import configure, shadow, x86
-from ci.build.asked import plan_of
-from ci.build.plan import MEMORY_PER_JOB, Plan, available_memory, default_jobs
-from ci.build.recipes import load_recipe
-from ci.build.script import script
-from ci.build.toolchain import Toolchain, c_compiler_of, cross, ndk
+from ci.builds import configure, shadow, x86
+from ci.builds.asked import plan_of
+from ci.builds.plan import MEMORY_PER_JOB, Plan, available_memory, default_jobs
+from ci.builds.recipes import load_recipe
+from ci.builds.script import script
+from ci.builds.toolchain import Toolchain, c_compiler_of, cross, ndk
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.settings import selection_of
 from tests.support.build_plans import make_plan

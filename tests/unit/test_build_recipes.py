@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.build.recipes import RECIPES, filled, for_tree, load_recipe
+from ci.builds.recipes import RECIPES, filled, for_tree, load_recipe
 from provisioning.errors import ManifestError
 from provisioning.settings import TARGETS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import shadow
+from ci.builds import shadow
 
 WRITTEN = ("third-party/flatcc",)
 

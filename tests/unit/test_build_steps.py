@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import overlay, sbom, source, stage
-from ci.build.disk import disk_faults
-from ci.build.execute import Ticker, execute, fault
-from ci.build.outputs import Built
-from ci.build.plan import Command, Plan
-from ci.build.tree import Submodule
+from ci.builds import overlay, sbom, source, stage
+from ci.builds.disk import disk_faults
+from ci.builds.execute import Ticker, execute, fault
+from ci.builds.outputs import Built
+from ci.builds.plan import Command, Plan
+from ci.builds.tree import Submodule
 from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.findings import StageRun
 from tests.support.build_plans import make_plan

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.build import tree as trees
-from ci.build.recipes import for_tree, load_recipe
+from ci.builds import tree as trees
+from ci.builds.recipes import for_tree, load_recipe
 from provisioning.errors import EnvironmentLacking
 from tests.support.miniature_executorch import make_old, make_tree
 

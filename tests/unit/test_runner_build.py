@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.build import emulated, runner
-from ci.build.emulated import judge, probe_in
-from ci.build.runner import Executorch, Plan, find_executorch
-from ci.build.staged import RUNNER, inspect
+from ci.builds import emulated, runner
+from ci.builds.emulated import judge, probe_in
+from ci.builds.runner import Executorch, Plan, find_executorch
+from ci.builds.staged import RUNNER, inspect
 from ci.cmake import Program
 from provisioning.cli import main
 from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ci.build import sbom
-from ci.build.tree import Submodule
+from ci.builds import sbom
+from ci.builds.tree import Submodule
 from ci.image.plan import load_images, plan_of
 from ci.image.sbom import Ingredient, vendors_parts
 from ci.image.sbom import document as image_document

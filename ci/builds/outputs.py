@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.recipes import Kind
-from ci.build.staged import PLATFORMS, SYSTEM_LIBRARIES
+from ci.builds.recipes import Kind
+from ci.builds.staged import PLATFORMS, SYSTEM_LIBRARIES
 from provisioning import elf
 from provisioning.errors import CheckFailed
 from provisioning.findings import Finding, Severity

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.recipes import Output, Recipe
+from ci.builds.recipes import Output, Recipe
 from provisioning.errors import EnvironmentLacking
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.build.links import links_of, on_the_way
-from ci.build.tree import OWN_NAME
+from ci.builds.links import links_of, on_the_way
+from ci.builds.tree import OWN_NAME
 
 STALE = ("Py*.so", "*.fbs")
 """What earlier builds left beside our files in the tree; an overlay has ours alone."""

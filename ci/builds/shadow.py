@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.links import LEFT_OUT, links_of, on_the_way
+from ci.builds.links import LEFT_OUT, links_of, on_the_way
 
 
 @dataclass(frozen=True, slots=True)

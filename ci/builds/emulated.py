@@ -9,8 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.probe import INPUTS, PROGRAM, list_inputs
-from ci.build.staged import RUNNER
+from ci.builds.probe import INPUTS, PROGRAM, list_inputs
+from ci.builds.staged import RUNNER
 from ci.cmake import Program
 from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking
@@ -74,7 +74,7 @@ def probe_in(folder: Path) -> Path:
     """Export the probe there unless it is there already."""
     if not (folder / PROGRAM).is_file():
         result = subprocess.run(
-            [sys.executable, "-m", "ci.build.probe", str(folder)],
+            [sys.executable, "-m", "ci.builds.probe", str(folder)],
             capture_output=True,
             text=True,
             cwd=ROOT,

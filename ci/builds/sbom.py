@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ci.build.tree import Submodule
+from ci.builds.tree import Submodule
 
 NAME = "sbom.cdx.json"
 SPEC = "1.6"

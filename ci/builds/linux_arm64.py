@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.build.options import add_options
+from ci.builds.options import add_options
 
 EXAMPLES = """\
   nox -s build_linux_arm64
@@ -20,6 +20,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.build import source
+    from ci.builds import source
 
     return source.run(args, "build_linux_arm64", TARGET)

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.build import overlay, toolchain
-from ci.build.places import refuse_foreign
-from ci.build.plan import Plan, Sdk, default_jobs
-from ci.build.recipes import Recipe, for_tree, load_recipe
-from ci.build.stage import OURS
-from ci.build.staged import RUNNER
-from ci.build.toolchain import Toolchain
-from ci.build.tree import open_tree, unread_options
+from ci.builds import overlay, toolchain
+from ci.builds.places import refuse_foreign
+from ci.builds.plan import Plan, Sdk, default_jobs
+from ci.builds.recipes import Recipe, for_tree, load_recipe
+from ci.builds.stage import OURS
+from ci.builds.staged import RUNNER
+from ci.builds.toolchain import Toolchain
+from ci.builds.tree import open_tree, unread_options
 from ci.cmake import find_cmake, find_ninja
 from provisioning.build_id import build_ids
 from provisioning.environment import Environment, resolve, users_own

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.build.recipes import Recipe
+from ci.builds.recipes import Recipe
 from ci.cmake import Program, find_compiler, find_program
 from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.findings import Artifact

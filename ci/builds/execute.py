@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from ci.build.plan import Command
+from ci.builds.plan import Command
 from ci.cmake import first_error
 from provisioning.diagnosis import causes
 from provisioning.errors import CheckFailed, EnvironmentLacking

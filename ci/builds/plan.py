@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.build.recipes import Project, Recipe, filled
-from ci.build.shadow import written_in
-from ci.build.toolchain import Toolchain
-from ci.build.tree import OWN_NAME, SourceTree
+from ci.builds.recipes import Project, Recipe, filled
+from ci.builds.shadow import written_in
+from ci.builds.toolchain import Toolchain
+from ci.builds.tree import OWN_NAME, SourceTree
 from ci.cmake import Program
 
 STEERING = (

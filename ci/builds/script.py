@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from ci.build import overlay, shadow
-from ci.build.plan import STEERING, Command, Plan
-from ci.build.recipes import Output
-from ci.build.stage import patterns
-from ci.build.tree import OWN_NAME, adaptors
+from ci.builds import overlay, shadow
+from ci.builds.plan import STEERING, Command, Plan
+from ci.builds.recipes import Output
+from ci.builds.stage import patterns
+from ci.builds.tree import OWN_NAME, adaptors
 
 _HEAD = """\
 #!/bin/sh

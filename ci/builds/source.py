@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.build import configure, outputs, overlay, sbom, shadow
-from ci.build import stage as staging
-from ci.build.asked import notes_of, plan_of
-from ci.build.disk import disk_faults
-from ci.build.execute import execute
-from ci.build.places import alone_in
-from ci.build.plan import Plan
-from ci.build.script import script
-from ci.build.staged import MANIFEST
+from ci.builds import configure, outputs, overlay, sbom, shadow
+from ci.builds import stage as staging
+from ci.builds.asked import notes_of, plan_of
+from ci.builds.disk import disk_faults
+from ci.builds.execute import execute
+from ci.builds.places import alone_in
+from ci.builds.plan import Plan
+from ci.builds.script import script
+from ci.builds.staged import MANIFEST
 from provisioning.cli import command_line
 from provisioning.errors import UsageError
 from provisioning.findings import Artifact, Outcome, Severity, StageRun

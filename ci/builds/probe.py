@@ -1,6 +1,6 @@
 """Makes a small XNNPACK program and its input: what another machine's runner is tried on.
 
-Run as a program of its own, for exporting imports torch: `python -m ci.build.probe DIR`.
+Run as a program of its own, for exporting imports torch: `python -m ci.builds.probe DIR`.
 """
 
 from __future__ import annotations

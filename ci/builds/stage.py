@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ci.build import sbom
-from ci.build.outputs import Built
-from ci.build.plan import Plan
-from ci.build.recipes import Output
-from ci.build.staged import MANIFEST
-from ci.build.tree import SourceTree, adaptors, submodules
+from ci.builds import sbom
+from ci.builds.outputs import Built
+from ci.builds.plan import Plan
+from ci.builds.recipes import Output
+from ci.builds.staged import MANIFEST
+from ci.builds.tree import SourceTree, adaptors, submodules
 from provisioning import elf
 from provisioning.errors import CheckFailed
 from provisioning.findings import Artifact

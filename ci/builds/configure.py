@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.build import shadow
-from ci.build.plan import SHADOW, Plan
+from ci.builds import shadow
+from ci.builds.plan import SHADOW, Plan
 from provisioning.errors import UsageError
 
 MEMORY = "made-by.json"

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.build.emulated import compare, probe_in, sysroot_of
-from ci.build.places import alone_in, refuse_foreign
-from ci.build.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
+from ci.builds.emulated import compare, probe_in, sysroot_of
+from ci.builds.places import alone_in, refuse_foreign
+from ci.builds.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
 from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from provisioning.cli import command_line, count
 from provisioning.diagnosis import causes
