@@ -324,13 +324,70 @@ def test_junit_keeps_message_and_remedy() -> None:
 # SARIF
 
 
+WORDS, OPEN = object(), object()
+SARIF_KEYS = {
+    "$schema": WORDS,
+    "version": WORDS,
+    "runs": {
+        "tool": {
+            "driver": {
+                "name": WORDS,
+                "rules": {
+                    "id": WORDS,
+                    "shortDescription": {"text": WORDS},
+                    "fullDescription": {"text": WORDS},
+                    "help": {"text": WORDS},
+                },
+            }
+        },
+        "columnKind": WORDS,
+        "invocations": {
+            "executionSuccessful": OPEN,
+            "commandLine": WORDS,
+            "startTimeUtc": WORDS,
+            "properties": OPEN,
+        },
+        "results": {
+            "ruleId": WORDS,
+            "ruleIndex": OPEN,
+            "level": WORDS,
+            "message": {"text": WORDS},
+            "locations": {
+                "physicalLocation": {"artifactLocation": {"uri": WORDS}, "region": {"startLine": OPEN}},
+                "logicalLocations": {"fullyQualifiedName": WORDS},
+            },
+            "partialFingerprints": OPEN,
+            "properties": OPEN,
+        },
+    },
+}
+"""Of the official schema, which allows no key that it does not name, what we write."""
+
+
+def _foreign(value: Any, keys: Any, where: str = "") -> list[str]:
+    """Where a value has keys or types that the schema does not have there."""
+    if keys is OPEN:
+        return []
+    if keys is WORDS:
+        return [] if isinstance(value, str) else [where]
+    if isinstance(value, list):
+        return [found for each in value for found in _foreign(each, keys, where)]
+    if not isinstance(value, dict):
+        return [where]
+    found = [f"{where}.{key}" for key in value if key not in keys]
+    return found + [
+        one for key in value if key in keys for one in _foreign(value[key], keys[key], f"{where}.{key}")
+    ]
+
+
 def _check_sarif(text: str) -> list[dict[str, Any]]:
     """What 2.1.0 and GitHub's code scanning require of a log; returns the results."""
     document = json.loads(text.encode())
+    assert _foreign(document, SARIF_KEYS) == []
     assert document["version"] == "2.1.0"
     (run,) = document["runs"]
     rules = run["tool"]["driver"]["rules"]
-    assert run["tool"]["driver"]["name"]
+    assert run["tool"]["driver"]["name"] and run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
     assert len({rule["id"] for rule in rules}) == len(rules)
     for invocation in run["invocations"]:
         assert isinstance(invocation["executionSuccessful"], bool)
