@@ -39,6 +39,19 @@ STARTED_IN = "QNN_CI_STARTED_IN"
 """Set by the noxfile: where the user was, which is where relative paths among the arguments begin."""
 
 
+PLACES = (
+    "QNN_CI_STORE",
+    "QNN_CI_REPORTS",
+    "QNN_SDK_ROOT",
+    "ANDROID_NDK_ROOT",
+    "HEXAGON_SDK_ROOT",
+    "EXECUTORCH_ROOT",
+    "EXECUTORCH_RUNTIME_ROOT",
+    "QNN_EXECUTOR_RUNNER",
+)
+"""Variables in which a user names a path; relative ones begin there too."""
+
+
 class Parser(argparse.ArgumentParser):
     """Takes no empty path, and makes relative ones whole where the user was in another directory.
 
@@ -55,7 +68,11 @@ class Parser(argparse.ArgumentParser):
         if not text:
             # It would be the current directory, which who typed "$UNSET" did not mean.
             raise argparse.ArgumentTypeError("expected a path, found nothing")
-        return Path(text) if text.startswith("~") else Path(self.started_in, text)
+        return _where(self.started_in, text)
+
+
+def _where(started_in: str, text: str) -> Path:
+    return Path(text) if text.startswith("~") else Path(started_in, text)
 
 
 def count(text: str) -> int:
@@ -183,7 +200,10 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     module = cast(VerbModule, importlib.import_module(verb.module))
     # What this process starts is in no doubt about where it is.
-    Parser.started_in = os.environ.pop(STARTED_IN, "")
+    started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
+    if started_in:
+        named = [variable for variable in PLACES if os.environ.get(variable)]
+        os.environ.update({variable: str(_where(started_in, os.environ[variable])) for variable in named})
     parser = Parser(
         prog=f"{program} {name}",
         description=verb.summary,

@@ -18,7 +18,8 @@ import pytest
 from ci.__main__ import VERBS as CI
 from provisioning import errors
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.cli import STARTED_IN, Verb, count, duration, guarded, main
+from provisioning.cli import PLACES, STARTED_IN, Verb, count, duration, guarded, main
+from provisioning.manifest import COMPONENT_VARIABLES
 from provisioning.settings import ROOT
 
 HEAVY = ("pydantic", "requests", "rich", "torch", "elftools", "executorch", "numpy", "cryptography")
@@ -285,6 +286,31 @@ def test_a_verb_offers_what_the_frame_needs(name: str) -> None:
     assert all(line.startswith("  ") for line in module.EXAMPLES.splitlines())
     assert callable(module.configure)
     assert callable(module.run)
+
+
+def test_a_relative_path_in_a_variable_begins_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "verb_with_paths.py").write_text(VERB_WITH_PATHS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "verb_with_paths", raising=False)
+    given = {"QNN_CI_STORE": "../store", "QNN_SDK_ROOT": "/opt/sdk", "EXECUTORCH_ROOT": "~/executorch"}
+    for name, value in {**given, "QNN_CI_SOC": "SM8650", "ANDROID_NDK_ROOT": ""}.items():
+        monkeypatch.setenv(name, value)
+    verbs = {"verb": Verb("verb_with_paths", "a verb")}
+    assert _main(verbs, "verb", "what", "x") == 0
+    assert {name: os.environ[name] for name in given} == given
+    monkeypatch.setenv(STARTED_IN, "/srv/somebody")
+    assert _main(verbs, "verb", "what", "x") == 0
+    assert {name: os.environ[name] for name in given} == {
+        **given,
+        "QNN_CI_STORE": "/srv/somebody/../store",
+    }
+    assert (os.environ["QNN_CI_SOC"], os.environ["ANDROID_NDK_ROOT"]) == ("SM8650", "")
+
+
+def test_every_variable_of_a_component_is_known_to_name_a_path() -> None:
+    assert set(COMPONENT_VARIABLES.values()) <= set(PLACES)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
