@@ -6,9 +6,11 @@ import argparse
 import datetime as dt
 import json
 import os
+import platform
 import shlex
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -240,24 +242,53 @@ def test_the_plan_is_an_output_that_a_matrix_can_take(
 WANTED = place.Wanted("wheels", (), ("x86_64-linux",), ("SM8650",))
 
 
-def test_the_caches_key_follows_the_manifests_and_the_selection(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["profiles/wheels.toml", "socs.toml"])
+def test_the_caches_key_follows_the_manifests(tmp_path: Path, changed: str) -> None:
     for name in ("profiles/wheels.toml", "socs.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((MANIFESTS / name).read_bytes())
-    keys = {place.cache_key(WANTED, tmp_path)}
-    keys.add(place.cache_key(place.Wanted("wheels", (), ("aarch64-android",), ("SM8650",)), tmp_path))
-    two = [place.Wanted("wheels", (), order, ()) for order in (("a", "b"), ("b", "a"))]
-    assert place.cache_key(two[0]) == place.cache_key(two[1])
-    with (tmp_path / "profiles" / "wheels.toml").open("a") as stream:
+    assert place.cache_key(WANTED, tmp_path) == place.cache_key(WANTED)
+    with (tmp_path / changed).open("a") as stream:
         stream.write("# changed\n")
-    keys.add(place.cache_key(WANTED, tmp_path))
-    assert len(keys) == 3
-    assert place.cache_key(WANTED) == place.cache_key(WANTED)
+    assert place.cache_key(WANTED, tmp_path) != place.cache_key(WANTED)
 
 
-@pytest.mark.parametrize(("profile", "cached"), [("wheels", True), ("qnn-2.37", False)])
-def test_what_a_licence_was_accepted_for_is_never_cached(profile: str, cached: bool) -> None:
-    assert place.may_be_cached(place.Wanted(profile, (), (), ())) is cached
+def test_another_selection_or_machine_has_another_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    selections = [
+        WANTED,
+        replace(WANTED, profile="qnn-2.37"),
+        replace(WANTED, components=("qnn-sdk",)),
+        replace(WANTED, targets=("aarch64-android",)),
+        replace(WANTED, socs=("SM8750",)),
+    ]
+    keys = {place.cache_key(one) for one in selections}
+    monkeypatch.setattr(platform, "machine", lambda: "another")
+    keys.add(place.cache_key(WANTED))
+    assert len(keys) == len(selections) + 1
+
+
+def test_the_order_of_a_selection_makes_no_other_cache() -> None:
+    one, other = (replace(WANTED, targets=order) for order in (("a", "b"), ("b", "a")))
+    assert place.cache_key(one) == place.cache_key(other)
+
+
+@pytest.mark.parametrize(
+    ("profile", "components", "cached"),
+    [
+        ("wheels", "", "true"),
+        ("qnn-2.37", "", "false"),
+        ("qnn-2.37", "android-ndk", "false"),
+        ("qnn-2.37", "executorch-source", "true"),
+    ],
+)
+def test_what_a_licence_was_accepted_for_is_never_cached(
+    tmp_path: Path, profile: str, components: str, cached: str
+) -> None:
+    environ = {"QNN_CI_PROFILE": profile, "QNN_CI_COMPONENTS": components}
+    assert place.run({**environ, "GITHUB_OUTPUT": str(tmp_path / "output")}) == 0
+    said = pairs(tmp_path / "output")
+    assert said["cacheable"] == cached
+    assert said["key"] == place.cache_key(place.Wanted.of(environ))
 
 
 def test_the_store_is_the_jobs_own_and_later_steps_know_it(tmp_path: Path) -> None:
@@ -270,6 +301,12 @@ def test_the_store_is_the_jobs_own_and_later_steps_know_it(tmp_path: Path) -> No
     store = str(tmp_path / "qnn-ci-store")
     assert pairs(tmp_path / "env") == {"QNN_CI_STORE": store}
     assert pairs(tmp_path / "output")["store"] == store
+
+
+def test_a_store_that_was_named_is_the_jobs_store(tmp_path: Path) -> None:
+    """As of a runner that keeps its own."""
+    environ = {"RUNNER_TEMP": str(tmp_path / "temp"), "QNN_CI_STORE": str(tmp_path / "mine")}
+    assert place.store_of(environ) == tmp_path / "mine"
 
 
 def test_inputs_become_flags_whatever_separates_them() -> None:
