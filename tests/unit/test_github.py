@@ -466,6 +466,63 @@ def test_the_tests_see_nothing_of_the_job_that_runs_them(
     assert not any(name.startswith(("GITHUB_", "RUNNER_", "QNN_CI_GATE")) for name in seen)
 
 
+@pytest.mark.parametrize(("session", "tells"), [("validate", False), ("gate", True)])
+def test_a_session_learns_where_to_report_and_whether_to_tell_github_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, tells: bool
+) -> None:
+    more = {"QNN_CI_STAGE": session, "QNN_CI_EXECUTORCH": "source", "GITHUB_ACTIONS": "true"}
+    run_stage(tmp_path, monkeypatch, f"env > {tmp_path}/env", **more)
+    seen = pairs(tmp_path / "env")
+    assert {name: seen[name] for name in ("QNN_CI_REPORTS", "QNN_CI_GATE", "EXECUTORCH_ROOT")} == {
+        "QNN_CI_REPORTS": str(tmp_path / "reports"),
+        "QNN_CI_GATE": "1",
+        "EXECUTORCH_ROOT": str(tmp_path / "source"),
+    }
+    assert seen["GITHUB_ACTIONS"] == "true"
+    assert ("GITHUB_STEP_SUMMARY" in seen) is tells
+
+
+def test_what_a_gate_told_github_is_not_told_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_stage(tmp_path, monkeypatch, "exit 3", QNN_CI_STAGE="gate") == 3
+    assert "::error" not in capfd.readouterr().out
+    assert not (tmp_path / "summary").exists()
+
+
+def test_reports_go_where_the_job_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_stage(tmp_path, monkeypatch, "exit 9", QNN_CI_REPORTS=str(tmp_path / "mine"))
+    assert pairs(tmp_path / "output")["report"] == str(tmp_path / "mine" / "validate.json")
+    assert (tmp_path / "mine" / "validate.json").is_file()
+
+
+def test_a_stage_that_died_is_repeated_as_it_was_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_stage(tmp_path, monkeypatch, "exit 9", QNN_CI_ARGUMENTS="--soc 'a b'")
+    report = Report.read(tmp_path / "reports/validate.json")
+    assert report.findings[0].remedy.endswith("; repeat with: nox -s validate -- --soc 'a b'")
+    assert report.seconds < 60
+
+
+@pytest.mark.parametrize(("after", "says"), [(7, False), (8, True)])
+def test_only_what_was_killed_meanwhile_explains_a_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, says: bool
+) -> None:
+    counted = iter((7, after))
+    monkeypatch.setattr(stage, "memory_kills", lambda: next(counted))
+    run_stage(tmp_path, monkeypatch, "exit 9")
+    (finding,) = Report.read(tmp_path / "reports/validate.json").findings
+    assert ("the system killed 1 program" in finding.message) is says
+
+
+def test_a_job_without_nox_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentLacking) as caught:
+        stage.run({"QNN_CI_STAGE": "lint", "QNN_CI_REPORTS": str(tmp_path)})
+    assert caught.value.remedy == "python -m pip install nox"
+
+
 def test_arguments_that_no_shell_could_split_are_wrong_use() -> None:
     with pytest.raises(UsageError, match=r"QNN_CI_ARGUMENTS=.*: No closing quotation"):
         stage.run({"QNN_CI_STAGE": "lint", "QNN_CI_ARGUMENTS": "-k it's"})
