@@ -12,6 +12,7 @@ from ci.github.files import export, give, summarise
 from ci.github.place import Wanted, store_of
 from provisioning.errors import UsageError
 from provisioning.findings import Report
+from provisioning.identity import identity_of
 from provisioning.rendering import github_annotations, markdown
 from provisioning.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
 
@@ -54,7 +55,8 @@ def _whole(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
     outputs = {}
     if (sdk := environment.roots.get(SDK)) is not None:
         library = sdk.path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
-        outputs = {"sdk-root": str(sdk.path), "version": sdk.version, "build-id": _build_id(library)}
+        version = sdk.version or identity_of(SDK, sdk.path).version
+        outputs = {"sdk-root": str(sdk.path), "version": version, "build-id": _build_id(library)}
     if (ndk := environment.roots.get(NDK)) is not None:
         outputs["ndk-root"] = str(ndk.path)
     return outputs
@@ -74,14 +76,15 @@ def _alone(component: str, selection: Selection, environ: Mapping[str, str]) -> 
 
     variable = COMPONENT_VARIABLES[component]
     pin = {str(name): one for name, one in load_profile(selection.profile).components.items()}[component]
-    root = environ.get(variable)
-    if not root:
+    if root := environ.get(variable):
+        version = identity_of(component, Path(root)).version
+    else:
         tree = Store(selection.store).find(component, pin, Want(frozenset(), frozenset()))
         if tree is None:
             raise UsageError(f"{component} was provisioned and is not in {selection.store}")
-        root = str(tree.root)
+        root, version = str(tree.root), tree.version
     export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
-    return {"ndk-root": root, "version": pin.version} if component == NDK else {}
+    return {"ndk-root": root, "version": version} if component == NDK else {}
 
 
 def _tell(report: Path, environ: Mapping[str, str]) -> None:

@@ -9,8 +9,8 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,9 @@ from ci import github as verb
 from ci.github import place, plan, release, setup, stage, verdict
 from ci.rehearse.commands import pairs
 from provisioning.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
-from provisioning.findings import Outcome, Report, StageRun
+from provisioning.findings import Outcome, Report, Severity, StageRun
 from provisioning.settings import MANIFESTS, ROOT
+from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import repository
 
 ROWS = {
@@ -352,6 +353,94 @@ def test_a_selection_that_cannot_be_provisioned_fails_with_its_annotations(
     assert "::error title=provision" in capfd.readouterr().out
 
 
+@dataclass
+class Provisioned:
+    """What setup gave the steps that follow, and the verbs that it ran for it."""
+
+    code: int
+    verbs: list[list[str]]
+    variables: dict[str, str]
+    outputs: dict[str, str]
+
+
+Setup = Callable[..., Provisioned]
+
+
+@pytest.fixture
+def set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """With verbs that end as the test says and do nothing."""
+
+    def made(codes: Mapping[str, int] | None = None, **environ: str) -> Provisioned:
+        verbs: list[list[str]] = []
+
+        def verb(arguments: list[str], _: Mapping[str, str]) -> int:
+            verbs.append(arguments)
+            return (codes or {}).get(arguments[0], 0)
+
+        monkeypatch.setattr(setup, "_verb", verb)
+        files = {name: tmp_path / name for name in ("GITHUB_ENV", "GITHUB_OUTPUT")}
+        given = {"QNN_CI_PROFILE": PROFILE, "QNN_CI_STORE": str(tmp_path / "store")}
+        code = setup.run({**given, **{name: str(path) for name, path in files.items()}, **environ})
+        variables, outputs = (pairs(path) if path.exists() else {} for path in files.values())
+        return Provisioned(code, verbs, variables, outputs)
+
+    return made
+
+
+@pytest.mark.parametrize("components", ["", "qnn-sdk android-ndk"])
+def test_later_steps_have_the_environment_of_the_first_target_and_know_the_sdk(
+    tmp_path: Path, set_up: Setup, components: str
+) -> None:
+    sdk, ndk = write_sdk(tmp_path / "sdk"), write_ndk(tmp_path / "ndk")
+    done = set_up(
+        QNN_CI_COMPONENTS=components,
+        QNN_CI_TARGETS="aarch64-android x86_64-linux",
+        QNN_SDK_ROOT=str(sdk),
+        ANDROID_NDK_ROOT=str(ndk),
+    )
+    assert done.code == 0
+    assert done.verbs[1:] == [["env", "--target", "aarch64-android", "--format", "github", "--append"]]
+    assert done.outputs == {
+        "sdk-root": str(sdk),
+        "ndk-root": str(ndk),
+        "version": PIN.version,
+        "build-id": BUILD,
+    }
+    assert done.variables["QNN_CI_PROFILE"] == PROFILE
+    assert done.variables["QNN_CI_STORE"] == str(tmp_path / "store")
+
+
+def test_an_environment_that_cannot_be_exported_fails_the_step(tmp_path: Path, set_up: Setup) -> None:
+    done = set_up({"env": 3}, QNN_SDK_ROOT=str(write_sdk(tmp_path / "sdk")))
+    assert done.code == 3
+    assert done.verbs[1][:3] == ["env", "--target", "x86_64-linux"]
+
+
+def test_the_ndk_alone_goes_by_the_names_that_other_tools_know(tmp_path: Path, set_up: Setup) -> None:
+    ndk = write_ndk(tmp_path / "ndk", "30.0.1")
+    done = set_up(QNN_CI_COMPONENTS="android-ndk", ANDROID_NDK_ROOT=str(ndk))
+    assert (done.code, len(done.verbs)) == (0, 1)
+    assert (done.variables["ANDROID_NDK_ROOT"], done.variables["ANDROID_NDK_HOME"]) == (str(ndk), str(ndk))
+    assert done.outputs == {"sdk-root": "", "ndk-root": str(ndk), "version": "30.0.1", "build-id": ""}
+
+
+def test_a_component_that_is_not_there_after_all_is_an_error_with_its_name(set_up: Setup) -> None:
+    with pytest.raises(UsageError, match="android-ndk was provisioned and is not in"):
+        set_up(QNN_CI_COMPONENTS="android-ndk")
+
+
+def test_why_nothing_could_be_provisioned_is_in_the_summary(
+    tmp_path: Path, set_up: Setup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = StageRun("provision", PROFILE, "all", "nox -s provision")
+    run.add("provision.licence", Severity.ERROR, "qnn-sdk", "its licence was not accepted", "accept it")
+    run.finish(Outcome.ERROR).write(tmp_path / "reports")
+    more = {"QNN_CI_REPORTS": str(tmp_path / "reports"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    assert set_up({"provision": 3}, **more).code == 3
+    assert "its licence was not accepted" in (tmp_path / "summary").read_text()
+    assert "::error" in capsys.readouterr().out
+
+
 # stage
 
 
@@ -451,10 +540,18 @@ def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: 
     assert run_stage(tmp_path, monkeypatch, "exit 0") == 1
 
 
+@pytest.mark.parametrize("session", ["bench", "env", "generate", "lock", "rehearse", "store", "tests"])
 def test_sessions_without_a_report_pass_by_their_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    assert run_stage(tmp_path, monkeypatch, "exit 0", QNN_CI_STAGE=session) == 0
+
+
+def test_a_report_that_a_session_need_not_write_is_believed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run_stage(tmp_path, monkeypatch, "exit 0", QNN_CI_STAGE="tests") == 0
+    script = report_of(tmp_path, Outcome.FAIL).replace("reports/validate", "reports/rehearse")
+    assert run_stage(tmp_path, monkeypatch, f"{script}; exit 0", QNN_CI_STAGE="rehearse") == 1
 
 
 def test_the_tests_see_nothing_of_the_job_that_runs_them(
