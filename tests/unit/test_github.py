@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ from ci.github import place, plan, release, setup, stage, verdict
 from ci.rehearse.commands import pairs
 from provisioning.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
 from provisioning.findings import Outcome, Report, Severity, StageRun
+from provisioning.manifest import load_profile
 from provisioning.settings import MANIFESTS, ROOT
 from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import repository
@@ -680,6 +683,32 @@ def test_the_source_archive_is_the_same_wherever_it_is_made(tmp_path: Path) -> N
     assert release.source_archive(root, "p/") == release.source_archive(tmp_path / "b", "p/")
 
 
+def test_a_release_is_the_same_wherever_it_is_made_and_its_checksums_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = repository(tmp_path / "one", {"pyproject.toml": 'name = "x"\nversion = "1.2"\n'})
+    subprocess.run(["git", "clone", "-q", one, tmp_path / "other"], check=True)
+    tag = {"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v1.2", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    made = []
+    for root in (one, tmp_path / "other"):
+        monkeypatch.setattr(release, "ROOT", root)
+        assert release.run(tag) == 0
+        made.append({path.name: path.read_bytes() for path in (root / "dist" / "release").iterdir()})
+    assert made[0] == made[1]
+    sums = made[0].pop("SHA256SUMS").decode().splitlines()
+    assert sorted(sums) == sorted(
+        f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in made[0].items()
+    )
+    assert pairs(tmp_path / "output") == {"archive": "qnn-ci-1.2.tar.gz", "sbom": "qnn-ci-1.2.spdx.json"}
+    assert set(made[0]) == {"qnn-ci-1.2.tar.gz", "qnn-ci-1.2.spdx.json"}
+
+
+def test_a_branch_need_not_be_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = repository(tmp_path / "a", {"pyproject.toml": 'version = "1.2"\n'})
+    monkeypatch.setattr(release, "ROOT", root)
+    assert release.run({"GITHUB_REF_TYPE": "branch", "GITHUB_REF_NAME": "main"}) == 0
+
+
 def test_a_release_needs_a_git_checkout(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLacking):
         release.source_archive(tmp_path, "p/")
@@ -695,6 +724,27 @@ def test_the_bill_names_what_locks_and_profiles_pin(tmp_path: Path) -> None:
     assert {"requests", "torch", "executorch", "qnn-sdk (x86-64) of the profile wheels"} <= names
     identifiers = [package["SPDXID"] for package in bill["packages"]]
     assert len(identifiers) == len(set(identifiers)) == len(bill["relationships"])
+    assert {(one["spdxElementId"], one["relatedSpdxElement"]) for one in bill["relationships"]} == {
+        ("SPDXRef-DOCUMENT", identifiers[0]),
+        *((identifiers[0], needed) for needed in identifiers[1:]),
+    }
+
+
+def test_the_bill_says_what_is_known_of_each_file(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    archive.write_bytes(b"x")
+    bill = release.bill_of_materials(
+        "1.0", archive, dt.datetime(2026, 1, 2, tzinfo=dt.timezone.utc), MANIFESTS
+    )
+    packages = {package["name"]: package for package in bill["packages"]}
+    checksum = hashlib.sha256(b"x").hexdigest()
+    assert bill["creationInfo"]["created"] == "2026-01-02T00:00:00Z"
+    assert packages["qnn-ci"]["checksums"] == [{"algorithm": "SHA256", "checksumValue": checksum}]
+    sdk = load_profile("wheels").components["qnn-sdk"].parts[0].source
+    (part,) = packages["qnn-sdk (x86-64) of the profile wheels"]["checksums"]
+    assert part["checksumValue"] == getattr(sdk, "sha256", "")
+    assert re.fullmatch(r"one of \d+ files, whose SHA-256 the lock names", packages["requests"]["comment"])
+    assert packages["torch"]["comment"] == ""
 
 
 def test_a_tag_that_is_not_the_version_is_refused() -> None:
