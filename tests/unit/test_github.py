@@ -25,7 +25,7 @@ from provisioning.findings import Outcome, Report, Severity, StageRun
 from provisioning.manifest import load_profile
 from provisioning.settings import MANIFESTS, ROOT
 from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
-from tests.support.rehearsals import repository
+from tests.support.rehearsals import IDENTITY, repository, write
 
 ROWS = {
     "always": plan.Row(stage="lint", minutes=5),
@@ -135,6 +135,7 @@ def test_another_repository_gets_its_own_models_and_nothing_about_the_toolkit(
     ("stages", "profile", "targets"),
     [
         ("validate, delegate", "wheels", "x86_64-linux"),
+        ("validate, build-runner", "wheels", "x86_64-linux"),
         ("validate", "wheels", ""),
         ("lint, locks", "wheels", ""),
         ("validate, delegate", "qnn-2.37", ""),
@@ -231,6 +232,80 @@ def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
 @pytest.mark.parametrize("base", ["", "0" * 40, "feedfacefeedfacefeedfacefeedfacefeedface"])
 def test_what_changed_since_an_unknown_commit_is_not_known(base: str) -> None:
     assert plan.changed_files(base) is None
+
+
+def test_what_changed_is_every_file_that_differs_from_where_a_branch_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = repository(tmp_path / "a", {"kept": "1", "old": "2", "gone": "3"})
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("checkout", "-q", "-b", "mine")
+    git("mv", "old", "two words")
+    git("rm", "-q", "gone")
+    git(*IDENTITY, "commit", "-q", "-m", "mine")
+    git("checkout", "-q", "main")
+    write(root, {"theirs": "4"})
+    git("add", "theirs")
+    git(*IDENTITY, "commit", "-q", "-m", "theirs")
+    base = git("rev-parse", "HEAD")
+    git("checkout", "-q", "mine")
+    monkeypatch.setattr(plan, "ROOT", root)
+    assert plan.changed_files(base) == ["gone", "old", "two words"]
+
+
+@pytest.mark.parametrize(
+    ("occasion", "changed", "since"),
+    [("gate", ["docs/x.md"], "main"), ("gate", None, ""), ("nightly", ["docs/x.md"], "")],
+)
+def test_programs_are_left_out_only_by_a_change_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, occasion: str, changed: list[str] | None, since: str
+) -> None:
+    asked = []
+
+    def matrix(most: int, occasion: str, base: str, having: plan.Having) -> list[dict[str, object]]:
+        asked.append(base)
+        return [{"shard": "1/1", "arguments": "", "seconds": 1}]
+
+    monkeypatch.setattr(plan, "suite_matrix", matrix)
+    monkeypatch.setattr(plan, "changed_files", lambda _: changed)
+    table = plan.Table(everywhere=(), row={"lowering": plan.Row(stage="test_lowering", minutes=1, suite=1)})
+    monkeypatch.setattr(plan, "load_table", lambda: table)
+    plan.run({"QNN_CI_OCCASION": occasion, "QNN_CI_BASE": "main"})
+    assert asked == [since]
+
+
+def test_a_change_of_nothing_that_matters_leaves_rows_out_at_the_gate_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plan, "changed_files", lambda _: ["docs/x.md"])
+    table = plan.Table(everywhere=EVERYWHERE, row={name: ROWS[name] for name in ("always", "some")})
+    monkeypatch.setattr(plan, "load_table", lambda: table)
+    for occasion, expected in (("gate", ["always"]), ("nightly", ["always", "some"])):
+        output = tmp_path / occasion
+        jobs = planned({"QNN_CI_OCCASION": occasion, "QNN_CI_BASE": "main", "GITHUB_OUTPUT": str(output)})
+        assert [job["name"] for job in jobs] == expected
+
+
+def test_an_unknown_occasion_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="QNN_CI_OCCASION=hourly: expected one of gate, nightly"):
+        plan.run({"QNN_CI_OCCASION": "hourly", "QNN_CI_STAGES": "validate"})
+
+
+def test_what_a_job_is_given_follows_its_row() -> None:
+    row = plan.Row(stage="s", minutes=7, arguments="-x", submodules=True, packages=("a", "b"), runner=True)
+    (job,) = plan.jobs_of("name", row, "gate", "", plan.Having("wheels"))
+    given = {name: job[name] for name in ("name", "arguments", "submodules", "packages", "runner")}
+    assert given == {
+        "name": "name",
+        "arguments": "-x",
+        "submodules": "recursive",
+        "packages": "a b",
+        "runner": True,
+    }
 
 
 def test_the_plan_is_an_output_that_a_matrix_can_take(
