@@ -37,10 +37,12 @@ def installed(package: str) -> bool:
 
 
 def _as_root(command: Sequence[str], remedy: str) -> None:
+    # By `env`, as sudo passes none of our variables on.
+    silent = ["env", "DEBIAN_FRONTEND=noninteractive", *command]
     if os.geteuid() != 0:
         if shutil.which("sudo") is None:
             raise EnvironmentLacking(f"{command[0]} needs root, and there is no sudo", remedy=remedy)
-        command = ["sudo", "--non-interactive", *command]
-    done = subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, check=False)
+        silent = ["sudo", "--non-interactive", *silent]
+    done = subprocess.run(silent, check=False)
     if done.returncode:
         raise UpstreamError(f"{' '.join(command)} ended with exit code {done.returncode}", remedy=remedy)

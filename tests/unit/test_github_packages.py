@@ -21,12 +21,18 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     def made(*, root: bool, code: int = 0, programs: tuple[str, ...] = ("dpkg-query", "apt-get")) -> Path:
         log = tmp_path / "log"
         scripts = {
-            "dpkg-query": 'if [ "$3" = here ]; then printf installed; fi',
-            "apt-get": f'echo "apt-get $*" >> {log}; exit {code}',
-            "sudo": f'echo "sudo $*" >> {log}; shift; exec "$@"',
+            "dpkg-query": """case "$*" in
+                '--show --showformat=${db:Status-Status} here') printf installed ;;
+                '--show --showformat=${db:Status-Status} removed') printf config-files ;;
+                *) echo "no packages found" >&2; exit 1 ;;
+                esac""",
+            "apt-get": f'echo "$DEBIAN_FRONTEND apt-get $*" >> {log}; exit {code}',
+            # Which leaves almost nothing of the environment, as sudo does.
+            "sudo": f'echo "sudo $1" >> {log}; shift; exec env -i PATH="$PATH" "$@"',
         }
         folder = tmp_path / "bin"
         folder.mkdir()
+        (folder / "env").symlink_to("/usr/bin/env")
         for name in programs:
             (folder / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
             (folder / name).chmod(0o755)
@@ -39,10 +45,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_only_what_is_not_there_is_installed(machine: Machine) -> None:
     log = machine(root=True)
-    assert packages.run({"QNN_CI_PACKAGES": "here absent other"}) == 0
+    assert packages.run({"QNN_CI_PACKAGES": "here absent removed"}) == 0
     assert log.read_text().splitlines() == [
-        "apt-get update --quiet",
-        "apt-get install --quiet --yes --no-install-recommends absent other",
+        "noninteractive apt-get update --quiet",
+        "noninteractive apt-get install --quiet --yes --no-install-recommends absent removed",
     ]
 
 
@@ -52,10 +58,13 @@ def test_nothing_is_run_where_all_is_there(machine: Machine) -> None:
     assert not log.exists()
 
 
-def test_a_user_who_is_not_root_asks_sudo_which_may_not_ask_back(machine: Machine) -> None:
+def test_a_user_who_is_not_root_asks_sudo_and_neither_it_nor_a_package_may_ask_back(machine: Machine) -> None:
     log = machine(root=False, programs=("dpkg-query", "apt-get", "sudo"))
     packages.run({"QNN_CI_PACKAGES": "absent"})
-    assert log.read_text().splitlines()[0] == "sudo --non-interactive apt-get update --quiet"
+    assert log.read_text().splitlines()[:2] == [
+        "sudo --non-interactive",
+        "noninteractive apt-get update --quiet",
+    ]
 
 
 def test_packages_that_cannot_be_had_are_an_error_with_what_to_type(machine: Machine) -> None:
