@@ -315,8 +315,6 @@ def condition(text: str, contexts: Mapping[str, Value], functions: Mapping[str, 
 
 
 def truthy(value: Value) -> bool:
-    if isinstance(value, (Mapping, list, tuple)):
-        return True
     return not (value is None or value is False or value == 0 or value == "" or value != value)
 
 
@@ -375,8 +373,6 @@ def number(value: Value) -> float:
 def _equal(left: Value, right: Value) -> bool:
     if isinstance(left, str) and isinstance(right, str):
         return left.lower() == right.lower()
-    if left is None and right is None:
-        return True
     if isinstance(left, (Mapping, list, tuple)) and isinstance(right, (Mapping, list, tuple)):
         return left is right
     return number(left) == number(right)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.rehearse.expression import Known, Value, condition, evaluate, expand, parse, plain
+from ci.rehearse.expression import Known, Value, condition, evaluate, expand, parse, plain, used
 from provisioning.errors import UsageError
 
 CONTEXTS: dict[str, Value] = {
@@ -61,6 +61,28 @@ def value(text: str) -> Value:
         ("join(list.*.x, '+')", "1+2"),
         ("fromJSON(needs.plan.outputs.jobs)[0].name", "a"),
         ("fromJSON('true')", True),
+        ("null == null", True),
+        ("'a' == null", False),
+        ("github.event == github.event", True),
+        ("github.event == fromJSON('{}')", False),
+        ("list && 'a list is something'", "a list is something"),
+        ("fromJSON('[]') && 'even an empty one'", "even an empty one"),
+        ("null || 'x'", "x"),
+        ("1 <= 1 && 1 >= 1", True),
+        ("1 < 1 || 1 > 1", False),
+        ("'10' < 9", False),
+        ("10 > '9'", True),
+        ("list > 0", False),
+        ("'abc'[0]", None),
+        ("join('abc'.*)", ""),
+        ("join(list[*].x)", "1,2"),
+        ("github.*.pull_request.number", [7]),
+        ("join(fromJSON('[\"a\", null, 1.0]'))", "a,,1"),
+        ("join('a')", "a"),
+        ("format('{0} {1}', github.event, list)", "Object Array"),
+        ("format('{0} {1} {2}', NaN, 1e999, -1e999)", "NaN Infinity -Infinity"),
+        ("fromJSON(toJSON(github)).event.pull_request.number", 7),
+        ("toJSON(1.0)", "1"),
     ],
 )
 def test_an_expression_has_githubs_value(text: str, expected: object) -> None:
@@ -76,6 +98,10 @@ def test_an_expression_has_githubs_value(text: str, expected: object) -> None:
         ("gihub.ref", "context 'gihub' cannot be used"),
         ("hashfile('x')", "function hashfile() cannot be used"),
         ("contains('x')", "takes 2 to 2 arguments, found 1"),
+        ("startsWith('x', 'y', 'z')", "takes 2 to 2 arguments, found 3"),
+        ("join(list, ',', ';')", "takes 1 to 2 arguments, found 3"),
+        ("toJSON(list, 2)", "takes 1 to 1 arguments, found 2"),
+        ("list[*.x", "where ] is expected"),
         ("1 ==", "ends where a value is expected"),
         ("1 2", "goes on with '2'"),
         ("'open", "cannot be read"),
@@ -90,6 +116,12 @@ def test_what_cannot_be_evaluated_is_an_error_that_says_why(text: str, says: str
     with pytest.raises(UsageError) as caught:
         value(text)
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["a.*.c", "a[*]", "a[b].c", "x(a, b)", "!a && b", "'x' == a"])
+def test_whatever_an_expression_is_made_of_is_known_to_be_used(text: str) -> None:
+    assert used(parse(text)).contexts == {"a", "b"} & set(text)
+    assert used(parse(text)).functions == {"x"} & {text[0]}
 
 
 def test_a_string_takes_its_expressions_values_as_text() -> None:
