@@ -82,7 +82,7 @@ def value(text: str) -> Value:
         ("format('{0} {1}', github.event, list)", "Object Array"),
         ("format('{0} {1} {2}', NaN, 1e999, -1e999)", "NaN Infinity -Infinity"),
         ("fromJSON(toJSON(github)).event.pull_request.number", 7),
-        ("toJSON(1.0)", "1"),
+        ("toJSON(fromJSON('1.0'))", "1"),
     ],
 )
 def test_an_expression_has_githubs_value(text: str, expected: object) -> None:
