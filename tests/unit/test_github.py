@@ -731,6 +731,14 @@ def test_only_success_is_success(
     assert capsys.readouterr().out.count("::error") == sum(r != "success" for r in results)
 
 
+def test_the_page_of_a_verdict_marks_what_did_not_succeed(tmp_path: Path) -> None:
+    needs = {"plan": {"result": "success"}, "stage": {"result": "skipped"}}
+    verdict.run({"QNN_CI_NEEDS": json.dumps(needs), "GITHUB_STEP_SUMMARY": str(tmp_path / "s")})
+    lines = (tmp_path / "s").read_text().split("\n")
+    assert lines[0] == "## ❌ 1 of 2 jobs succeeded"
+    assert lines[4:6] == ["| plan | ✅ success |", "| stage | ❌ skipped |"]
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"a": {}}', '{"a": "success"}', "{"])
 def test_a_verdict_on_nothing_is_an_error(text: str) -> None:
     with pytest.raises(UsageError):
