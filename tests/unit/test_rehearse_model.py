@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ci.rehearse.model import Input, check_permissions, given_inputs, matrix_rows, read_action, read_workflow
+from ci.rehearse.model import (
+    Input,
+    allowed_in,
+    check_permissions,
+    given_inputs,
+    matrix_rows,
+    read_action,
+    read_workflow,
+)
 from provisioning.errors import UsageError
 
 STEP = "steps: [{run: 'true'}]"
@@ -34,12 +42,95 @@ def test_on_is_a_name_and_not_a_truth(tmp_path: Path) -> None:
         ("on: push\njobs: {a: {steps: [{run: a, uses: b}]}}", "either uses or run"),
         (f"on: push\ndefaults: {{run: {{shell: sh}}}}\njobs: {{a: {{{STEP}}}}}", "defaults"),
         ("on: [", "no YAML"),
+        (f"on: {{workflow_call: {{inputs: {{a: {{tpye: x}}}}}}}}\njobs: {{a: {{{STEP}}}}}", "found tpye"),
+        (f"on: push\nonn: x\njobs: {{a: {{{STEP}}}}}", "found onn"),
+        (f"on: push\njobs: {{a: {{strategy: {{matrx: 1}}, {STEP}}}}}", "found matrx"),
+        ("on: push\njobs: {a: {steps: {run: x}}}", "expected a list of steps"),
+        ("on: push\njobs: [a]", "expected a mapping"),
+        (f"on: push\npermissions: {{contents: all}}\njobs: {{a: {{{STEP}}}}}", "found all"),
     ],
 )
 def test_what_would_not_be_honoured_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_workflow(workflow(tmp_path, text), "w.yml")
     assert says in caught.value.message
+
+
+WHOLE = """
+on:
+  push:
+  schedule: [{cron: 0 1 * * *}]
+  workflow_call:
+    inputs:
+      n: {type: number}
+      bare:
+      flag: {type: boolean, default: true}
+      text: {required: true}
+    outputs:
+      made: {value: "${{ jobs.a.outputs.x }}"}
+permissions: {contents: read}
+jobs:
+  a:
+    strategy: {matrix: {x: [1]}}
+    timeout-minutes: 5
+    steps:
+      - {run: "first line\\nsecond"}
+      - {uses: o/r@v1, continue-on-error: true, timeout-minutes: 3, if: false}
+  b: {needs: a, permissions: {}, uses: ./b.yml}
+"""
+
+
+def test_a_workflow_is_read_as_it_is_written(tmp_path: Path) -> None:
+    read = read_workflow(workflow(tmp_path, WHOLE), "w.yml")
+    assert list(read.events) == ["push", "schedule", "workflow_call"]
+    assert read.inputs == {
+        "n": Input(False, None, "number"),
+        "bare": Input(False, None, "string"),
+        "flag": Input(False, True, "boolean"),
+        "text": Input(True, None, "string"),
+    }
+    assert read.outputs == {"made": "${{ jobs.a.outputs.x }}"}
+    a, b = read.jobs["a"], read.jobs["b"]
+    assert (a.matrix, a.fail_fast, a.timeout_minutes) == ({"x": [1]}, True, 5)
+    assert (b.needs, b.uses, b.timeout_minutes) == (("a",), "./b.yml", 360)
+    assert [allowed_in(read, job) for job in (a, b)] == [{"contents": "read"}, {}]
+    assert [
+        (step.title, step.timeout_minutes, step.continue_on_error, step.condition) for step in a.steps
+    ] == [
+        ("first line", None, False, ""),
+        ("o/r", 3, True, "false"),
+    ]
+
+
+def test_a_workflow_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read none\.yml: No such file"):
+        read_workflow(tmp_path, "none.yml")
+
+
+def test_only_true_and_false_are_truths(tmp_path: Path) -> None:
+    read = read_workflow(
+        workflow(tmp_path, f"on: push\nenv: {{a: yes, b: off, c: true, d: False}}\njobs: {{a: {{{STEP}}}}}"),
+        "w.yml",
+    )
+    assert read.env == {"a": "yes", "b": "off", "c": True, "d": False}
+
+
+def test_a_place_without_an_action_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no action\.yml in mine"):
+        read_action(tmp_path, "mine")
+
+
+@pytest.mark.parametrize("name", ["action.yml", "action.yaml"])
+def test_an_action_has_inputs_outputs_and_steps(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(
+        "inputs: {a: {required: true}}\n"
+        "outputs: {b: {value: '${{ steps.s.outputs.b }}'}}\n"
+        "runs: {using: composite, steps: [{id: s, shell: sh, run: x}]}"
+    )
+    action = read_action(tmp_path, ".")
+    assert action.inputs == {"a": Input(True, None, "string")}
+    assert action.outputs == {"b": "${{ steps.s.outputs.b }}"}
+    assert [(step.id, step.shell) for step in action.steps] == [("s", "sh")]
 
 
 def test_a_composite_step_that_runs_something_needs_a_shell(tmp_path: Path) -> None:
@@ -79,15 +170,26 @@ DECLARED = {
     "need": Input(True, None, "string"),
     "flag": Input(False, None, "boolean"),
     "n": Input(False, 3, "number"),
+    "m": Input(False, None, "number"),
 }
 
 
 def test_inputs_default_by_their_type() -> None:
-    assert given_inputs("x", DECLARED, {"need": "a"}, typed=True) == {"need": "a", "flag": False, "n": 3}
+    assert given_inputs("x", DECLARED, {"need": "a"}, typed=True) == {
+        "need": "a",
+        "flag": False,
+        "n": 3,
+        "m": 0,
+    }
 
 
 def test_an_actions_inputs_are_text() -> None:
-    assert given_inputs("x", DECLARED, {"need": "a"}, typed=False) == {"need": "a", "flag": "false", "n": "3"}
+    assert given_inputs("x", DECLARED, {"need": "a"}, typed=False) == {
+        "need": "a",
+        "flag": "false",
+        "n": "3",
+        "m": "0",
+    }
 
 
 @pytest.mark.parametrize("given", [{}, {"need": "a", "other": 1}, {"need": "a", "flag": "true"}])
@@ -145,10 +247,16 @@ CALLED = "on: workflow_call\npermissions: {}\njobs: {x: {permissions: {contents:
 
 @pytest.mark.parametrize(
     ("allowed", "refused"),
-    [({"contents": "read"}, False), ({"contents": "write"}, False), ({}, True), ({"actions": "read"}, True)],
+    [
+        ({"contents": "read"}, False),
+        ({"contents": "write"}, False),
+        (None, False),
+        ({}, True),
+        ({"actions": "read"}, True),
+    ],
 )
 def test_a_called_workflow_may_not_do_more_than_its_caller(
-    tmp_path: Path, allowed: dict[str, str], refused: bool
+    tmp_path: Path, allowed: dict[str, str] | None, refused: bool
 ) -> None:
     called = read_workflow(workflow(tmp_path, CALLED), "w.yml")
     if not refused:
