@@ -176,7 +176,7 @@ def cache_restore(inputs: Mapping[str, str], place: Place) -> Done:
     if inputs.get("lookup-only") != "true":
         with tarfile.open(str(found["file"])) as archive:
             for number, path in enumerate(paths):
-                _unpack(archive, f"{number}/", place.path(path))
+                _unpack(archive, number, place.path(path))
     place.say(f"restored the cache {found['key']}")
     hit = "true" if found["key"] == key else "false"
     return Done({"cache-hit": hit, "cache-primary-key": key, "cache-matched-key": str(found["key"])})
@@ -200,7 +200,7 @@ def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
         file = place.machine.cache / f"{name}.tar"
         with tarfile.open(file, "w") as archive:
             for number, path in there:
-                archive.add(path, f"{number}/")
+                archive.add(path, str(number))
         entry = {
             "key": key,
             "version": version,
@@ -384,13 +384,15 @@ def _cache_entries(place: Place) -> list[dict[str, object]]:
     return [json.loads(f.read_text(encoding="utf-8")) for f in sorted(place.machine.cache.glob("*.json"))]
 
 
-def _unpack(archive: tarfile.TarFile, prefix: str, into: Path) -> None:
+def _unpack(archive: tarfile.TarFile, number: int, into: Path) -> None:
+    """What was one of the paths, a file or a folder."""
     for member in archive.getmembers():
-        inside = f"{member.name}/" if member.isdir() else member.name
-        if inside.startswith(prefix):
-            copy = member.replace(name=inside.removeprefix(prefix).rstrip("/") or ".", deep=False)
-            into.mkdir(parents=True, exist_ok=True)
-            archive.extract(copy, into, set_attrs=True, filter="fully_trusted")
+        first, _, inside = member.name.partition("/")
+        if first == str(number):
+            target = into / inside
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy = member.replace(name=target.name, deep=False)
+            archive.extract(copy, target.parent, set_attrs=True, filter="fully_trusted")
 
 
 def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,218 @@
+"""What stands in for other people's actions does to files what they do on GitHub."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ci.rehearse.equivalents import (
+    EQUIVALENTS,
+    Done,
+    Machine,
+    Place,
+    Repository,
+    attest,
+    cache_restore,
+    cache_save,
+    download_artifact,
+    equivalent,
+    upload_artifact,
+)
+from provisioning.errors import CheckFailed, UsageError
+from tests.support.rehearsals import write
+
+MAIN, MINE = "refs/heads/main", "refs/heads/mine"
+
+Job = Callable[..., Place]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Jobs of one rehearsal, each with a workspace of its own that has these files."""
+    machine = Machine(Repository("o/r", tmp_path, "0" * 40), tmp_path / "caches", tmp_path / "artifacts")
+    numbers = itertools.count()
+
+    def made(files: dict[str, str] | None = None, ref: str = MAIN) -> Place:
+        home = tmp_path / f"job-{next(numbers)}"
+        for name in ("workspace", "temp"):
+            (home / name).mkdir(parents=True)
+        write(home / "workspace", files or {})
+        return Place(machine, home / "workspace", home / "temp", ref, MAIN, print, print)
+
+    return made
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def restored(place: Place, key: str, path: str = "store", **more: str) -> Done:
+    return cache_restore({"path": path, "key": key, **more}, place)
+
+
+def matched(place: Place, key: str, **more: str) -> tuple[str | None, str | None]:
+    outputs = restored(place, key, **more).outputs
+    return outputs.get("cache-matched-key"), outputs.get("cache-hit")
+
+
+# Caches
+
+
+def test_a_cache_gives_back_folders_files_and_links(job: Job) -> None:
+    files = {"store/a": "1", "store/deep/b": "2", "alone.txt": "3"}
+    one = job(files)
+    (one.workspace / "store" / "link").symlink_to("a")
+    (one.workspace / "store" / "twin").hardlink_to(one.workspace / "store" / "a")
+    cache_save({"path": "store\nalone.txt\nnothing", "key": "k"}, one)
+    other = job()
+    restored(other, "k", path="store\nalone.txt\nnothing")
+    assert files_of(other.workspace) == {**files, "store/link": "1", "store/twin": "1"}
+    assert (other.workspace / "store" / "link").readlink() == Path("a")
+
+
+def test_a_cache_of_that_key_beats_newer_ones_and_of_those_that_begin_so_the_newest_is_taken(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter((2000.0, 3000.0, 1000.0))
+    monkeypatch.setattr(time, "time", lambda: next(now))
+    for key in ("k-1", "k-2", "k-3"):
+        cache_save({"path": "store", "key": key}, job({"store/key": key}))
+    place = job()
+    assert matched(place, "k-1", **{"restore-keys": "k-"}) == ("k-1", "true")
+    assert matched(place, "k-9", **{"restore-keys": "none\nk-"}) == ("k-2", "false")
+    assert (place.workspace / "store/key").read_text() == "k-2"
+    assert matched(place, "k") == (None, None)
+
+
+@pytest.mark.parametrize(("of", "by", "found"), [(MAIN, MINE, "k"), (MINE, MINE, "k"), (MINE, MAIN, None)])
+def test_a_branch_reads_its_own_caches_and_those_of_the_default_branch(
+    job: Job, of: str, by: str, found: str | None
+) -> None:
+    cache_save({"path": "store", "key": "k"}, job({"store/x": ""}, of))
+    assert matched(job(ref=by), "k")[0] == found
+
+
+def test_a_cache_is_that_of_the_same_paths_wherever_the_jobs_workspace_is(job: Job) -> None:
+    one, other = job({"store/x": ""}), job()
+    cache_save({"path": str(one.workspace / "store"), "key": "k"}, one)
+    assert restored(other, "k", path=str(other.workspace / "store")).outputs["cache-hit"] == "true"
+    assert "cache-hit" not in restored(other, "k", path="store/x").outputs
+
+
+def test_a_cache_stays_as_it_was_first_saved(job: Job) -> None:
+    for content in ("first", "second"):
+        cache_save({"path": "store", "key": "k"}, job({"store/x": content}))
+    place = job()
+    restored(place, "k")
+    assert files_of(place.workspace) == {"store/x": "first"}
+
+
+def test_looking_a_cache_up_restores_nothing(job: Job) -> None:
+    cache_save({"path": "store", "key": "k"}, job({"store/x": ""}))
+    place = job()
+    assert matched(place, "k", **{"lookup-only": "true"}) == ("k", "true")
+    assert files_of(place.workspace) == {}
+
+
+def test_a_cache_that_must_be_there_fails_the_step_and_one_of_nothing_is_not_made(job: Job) -> None:
+    cache_save({"path": "store", "key": "k"}, job())
+    with pytest.raises(CheckFailed, match="no cache has the key k"):
+        restored(job(), "k", **{"fail-on-cache-miss": "true"})
+
+
+# Artifacts
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "names"),
+    [
+        ("out", {}, {"a", "deep/b"}),
+        ("out/*", {}, {"a", "deep/b"}),
+        ("out/a", {}, {"a"}),
+        ("out\nother", {}, {"out/a", "out/deep/b", "other/c"}),
+        ("out\n!out/deep/**", {}, {"a"}),
+        ("out", {"include-hidden-files": "true"}, {"a", "deep/b", ".hidden"}),
+    ],
+)
+def test_an_artifact_has_the_files_below_what_its_patterns_share(
+    job: Job, path: str, more: dict[str, str], names: set[str]
+) -> None:
+    place = job({"out/a": "1", "out/deep/b": "2", "out/.hidden": "3", "other/c": "4"})
+    upload_artifact({"name": "n", "path": path, **more}, place)
+    download_artifact({"name": "n", "path": "in"}, place)
+    assert set(files_of(place.workspace / "in")) == names
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a:b", 'a"b', "a*"])
+def test_a_name_that_github_refuses_is_refused(job: Job, name: str) -> None:
+    with pytest.raises(CheckFailed, match="characters that GitHub refuses"):
+        upload_artifact({"name": name, "path": "out"}, job({"out/a": ""}))
+
+
+def test_an_artifact_is_replaced_only_when_that_is_asked_for(job: Job) -> None:
+    given = {"name": "n", "path": "out"}
+    upload_artifact(given, job({"out/old": ""}))
+    with pytest.raises(CheckFailed, match="there is an artifact 'n' already"):
+        upload_artifact(given, job({"out/new": ""}))
+    upload_artifact({**given, "overwrite": "true"}, job({"out/new": ""}))
+    place = job()
+    download_artifact({"name": "n"}, place)
+    assert files_of(place.workspace) == {"new": ""}
+
+
+def test_an_artifact_of_nothing_fails_the_step_only_where_it_should(job: Job) -> None:
+    assert upload_artifact({"name": "n", "path": "out"}, job()) == Done()
+    with pytest.raises(CheckFailed, match="no files match out"):
+        upload_artifact({"name": "n", "path": "out", "if-no-files-found": "error"}, job())
+    with pytest.raises(CheckFailed, match="there is no artifact 'n'"):
+        download_artifact({"name": "n"}, job())
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, {"r-1/x", "r-2/y", "log/z"}),
+        ({"pattern": "r-*"}, {"r-1/x", "r-2/y"}),
+        ({"pattern": "r-*", "merge-multiple": "true"}, {"x", "y"}),
+    ],
+)
+def test_several_artifacts_have_folders_of_their_own_unless_they_are_merged(
+    job: Job, given: dict[str, str], names: set[str]
+) -> None:
+    for name, file in (("r-1", "x"), ("r-2", "y"), ("log", "z")):
+        upload_artifact({"name": name, "path": "out"}, job({f"out/{file}": ""}))
+    place = job()
+    download_artifact({"path": "in", **given}, place)
+    assert set(files_of(place.workspace / "in")) == names
+
+
+# Others
+
+
+def test_an_attestation_names_each_file_with_its_hash(job: Job) -> None:
+    place = job({"dist/a": "1", "dist/b": "2", "sbom.json": '{"spdxVersion": "2.3"}'})
+    done = attest({"subject-path": "dist/*", "sbom-path": "sbom.json"}, place)
+    said = json.loads(Path(done.outputs["bundle-path"]).read_text())
+    hashes = {one["name"]: one["digest"]["sha256"] for one in said["subject"]}
+    assert hashes == {name: hashlib.sha256(text).hexdigest() for name, text in (("a", b"1"), ("b", b"2"))}
+    assert said["predicate"] == {"spdxVersion": "2.3"}
+    again = attest({"subject-path": "dist/a"}, place)
+    assert again.outputs["bundle-path"] != done.outputs["bundle-path"]
+    with pytest.raises(CheckFailed, match="no files match none"):
+        attest({"subject-path": "none"}, place)
+
+
+@pytest.mark.parametrize("uses", ["actions/checkout", "someone/else@v1"])
+def test_an_action_without_a_version_or_a_stand_in_is_wrong_use(uses: str) -> None:
+    with pytest.raises(UsageError):
+        equivalent(uses)
+
+
+def test_an_action_is_known_by_its_name_at_any_version() -> None:
+    assert equivalent("actions/checkout@abc") is EQUIVALENTS["actions/checkout"]
