@@ -137,7 +137,7 @@ def run_stages(
                 old.unlink(missing_ok=True)
     rans: dict[str, Ran] = {}
     for stage in stages:
-        failed = [need for need in stage.needs if need in rans and not rans[need].lets_on]
+        failed = [need for need in stage.needs if not rans[need].lets_on]
         if any(ran.code == INTERRUPTED for ran in rans.values()):
             ran = Ran(did_not_run(stage.name, "the gate was interrupted"))
         elif stage.name not in chosen:

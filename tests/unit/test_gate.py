@@ -20,7 +20,7 @@ from ci import gate, supervision
 from ci.report.collect import did_not_run
 from provisioning.diagnosis import explain
 from provisioning.errors import UsageError
-from provisioning.findings import Finding, Outcome, Report, Severity
+from provisioning.findings import Finding, Outcome, Report, Severity, StageRun
 from provisioning.rendering.text import verdict
 from provisioning.settings import ROOT, Selection
 from tests.support.gate_stage import MODULE
@@ -140,6 +140,28 @@ def test_no_code_but_zeros_is_a_pass(codes: list[int | None]) -> None:
 def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) -> None:
     (ran,) = _run(reports, stage("exits1"))
     assert (verdict(ran.report), ran.code) == ("error", 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "kept"),
+    [
+        (0, Outcome.PASS, 0),
+        (1, Outcome.FAIL, 1),
+        (1, Outcome.ERROR, 3),
+        (2, Outcome.ERROR, 2),
+        (3, Outcome.ERROR, 3),
+        (4, Outcome.ERROR, 4),
+    ],
+)
+def test_a_stage_that_says_in_its_report_what_kept_it_is_taken_at_its_exit_code(
+    reports: Path, code: int, outcome: Outcome, kept: int
+) -> None:
+    StageRun("one", "wheels", "", "nox -s one").finish(outcome).write(reports)
+    selection = Selection("wheels", "", "SM8650", reports.parent / "store", reports)
+    (reports / "logs").mkdir()
+    (reports / "logs" / "one.log").touch()
+    ran = gate.judge(stage("one"), code, selection, 1.0, "nox -s one", 0)
+    assert (ran.code, ran.report.outcome) == (kept, outcome)
 
 
 def _death(reports: Path, name: str) -> Finding:
@@ -344,6 +366,15 @@ def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(
     assert made == ["passes.so"]
 
 
+def test_a_stage_that_was_left_out_is_a_note_and_no_fault_of_the_gate() -> None:
+    left_out = gate.Ran(did_not_run("provision", "left out", asked_for=True))
+    report = gate.summarised(StageRun("gate", "wheels", "", "nox"), [left_out])
+    assert [(f.subject, f.severity) for f in report.findings] == [("provision", Severity.NOTE)]
+    held_up = gate.Ran(did_not_run("validate", "needs provision"))
+    report = gate.summarised(StageRun("gate", "wheels", "", "nox"), [held_up])
+    assert [(f.subject, f.severity) for f in report.findings] == [("validate", Severity.ERROR)]
+
+
 def test_the_gate_ends_in_a_table_and_a_page(
     reports: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -353,6 +384,22 @@ def test_the_gate_ends_in_a_table_and_a_page(
     assert any(line.startswith("✗ FAIL  1 of 1 stage did not pass, 1 skipped") for line in lines)
     assert lines[-1] == f"the whole of it: {reports / 'index.html'}"
     assert (reports / "junit.xml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "ran"),
+    [
+        ({"only": ["passes-2"]}, ["passes-2"]),
+        ({"skip": ["passes-1"]}, ["passes-2"]),
+        ({"only": ["passes-1", "passes-2"], "skip": ["passes-2"]}, ["passes-1"]),
+    ],
+)
+def test_only_what_was_chosen_runs_and_what_was_left_out_on_purpose_holds_nothing_up(
+    reports: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, list[str]], ran: list[str]
+) -> None:
+    stages = (stage("passes-1"), stage("passes-2", "passes-1"))
+    assert _whole(reports, monkeypatch, *stages, **flags) == 0
+    assert _ran(reports) == ran
 
 
 def test_leaving_no_stage_is_wrong_use(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
