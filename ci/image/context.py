@@ -171,9 +171,9 @@ def link_tree(source: Path, key: str, into: Path) -> None:
 
 def _link_or_copy(source: str, target: str) -> str:
     with suppress(OSError):
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
         return target
-    return str(shutil.copy2(source, target, follow_symlinks=False))
+    return str(shutil.copy2(source, target))
 
 
 def _mirror_scripts(into: Path) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ci.image.context import Apt, check_packages, keep_packages, link_tree, packages_in, trees_of
+from ci.image import context
+from ci.image.context import Apt, assemble, check_packages, keep_packages, link_tree, packages_in, trees_of
 from ci.image.engine import Done, Engine, Job
-from ci.image.plan import Package, plan_of
+from ci.image.plan import DOCKER, Package, plan_of
+from provisioning import wheelhouse
 from provisioning.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
-from provisioning.store import Store
+from provisioning.inventory import Inventory
+from provisioning.store import Store, Tree
 
 CONTENT = b"a package"
 GPP = Package("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
@@ -74,9 +83,42 @@ def test_refused_packages_are_not_taken_for_kept_ones(apt: AptInContainer, tmp_p
             keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
 
 
-def test_a_package_that_is_not_pinned_is_refused() -> None:
-    with pytest.raises(CheckFailed, match=r"zlib1g 1\.2"):
-        check_packages([GPP], [GPP, Package("zlib1g", "1.2", "0" * 64)])
+def test_what_a_failed_fetch_left_is_not_taken_for_what_was_there_before(
+    apt: AptInContainer, tmp_path: Path
+) -> None:
+    keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
+    good, apt.files = apt.files, dict.fromkeys(apt.files, b"not the package")
+    with pytest.raises(IntegrityError):
+        keep_packages([GPP], apt, "other", Apt(), tmp_path / "packages")
+    apt.files = good
+    keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
+    assert packages_in(tmp_path / "packages") == [GPP]
+
+
+@pytest.mark.parametrize("found", [Package("zlib1g", "1.2", "0" * 64), Package("g++", "4:12.3", "0" * 64)])
+def test_a_package_that_is_not_pinned_is_refused(found: Package) -> None:
+    with pytest.raises(CheckFailed, match=re.escape(f"{found.name} {found.version}")) as caught:
+        check_packages([GPP], [GPP, found])
+    assert caught.value.remedy.startswith("nox -s image -- --lock")
+
+
+def test_packages_that_were_removed_are_fetched_again(apt: AptInContainer, tmp_path: Path) -> None:
+    for _ in range(2):
+        keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
+        shutil.rmtree(tmp_path / "packages")
+    assert len(apt.jobs) == 2
+
+
+def test_apt_writes_the_packages_and_nothing_else_and_leaves_them_to_us(
+    apt: AptInContainer, tmp_path: Path
+) -> None:
+    for name in ("sources", "conf"):
+        (tmp_path / name).touch()
+    keep_packages([GPP], apt, "base", Apt(tmp_path / "sources", tmp_path / "conf"), tmp_path / "packages")
+    (job,) = apt.jobs
+    assert [mount.target for mount in job.mounts if not mount.read_only] == ["/packages"]
+    assert {mount.target for mount in job.mounts} > {"/run/apt/sources", "/run/apt/conf"}
+    assert job.environment["OWNER"] == f"{os.getuid()}:{os.getgid()}"
 
 
 def test_what_apt_says_reaches_the_user(tmp_path: Path) -> None:
@@ -125,6 +167,98 @@ class TestLinkTree:
         (tmp_path / "linked" / "lib" / "mark").write_text("")
         link_tree(tree, "key", tmp_path / "linked")
         assert (tmp_path / "linked" / "lib" / "mark").exists()
+
+    def test_a_folder_that_was_removed_comes_back(self, tree: Path, tmp_path: Path) -> None:
+        link_tree(tree, "key", tmp_path / "linked")
+        shutil.rmtree(tmp_path / "linked")
+        link_tree(tree, "key", tmp_path / "linked")
+        assert (tmp_path / "linked" / "lib" / "a.so").is_file()
+
+    def test_what_was_left_half_done_is_not_taken_for_whole(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        link_tree(tree, "key", tmp_path / "linked")
+        with pytest.raises(shutil.Error), monkeypatch.context() as full:
+            full.setattr(context, "_link_or_copy", _no_space)
+            link_tree(tree, "other", tmp_path / "linked")
+        link_tree(tree, "key", tmp_path / "linked")
+        assert (tmp_path / "linked" / "lib" / "a.so").is_file()
+
+    def test_files_are_copied_where_they_cannot_be_linked(
+        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "link", _no_space)
+        (tree / "lib" / "a.so").chmod(0o755)
+        link_tree(tree, "key", tmp_path / "linked")
+        copy = tmp_path / "linked" / "lib" / "a.so"
+        assert (copy.read_text(), copy.stat().st_mode & 0o777) == ("a", 0o755)
+        assert not copy.samefile(tree / "lib" / "a.so")
+
+
+def _no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class TestContext:
+    @pytest.fixture
+    def make(
+        self, apt: AptInContainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[[], Path]:
+        """The context of the image of the profile `wheels`, of stand-ins for what is fetched."""
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree" / "sdk").write_text("of the store")
+
+        def fill(environment: str, into: Path, wanted: wheelhouse.Wanted) -> bool:
+            into.mkdir(parents=True, exist_ok=True)
+            return True
+
+        def provision(*_: object, **__: object) -> Tree:
+            return Tree(tmp_path / "tree", "key", "qnn-sdk", "1", Inventory.__new__(Inventory))
+
+        monkeypatch.setattr(wheelhouse, "fill", fill)
+        monkeypatch.setattr(Store, "provision", provision)
+        plan = replace(plan_of("wheels"), packages=(GPP,))
+
+        def made() -> Path:
+            assemble(plan, apt, "base", Store(tmp_path / "store"), Apt(), tmp_path / "context")
+            return tmp_path / "context"
+
+        return made
+
+    def test_has_all_that_the_dockerfile_reads(self, make: Callable[[], Path]) -> None:
+        made = make()
+        assert packages_in(made / "packages") == [GPP]
+        assert (made / "components" / "qnn-sdk" / "sdk").read_text() == "of the store"
+        plan = plan_of("wheels")
+        for environment in plan.environments:
+            imports = (made / "environments" / environment / "imports.txt").read_text().splitlines()
+            assert tuple(imports) == plan.imports[environment]
+
+    def test_has_the_scripts_with_modes_that_do_not_depend_on_the_umask(
+        self, make: Callable[[], Path]
+    ) -> None:
+        before = os.umask(0o077)
+        try:
+            scripts = make() / "docker"
+        finally:
+            os.umask(before)
+        for path in (path for path in DOCKER.iterdir() if path.is_file()):
+            copy = scripts / path.name
+            assert copy.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+            assert copy.stat().st_mode & 0o777 == (0o755 if path.stat().st_mode & 0o111 else 0o644)
+
+    def test_is_left_alone_where_it_is_right_and_mended_where_it_is_not(
+        self, make: Callable[[], Path]
+    ) -> None:
+        script = make() / "docker" / "Dockerfile"
+        before = script.stat()
+        assert (make() / "docker" / "Dockerfile").stat().st_ino == before.st_ino
+        script.write_text("FROM elsewhere")
+        assert "elsewhere" not in (make() / "docker" / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_an_image_without_a_profile_has_no_trees(tmp_path: Path) -> None:
+    assert trees_of(plan_of("base"), Store(tmp_path / "store")) == {}
 
 
 def test_a_profile_that_was_not_provisioned_is_provisioned_whole(
