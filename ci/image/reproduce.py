@@ -51,7 +51,6 @@ def build_twice(
     try:
         for name in ("here", "elsewhere"):
             context = scratch / name / "context"
-            context.parent.mkdir(parents=True, exist_ok=True)
             link_tree(order.context, "", context)
             own_tag = f"{order.tag.rpartition(':')[0]}:compared-{name}"
             own = replace(order, context=context, tag=own_tag, log=scratch / f"{name}.log")

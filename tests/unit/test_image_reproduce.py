@@ -74,6 +74,16 @@ def test_what_is_said_of_a_file_is_told_apart(tmp_path: Path, what: str) -> None
     ]
 
 
+def test_what_is_the_same_is_not_named(tmp_path: Path) -> None:
+    one = saved(
+        tmp_path / "one.tar", {entry("same"): b"", entry("a"): b"1"}, os="linux", config={"User": "a"}
+    )
+    other = saved(
+        tmp_path / "other.tar", {entry("same"): b"", entry("a"): b"2"}, os="linux", config={"User": "b"}
+    )
+    assert list(differences(one, other)) == ["/a: content", "the settings: config"]
+
+
 def test_links_elsewhere_are_told_apart(tmp_path: Path) -> None:
     one, other = (entry("link", kind=tarfile.SYMTYPE, link=to) for to in ("here", "there"))
     assert compared(tmp_path, {one: b""}, {other: b""}) == ["/link: content"]
@@ -147,6 +157,20 @@ def test_two_builds_share_neither_folder_nor_name(order: Order, tmp_path: Path) 
     assert len({(one.context, one.tag, one.log) for one in [order, *workshop.orders]}) == 3
 
 
+def test_both_builds_have_all_of_the_context(order: Order, tmp_path: Path) -> None:
+    (order.context / "docker" / "Dockerfile").write_text("FROM base")
+    seen = []
+
+    @dataclass
+    class Reading(Workshop):
+        def build(self, order: Order) -> Built:
+            seen.append((order.context / "docker" / "Dockerfile").read_text())
+            return super().build(order)
+
+    build_twice(order, NONE, Reading([SAME, SAME]).place, tmp_path / "twice")
+    assert seen == ["FROM base", "FROM base"]
+
+
 def test_two_builds_with_one_digest_are_the_same(order: Order, tmp_path: Path) -> None:
     comparison = build_twice(order, NONE, Workshop([SAME, SAME]).place, tmp_path / "twice")
     assert (comparison.same, comparison.differing) == (True, ())
@@ -161,6 +185,10 @@ def test_two_digests_have_their_files_compared(order: Order, tmp_path: Path) -> 
 def test_what_differs_in_several_layers_is_said_once() -> None:
     comparison = Comparison(SAME, SAME, ("/a: time", "/a: time"))
     assert [line for line, _ in comparison.faults] == ["/a: time"]
+
+
+def test_two_digests_are_a_fault_though_nothing_else_differs() -> None:
+    assert len(list(Comparison(SAME, replace(SAME, digest="sha256:3"), ()).faults)) == 1
 
 
 def test_the_trace_of_an_old_docker_names_what_mends_it() -> None:
