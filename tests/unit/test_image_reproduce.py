@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci.image.builders import Built, Order
+from ci.image.context import link_tree
 from ci.image.engine import Engine
 from ci.image.reproduce import Comparison, build_twice, differences
 from provisioning.errors import CheckFailed
@@ -157,7 +158,11 @@ def test_two_builds_share_neither_folder_nor_name(order: Order, tmp_path: Path) 
     assert len({(one.context, one.tag, one.log) for one in [order, *workshop.orders]}) == 3
 
 
-def test_both_builds_have_all_of_the_context(order: Order, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [False, True], ids=["new", "after one that was killed"])
+def test_both_builds_have_all_of_the_context(order: Order, tmp_path: Path, left: bool) -> None:
+    if left:
+        (tmp_path / "older").mkdir()
+        link_tree(tmp_path / "older", "", tmp_path / "twice" / "here" / "context")
     (order.context / "docker" / "Dockerfile").write_text("FROM base")
     seen = []
 
