@@ -13,6 +13,7 @@ from ci.image import plan as plans
 from ci.image.plan import DOCKER, Package, load_images, load_packages, plan_of, render_packages
 from ci.image.verb import configure, labels
 from provisioning.errors import ManifestError, UsageError
+from provisioning.locks import lock_path
 from provisioning.manifest import load_environments, load_profile
 
 IMAGES = list(load_images().images)
@@ -109,6 +110,15 @@ def test_a_profile_without_the_earlier_components_cannot_be_an_image(monkeypatch
     assert caught.value.key == "images.qnn-2.37-ndk-r26c.profile"
 
 
+def test_an_environment_of_which_nothing_is_said_to_be_compiled_is_a_fault_of_the_manifest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "load_images", lambda: load_images().model_copy(update={"imports": {}}))
+    with pytest.raises(ManifestError) as caught:
+        plan_of("base")
+    assert caught.value.key == "imports"
+
+
 class TestManifestHash:
     def test_is_the_same_twice(self) -> None:
         assert plan_of("wheels").manifest_hash(BASE) == plan_of("wheels").manifest_hash(BASE)
@@ -128,6 +138,24 @@ class TestManifestHash:
         plan = plan_of("base")
         other = replace(plan, imports={**plan.imports, "tools": ("rich",)})
         assert other.manifest_hash(BASE) != plan.manifest_hash(BASE)
+
+    def test_changes_with_the_system_under_it(self) -> None:
+        plan = plan_of("base")
+        other = replace(plan, system=plan.system.model_copy(update={"epoch": plan.system.epoch + 1}))
+        assert other.manifest_hash(BASE) != plan.manifest_hash(BASE)
+
+    def test_changes_with_a_lock_of_its_environments_and_no_other(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plans_of_both = [plan_of("base"), plan_of("wheels")]
+        before = [plan.manifest_hash(BASE) for plan in plans_of_both]
+        changed = tmp_path / "executorch.txt"
+        changed.write_text("other==1\n")
+        monkeypatch.setattr(
+            plans, "lock_path", lambda name: changed if name == "executorch" else lock_path(name)
+        )
+        after = [plan.manifest_hash(BASE) for plan in plans_of_both]
+        assert after[0] == before[0] and after[1] != before[1]
 
     @pytest.mark.parametrize("name", ["PACKAGES", "DOCKER"])
     def test_changes_with_the_packages_and_the_recipe(
@@ -154,9 +182,10 @@ class TestPackages:
         path.write_text(render_packages(reversed(packages)), encoding="utf-8")
         assert load_packages(path) == packages
 
-    def test_a_line_that_is_none_is_named(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("line", ["git 1:2.39", "git 1:2.39 abc", f"git 1:2.39 {'a' * 64} more"])
+    def test_a_line_that_is_none_is_named(self, tmp_path: Path, line: str) -> None:
         path = tmp_path / "packages.txt"
-        path.write_text("# head\ngit 1:2.39\n", encoding="utf-8")
+        path.write_text(f"# head\n{line}\n", encoding="utf-8")
         with pytest.raises(ManifestError) as caught:
             load_packages(path)
         assert caught.value.key == "line 2"

@@ -73,6 +73,31 @@ def test_a_masked_value_is_hidden_longest_first() -> None:
     assert masked("secret-and-more, secret", told.masks) == "***, ***"
 
 
+def test_of_a_masked_value_of_several_lines_each_is_hidden_and_of_an_empty_one_nothing() -> None:
+    told = Told()
+    told.hear("::add-mask::one%0A%0Atwo")
+    told.hear("::add-mask:: ")
+    assert masked("one\n\ntwo, one and two, a b", told.masks) == "***, *** and ***, a b"
+
+
+def test_a_file_with_a_byte_order_mark_is_read_without_it(tmp_path: Path) -> None:
+    assert read(tmp_path, "\ufeffA=1\n") == {"A": "1"}
+    (tmp_path / "path").write_text("\ufeff/a\n", encoding="utf-8")
+    assert entries(tmp_path / "path") == ["/a"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "shown"),
+    [
+        (Annotation("error", "t", "m", "x.py", "3"), "error: x.py:3: t: m"),
+        (Annotation("notice", "", "m", "x.py"), "notice: x.py: m"),
+        (Annotation("warning", "", "m"), "warning: m"),
+    ],
+)
+def test_an_annotation_says_what_it_has(annotation: Annotation, shown: str) -> None:
+    assert annotation.shown() == shown
+
+
 def test_commands_stop_when_told_to() -> None:
     told = Told()
     for line in ("::stop-commands::tok", "::error::hidden", "::tok::", "::warning::seen"):
@@ -87,14 +112,23 @@ def test_text_that_only_looks_like_a_command_is_no_annotation() -> None:
     assert told.annotations == []
 
 
-def test_commands_that_github_withdrew_fail() -> None:
+@pytest.mark.parametrize("name", ["set-output", "set-env", "save-state", "add-path", "Set-Output"])
+def test_commands_that_github_withdrew_fail(name: str) -> None:
     with pytest.raises(CheckFailed, match="no longer taken"):
-        Told().hear("::set-output name=a::b")
+        Told().hear(f"::{name} name=a::b")
 
 
 @pytest.mark.parametrize(
     ("name", "forbidden"),
-    [("GITHUB_REF", True), ("RUNNER_TEMP", True), ("NODE_OPTIONS", True), ("QNN_SDK_ROOT", False)],
+    [
+        ("GITHUB_REF", True),
+        ("github_ref", True),
+        ("RUNNER_TEMP", True),
+        ("NODE_OPTIONS", True),
+        ("NODE_OPTIONS_2", False),
+        ("MY_GITHUB_REF", False),
+        ("QNN_SDK_ROOT", False),
+    ],
 )
 def test_a_step_may_not_set_the_runners_own_variables(name: str, forbidden: bool) -> None:
     assert bool(FORBIDDEN.match(name)) is forbidden
