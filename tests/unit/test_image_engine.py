@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import docker.errors
 import pytest
 
 import docker
-from ci.image.engine import PATIENCE, Engine, connect, fault_of
-from provisioning.errors import CheckFailed, EnvironmentLacking
+from ci.image.engine import PATIENCE, Done, Engine, Job, Mount, connect, fault_of
+from provisioning.errors import CheckFailed, EnvironmentLacking, UpstreamError
 from provisioning.settings import ROOT
 from tests.support.http_server import FileServer
 
@@ -54,6 +58,100 @@ def test_an_engine_may_be_silent_while_it_writes_a_large_image_but_must_answer_a
         before = client.api.timeout
         assert Engine(client).version == "20.10"
         assert (before, client.api.timeout) == (60, PATIENCE)
+
+
+class Client:
+    """Stands for docker's client, and for its images, containers and the one container that it makes."""
+
+    def __init__(self, *, code: int = 0, fails: Exception | None = None, options: Sequence[str] = ()) -> None:
+        self.code, self.fails, self.options = code, fails, options
+        self.images = self.containers = self.api = self
+        self.asked: dict[str, Any] = {}
+        self.did: list[str] = []
+        self.id = "sha256:1"
+
+    def info(self) -> dict[str, object]:
+        return {"ServerVersion": "1", "SecurityOptions": list(self.options)}
+
+    def get(self, reference: str) -> Client:
+        if self.fails is not None:
+            raise self.fails
+        return self
+
+    pull = get
+
+    def create(self, image: str, command: list[str], **how: Any) -> Client:
+        self.asked = {"image": image, "command": command, **how}
+        return self
+
+    def start(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+
+    def wait(self) -> dict[str, int]:
+        return {"StatusCode": self.code}
+
+    def logs(self, *, stdout: bool, stderr: bool) -> bytes:
+        return b"out\xff" if stdout and not stderr else b"err"
+
+    def remove(self, *reference: str, force: bool, v: bool = False) -> None:
+        self.did.append("removed")
+        if reference and self.fails is not None:
+            raise self.fails
+
+
+def engine_of(client: Client) -> Engine:
+    return Engine(client)
+
+
+def test_a_command_in_a_container_has_no_network_and_writes_nothing_that_was_not_granted() -> None:
+    client = Client(code=7)
+    mounts = [Mount("/a", "/in", True), Mount("/b", "/out")]
+    done = engine_of(client).run(Job("image", ["sh"], mounts=mounts, read_only=True, tmpfs=["/tmp"]))
+    assert done == Done(7, "out\ufffd", "err")
+    assert client.asked["network_mode"] == "none"
+    assert client.asked["read_only"] is True
+    assert client.asked["volumes"] == {
+        "/a": {"bind": "/in", "mode": "ro"},
+        "/b": {"bind": "/out", "mode": "rw"},
+    }
+    assert list(client.asked["tmpfs"]) == ["/tmp"]
+    assert client.did == ["removed"]
+
+
+def test_a_container_that_does_not_start_is_removed_too() -> None:
+    client = Client(fails=docker.errors.APIError("no such runtime"))
+    with pytest.raises(CheckFailed, match="the container engine says: no such runtime"):
+        engine_of(client).run(Job("image", ["sh"]))
+    assert client.did == ["removed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "owner"),
+    [(["name=rootless"], "0:0"), (["name=seccomp"], f"{os.getuid()}:{os.getgid()}")],
+)
+def test_files_of_a_container_belong_to_the_caller(options: list[str], owner: str) -> None:
+    assert engine_of(Client(options=options)).owner == owner
+
+
+def test_an_image_that_is_not_there_has_no_id_and_need_not_be_removed() -> None:
+    engine = engine_of(Client(fails=docker.errors.ImageNotFound("none")))
+    assert engine.image_id("x") is None
+    engine.remove("x")
+    assert engine_of(Client()).image_id("x") == "sha256:1"
+
+
+def test_a_base_that_cannot_be_pulled_is_the_networks_fault_and_says_what_else_there_is() -> None:
+    engine = engine_of(Client(fails=docker.errors.APIError("no", explanation="manifest unknown")))
+    with pytest.raises(UpstreamError, match="the base image x cannot be had: manifest unknown") as caught:
+        engine.pull("x")
+    assert "--base" in caught.value.remedy
+
+
+def test_an_engine_that_does_not_say_its_version_is_none() -> None:
+    fault = fault_of(docker.errors.DockerException("Error while fetching server API version: bad gateway"))
+    assert isinstance(fault, EnvironmentLacking)
+    assert "docker.io" in fault.remedy
 
 
 def raised(error: Exception, cause: Exception) -> Exception:
