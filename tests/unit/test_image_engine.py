@@ -128,9 +128,13 @@ def test_a_container_that_does_not_start_is_removed_too() -> None:
 
 @pytest.mark.parametrize(
     ("options", "owner"),
-    [(["name=rootless"], "0:0"), (["name=seccomp"], f"{os.getuid()}:{os.getgid()}")],
+    [(["name=rootless"], "0:0"), (["name=seccomp"], "1234:99")],
 )
-def test_files_of_a_container_belong_to_the_caller(options: list[str], owner: str) -> None:
+def test_files_of_a_container_belong_to_the_caller(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], owner: str
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1234)
+    monkeypatch.setattr(os, "getgid", lambda: 99)
     assert engine_of(Client(options=options)).owner == owner
 
 

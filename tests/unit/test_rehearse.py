@@ -198,6 +198,24 @@ def test_with_fail_fast_the_rows_that_wait_are_cancelled(tmp_path: Path) -> None
     assert sorted(job.result for job in jobs.values()) == ["cancelled", "cancelled", "failure"]
 
 
+def test_rows_that_succeed_cancel_none_and_without_fail_fast_neither_do_failed_ones(tmp_path: Path) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          good: {strategy: {matrix: {n: [1, 2]}}, steps: [{run: "true"}]}
+          bad: {strategy: {fail-fast: false, matrix: {n: [1, 2]}}, steps: [{run: exit 1}]}
+        """,
+        slots=1,
+    )
+    assert {name: job.result for name, job in jobs.items()} == {
+        "good (1)": "success",
+        "good (2)": "success",
+        "bad (1)": "failure",
+        "bad (2)": "failure",
+    }
+
+
 def test_only_some_rows_and_what_a_job_needs_can_be_chosen(tmp_path: Path) -> None:
     text = """
         jobs:
@@ -257,6 +275,26 @@ def test_a_composite_action_has_its_own_inputs_outputs_and_path(tmp_path: Path, 
     )
     assert jobs["a"].result == "success"
     assert "word" in log_of(jobs["a"])
+
+
+def test_the_inputs_of_an_action_are_text_whatever_they_were_given_as(tmp_path: Path) -> None:
+    action = """
+        inputs: {flag: {default: "no"}}
+        outputs: {truth: {value: "${{ inputs.flag == 'false' }}"}}
+        runs: {using: composite, steps: [{shell: sh, run: "true"}]}
+        """
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            steps:
+              - {id: t, uses: $/actions/text, with: {flag: false}}
+              - run: test "${{ steps.t.outputs.truth }}" = true
+        """,
+        {"actions/text/action.yml": action},
+    )
+    assert jobs["a"].result == "success"
 
 
 def test_a_workspace_action_needs_a_checkout_and_a_self_reference_none(tmp_path: Path) -> None:
@@ -355,6 +393,7 @@ UPLOAD = f"actions/upload-artifact@{SHA}"
         ("{run: 'echo GITHUB_REF=x >> $GITHUB_ENV'}", "GITHUB_ENV cannot set GITHUB_REF"),
         ("{run: 'echo nonsense >> $GITHUB_OUTPUT'}", "expected NAME=value"),
         ("{run: sleep 30, timeout-minutes: 0.005}", "ended with exit code -15"),
+        ("{run: head -c 1048577 /dev/zero >> $GITHUB_STEP_SUMMARY}", "summary has 1048577 bytes"),
     ],
 )
 def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: str) -> None:
@@ -470,20 +509,52 @@ def test_an_interrupted_rehearsal_ends_when_its_steps_have(tmp_path: Path) -> No
     assert (tmp_path / "ended").exists()
 
 
-def test_jobs_share_no_files_and_nothing_of_the_users_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QNN_SDK_ROOT", "/somewhere")
+def test_jobs_share_no_files_and_have_the_variables_that_were_given(tmp_path: Path) -> None:
     jobs = rehearse(
         tmp_path,
         """
         jobs:
-          a: {steps: [{run: 'touch here; test -z "$QNN_SDK_ROOT"; test "$GIVEN" = 1'}]}
-          b: {needs: a, steps: [{run: test ! -e here}]}
+          a: {steps: [{run: 'touch here; test "$GIVEN" = 1'}]}
+          b: {needs: a, steps: [{run: 'test ! -e here; test "$GIVEN" = 1'}]}
         """,
         env=["GIVEN=1"],
     )
     assert {job.result for job in jobs.values()} == {"success"}
+
+
+def test_a_fresh_runner_has_nothing_of_the_users_but_how_to_reach_an_index() -> None:
+    users = {
+        "QNN_SDK_ROOT": "/sdk",
+        "LD_LIBRARY_PATH": "/sdk/lib",
+        "GITHUB_TOKEN": "secret",
+        "HOME": "/home/me",
+        "PIP_INDEX_URL": "mine",
+        "https_proxy": "proxy",
+        "PATH": "/store/venv/bin:/usr/bin",
+    }
+    assert fresh_environment(users, ["QNN_CI_SOC=SM8750", "EMPTY=", "URL=a=b"], Path("/store")) == {
+        "HOME": "/home/me",
+        "PIP_INDEX_URL": "mine",
+        "https_proxy": "proxy",
+        "PIP_CACHE_DIR": "/home/me/.cache/pip",
+        "UV_CACHE_DIR": "/home/me/.cache/uv",
+        "PATH": "/usr/bin",
+        "QNN_CI_SOC": "SM8750",
+        "EMPTY": "",
+        "URL": "a=b",
+    }
+
+
+def test_what_was_downloaded_from_an_index_is_found_where_the_user_keeps_it() -> None:
+    users = {"XDG_CACHE_HOME": "/caches", "UV_CACHE_DIR": "/uv"}
+    fresh = fresh_environment(users, [], Path("/store"))
+    assert (fresh["PIP_CACHE_DIR"], fresh["UV_CACHE_DIR"]) == ("/caches/pip", "/uv")
+
+
+@pytest.mark.parametrize("given", ["NAME", "=value", ""])
+def test_a_variable_that_is_none_is_wrong_use(given: str) -> None:
+    with pytest.raises(UsageError, match="expected NAME=VALUE"):
+        fresh_environment({}, [given], Path("/store"))
 
 
 def test_hash_files_depends_on_content_and_is_empty_for_none(tmp_path: Path) -> None:
