@@ -152,7 +152,7 @@ def run_workflow(
     caller: Workflow | None = None,
 ) -> tuple[list[JobResult], Result, dict[str, str]]:
     """All jobs' results in the file's order, the whole's, and the outputs of a called workflow."""
-    chosen = _chosen(workflow, choice)
+    chosen, within = _chosen(workflow, choice)
     running = _Running(
         repository=repository or rehearsal.machine.repository,
         workflow=workflow,
@@ -163,7 +163,7 @@ def run_workflow(
         done={name: threading.Event() for name in workflow.jobs},
     )
     threads = [
-        threading.Thread(target=_run_when_ready, args=(rehearsal, running, job, choice), name=job.id)
+        threading.Thread(target=_run_when_ready, args=(rehearsal, running, job, within), name=job.id)
         for job in workflow.jobs.values()
     ]
     for thread in threads:
@@ -203,15 +203,17 @@ def combined(results: Iterable[Result]) -> Result:
     return "left out" if found == {"left out"} else "skipped"
 
 
-def _chosen(workflow: Workflow, choice: Choice) -> frozenset[str]:
+def _chosen(workflow: Workflow, choice: Choice) -> tuple[frozenset[str], Choice]:
+    """The jobs to run, and what of the workflows that they call."""
     import fnmatch
 
     if not choice.only:
-        return frozenset(workflow.jobs)
+        return frozenset(workflow.jobs), choice
+    within = replace(choice, only=())
     named = {n for n in workflow.jobs if any(fnmatch.fnmatchcase(n, pattern) for pattern in choice.only)}
     if not named:
         # A caller's only job may be a workflow that has the named ones.
-        named = {name for name, job in workflow.jobs.items() if job.uses}
+        named, within = {name for name, job in workflow.jobs.items() if job.uses}, choice
     if not named:
         raise UsageError(
             f"{workflow.path} has no job {' or '.join(choice.only)}",
@@ -223,7 +225,7 @@ def _chosen(workflow: Workflow, choice: Choice) -> frozenset[str]:
         name = waiting.pop()
         chosen.add(name)
         waiting += [need for need in workflow.jobs[name].needs if need not in chosen]
-    return frozenset(chosen)
+    return frozenset(chosen), within
 
 
 def _run_when_ready(rehearsal: Rehearsal, running: _Running, job: Job, choice: Choice) -> None:

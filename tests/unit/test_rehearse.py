@@ -345,6 +345,32 @@ def test_a_called_workflow_takes_inputs_and_gives_outputs(tmp_path: Path) -> Non
     assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": "success"}
 
 
+@pytest.mark.parametrize(
+    ("only", "after"), [("inner", "left out"), ("call", "left out"), ("after", "success")]
+)
+def test_of_a_called_workflow_that_is_chosen_or_needed_all_jobs_run(
+    tmp_path: Path, only: str, after: str
+) -> None:
+    jobs = rehearse(
+        tmp_path,
+        """
+        jobs:
+          call: {uses: ./.github/workflows/called.yml, with: {n: 21}}
+          after: {needs: call, steps: [{run: "true"}]}
+        """,
+        {".github/workflows/called.yml": CALLED},
+        choice=Choice(only=(only,)),
+    )
+    assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": after}
+
+
+def test_a_job_that_neither_a_workflow_nor_those_it_calls_have_is_an_error(tmp_path: Path) -> None:
+    text = "jobs: {call: {uses: ./.github/workflows/called.yml, with: {n: 21}}}"
+    with pytest.raises(UsageError, match="has no job none") as caught:
+        rehearse(tmp_path, text, {".github/workflows/called.yml": CALLED}, choice=Choice(only=("none",)))
+    assert caught.value.remedy == "use one of: inner"
+
+
 def test_an_input_of_the_wrong_type_is_an_error(tmp_path: Path) -> None:
     text = "jobs: {call: {uses: ./.github/workflows/called.yml, with: {n: 1, flag: 'yes'}}}"
     with pytest.raises(UsageError, match="expected a boolean, found yes"):
