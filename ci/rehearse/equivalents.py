@@ -390,7 +390,6 @@ def _unpack(archive: tarfile.TarFile, number: int, into: Path) -> None:
         first, _, inside = member.name.partition("/")
         if first == str(number):
             target = into / inside
-            target.parent.mkdir(parents=True, exist_ok=True)
             copy = member.replace(name=target.name, deep=False)
             archive.extract(copy, target.parent, set_attrs=True, filter="fully_trusted")
 

@@ -9,7 +9,7 @@ import pytest
 
 from ci.image.engine import Done, Engine, Job
 from ci.image.plan import plan_of
-from ci.image.sbom import Ingredient, document, ingredients_of
+from ci.image.sbom import Ingredient, document, ingredients_of, vendors_parts
 from provisioning.errors import CheckFailed
 from provisioning.manifest import load_profile
 
@@ -47,6 +47,23 @@ def test_vendors_components_have_the_manifests_hashes() -> None:
     }
 
 
+def test_a_component_says_its_licence_and_hash_where_they_are_known() -> None:
+    known, unknown = made(
+        [Ingredient("generic", "a", "1", "Their licence", "ab"), Ingredient("deb", "b", "1")]
+    )["components"][::-1]
+    assert known["licenses"] == [{"license": {"name": "Their licence"}}]
+    assert known["hashes"] == [{"alg": "SHA-256", "content": "ab"}]
+    assert not {"licenses", "hashes"} & set(unknown)
+
+
+def test_a_vendors_part_comes_under_the_licence_that_was_accepted() -> None:
+    sdk = load_profile("qnn-2.37").components["qnn-sdk"]
+    assert sdk.licence is not None
+    found = {one.name: one.licence for one in vendors_parts(plan_of("qnn-2.37-ndk-r26c"))}
+    assert found[f"qnn-sdk-{sdk.parts[0].name}"] == sdk.licence.title
+    assert {one.licence for one in vendors_parts(plan_of("wheels"))} == {""}
+
+
 def test_an_image_that_cannot_say_what_it_holds_is_a_fault() -> None:
     with pytest.raises(CheckFailed, match="no such file"):
         ingredients_of(plan_of("wheels"), Saying("", 1), "image")
@@ -62,7 +79,8 @@ def test_distributions_have_one_spelling() -> None:
 
 def test_what_two_environments_share_is_named_once() -> None:
     twice = [Ingredient("pypi", "rich", "14.0", "MIT"), Ingredient("pypi", "rich", "14.0")]
-    assert [one["purl"] for one in made(twice)["components"]] == ["pkg:pypi/rich@14.0"]
+    (one,) = made(twice)["components"]
+    assert (one["purl"], one["licenses"]) == ("pkg:pypi/rich@14.0", [{"license": {"name": "MIT"}}])
 
 
 def test_order_of_finding_does_not_show() -> None:

@@ -45,12 +45,21 @@ def test_the_checkout_keeps_its_path(tmp_path: Path) -> None:
     assert f"type=bind,source={tmp_path},target={tmp_path}" in argv(tmp_path)
 
 
-def test_starts_where_nox_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Answering(Engine):
+    owner = "1000:1000"
+
+    def image_id(self, reference: str) -> str | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("command", "ran"),
+    [(["--", "ls", "-l"], ["ls", "-l"]), (["ls", "--", "x"], ["ls", "--", "x"]), ([], ["bash"])],
+)
+def test_starts_where_nox_was_called_what_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], ran: list[str]
+) -> None:
     """Which runs us in the toolkit's folder."""
-
-    class Answering(Engine):
-        owner = "1000:1000"
-
     became: list[Sequence[str]] = []
 
     def become(argv: Sequence[str], _: object) -> int:
@@ -61,13 +70,26 @@ def test_starts_where_nox_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
     monkeypatch.setattr(shell, "check", lambda *_: None)
     monkeypatch.setattr("provisioning.verbs.shell.become", become)
-    assert shell.run(argparse.Namespace(image="wheels", command=["--", "ls"])) == 0
-    assert list(became[0][-4:]) == ["--workdir", str(tmp_path), PLAN.tag, "ls"]
+    assert shell.run(argparse.Namespace(image="wheels", command=command)) == 0
+    start = became[0].index("--workdir")
+    assert list(became[0][start:]) == ["--workdir", str(tmp_path), PLAN.tag, *ran]
+    assert "--tty" not in became[0]
 
 
 def test_starts_where_the_caller_is(tmp_path: Path) -> None:
     said = argv(tmp_path, where=tmp_path / "docs")
     assert said[said.index("--workdir") + 1] == str(tmp_path / "docs")
+
+
+def test_a_place_inside_the_checkout_is_not_mounted_again(tmp_path: Path) -> None:
+    assert [word for word in argv(tmp_path, where=tmp_path / "docs") if word.startswith("type=bind")] == [
+        f"type=bind,source={tmp_path},target={tmp_path}"
+    ]
+
+
+def test_a_terminal_is_handed_on(tmp_path: Path) -> None:
+    said = docker_run(PLAN, ["true"], owner="1:1", terminal=True, environ={}, where=tmp_path, root=tmp_path)
+    assert "--tty" in said and "--tty" not in argv(tmp_path)
 
 
 def test_a_place_outside_the_checkout_is_mounted_too(tmp_path: Path) -> None:
@@ -82,6 +104,12 @@ def test_a_path_with_a_comma_is_one_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("owner", "named"), [("1000:1000", False), ("0:0", False), ("1234:99", True)])
 def test_a_caller_whom_the_image_does_not_know_gets_a_name(tmp_path: Path, owner: str, named: bool) -> None:
     assert any("target=/etc/passwd,readonly" in word for word in argv(tmp_path, owner)) == named
+
+
+def test_the_names_are_in_the_files_that_are_mounted(tmp_path: Path) -> None:
+    argv(tmp_path, "1234:99")
+    for name, text in accounts("1234:99").items():
+        assert (tmp_path / "build" / "image" / f"{name}-1234").read_text() == text
 
 
 def test_the_name_has_the_callers_ids() -> None:
@@ -139,6 +167,13 @@ def test_an_image_that_was_not_built_names_the_command_that_builds_it(client: Pa
     with pytest.raises(EnvironmentLacking) as caught:
         check(PLAN, Holding())
     assert caught.value.remedy == "nox -s image -- wheels"
+
+
+def test_an_image_that_was_not_built_is_not_entered(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ci.image.engine.connect", lambda: Engine.__new__(Answering))
+    monkeypatch.setattr("provisioning.verbs.shell.become", lambda *_: 0)
+    with pytest.raises(EnvironmentLacking, match="was not built on this machine"):
+        shell.run(argparse.Namespace(image="wheels", command=[]))
 
 
 def test_an_image_of_these_manifests_is_entered_without_a_word(

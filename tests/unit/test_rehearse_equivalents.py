@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,13 @@ from ci.rehearse.equivalents import (
     attest,
     cache_restore,
     cache_save,
+    checkout,
     download_artifact,
     equivalent,
     upload_artifact,
 )
 from provisioning.errors import CheckFailed, UsageError
-from tests.support.rehearsals import write
+from tests.support.rehearsals import IDENTITY, repository, write
 
 MAIN, MINE = "refs/heads/main", "refs/heads/mine"
 
@@ -59,6 +62,59 @@ def restored(place: Place, key: str, path: str = "store", **more: str) -> Done:
 def matched(place: Place, key: str, **more: str) -> tuple[str | None, str | None]:
     outputs = restored(place, key, **more).outputs
     return outputs.get("cache-matched-key"), outputs.get("cache-hit")
+
+
+# Checkouts
+
+
+@pytest.fixture(scope="module")
+def commits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, list[str]]:
+    """A repository with three commits on main, the last of which is rehearsed, and a branch with one more."""
+    root = repository(tmp_path_factory.mktemp("origin"), {"file": "0"})
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=root, check=True, capture_output=True, text=True
+        ).stdout
+
+    def commit(content: str) -> str:
+        write(root, {"file": content})
+        git(*IDENTITY, "commit", "-q", "-a", "-m", content)
+        return git("rev-parse", "HEAD").strip()
+
+    shas = [git("rev-parse", "HEAD").strip(), commit("1"), commit("2")]
+    git("checkout", "-q", "-b", "branch")
+    shas.append(commit("3"))
+    git("checkout", "-q", "main")
+    return Repository("o/r", root, shas[2]), shas
+
+
+@pytest.mark.parametrize(("ref", "number"), [("", 2), ("main", 2), ("branch", 3), ("first", 0)])
+def test_a_checkout_is_of_the_rehearsed_commit_or_of_what_is_asked_for(
+    job: Job, commits: tuple[Repository, list[str]], ref: str, number: int
+) -> None:
+    rehearsed, shas = commits
+    place = job()
+    place = replace(place, machine=replace(place.machine, repository=rehearsed))
+    done = checkout({"ref": shas[0] if ref == "first" else ref, "path": "here"}, place)
+    assert done.outputs["commit"] == shas[number]
+    assert (place.workspace / "here" / "file").read_text() == str(number)
+    git = ["git", "-C", str(place.workspace / "here")]
+    count = subprocess.run([*git, "rev-list", "--count", "HEAD"], capture_output=True, text=True, check=True)
+    assert count.stdout == "1\n"
+
+
+def test_a_checkout_of_another_repository_or_over_files_is_refused(
+    job: Job, commits: tuple[Repository, list[str]]
+) -> None:
+    place = job({"there/file": "mine"})
+    place = replace(place, machine=replace(place.machine, repository=commits[0]))
+    with pytest.raises(UsageError, match="checkout of some/other: expected o/r"):
+        checkout({"repository": "some/other"}, place)
+    with pytest.raises(CheckFailed, match="workspace}/there: expected an empty directory"):
+        checkout({"path": "there"}, place)
+    with pytest.raises(CheckFailed, match=r"fetch .*ended with"):
+        checkout({"path": "new", "ref": "nonsense"}, place)
 
 
 # Caches
