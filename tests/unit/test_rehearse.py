@@ -128,6 +128,16 @@ def test_a_step_that_may_fail_does_not_fail_the_job(tmp_path: Path) -> None:
     assert jobs["a"].result == "success"
 
 
+@pytest.mark.parametrize(("may", "results"), [("true", {"success"}), ("false", {"failure", "skipped"})])
+def test_a_job_that_may_fail_holds_nothing_up(tmp_path: Path, may: str, results: set[str]) -> None:
+    text = f"""
+        jobs:
+          a: {{continue-on-error: {may}, steps: [{{run: exit 1}}]}}
+          b: {{needs: a, steps: [{{run: "true"}}]}}
+        """
+    assert {job.result for job in rehearse(tmp_path, text).values()} == results
+
+
 def test_needs_carry_results_and_outputs_and_skip_what_depends_on_a_failure(tmp_path: Path) -> None:
     jobs = rehearse(
         tmp_path,

@@ -242,6 +242,51 @@ def test_a_composite_action_has_fewer_contexts(tmp_path: Path, text: str, says: 
     assert says in caught.value.message
 
 
+TAKEN = """
+on:
+  workflow_call:
+    inputs: {x: {default: "${{ github.ref }}"}}
+    outputs: {o: {value: "${{ jobs.a.outputs.o }}"}}
+run-name: "${{ inputs.x }}"
+concurrency: {group: "${{ github.ref }} ${{ vars.V }}"}
+env: {A: "${{ secrets.S }}"}
+jobs:
+  a:
+    name: "${{ matrix.x }}"
+    if: "${{ !cancelled() && inputs.x }}"
+    runs-on: ["${{ matrix.x }}"]
+    environment: {name: "${{ inputs.x }}"}
+    concurrency: "${{ matrix.x }}"
+    continue-on-error: "${{ matrix.x }}"
+    timeout-minutes: "${{ matrix.x }}"
+    strategy: {matrix: {x: "${{ fromJSON(inputs.x) }}"}}
+    env: {B: "${{ secrets.S }}"}
+    outputs: {o: "${{ steps.s.outputs.o }}${{ secrets.S }}"}
+    steps:
+      - {id: s, if: "failure() && hashFiles('x') == ''", run: "${{ runner.temp }}"}
+      - {if: "${{ always() }}", run: x, env: {C: "${{ secrets.S }}"}}
+  b:
+    needs: a
+    uses: ./x.yml
+    with: {y: "${{ needs.a.outputs.o }}"}
+    secrets: {s: "${{ secrets.S }}"}
+"""
+
+
+def test_an_expression_is_taken_wherever_github_takes_it(tmp_path: Path) -> None:
+    assert list(read_workflow(workflow(tmp_path, TAKEN), "w.yml").jobs) == ["a", "b"]
+
+
+def test_an_action_takes_what_github_takes_there(tmp_path: Path) -> None:
+    (tmp_path / "action.yml").write_text(
+        "inputs: {a: {default: '${{ runner.temp }}'}}\n"
+        "outputs: {b: {value: '${{ steps.s.outputs.b }}'}}\n"
+        "runs:\n  using: composite\n  steps:\n"
+        "    - {id: s, if: \"always() && hashFiles('x')\", shell: sh, run: '${{ inputs.a }} ${{ env.B }}'}"
+    )
+    assert list(read_action(tmp_path, ".").outputs) == ["b"]
+
+
 CALLED = "on: workflow_call\npermissions: {}\njobs: {x: {permissions: {contents: read}, steps: [{run: x}]}}"
 
 
