@@ -39,6 +39,10 @@ class Annotation:
         where = f"{self.file}:{self.line}".rstrip(":")
         return ": ".join(part for part in (self.level, where, self.title, self.message) if part)
 
+    def masked(self, masks: list[str]) -> Annotation:
+        shown = (masked(text, masks) for text in (self.title, self.message, self.file, self.line))
+        return Annotation(self.level, *shown)
+
 
 @dataclass(slots=True)
 class Told:

@@ -494,7 +494,7 @@ class _JobRun:
         here = replace(scope, env=scope.env | self._texts(step.env, scope))
         if not expression.condition(step.condition, self._contexts(here), self._functions(here)):
             return
-        title = as_text(self._expand(step.name, here)) if step.name else step.title
+        title = self._masked(as_text(self._expand(step.name, here)) if step.name else step.title)
         own.title = title
         self._log(f"━━ {title}")
         fault = ""
@@ -509,7 +509,7 @@ class _JobRun:
                 self._use_equivalent(step, here, own)
             own.outcome = own.conclusion = "success"
         except CheckFailed as error:
-            fault = error.message
+            fault = self._masked(error.message)
             own.outcome = own.conclusion = "failure"
             if truthy(self._expand(step.continue_on_error, here)):
                 own.conclusion = "success"
@@ -549,7 +549,7 @@ class _JobRun:
         deadline = min(self.deadline, time.monotonic() + 60 * minutes)
         argv = [part.replace("{0}", str(script)) for part in shell]
         code = self._process(argv, where, environ, told, deadline)
-        self.result.annotations += told.shown()
+        self.result.annotations += [one.masked(self.masks) for one in told.shown()]
         if dropped := told.dropped():
             self._log(f"GitHub would not show {dropped} more annotations of this step")
         self._collect(files, own)
@@ -768,14 +768,17 @@ class _JobRun:
         if (size := files["GITHUB_STEP_SUMMARY"].stat().st_size) > SUMMARY_LIMIT:
             raise CheckFailed(f"the step's summary has {size} bytes: GitHub takes {SUMMARY_LIMIT}")
         summary = files["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8", errors="replace")
-        self.result.summary += commands.masked(summary, self.masks)
+        self.result.summary += self._masked(summary)
 
     def _tell(self, text: str) -> None:
         self._log(text)
-        self.rehearsal.say(f"{self.result.name}: {text}")
+        self.rehearsal.say(f"{self.result.name}: {self._masked(text)}")
+
+    def _masked(self, text: str) -> str:
+        return commands.masked(text, self.masks)
 
     def _log(self, text: str) -> None:
-        self.stream.write(commands.masked(text, self.masks) + "\n")
+        self.stream.write(self._masked(text) + "\n")
         self.stream.flush()
 
 

@@ -514,19 +514,27 @@ def test_without_changes_no_pull_request_would_be_opened(tmp_path: Path) -> None
     assert job.fault == ""
 
 
-def test_masked_values_do_not_reach_logs_or_summaries(tmp_path: Path) -> None:
+def test_masked_values_reach_nobody(tmp_path: Path) -> None:
+    said: list[str] = []
     job = rehearse(
         tmp_path,
         """
         jobs:
           a:
+            env: {SECRET: hush}
             steps:
-              - run: echo "::add-mask::hush"
+              - run: echo "::add-mask::$SECRET"
               - run: echo "it is hush"; echo "hush too" >> "$GITHUB_STEP_SUMMARY"
+              - run: echo "::error title=hush,file=hush::it is hush"
+              - {name: "say ${{ env.SECRET }}", run: exit 1}
         """,
+        said=said,
     )["a"]
     assert "it is ***" in log_of(job)
     assert job.summary == "*** too\n"
+    assert [one.shown() for one in job.annotations] == ["error: ***: ***: it is ***"]
+    assert job.fault == "say ***: ended with exit code 1"
+    assert "hush" not in "\n".join([*said, *(step.title for step in job.steps), log_of(job)])
 
 
 def test_an_interrupted_rehearsal_ends_when_its_steps_have(tmp_path: Path) -> None:
