@@ -601,6 +601,28 @@ def test_a_variable_that_is_none_is_wrong_use(given: str) -> None:
         fresh_environment({}, [given], Path("/store"))
 
 
+def test_a_step_has_the_variables_and_the_event_that_github_gives_it(tmp_path: Path) -> None:
+    job = rehearse(
+        tmp_path,
+        """
+        jobs:
+          a:
+            steps:
+              - run: |
+                  test "$PWD" = "$GITHUB_WORKSPACE" && test -d "$RUNNER_TEMP"
+                  test "$CI $GITHUB_ACTIONS" = "true true" && test -z "${GITHUB_TOKEN+set}"
+                  echo "$GITHUB_EVENT_NAME $GITHUB_REF $GITHUB_REF_NAME $GITHUB_SHA $RUNNER_OS"
+                  cat "$GITHUB_EVENT_PATH"
+              - run: test "${{ github.event.after }}" = "$GITHUB_SHA"
+              - {run: test "$PWD" = "$RUNNER_TEMP", working-directory: "${{ runner.temp }}"}
+        """,
+    )["a"]
+    assert job.result == "success", job.fault
+    lines = log_of(job).splitlines()
+    assert f"push refs/heads/main main {SHA} Linux" in lines
+    assert f'"after": "{SHA}"' in log_of(job)
+
+
 def test_hash_files_depends_on_content_and_is_empty_for_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1")
     before = hash_files(tmp_path, "*.txt")
