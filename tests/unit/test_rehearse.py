@@ -609,8 +609,10 @@ def test_a_step_has_the_variables_and_the_event_that_github_gives_it(tmp_path: P
           a:
             steps:
               - run: |
-                  test "$PWD" = "$GITHUB_WORKSPACE" && test -d "$RUNNER_TEMP"
-                  test "$CI $GITHUB_ACTIONS" = "true true" && test -z "${GITHUB_TOKEN+set}"
+                  test "$PWD" = "$GITHUB_WORKSPACE"
+                  test -d "$RUNNER_TEMP"
+                  test "$CI $GITHUB_ACTIONS" = "true true"
+                  test -z "${GITHUB_TOKEN+set}"
                   echo "$GITHUB_EVENT_NAME $GITHUB_REF $GITHUB_REF_NAME $GITHUB_SHA $RUNNER_OS"
                   cat "$GITHUB_EVENT_PATH"
               - run: test "${{ github.event.after }}" = "$GITHUB_SHA"
