@@ -213,14 +213,14 @@ def test_rows_that_succeed_cancel_none_and_without_fail_fast_neither_do_failed_o
         tmp_path,
         """
         jobs:
-          good: {strategy: {matrix: {n: [1, 2]}}, steps: [{run: "true"}]}
+          good: {name: Fine, strategy: {matrix: {n: [1, 2]}}, steps: [{run: "true"}]}
           bad: {strategy: {fail-fast: false, matrix: {n: [1, 2]}}, steps: [{run: exit 1}]}
         """,
         slots=1,
     )
     assert {name: job.result for name, job in jobs.items()} == {
-        "good (1)": "success",
-        "good (2)": "success",
+        "Fine (1)": "success",
+        "Fine (2)": "success",
         "bad (1)": "failure",
         "bad (2)": "failure",
     }
