@@ -216,6 +216,49 @@ def test_a_suite_is_not_split_into_jobs_of_a_few_seconds(
     assert len(plan.suite_matrix(2, "gate", "", plan.Having("wheels"))) == shards
 
 
+@pytest.mark.parametrize(
+    ("occasion", "base", "having", "flags"),
+    [
+        ("gate", "", {}, ["--tag", "pr"]),
+        ("gate", "main", {}, ["--tag", "pr", "--changed-since", "main"]),
+        ("nightly", "", {}, []),
+        ("gate", "", {"tags": ("a", "b")}, ["--tag", "a", "--tag", "b"]),
+        ("gate", "", {"suites": ("my.toml",)}, ["--suite", "my.toml"]),
+        ("gate", "", {"suites": ("my.toml",), "tags": ("a",)}, ["--suite", "my.toml", "--tag", "a"]),
+    ],
+)
+def test_of_our_suite_a_pull_request_has_the_quick_programs_and_of_others_all_that_they_name(
+    monkeypatch: pytest.MonkeyPatch,
+    occasion: str,
+    base: str,
+    having: dict[str, tuple[str, ...]],
+    flags: list[str],
+) -> None:
+    asked = []
+
+    def matrix(count: int, flags: tuple[str, ...], having: object) -> list[dict[str, object]]:
+        asked.append(list(flags))
+        return []
+
+    monkeypatch.setattr(plan, "_matrix", matrix)
+    plan.suite_matrix(2, occasion, base, plan.Having("wheels", **having))  # type: ignore[arg-type]
+    assert asked == [flags]
+
+
+def test_another_repository_without_a_suite_has_what_is_about_its_environment(
+    adopter: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [job["name"] for job in planned({**adopter, "QNN_CI_SUITE": ""})] == ["validate"]
+    assert "lowering       left out: there is no suite, and it is not named" in capsys.readouterr().out
+
+
+def test_a_plan_without_a_job_is_an_error_and_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "changed_files", lambda _: ["docs/x.md"])
+    monkeypatch.setattr(plan, "load_table", lambda: plan.Table(everywhere=(), row={"some": ROWS["some"]}))
+    with pytest.raises(UsageError, match="no job is left to run"):
+        plan.run({"QNN_CI_BASE": "main"})
+
+
 def test_the_table_is_read_strictly(tmp_path: Path) -> None:
     path = tmp_path / "gate.toml"
     path.write_text('everywhere = []\n[row.a]\nstage = "lint"\nminute = 5\n')
