@@ -159,15 +159,9 @@ def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
 def cache_restore(inputs: Mapping[str, str], place: Place) -> Done:
     paths = _lines(inputs["path"])
     version = _cache_version(paths, place)
-    readable = (place.ref, place.default_ref)
-    entries = [e for e in _cache_entries(place) if e["version"] == version and e["ref"] in readable]
+    entries = [e for e in _cache_entries(place) if e["version"] == version]
     key = inputs["key"]
-    found = next((e for e in entries if e["key"] == key), None)
-    for prefix in _lines(inputs.get("restore-keys", "")) if found is None else ():
-        fitting = [e for e in entries if str(e["key"]).startswith(prefix)]
-        found = max(fitting, key=lambda e: str(e["when"]), default=None)
-        if found is not None:
-            break
+    found = _cached(entries, (place.ref, place.default_ref), key, _lines(inputs.get("restore-keys", "")))
     if found is None:
         if inputs.get("fail-on-cache-miss") == "true":
             raise CheckFailed(f"no cache has the key {key}")
@@ -382,6 +376,19 @@ def _cache_version(paths: list[str], place: Place) -> str:
 
 def _cache_entries(place: Place) -> list[dict[str, object]]:
     return [json.loads(f.read_text(encoding="utf-8")) for f in sorted(place.machine.cache.glob("*.json"))]
+
+
+def _cached(
+    entries: list[dict[str, object]], refs: tuple[str, ...], key: str, prefixes: list[str]
+) -> dict[str, object] | None:
+    """Of the first ref with any: the one of that key, else the newest that begins with it or a prefix."""
+    for ref in refs:
+        here = [e for e in entries if e["ref"] == ref]
+        fitting = [[e for e in here if e["key"] == key]]
+        fitting += [[e for e in here if str(e["key"]).startswith(prefix)] for prefix in (key, *prefixes)]
+        for some in filter(None, fitting):
+            return max(some, key=lambda e: str(e["when"]))
+    return None
 
 
 def _unpack(archive: tarfile.TarFile, number: int, into: Path) -> None:

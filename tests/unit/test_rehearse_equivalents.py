@@ -143,7 +143,18 @@ def test_a_cache_of_that_key_beats_newer_ones_and_of_those_that_begin_so_the_new
     assert matched(place, "k-1", **{"restore-keys": "k-"}) == ("k-1", "true")
     assert matched(place, "k-9", **{"restore-keys": "none\nk-"}) == ("k-2", "false")
     assert (place.workspace / "store/key").read_text() == "k-2"
-    assert matched(place, "k") == (None, None)
+    assert matched(place, "k-", **{"restore-keys": "k-1"}) == ("k-2", "false")
+    assert matched(place, "x") == (None, None)
+
+
+def test_a_cache_of_the_branch_that_only_begins_so_beats_the_default_branchs_own(job: Job) -> None:
+    for ref, key in ((MAIN, "k"), (MINE, "k-1"), (MAIN, "k-2")):
+        cache_save({"path": "store", "key": key}, job({"store/x": ref}, ref))
+    place = job(ref=MINE)
+    assert matched(place, "k") == ("k-1", "false")
+    cache_save({"path": "store", "key": "k"}, job({"store/x": MINE}, MINE))
+    assert matched(place, "k") == ("k", "true")
+    assert files_of(place.workspace) == {"store/x": MINE}
 
 
 @pytest.mark.parametrize(("of", "by", "found"), [(MAIN, MINE, "k"), (MINE, MINE, "k"), (MINE, MAIN, None)])
