@@ -547,10 +547,12 @@ def test_an_interrupted_rehearsal_ends_when_its_steps_have(tmp_path: Path) -> No
         _thread.interrupt_main()
 
     threading.Thread(target=interrupt).start()
+    started = time.monotonic()
     step = f'trap "sleep 0.5; touch {tmp_path}/ended" EXIT; touch {begun}; sleep 30'
     with pytest.raises(KeyboardInterrupt):
         rehearse(tmp_path, f"jobs: {{a: {{steps: [{{run: '{step}'}}]}}}}")
     assert (tmp_path / "ended").exists()
+    assert time.monotonic() - started < 20
 
 
 def test_jobs_share_no_files_and_have_the_variables_that_were_given(tmp_path: Path) -> None:
