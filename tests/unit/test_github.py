@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from ci import github as verb
-from ci.github import place, plan, release, setup, stage, verdict
+from ci.github import files, place, plan, release, setup, stage, verdict
 from ci.rehearse.commands import pairs
 from provisioning.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
 from provisioning.findings import Outcome, Report, Severity, StageRun
@@ -788,16 +788,50 @@ def test_a_verdict_on_nothing_is_an_error(text: str) -> None:
         verdict.run({"QNN_CI_NEEDS": text})
 
 
-def test_an_error_is_an_annotation_on_github(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    monkeypatch.setenv("QNN_CI_NEEDS", "")
+def parsed(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     verb.configure(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(("result", "code"), [("success", 0), ("skipped", 1)])
+def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, result: str, code: int) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setenv("QNN_CI_NEEDS", json.dumps({"stage": {"result": result}}))
+    assert verb.run(parsed("verdict")) == code
+
+
+@pytest.mark.parametrize(("where", "annotations"), [("true", 1), ("", 0)])
+def test_an_error_and_what_mends_it_are_an_annotation_on_github_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str, annotations: int
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", where)
+    monkeypatch.setenv("QNN_CI_NEEDS", "")
     with pytest.raises(UsageError):
-        verb.run(parser.parse_args(["verdict"]))
-    assert capsys.readouterr().out.startswith("::error title=verdict::QNN_CI_NEEDS")
+        verb.run(parsed("verdict"))
+    said = capsys.readouterr().out
+    assert said.count("::error title=verdict::QNN_CI_NEEDS") == annotations
+    assert said.count("→ set QNN_CI_NEEDS to") == annotations
+
+
+def test_what_a_step_says_is_added_to_what_was_said_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environ = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_STEP_SUMMARY")}
+    for value in ("1", "two\nlines"):
+        files.give({f"n{len(value)}": value}, environ)
+        files.export({f"n{len(value)}": value}, environ)
+        files.summarise(value, environ)
+    for name in ("GITHUB_OUTPUT", "GITHUB_ENV"):
+        assert pairs(tmp_path / name) == {"n1": "1", "n9": "two\nlines"}
+    assert (tmp_path / "GITHUB_STEP_SUMMARY").read_text() == "1two\nlines"
+    assert capsys.readouterr().out.startswith("n1=1\n")
+
+
+def test_a_file_of_github_that_cannot_be_written_is_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="which GITHUB_OUTPUT names: Is a directory") as caught:
+        files.give({"a": "1"}, {"GITHUB_OUTPUT": str(tmp_path)})
+    assert caught.value.remedy == "unset GITHUB_OUTPUT to run away from GitHub"
 
 
 # release
