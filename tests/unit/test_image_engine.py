@@ -107,8 +107,11 @@ def engine_of(client: Client) -> Engine:
 def test_a_command_in_a_container_has_no_network_and_writes_nothing_that_was_not_granted() -> None:
     client = Client(code=7)
     mounts = [Mount("/a", "/in", True), Mount("/b", "/out")]
-    done = engine_of(client).run(Job("image", ["sh"], mounts=mounts, read_only=True, tmpfs=["/tmp"]))
+    job = Job("image", ["sh"], "0:0", mounts, {"A": "1"}, "/out", read_only=True, tmpfs=["/tmp"])
+    done = engine_of(client).run(job)
     assert done == Done(7, "out\ufffd", "err")
+    given = ("image", "command", "user", "environment", "working_dir")
+    assert [client.asked[name] for name in given] == ["image", ["sh"], "0:0", {"A": "1"}, "/out"]
     assert client.asked["network_mode"] == "none"
     assert client.asked["read_only"] is True
     assert client.asked["volumes"] == {
