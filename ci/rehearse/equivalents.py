@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ class Equivalent:
     inputs: frozenset[str]
     """Those honoured, or without meaning here; any other is an error."""
     act: Callable[[Mapping[str, str], Place], Done]
+    required: frozenset[str] = frozenset()
 
 
 def equivalent(uses: str) -> Equivalent:
@@ -150,7 +151,13 @@ def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
     home = place.temp / "python"
     if not (home / "bin" / "python").exists():
         maker = "virtualenv" if importlib.util.find_spec("virtualenv") else "venv"
-        subprocess.run([sys.executable, "-m", maker, str(home)], check=True, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", maker, str(home)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EnvironmentLacking(
+                f"{maker} cannot make an environment: {(done.stdout + done.stderr).strip()}",
+                remedy="python -m pip install virtualenv",
+            )
     return Done(
         {"python-version": running, "python-path": str(home / "bin" / "python")}, (str(home / "bin"),)
     )
@@ -292,7 +299,8 @@ def create_pull_request(inputs: Mapping[str, str], place: Place) -> Done:
     return Done({"pull-request-operation": "created", "pull-request-number": "0"})
 
 
-_CACHE = frozenset({"path", "key", "restore-keys", "lookup-only", "fail-on-cache-miss"})
+_CACHED = frozenset({"path", "key"})
+_CACHE = _CACHED | {"restore-keys", "lookup-only", "fail-on-cache-miss"}
 
 EQUIVALENTS: dict[str, Equivalent] = {
     "actions/checkout": Equivalent(
@@ -301,8 +309,8 @@ EQUIVALENTS: dict[str, Equivalent] = {
         checkout,
     ),
     "actions/setup-python": Equivalent("this machine's Python", frozenset({"python-version"}), setup_python),
-    "actions/cache/restore": Equivalent("a copy from the rehearsal's caches", _CACHE, cache_restore),
-    "actions/cache/save": Equivalent("a copy to the rehearsal's caches", _CACHE, cache_save),
+    "actions/cache/restore": Equivalent("a copy from the rehearsal's caches", _CACHE, cache_restore, _CACHED),
+    "actions/cache/save": Equivalent("a copy to the rehearsal's caches", _CACHE, cache_save, _CACHED),
     "actions/upload-artifact": Equivalent(
         "a copy to the rehearsal's artifacts",
         frozenset(
@@ -310,6 +318,7 @@ EQUIVALENTS: dict[str, Equivalent] = {
             | {"include-hidden-files"}
         ),
         upload_artifact,
+        frozenset({"path"}),
     ),
     "actions/download-artifact": Equivalent(
         "a copy from the rehearsal's artifacts",
@@ -317,7 +326,10 @@ EQUIVALENTS: dict[str, Equivalent] = {
         download_artifact,
     ),
     "actions/attest": Equivalent(
-        "hashes and an unsigned statement", frozenset({"subject-path", "sbom-path"}), attest
+        "hashes and an unsigned statement",
+        frozenset({"subject-path", "sbom-path"}),
+        attest,
+        frozenset({"subject-path"}),
     ),
     "peter-evans/create-pull-request": Equivalent(
         "what would be in it",

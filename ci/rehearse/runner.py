@@ -590,7 +590,7 @@ class _JobRun:
     def _use_equivalent(self, step: Step, scope: _Scope, own: StepResult) -> None:
         stand_in = equivalent(step.uses)
         given = self._inputs(step, scope)
-        declared = {name: Input(False, None, "string") for name in stand_in.inputs}
+        declared = {name: Input(name in stand_in.required, None, "string") for name in stand_in.inputs}
         given_inputs(step.uses, declared, given, typed=False)
         self._log(f"{step.uses.partition('@')[0]}: {stand_in.what}")
         place = Place(

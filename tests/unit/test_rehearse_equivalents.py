@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,9 +26,10 @@ from ci.rehearse.equivalents import (
     checkout,
     download_artifact,
     equivalent,
+    setup_python,
     upload_artifact,
 )
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
 from tests.support.rehearsals import IDENTITY, repository, write
 
 MAIN, MINE = "refs/heads/main", "refs/heads/mine"
@@ -273,6 +275,19 @@ def test_an_attestation_names_each_file_with_its_hash(job: Job) -> None:
     assert again.outputs["bundle-path"] != done.outputs["bundle-path"]
     with pytest.raises(CheckFailed, match="no files match none"):
         attest({"subject-path": "none"}, place)
+
+
+def test_a_python_that_cannot_make_environments_says_what_can(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian's, without a package of its own for that."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho ensurepip is not available\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(EnvironmentLacking, match="ensurepip is not available") as caught:
+        setup_python({}, job())
+    assert caught.value.remedy == "python -m pip install virtualenv"
 
 
 @pytest.mark.parametrize("uses", ["actions/checkout", "someone/else@v1"])
