@@ -906,6 +906,7 @@ def test_the_bill_says_what_is_known_of_each_file(tmp_path: Path) -> None:
     sdk = load_profile("wheels").components["qnn-sdk"].parts[0].source
     (part,) = packages["qnn-sdk (x86-64) of the profile wheels"]["checksums"]
     assert part["checksumValue"] == getattr(sdk, "sha256", "")
+    assert packages["executorch-source (tree) of the profile wheels"]["checksums"] == []
     assert re.fullmatch(r"one of \d+ files, whose SHA-256 the lock names", packages["requests"]["comment"])
     assert packages["torch"]["comment"] == ""
 
