@@ -436,6 +436,7 @@ def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: 
     job = rehearse(tmp_path, f"jobs: {{a: {{steps: [{step}]}}}}")["a"]
     assert job.result == "failure"
     assert says in job.fault
+    assert says in log_of(job)
 
 
 @pytest.mark.parametrize(
