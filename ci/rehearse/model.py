@@ -135,7 +135,7 @@ def read_action(root: Path, name: str) -> Action:
             f"there is no action.yml in {name} of the job's workspace",
             remedy="check the repository out in an earlier step",
         )
-    where = f"{name}/{file}".removeprefix("./")
+    where = str(Path(name, file))
     data = _read(root, where)
     _known(where, data, _ACTION)
     availability.check(where, data, availability.ACTION)

@@ -120,14 +120,15 @@ def test_a_place_without_an_action_is_an_error_that_names_it(tmp_path: Path) -> 
         read_action(tmp_path, "mine")
 
 
+@pytest.mark.parametrize("place", ["", ".", "./"])
 @pytest.mark.parametrize("name", ["action.yml", "action.yaml"])
-def test_an_action_has_inputs_outputs_and_steps(tmp_path: Path, name: str) -> None:
+def test_an_action_has_inputs_outputs_and_steps(tmp_path: Path, name: str, place: str) -> None:
     (tmp_path / name).write_text(
         "inputs: {a: {required: true}}\n"
         "outputs: {b: {value: '${{ steps.s.outputs.b }}'}}\n"
         "runs: {using: composite, steps: [{id: s, shell: sh, run: x}]}"
     )
-    action = read_action(tmp_path, ".")
+    action = read_action(tmp_path, place)
     assert action.inputs == {"a": Input(True, None, "string")}
     assert action.outputs == {"b": "${{ steps.s.outputs.b }}"}
     assert [(step.id, step.shell) for step in action.steps] == [("s", "sh")]
