@@ -37,13 +37,13 @@ def test_a_client_with_the_plugin_builds_by_it(tmp_path: Path) -> None:
     assert choose("auto", {"PATH": str(tmp_path / "a")}) == Docker(found, buildx=True)
 
 
-@pytest.mark.parametrize("version", ["18.09.1", "20.10.24+dfsg1", "22.9.0"])
+@pytest.mark.parametrize("version", ["18.09.1", "22.9.0+dfsg1"])
 def test_an_older_client_speaks_buildkit_itself(tmp_path: Path, version: str) -> None:
     found = docker(tmp_path / "a", version)
     assert choose("auto", {"PATH": str(tmp_path / "a")}) == Docker(found, buildx=False)
 
 
-@pytest.mark.parametrize("version", ["18.06.3-ce", "23.0.0", "28.2.2"])
+@pytest.mark.parametrize("version", ["18.06.3-ce", "23.0.0"])
 def test_a_client_that_speaks_no_buildkit_without_the_plugin_is_passed_over(
     tmp_path: Path, version: str
 ) -> None:

@@ -288,21 +288,19 @@ def test_a_composite_action_has_its_own_inputs_outputs_and_path(tmp_path: Path, 
 
 
 def test_the_inputs_of_an_action_are_text_whatever_they_were_given_as(tmp_path: Path) -> None:
-    action = """
-        inputs: {flag: {default: "no"}}
-        outputs: {truth: {value: "${{ inputs.flag == 'false' }}"}}
-        runs: {using: composite, steps: [{shell: sh, run: "true"}]}
-        """
+    action = """{inputs: {flag: {}}, runs: {using: composite, steps: [{shell: sh, run: "true"}]},
+        outputs: {truth: {value: "${{ inputs.flag == 'false' }}"}}}"""
+    (tmp_path / "action.yml").write_text(action)
     jobs = rehearse(
         tmp_path,
-        """
+        f"""
         jobs:
           a:
             steps:
-              - {id: t, uses: $/actions/text, with: {flag: false}}
-              - run: test "${{ steps.t.outputs.truth }}" = true
+              - run: cp {tmp_path}/action.yml .
+              - {{id: t, uses: ./, with: {{flag: false}}}}
+              - run: test "${{{{ steps.t.outputs.truth }}}}" = true
         """,
-        {"actions/text/action.yml": action},
     )
     assert jobs["a"].result == "success"
 

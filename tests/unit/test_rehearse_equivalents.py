@@ -91,7 +91,7 @@ def commits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, list[
     return Repository("o/r", root, shas[2]), shas
 
 
-@pytest.mark.parametrize(("ref", "number"), [("", 2), ("main", 2), ("branch", 3), ("first", 0)])
+@pytest.mark.parametrize(("ref", "number"), [("", 2), ("branch", 3), ("first", 0)])
 def test_a_checkout_is_of_the_rehearsed_commit_or_of_what_is_asked_for(
     job: Job, commits: tuple[Repository, list[str]], ref: str, number: int
 ) -> None:
