@@ -52,6 +52,12 @@ def test_a_client_that_speaks_no_buildkit_without_the_plugin_is_passed_over(
     assert choose("docker", {"PATH": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}) == Docker(found, buildx=False)
 
 
+def test_a_client_that_answers_something_else_has_no_plugin(tmp_path: Path) -> None:
+    program(tmp_path / "a", "docker", 'print("Docker version 28.2.2, build 1")')
+    with pytest.raises(EnvironmentLacking, match="no docker on PATH can build"):
+        choose("docker", {"PATH": str(tmp_path / "a")})
+
+
 def test_buildah_serves_where_no_docker_can(tmp_path: Path) -> None:
     docker(tmp_path / "a", "28.2.2")
     found = program(tmp_path / "a", "buildah", "")
@@ -252,6 +258,8 @@ def test_a_place_of_buildah_says_what_it_built_and_keeps_it_until_it_is_discarde
     one = order(tmp_path / "context")
     place = Buildah(bench.program).place(tmp_path / "here", Keeping())
     assert place.build(one) == Built("sha256:1", ("sha256:2",))
+    assert [call.split()[0] for call in bench.calls()] == ["pull", "build", "inspect"]
+    assert (tmp_path / "pulled").read_text() == one.base_id
     place.save(one, tmp_path / "saved.tar")
     assert (tmp_path / "saved.tar").read_text() == "qnn-ci/wheels:latest\n"
     assert "rmi --all --force" not in bench.calls()
