@@ -125,25 +125,30 @@ def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
 def context_beside(path: Path, name: str) -> Path:
     """The file that a compiled model names as its context. Raises CheckFailed unless it is in its folder."""
     folder = path.parent.resolve()
-    try:
-        data = folder / name
-        real = data.resolve()
-        inside = bool(name) and real != folder and real.is_relative_to(folder)
-        there = inside and real.is_file()
-    except (OSError, ValueError):
-        # No file can be called so.
-        inside = there = False
-    if not inside:
+    if not is_below(folder, name):
         raise CheckFailed(
             f"{path}: expected its context in a file beside it, found {name[:200]!r}",
             remedy="compile it again",
         )
-    if not there:
+    data = folder / name
+    if not data.is_file():
         raise CheckFailed(
             f"{path}: its context {name} is not beside it",
             remedy=f"move {name} together with {path.name}, or compile with --embed for one file",
         )
     return data
+
+
+def is_below(folder: Path, name: str) -> bool:
+    """Whether a name that a model gives leads to a place below `folder`, which is resolved, links and all.
+    It does not where no file can be called so."""
+    try:
+        real = (folder / name).resolve()
+        # A name may be too long to be looked for.
+        real.is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
+    return real != folder and real.is_relative_to(folder)
 
 
 def _tensors(graph: Message, field: int) -> Iterator[tuple[str, TensorInfo]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.inspect.onnx_context import CONTEXT_OPERATOR
+from ci.inspect.onnx_context import CONTEXT_OPERATOR, is_below
 from provisioning.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -112,10 +113,11 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
         location = entries.get("location", "")
         path = root / location
         where = f"external data of {tensor.name or owner}"
-        if not location or Path(location).is_absolute() or not path.resolve().is_relative_to(root):
-            linked = f", a link to {path.resolve()}" if path.is_symlink() else ""
+        if Path(location).is_absolute() or not is_below(root, location):
+            # Unlike a Path's own, these take names that no file can have, and links in a circle.
+            linked = f", a link to {os.path.realpath(path)}" if os.path.islink(path) else ""  # noqa: PTH114
             raise CheckFailed(
-                f"{where}: expected a file below {root}, found {location!r}{linked}",
+                f"{where}: expected a file below {root}, found {location[:200]!r}{linked}",
                 remedy="save the model again with its data beside it, by a relative name",
             )
         if not path.is_file():

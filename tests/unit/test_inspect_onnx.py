@@ -88,10 +88,11 @@ class TestRefused:
         with pytest.raises(CheckFailed, match=r"model_ctx_qnn\.bin is not beside it"):
             read_model(path)
 
-    @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.bin", "", ".", "a\0b", "x" * 5000])
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.bin", "", ".", "a\0b", "x" * 5000, "circle"])
     def test_nothing_but_a_file_beside_it_is_opened(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "secret.bin").write_text("secret")
         path = context_model(tmp_path / "model")
+        (tmp_path / "model/circle").symlink_to("circle")
         model = onnx.load(str(path), load_external_data=False)
         (attribute,) = (each for each in model.graph.node[0].attribute if each.name == "ep_cache_context")
         attribute.s = name.encode()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,27 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes) -> N
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckFailed, match=name):
         read_samples(tmp_path, ONE)
+
+
+@pytest.mark.parametrize("header", ["(1, 4", "(True,)", "(99999999999999999999,)", "(9000000000000000,)"])
+def test_a_damaged_header_is_told_whatever_numpy_makes_of_it(tmp_path: Path, header: str) -> None:
+    np.save(tmp_path / "0.npy", GOOD)
+    whole = (tmp_path / "0.npy").read_bytes()
+    damaged = whole.replace(b"(1, 4), }".ljust(40), f"{header}, }}".ljust(40).encode())
+    assert damaged != whole
+    (tmp_path / "0.npy").write_bytes(damaged)
+    with pytest.raises(CheckFailed, match=r"0\.npy: expected an array"):
+        read_samples(tmp_path, ONE)
+
+
+def test_a_byte_changed_anywhere_in_a_packed_file_is_told(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "0.npz", x=GOOD)
+    whole = (tmp_path / "0.npz").read_bytes()
+    for place in range(0, len(whole), 5):
+        (tmp_path / "0.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0x41]) + whole[place + 1 :])
+        # Not every byte is looked at: a date, say.
+        with contextlib.suppress(CheckFailed):
+            assert np.array_equal(read_samples(tmp_path, ONE)[0]["x"], GOOD)
 
 
 def test_a_text_is_not_taken_for_pickled_objects(tmp_path: Path) -> None:
