@@ -94,6 +94,12 @@ def test_keys_are_equal_exactly_when_inputs_are(one: dict[str, Json], other: dic
     assert (key_of(one) == key_of(other)) == same
 
 
+def test_the_order_in_which_inputs_are_named_does_not_matter() -> None:
+    one: dict[str, Json] = {"a": 1, "b": {"c": 2, "d": 3}}
+    other: dict[str, Json] = {"b": {"d": 3, "c": 2}, "a": 1}
+    assert key_of(one) == key_of(other)
+
+
 def test_a_digest_of_files_depends_on_names_and_contents_only(tmp_path: Path) -> None:
     for root in ("one", "two"):
         (tmp_path / root).mkdir()

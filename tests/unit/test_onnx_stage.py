@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,9 @@ class TestJudgement:
 
     def test_a_missed_threshold_is_an_error(self, program: Program) -> None:
         near = {**facts()["beside"]["near"], "cosine": 0.98}
-        assert rules(program, Result(facts(near=near))) == [("onnx-accuracy", Severity.ERROR)]
+        result = Result(facts(near=near))
+        assert rules(program, result) == [("onnx-accuracy", Severity.ERROR)]
+        assert "the float model on the CPU" in next(findings_of(program, result)).message
 
     def test_a_figure_that_is_missing_does_not_pass(self, program: Program) -> None:
         assert rules(program, Result(facts(near={}))) == [("onnx-accuracy", Severity.ERROR)]
@@ -163,6 +165,10 @@ class TestJudgement:
         assert finding.rule == "onnx-crash"
         assert finding.remedy.startswith("r; then nox -s test_onnx")
         assert finding.remedy.endswith("-k net/u16u8/SM8650")
+
+    def test_a_fault_without_a_mend_has_that_command_alone(self, program: Program) -> None:
+        finding = next(iter(findings_of(program, Result(facts(reload_equal=False)))))
+        assert finding.remedy.startswith("nox -s test_onnx")
 
     def test_slow_operators_are_a_note(self, program: Program) -> None:
         result = Result({**facts(), "slowest": ["conv 90% (9 cycles)"]})
@@ -286,13 +292,15 @@ class TestCrossCheck:
     def test_both_lanes_stand_side_by_side(self, tmp_path: Path) -> None:
         lane = lane_of(Result(facts()))
         stage = StageRun("test_onnx", "wheels", "x86_64-linux", "nox")
-        cross_check(stage, [("net", lane, replace(lane, agreed=True))], tmp_path)
-        text = (tmp_path / "cross_check.md").read_text()
+        # Where all verdicts were kept, nobody has made the folder.
+        cross_check(stage, [("net", lane, replace(lane, agreed=True))], tmp_path / "onnx")
+        text = (tmp_path / "onnx/cross_check.md").read_text()
         assert text.count("| net |") == 2
         assert (
             "| ExecuTorch, baseline (QNN v2.51.0.260929181845) | 0.999000 | 30.0 | 1,234 | 100 | 10 |" in text
         )
         assert "1 of 1 programs stand beside ExecuTorch's baseline" in stage.findings[0].message
+        assert [artifact.kind for artifact in stage.artifacts] == ["cross-check"]
 
     @pytest.fixture
     def page(self, program: Program) -> list[list[str]]:
@@ -342,6 +350,36 @@ def test_the_report_counts_and_shows_every_program(tmp_path: Path) -> None:
     rows = json.loads(json.dumps(report.metrics["programs"]))
     assert [row["verdict"] for row in rows.values()] == ["pass", "fail"]
     assert (report.outcome, report.metrics["failed"]) == (Outcome.FAIL, 1)
+
+
+def test_a_row_has_all_that_the_page_shows(program: Program) -> None:
+    result = Result({**facts(), "cpu_seconds": 1.0, "slowest": ["conv 90% (9 cycles)"]})
+    agreed = Baseline(Path("b.json"), programs={program.name: Recorded(context_bytes=1000, ddr_read=90)})
+    shown = row(program, result, [], agreed, None)
+    assert shown.pop("lanes") == {"onnx": asdict(lane_of(result))}
+    costs = {"ddr_read": 100, "ddr_written": 10, "ddr_spilled": 0, "ddr_filled": 0, "context_bytes": 1234}
+    assert shown == {
+        "case": "net",
+        "run": "u16u8",
+        "precision": "u16u8",
+        "soc": "SM8650",
+        "tags": ["pr"],
+        "verdict": "pass",
+        "command": f"nox -s test_onnx -- --suite {program.suite} -k net/u16u8/SM8650",
+        "thresholds": {"cosine": 0.99},
+        "cached": False,
+        "figures": facts()["beside"]["near"],
+        "nodes": 9,
+        "graphs": 1,
+        "costs": {**costs, "cpu_seconds": 1.0},
+        "baseline": {**dict.fromkeys([*costs, "cpu_seconds"]), "context_bytes": 1000, "ddr_read": 90},
+        "slowest": ["conv 90% (9 cycles)"],
+    }
+
+
+def test_a_row_without_traffic_or_baseline_is_shown_too(program: Program) -> None:
+    shown = row(program, Result({**facts(ddr=None), "cpu_seconds": 1.0}), [], Baseline(Path("b.json")), None)
+    assert (shown["costs"], shown["baseline"]) == ({"context_bytes": 1234, "cpu_seconds": 1.0}, {})
 
 
 def test_what_was_measured_becomes_the_baseline(tmp_path: Path) -> None:
