@@ -24,7 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     compiler = commands.add_parser("compile", help="quantize a model and compile it to a QNN context")
     compiler.add_argument("model", type=Path, metavar="MODEL.onnx")
-    compiler.add_argument("-o", "--output", required=True, metavar="DIR", help="where it goes")
+    compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
     _add_choices(compiler)
     compiler.add_argument(
         "--calibrate",

@@ -38,9 +38,7 @@ def compile_model(args: argparse.Namespace) -> int:
     precision = _precision(args)
     require_installed()
     _require_file(args.model)
-    if not args.output:
-        raise UsageError("-o is empty", remedy="name a directory: -o out")
-    output = Path(args.output).absolute()
+    output = args.output.absolute()
     with _logs() as logs, _output(output) as (scratch, publish), _worker(logs, args.timeout) as worker:
         log = logs / "compile.log"
         name = f"{args.model.stem}_ctx"
@@ -83,7 +81,7 @@ def compile_model(args: argparse.Namespace) -> int:
             )
         written = publish(made)
     for path in written:
-        print(f"{path.stat().st_size:>12,}  {Path(args.output) / path.name}")
+        print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
     near = reply["near"]
     whose = "the calibration's first samples" if args.calibrate else "made-up inputs"
     nodes, build = _count(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
@@ -99,6 +97,11 @@ def compile_model(args: argparse.Namespace) -> int:
 
 
 def run_model(args: argparse.Namespace) -> int:
+    if args.output and (args.output.is_dir() or not args.output.parent.is_dir()):
+        found = "it is a directory" if args.output.is_dir() else "its directory is not there"
+        raise UsageError(
+            f"--output {args.output}: {found}", remedy="name a file in a directory that is there"
+        )
     require_installed()
     _require_file(args.model)
     context = read_context(args.model)
@@ -140,8 +143,8 @@ def run_model(args: argparse.Namespace) -> int:
         try:
             np.savez(part, **outputs)  # type: ignore[arg-type]
             part.replace(args.output)
-        except OSError as error:
-            raise _unwritable(args.output, error) from error
+        finally:
+            part.unlink(missing_ok=True)
     for cost in slowest(args.profile_run) if args.profile_run else []:
         print(f"  {cost}")
     return 0
@@ -240,6 +243,8 @@ def _dimensions(assignments: list[str]) -> dict[str, int]:
             raise UsageError(
                 f"--dimension {assignment}: expected NAME=N with N from 1 on", remedy="--dimension batch=1"
             )
+        if match[1] in sizes:
+            raise UsageError(f"--dimension {match[1]} is given twice", remedy=f"give {match[1]} once")
         sizes[match[1]] = int(match[2])
     return sizes
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
+from onnx import helper
 
 from ci.__main__ import VERBS
 from ci.onnx import commands
+from ci.onnx.arrays import save
 from ci.onnx.process import Crashed, OnnxWorker, Refused
 from ci.workers.parent import Setup
 from provisioning.cli import main
 from provisioning.errors import UsageError
-from tests.support.onnx_models import conv_model, write
+from tests.support.onnx_models import context_model, conv_model, model_of, write
 
 STUB = """\
 import json, os, signal, sys
@@ -170,6 +176,7 @@ def onnx(*arguments: str) -> int:
         (("--precision", "u16u9"), "did you mean u16u8?"),
         (("--dimension", "batch"), "expected NAME=N"),
         (("--dimension", "batch=0"), "expected NAME=N"),
+        (("--dimension", "batch=1", "--dimension", "batch=2"), "give batch once"),
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
@@ -179,6 +186,248 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
     assert onnx("compile", str(model), "-o", str(tmp_path / "out"), *arguments) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("absent.onnx", "there is no such file"), (".", "it is a directory")]
+)
+@pytest.mark.parametrize("command", ["compile", "run", "audit"])
+def test_a_model_that_is_not_there_is_exit_code_2(
+    stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str, found: str
+) -> None:
+    more = {"compile": ("-o", str(tmp_path / "out")), "run": ("--input", "x.npy"), "audit": ()}[command]
+    assert onnx(command, str(tmp_path / name), *more) == 2
+    assert found in capsys.readouterr().err
+    assert stand_in.orders == [] and left(tmp_path) == ["temporary"]
+
+
+AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
+ERF = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
+PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "remedy": "export in float32"}
+
+
+class StandIn:
+    """In the worker's place: answers each order with what it was told to, and keeps the orders."""
+
+    def __init__(self) -> None:
+        self.replies: dict[str, dict[str, Any] | Exception] = {
+            "look": {"model": "looked.onnx", "samples": 3, "constant": []},
+            "quantize": {"model": "quantized.onnx"},
+            "compile": {
+                "reload_equal": True,
+                "near": {"cosine": 0.98765},
+                "audit": AUDIT,
+                "record": {"build_id": "v2.51"},
+                "ddr": {"read": 4096, "written": 64},
+            },
+            "run": {},
+            "audit": AUDIT,
+        }
+        self.orders: list[tuple[str, dict[str, Any]]] = []
+        self.ended = False
+
+    def order(self, what: str, log: Path, **given: Any) -> dict[str, Any]:
+        self.orders.append((what, given))
+        reply = self.replies[what]
+        if isinstance(reply, Exception):
+            raise reply
+        if what == "compile":
+            for path in (Path(given["path"]), Path(given["path"]).with_suffix(".json")):
+                path.write_text("made")
+        if what == "run":
+            save(Path(given["outputs"]), [{"y": np.arange(6, dtype=np.float32)}])
+        return reply
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
+    worker = StandIn()
+    monkeypatch.setattr(commands, "OnnxWorker", lambda setup: worker)
+    monkeypatch.setattr(commands, "require_installed", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return worker
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+class TestCompile:
+    def compiled(self, folder: Path, *arguments: str) -> int:
+        model = write(conv_model(), folder / "net.onnx")
+        return onnx("compile", str(model), "-o", str(folder / "out"), *arguments)
+
+    def test_only_what_was_made_is_left(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.compiled(tmp_path) == 0
+        assert left(tmp_path / "out") == ["net_ctx.json", "net_ctx.onnx"] and stand_in.ended
+        assert left(tmp_path / "temporary") == []
+        said = capsys.readouterr().out
+        assert "SM8650 fp16, QNN v2.51: 2 nodes on HTP" in said
+        assert "cosine 0.98765 with float on made-up inputs" in said and "4,096 bytes read from DDR" in said
+
+    def test_a_quantized_model_is_compiled_and_compared_with_the_one_it_came_from(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.replies["look"] = {"model": "looked.onnx", "samples": 3, "constant": ["x"]}
+        assert self.compiled(tmp_path, "--precision", "u16/u8", "--calibrate", "data", "--per-channel") == 0
+        assert [what for what, _ in stand_in.orders] == ["look", "quantize", "compile"]
+        quantize, compile_ = (given for _, given in stand_in.orders[1:])
+        assert (quantize["model"], quantize["per_channel"]) == ("looked.onnx", True)
+        assert (compile_["model"], compile_["source"]) == ("quantized.onnx", "looked.onnx")
+        assert {given["calibrate"] for _, given in stand_in.orders} == {"data"}
+        said = capsys.readouterr()
+        assert "warning: x has one value throughout" in said.err
+        assert "with float on the calibration's first samples" in said.out
+
+    def test_a_model_that_is_quantized_already_is_taken_as_it_is(
+        self, stand_in: StandIn, tmp_path: Path
+    ) -> None:
+        model = write(
+            model_of([helper.make_node("QuantizeLinear", ["x", "s"], ["y"])]), tmp_path / "net.onnx"
+        )
+        assert onnx("compile", str(model), "-o", str(tmp_path / "out")) == 0
+        assert [given["precision"] for _, given in stand_in.orders] == ["qdq", "qdq"]
+
+    def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.replies["compile"] = {"reload_equal": False}
+        assert self.compiled(tmp_path) == 1
+        assert not (tmp_path / "out").exists() and stand_in.ended
+        # The logs stay, for the remedy names one.
+        (logs,) = (tmp_path / "temporary").iterdir()
+        assert f"diagnose {logs}" in capsys.readouterr().err
+
+    def test_a_fault_that_the_worker_found_keeps_its_exit_code(
+        self, stand_in: StandIn, tmp_path: Path
+    ) -> None:
+        fault = {"kind": "UsageError", "exit_code": 2, "message": "no", "remedy": "other"}
+        stand_in.replies["look"] = Refused(fault)
+        assert self.compiled(tmp_path) == 2
+        assert not (tmp_path / "out").exists() and left(tmp_path / "temporary") == []
+
+
+class TestRun:
+    @pytest.fixture
+    def model(self, tmp_path: Path) -> Path:
+        np.save(tmp_path / "x.npy", np.zeros((1, 3, 8, 8), np.float32))
+        return context_model(tmp_path / "model")
+
+    def ran(self, model: Path, *arguments: str) -> int:
+        return onnx("run", str(model), "--input", str(model.parents[1] / "x.npy"), *arguments)
+
+    def test_outputs_are_shown_and_written(
+        self, stand_in: StandIn, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.ran(model, "--output", str(tmp_path / "y.npz")) == 0
+        with np.load(tmp_path / "y.npz") as written:
+            assert written["y"].tolist() == [0, 1, 2, 3, 4, 5]
+        said = capsys.readouterr()
+        assert "y: float32[6]  0, 1, 2, 3, …" in said.out
+        assert "model_ctx.json is not there, so that a changed byte cannot be told" in said.err
+        assert (
+            left(tmp_path) == ["model", "temporary", "x.npy", "y.npz"] and left(tmp_path / "temporary") == []
+        )
+
+    @pytest.mark.parametrize(("flags", "soc"), [((), "SM8650"), (("--soc", "SM8750"), "SM8750")])
+    def test_the_chip_is_the_one_it_was_compiled_for_unless_asked(
+        self, stand_in: StandIn, model: Path, flags: tuple[str, ...], soc: str
+    ) -> None:
+        assert self.ran(model, *flags) == 0
+        assert stand_in.orders[0][1]["soc"] == soc
+
+    def test_a_chip_that_nobody_knows_must_be_named(
+        self, stand_in: StandIn, model: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        context_model(model.parent, soc=9999)
+        assert self.ran(model) == 1
+        assert "chip 9999" in capsys.readouterr().err and stand_in.orders == []
+
+    def test_inputs_that_do_not_fit_are_told_before_anything_runs(
+        self, stand_in: StandIn, model: Path, tmp_path: Path
+    ) -> None:
+        np.save(tmp_path / "x.npy", np.zeros((1, 3), np.float32))
+        assert self.ran(model) == 1 and stand_in.orders == []
+
+    @pytest.mark.parametrize("place", ["model", "none/y.npz", "."])
+    def test_a_place_where_no_file_can_be_written_is_told_before_anything_runs(
+        self, stand_in: StandIn, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert self.ran(model, "--output", place) == 2 and stand_in.orders == []
+
+    def test_a_full_disk_leaves_no_part_of_the_outputs(
+        self, stand_in: StandIn, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(part: Path, target: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        before = left(tmp_path)
+        monkeypatch.setattr(Path, "replace", full)
+        assert self.ran(model, "--output", str(tmp_path / "y.npz")) == 3
+        assert left(tmp_path) == before
+
+
+class TestAudit:
+    def audited(self, folder: Path, *arguments: str) -> int:
+        return onnx("audit", str(write(conv_model(), folder / "net.onnx")), *arguments)
+
+    def refusal(self, *problems: dict[str, str]) -> Refused:
+        return Refused({"kind": "N", "exit_code": 1, "message": "no", "remedy": "", "problems": problems})
+
+    def test_a_model_that_htp_takes_whole_is_exit_code_0(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.audited(tmp_path) == 0
+        assert "2 of 2 nodes on HTP, in 1 graph\n" in capsys.readouterr().out
+        assert stand_in.orders[1][1]["model"] == "looked.onnx"
+        assert left(tmp_path / "temporary") == []
+
+    def test_a_node_on_the_cpu_is_exit_code_1_with_its_reason(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.replies["audit"] = {**AUDIT, "unsupported": [ERF]}
+        assert self.audited(tmp_path) == 1
+        said = capsys.readouterr().out
+        assert "erf_1 (Erf) stays on the CPU: not supported" in said and "1 of 2 nodes on HTP" in said
+
+    def test_a_problem_is_exit_code_1_and_the_provider_is_asked_all_the_same(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.replies["look"] = self.refusal(PROBLEM)
+        assert self.audited(tmp_path, "--json") == 1
+        assert json.loads(capsys.readouterr().out) == {
+            "schema": 1,
+            "model": str(tmp_path / "net.onnx"),
+            "soc": "SM8650",
+            "problems": [PROBLEM],
+            **AUDIT,
+        }
+
+    def test_the_provider_is_not_asked_about_shapes_that_are_not_fixed(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.replies["look"] = self.refusal({**PROBLEM, "rule": "onnx-dynamic-shape"})
+        assert self.audited(tmp_path) == 1
+        said = capsys.readouterr().out
+        assert "mend: export in float32" in said and "the provider was not asked" in said
+        assert [what for what, _ in stand_in.orders] == ["look"]
+
+    def test_a_fault_that_is_no_problem_of_the_model_is_not_shown_as_an_audit(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.replies["look"] = self.refusal()
+        assert self.audited(tmp_path) == 1
+        assert capsys.readouterr().out == ""
+
+    def test_a_precision_to_quantize_to_is_refused(self, stand_in: StandIn, tmp_path: Path) -> None:
+        assert self.audited(tmp_path, "--precision", "u16u8") == 2 and stand_in.orders == []
 
 
 def test_options_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
