@@ -21,7 +21,7 @@ else:
 NEAREST_DB, NEAREST_COSINE = 100.0, 0.999999
 """Nothing nearer than this is asked for: one more bit of round-off would miss it."""
 
-TABLE = re.compile(r"^\s*(\[\[?)\s*case\s*\.\s*(?:\"([^\"]+)\"|'([^']+)'|([\w-]+))\s*(\.\s*run\s*)?\]\]?")
+RUN = re.compile(r"^\s*\[\[\s*case\s*\.\s*(?:\"([^\"]+)\"|'([^']+)'|([\w-]+))\s*\.\s*run\s*\]\]")
 ANY_TABLE = re.compile(r"^\s*\[[^\]]*\]\]?\s*(#.*)?$")
 LINE = re.compile(r"^(\s*thresholds\s*=\s*)\{[^}]*\}")
 
@@ -108,9 +108,8 @@ def _places(lines: Sequence[str]) -> Iterator[tuple[int, tuple[str, int]]]:
     for index, line in enumerate(lines):
         if ANY_TABLE.match(line):
             run = None
-            table = TABLE.match(line)
-            if table and table[1] == "[[" and table[5]:
-                case = table[2] or table[3] or table[4]
+            if table := RUN.match(line):
+                case = table[1] or table[2] or table[3]
                 run = case, runs.get(case, 0)
                 runs[case] = run[1] + 1
         elif run is not None and LINE.match(line):

@@ -111,6 +111,15 @@ class TestRewritten:
         assert first.thresholds and first.thresholds.sqnr_db == 1
         assert second.thresholds and (second.thresholds.cosine, second.thresholds.top1) == (0.75, None)
 
+    def test_a_name_may_be_quoted_either_way(self, tmp_path: Path) -> None:
+        text = TEXT.replace('"dotted.name"', "'dotted.name'")
+        assert "cosine = 0.99" in rewritten(text, tmp_path / "s.toml", {("dotted.name", 0): {"cosine": 0.99}})
+
+    def test_what_only_looks_like_thresholds_is_not_overwritten(self, tmp_path: Path) -> None:
+        text = TEXT.replace("tags", 'why = """\nthresholds = { sqnr_db = 5 }\n"""\ntags', 1)
+        with pytest.raises(ManifestError, match="a layout whose thresholds can be rewritten alone"):
+            rewritten(text, tmp_path / "suite.toml", {("one", 0): {"cosine": 0.99}})
+
     def test_thresholds_written_as_a_table_are_refused_by_name(self, tmp_path: Path) -> None:
         text = TEXT.replace(
             "thresholds = { sqnr_db = 2 }", '[case."dotted.name".run.thresholds]\nsqnr_db = 2'
@@ -138,3 +147,13 @@ class TestUpdate:
         found = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/fp16/SM8650": 50.0})
         assert found == {"8a8w": 1.0, "fp16": 49.0}
         assert "one/8a8w keeps its thresholds: not all its chips were measured" in capsys.readouterr().err
+
+    def test_a_run_that_has_none_gets_none(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "suite.toml"
+        path.write_text(TEXT.replace("thresholds = { sqnr_db = 1 }", 'emulator_fault = "it crashes"'))
+        update_suite(path, programs_of, {"one/8a8w/SM8650": FIGURES, "one/fp16/SM8650": FIGURES}, 1.0)
+        faulty, measured = load_suite(path).cases["one"].runs
+        assert faulty.thresholds is None
+        assert measured.thresholds and measured.thresholds.sqnr_db == 29.5
+        # Nor is a run mentioned that was not chosen.
+        assert "keeps its thresholds" not in capsys.readouterr().err
