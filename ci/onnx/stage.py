@@ -130,5 +130,6 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
             for name, result in made.items()
         }
         builds = {result.facts["beside"]["record"]["build_id"] for result in made.values()}
+        build_id = ", ".join(sorted(builds)) or baseline.build_id
         known = [program.name for program in all_programs([suite])]
-        plan.baselines[suite] = baseline.rewritten(", ".join(sorted(builds)), values, known)
+        plan.baselines[suite] = baseline.rewritten(build_id, values, known)

@@ -138,8 +138,6 @@ def load_baseline(path: Path) -> Baseline:
         raise ManifestError(
             path, "(syntax)", expected="JSON", found=str(error), remedy="remove it, then --update-baseline"
         ) from error
-    if not isinstance(data, dict):
-        raise ManifestError(path, "(top)", expected="an object", found=type(data).__name__)
     read = parse(data, _File, path)
     return Baseline(path, read.build_id, read.programs)
 

@@ -207,7 +207,7 @@ class TestFault:
 
 class TestBaseline:
     def test_it_is_written_one_program_a_line_and_read_again(self, tmp_path: Path) -> None:
-        path = tmp_path / "baseline.json"
+        path = tmp_path / "new/baseline.json"
         values: dict[str, dict[str, object]] = {
             "b/8a8w/SM8650": {"ddr_read": 5},
             "a/fp16/SM8650": {"accuracy": {"sqnr_db": 60.5}},

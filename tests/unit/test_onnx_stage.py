@@ -397,6 +397,22 @@ def test_what_was_measured_becomes_the_baseline(tmp_path: Path) -> None:
     assert recorded.accuracy["sqnr_db"] == 30.0
 
 
+def test_where_nothing_was_made_the_baseline_stays_as_it_is(tmp_path: Path) -> None:
+    programs = programs_of(suite(tmp_path))
+    plan = plan_of(programs, tmp_path)
+    agreed: dict[str, dict[str, object]] = {programs[0].name: {"context_bytes": 1}}
+    before = plan.baseline(programs[0]).with_values("v2.1", agreed)
+    plan.baselines[programs[0].suite] = before
+    update(plan, {program.name: Result(rule="onnx-crash") for program in programs})
+    assert load_baseline(tmp_path / "baseline.json") == before
+
+
+def test_a_chip_that_was_asked_for_beside_the_suite_has_a_baseline_too(tmp_path: Path) -> None:
+    (program,) = programs_of(suite(tmp_path), ["SA8295"])
+    update(plan_of([program], tmp_path), {program.name: Result({**facts(), "cpu_seconds": 1.5, "peak": 0})})
+    assert list(load_baseline(tmp_path / "baseline.json").programs) == [program.name]
+
+
 class Worker:
     """Answers orders as it is told to; one that crashes is gone."""
 
