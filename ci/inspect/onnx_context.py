@@ -54,6 +54,11 @@ class CompiledModel:
     def contexts(self) -> list[Context]:
         return [node.context for node in self.nodes if node.context]
 
+    @property
+    def files(self) -> list[str]:
+        """Those beside the model that hold its contexts."""
+        return list(dict.fromkeys(node.file for node in self.nodes if node.file))
+
 
 def read_model(path: Path) -> CompiledModel:
     """Raises CheckFailed for what is no compiled model, is damaged, or was moved away from its context."""

@@ -107,7 +107,7 @@ def run_model(args: argparse.Namespace) -> int:
     context = read_context(args.model)
     soc_name = args.soc or _soc_of(context.soc_id, args.model)
     soc = soc_named(soc_name)
-    settings = settings_of(parse_assignments(args.option), soc=soc, embed=context.data is None)
+    settings = settings_of(parse_assignments(args.option), soc=soc, embed=not context.beside)
     inputs = read_inputs(args.input, context.signature)
     if context.record is None:
         _say(f"{record_path(args.model)} is not there, so that a changed byte cannot be told")

@@ -13,10 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ci.inspect.onnx_context import COMPATIBILITY, CONTEXT_OPERATOR, arch_and_soc, context_beside
-from ci.inspect.program import bytes_of
-from ci.onnx.graph import Signature, load_graph, signature_of
-from provisioning.build_id import BUILD_ID
+from ci.inspect.onnx_context import CONTEXT_OPERATOR, context_beside, read_model
+from ci.onnx.graph import Signature, Tensor, load_graph
 from provisioning.errors import CheckFailed
 
 SCHEMA = 1
@@ -59,10 +57,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a compiled .onnx says of itself. `data` is the file beside it; None when it is embedded."""
+    """What a compiled .onnx says of itself."""
 
     path: Path
-    data: Path | None
+    beside: tuple[Path, ...]
+    """The files that hold its contexts; none where they are embedded."""
     build_ids: tuple[str, ...]
     arch: int
     soc_id: int
@@ -76,33 +75,19 @@ def record_path(model: Path) -> Path:
 
 def read_context(path: Path) -> Context:
     """Raises CheckFailed for a context that was moved away from its data or that is no context at all."""
-    model = load_graph(path)
-    nodes = [node for node in model.graph.node if node.op_type == CONTEXT_OPERATOR]
-    if not nodes:
-        raise CheckFailed(
-            f"{path}: expected a compiled model, found one with no {CONTEXT_OPERATOR}",
-            remedy=f"python -m ci onnx compile {path} --soc SM8650 -o OUT",
-        )
-    attributes = {each.name: each for node in nodes for each in node.attribute}
-    embedded = attributes["embed_mode"].i == 1 if "embed_mode" in attributes else True
-    stored = attributes["ep_cache_context"].s if "ep_cache_context" in attributes else b""
-    data = None if embedded else context_beside(path, stored.decode("utf-8", "replace"))
-    content = stored if data is None else bytes_of(data)
-    claimed = (
-        attributes["ep_sdk_version"].s.decode("utf-8", "replace") if "ep_sdk_version" in attributes else ""
-    )
-    notes = {entry.key: entry.value for entry in model.metadata_props}
-    arch, soc_id = arch_and_soc(notes.get(COMPATIBILITY, ""))
-    found = {match.decode() for match in BUILD_ID.findall(content)}
-    beside = record_path(path)
+    compiled = read_model(path)
+    record = record_path(path)
     return Context(
         path=path,
-        data=data,
-        build_ids=tuple(sorted(found | ({claimed} if claimed else set()))),
-        arch=arch,
-        soc_id=soc_id,
-        signature=signature_of(model),
-        record=Record.read(beside) if beside.is_file() else None,
+        beside=tuple(context_beside(path, name) for name in compiled.files),
+        build_ids=tuple(sorted({build for context in compiled.contexts for build in context.build_ids})),
+        arch=compiled.arch,
+        soc_id=compiled.soc_id,
+        signature=Signature(
+            tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.inputs),
+            tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.outputs),
+        ),
+        record=Record.read(record) if record.is_file() else None,
     )
 
 
@@ -147,10 +132,8 @@ def _require_bytes(context: Context, record: Record) -> None:
             f"{record_path(context.path)} is the record of {record.model}, not of {context.path.name}",
             remedy="keep a model and its record under the names they were written with",
         )
-    present = {context.path.name: context.path}
-    if context.data is not None:
-        present[context.data.name] = context.data
-    for name, path in present.items():
+    for path in (context.path, *context.beside):
+        name = path.name
         if name not in record.files:
             raise CheckFailed(
                 f"{context.path} needs {name}, which its record does not know", remedy="compile it again"

@@ -148,10 +148,9 @@ def write_context(
         )
     require_fit(found, build, soc_id=soc.id, arch=soc.arch)
     again = engine.reloaded(path, soc, settings, samples[:1], profile=profile)
-    files = [path] + ([found.data] if found.data else [])
     record = Record(
         model=path.name,
-        files={file.name: digest(file) for file in files},
+        files={file.name: digest(file) for file in (path, *found.beside)},
         soc=soc_name,
         soc_id=soc.id,
         arch=soc.arch,

@@ -93,16 +93,13 @@ class Baseline:
             programs[name] = programs.get(name, Recorded()).model_copy(update=dict(fields))
         return replace(self, build_id=build_id, programs=programs)
 
-    def without(self, gone: Iterable[str]) -> Baseline:
-        names = set(gone)
-        return replace(self, programs={n: each for n, each in self.programs.items() if n not in names})
-
     def rewritten(
         self, build_id: str, values: Mapping[str, Mapping[str, object]], known: Iterable[str]
     ) -> Baseline:
         """On disk too: with these values, and without programs that the suite does not have any more."""
         new = self.with_values(build_id, values)
-        new = new.without(set(new.programs) - set(known) - values.keys())
+        wanted = {*known, *values}
+        new = replace(new, programs={n: each for n, each in new.programs.items() if n in wanted})
         new.write()
         sys.stderr.write(f"wrote {new.path}\n")
         return new

@@ -17,10 +17,10 @@ from provisioning.errors import CheckFailed
 from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
 
 
-def recorded(folder: Path, **changes: object) -> Path:
-    path = context_model(folder)
+def recorded(folder: Path, path: Path | None = None, **changes: object) -> Path:
+    path = path or context_model(folder)
     context = read_context(path)
-    files = {path.name: digest(path), **({context.data.name: digest(context.data)} if context.data else {})}
+    files = {file.name: digest(file) for file in (path, *context.beside)}
     values: dict[str, object] = {
         "model": path.name,
         "files": files,
@@ -40,7 +40,7 @@ def recorded(folder: Path, **changes: object) -> Path:
 def test_a_compiled_model_says_what_it_is_for(tmp_path: Path, embed: bool) -> None:
     context = read_context(context_model(tmp_path, embed=embed))
     assert (context.build_ids, context.soc_id, context.arch) == ((BUILD_ID,), 57, 75)
-    assert (context.data is None) == embed
+    assert [file.name for file in context.beside] == ([] if embed else ["model_ctx_qnn.bin"])
 
 
 def test_a_whole_one_fits(tmp_path: Path) -> None:
@@ -84,6 +84,39 @@ def test_every_changed_byte_is_told(tmp_path: Path) -> None:
         data.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(CheckFailed, match="was changed after it was compiled"):
             require_fit(read_context(path), BUILD_ID)
+
+
+def two_contexts(folder: Path, build_id: str) -> Path:
+    """A compiled model in two parts, the first of which may be of another QNN."""
+    path = context_model(folder)
+    model = onnx.load(str(path))
+    first = model.graph.node.add()
+    first.CopyFrom(model.graph.node[0])
+    for attribute in first.attribute:
+        if attribute.name == "ep_cache_context":
+            attribute.s = b"first.bin"
+        if attribute.name == "ep_sdk_version":
+            attribute.s = build_id.encode()
+    nodes = [first, model.graph.node[0]]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    (folder / "first.bin").write_text(build_id)
+    return write(model, path)
+
+
+def test_the_first_of_two_contexts_is_held_to_the_record_too(tmp_path: Path) -> None:
+    path = two_contexts(tmp_path, BUILD_ID)
+    recorded(tmp_path, path)
+    require_fit(read_context(path), BUILD_ID)
+    (tmp_path / "first.bin").write_text(f"{BUILD_ID} changed")
+    with pytest.raises(CheckFailed, match=r"first\.bin was changed"):
+        require_fit(read_context(path), BUILD_ID)
+
+
+def test_another_qnn_of_the_first_of_two_contexts_is_told(tmp_path: Path) -> None:
+    path = two_contexts(tmp_path, "v2.49.40.260810104044")
+    with pytest.raises(CheckFailed, match=r"v2\.49\.40"):
+        require_fit(read_context(path), BUILD_ID)
 
 
 def test_a_changed_model_is_told(tmp_path: Path) -> None:
