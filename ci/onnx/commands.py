@@ -243,9 +243,9 @@ def _dimensions(assignments: list[str]) -> dict[str, int]:
             raise UsageError(
                 f"--dimension {assignment}: expected NAME=N with N from 1 on", remedy="--dimension batch=1"
             )
-        if match[1] in sizes:
-            raise UsageError(f"--dimension {match[1]} is given twice", remedy=f"give {match[1]} once")
-        sizes[match[1]] = int(match[2])
+        name, size = match[1], int(match[2])
+        if sizes.setdefault(name, size) != size:
+            raise UsageError(f"--dimension {name} is both {sizes[name]} and {size}", remedy="give it once")
     return sizes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,9 +193,9 @@ def is_context(model: onnx.ModelProto) -> bool:
 def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
     for tensor in signature_of(model).inputs:
         if not tensor.static:
-            names = [size for size in tensor.shape if isinstance(size, str)]
+            names = dict.fromkeys(size for size in tensor.shape if isinstance(size, str))
             remedy = (
-                "fix it: " + " ".join(f"--dimension {name}=1" for name in names)
+                "fix it: " + " ".join(f"--dimension {shlex.quote(f'{name}=1')}" for name in names)
                 if names
                 else f"export with every size of {tensor.name} fixed"
             )
@@ -297,7 +298,7 @@ def _malformed(model: onnx.ModelProto) -> Iterator[Problem]:
         return
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
-    for tensor in bare.graph.initializer:
+    for _, tensor in _tensors(bare.graph):
         # Where external data is has been looked at; the checker would look relative to here.
         tensor.ClearField("external_data")
         tensor.ClearField("raw_data")

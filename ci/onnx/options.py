@@ -196,7 +196,7 @@ def _fits(option: Option, text: str, given: Mapping[str, str], soc: Soc, embed: 
             f"{where}: {option.name} works only on {option.platform}, and this compiles on x86-64 Linux",
             remedy=f"leave {option.name} out",
         )
-    if text in ("", "0") and option.kind == "flag":
+    if option.kind == "flag" and text == "0":
         return
     for other in option.needs:
         if given.get(other, "0") == "0":

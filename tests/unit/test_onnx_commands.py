@@ -176,7 +176,7 @@ def onnx(*arguments: str) -> int:
         (("--precision", "u16u9"), "did you mean u16u8?"),
         (("--dimension", "batch"), "expected NAME=N"),
         (("--dimension", "batch=0"), "expected NAME=N"),
-        (("--dimension", "batch=1", "--dimension", "batch=2"), "give batch once"),
+        (("--dimension", "batch=1", "--dimension", "batch=2"), "batch is both 1 and 2"),
     ],
 )
 def test_a_wrong_flag_is_exit_code_2_with_the_right_one(

@@ -166,6 +166,16 @@ def test_a_damaged_record_is_told(tmp_path: Path, text: str) -> None:
         read_context(path)
 
 
+@pytest.mark.parametrize("changes", [{"schema": 9}, {"files": ["model_ctx.onnx", "model_ctx_qnn.bin"]}])
+def test_a_record_of_another_form_is_told(tmp_path: Path, changes: dict[str, object]) -> None:
+    with pytest.raises(CheckFailed, match="expected the record"):
+        read_context(recorded(tmp_path, None, **changes))
+
+
+def test_one_that_does_not_say_which_qnn_made_it_is_left_to_the_provider(tmp_path: Path) -> None:
+    require_fit(read_context(context_model(tmp_path, build_id="")), BUILD_ID)
+
+
 def test_a_model_that_is_not_compiled_is_told_how_to_be(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as caught:
         read_context(write(conv_model(), tmp_path / "model.onnx"))

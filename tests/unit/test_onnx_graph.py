@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ci.onnx.graph import (
     external_files,
@@ -38,6 +39,11 @@ def test_a_named_dimension_is_a_problem_whose_mend_is_a_flag() -> None:
     problem = problems_of(conv_model(("batch", 3, 8, 8)))[0]
     assert (problem.rule, problem.subject) == ("onnx-dynamic-shape", "x")
     assert problem.remedy == "fix it: --dimension batch=1"
+
+
+def test_the_flag_can_be_typed_whatever_the_name_and_however_often_it_is_used() -> None:
+    problem = problems_of(conv_model(("n + 1", "n + 1", 8, 8)))[0]
+    assert problem.remedy == "fix it: --dimension 'n + 1=1'"
 
 
 def test_a_dimension_without_a_name_must_be_fixed_at_export() -> None:
@@ -235,6 +241,22 @@ def test_external_data_at_no_number_is_refused(tmp_path: Path) -> None:
     model = with_external_data(tmp_path / "model.onnx", offset="abc")
     with pytest.raises(CheckFailed, match="expected numbers, found offset 'abc'"):
         external_files(load_graph(model), tmp_path)
+
+
+def test_external_data_of_a_constant_node_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    value = numpy_helper.from_array(np.ones((1, 4, 8, 8), np.float32), "c")
+    nodes = [helper.make_node("Constant", [], ["c"], value=value), helper.make_node("Relu", ["c"], ["y"])]
+    path = tmp_path / "model.onnx"
+    onnx.save(
+        model_of(nodes),
+        str(path),
+        save_as_external_data=True,
+        location="c.bin",
+        size_threshold=0,
+        convert_attribute=True,
+    )
+    model = load_graph(path)
+    assert external_files(model, tmp_path) == [tmp_path / "c.bin"] and problems_of(model) == []
 
 
 def test_external_data_inside_a_branch_is_looked_at_too(tmp_path: Path) -> None:
