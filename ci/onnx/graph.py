@@ -271,14 +271,12 @@ def _newer(model: onnx.ModelProto) -> Iterator[Problem]:
 
 
 def _types(model: onnx.ModelProto) -> Iterator[Problem]:
-    import onnx
-
     seen: set[str] = set()
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     kinds = [(value.name, value.type.tensor_type.elem_type) for value in values]
     kinds += [(tensor.name, tensor.data_type) for tensor in model.graph.initializer]
     for name, number in kinds:
-        kind = onnx.TensorProto.DataType.Name(number) if number else ""
+        kind = _kind(number)
         if kind in NOT_ON_HTP and name not in seen:
             seen.add(name)
             yield Problem(
@@ -334,14 +332,13 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
-    import onnx
     from onnx import helper
 
     kind = value.type.tensor_type
     try:
         dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
     except (KeyError, ValueError, TypeError):
-        dtype = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
+        dtype = _kind(kind.elem_type).lower()
     if not kind.HasField("shape"):
         return Tensor(value.name, dtype, (-1,))
     sizes = (
@@ -349,6 +346,14 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
         for dimension in kind.shape.dim
     )
     return Tensor(value.name, dtype, tuple(sizes))
+
+
+def _kind(number: int) -> str:
+    """As ONNX names a type; by its number where it is newer than what is known here."""
+    import onnx
+
+    known = onnx.TensorProto.DataType
+    return known.Name(number) if number in known.values() else f"type {number}"
 
 
 def _name(node: onnx.NodeProto) -> str:

@@ -127,7 +127,7 @@ def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sa
         )
     for name, array in sample.items():
         tensor = wanted[name]
-        if array.dtype != np.dtype(tensor.dtype) or (tensor.static and array.shape != tensor.shape):
+        if str(array.dtype) != tensor.dtype or (tensor.static and array.shape != tensor.shape):
             shape = ", ".join(map(str, array.shape))
             raise CheckFailed(
                 f"{where}: expected {tensor}, found {array.dtype}[{shape}]",

@@ -164,6 +164,15 @@ def test_float64_is_a_problem() -> None:
     assert {problem.subject for problem in found if problem.rule == "onnx-type"} == {"x", "y"}
 
 
+def test_a_type_that_nobody_knows_yet_is_told_by_its_number() -> None:
+    model = conv_model()
+    model.graph.input[0].type.tensor_type.elem_type = 99
+    assert str(signature_of(model).inputs[0]) == "x: type 99[1, 3, 8, 8]"
+    model.graph.initializer[0].data_type = 99
+    (problem,) = problems_of(model)
+    assert problem.rule == "onnx-malformed" and "99" in problem.message
+
+
 def test_a_model_that_breaks_the_rules_of_onnx_is_a_problem() -> None:
     node = helper.make_node("Conv", ["x", "nowhere"], ["y"], name="conv")
     assert rules(model_of([node])) == ["onnx-malformed"]

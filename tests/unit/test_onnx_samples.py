@@ -87,6 +87,12 @@ def test_another_type_is_refused() -> None:
         checked({"x": np.ones((1, 4))}, ONE, "here")
 
 
+def test_a_type_that_no_array_has_is_told() -> None:
+    signature = Signature((Tensor("x", "string", (1, 4)),), ())
+    with pytest.raises(CheckFailed, match=r"expected x: string\[1, 4\], found float32"):
+        checked({"x": GOOD}, signature, "here")
+
+
 def test_an_unknown_name_gets_the_known_ones() -> None:
     with pytest.raises(CheckFailed) as caught:
         checked({"y": GOOD}, ONE, "here")
