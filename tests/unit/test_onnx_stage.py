@@ -32,7 +32,7 @@ from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline,
 from ci.suites.thresholds import derived
 from ci.workers.parent import Setup
 from provisioning.cli import main
-from provisioning.errors import ManifestError, UsageError
+from provisioning.errors import EnvironmentLacking, ManifestError, UsageError
 from provisioning.findings import Finding, Metric, Outcome, Report, Severity, StageRun
 from provisioning.settings import MANIFESTS, ROOT, Selection
 from tests.support.onnx_models import with_external_data
@@ -601,16 +601,85 @@ class TestMeasured:
         (result,) = measured(plan, cache, lambda program, result: False).values()
         assert not result.cached
 
-    def test_keep_leaves_the_models_of_programs_whose_verdicts_were_kept(
-        self, crashing: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+
+class TestStage:
+    """The command, with a stand-in for the worker."""
+
+    @pytest.fixture(autouse=True)
+    def _worker(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        answer = json.dumps({**facts(bytes=50_000), "cpu_seconds": 1.0, "peak": 5 << 20})
+        environment = {"FACTS": answer, "CRASH": "SM8650"}
+        setup = Setup(("-c", STUB), environment, tmp_path / "logs", 30, "onnxruntime", "install it")
+        monkeypatch.setattr(measure, "setup_of", lambda *args, **kwargs: setup)
         monkeypatch.setattr("ci.onnx.stage.require_installed", lambda: None)
         monkeypatch.setattr("ci.onnx.stage.basis", dict)
-        places = ["--store", str(tmp_path / "store"), "--reports", str(tmp_path)]
-        command = ["test_onnx", "--suite", str(suite(tmp_path)), "--soc", "SM8750", *places]
-        assert main("python -m ci", "", VERBS, command) == 0
-        assert main("python -m ci", "", VERBS, [*command, "--keep"]) == 0
-        assert (tmp_path / "onnx/net/u16u8/SM8750").is_dir()
+
+    def stage(self, folder: Path, *arguments: str, text: str = SUITE) -> int:
+        places = ["--store", str(folder / "store"), "--reports", str(folder / "reports")]
+        command = ["test_onnx", "--suite", str(suite(folder, text)), *places, *arguments]
+        return main("python -m ci", "", VERBS, command)
+
+    def report(self, folder: Path) -> Report:
+        return Report.read(folder / "reports/test_onnx.json")
+
+    def test_keep_leaves_the_models_of_programs_whose_verdicts_were_kept(self, tmp_path: Path) -> None:
+        assert self.stage(tmp_path, "--soc", "SM8750") == 0
+        assert self.stage(tmp_path, "--soc", "SM8750", "--keep") == 0
+        assert (tmp_path / "reports/onnx/net/u16u8/SM8750").is_dir()
+
+    def test_one_bad_program_is_exit_code_1_and_in_the_report(self, tmp_path: Path) -> None:
+        assert self.stage(tmp_path) == 1
+        report = self.report(tmp_path)
+        assert (report.outcome, report.metrics["selected"], report.metrics["failed"]) == (Outcome.FAIL, 2, 1)
+        assert report.metrics["build_id"] == "v2.51.0.260929181845"
+
+    def test_a_verdict_is_kept_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
+        for text, code, cached in ((SUITE, 0, 0), (SUITE, 0, 1), (SUITE.replace("0.99 ", "0.9999 "), 1, 0)):
+            assert self.stage(tmp_path, "--soc", "SM8750", text=text) == code
+            assert self.report(tmp_path).metrics["cached"] == cached
+
+    def test_no_cache_does_it_all_again(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            assert self.stage(tmp_path, "--soc", "SM8750", "--no-cache") == 0
+            assert self.report(tmp_path).metrics["cached"] == 0
+
+    def test_costs_are_agreed_on_and_held_to_from_then_on(self, tmp_path: Path) -> None:
+        assert self.stage(tmp_path, "--soc", "SM8750", "--update-baseline") == 0
+        assert "cost-no-baseline" not in [finding.rule for finding in self.report(tmp_path).findings]
+        path = baseline_path(tmp_path / "onnx.toml", "wheels")
+        recorded = load_baseline(path).programs["net/u16u8/SM8750"]
+        assert (recorded.context_bytes, recorded.peak_mb) == (50_000, 5)
+        path.write_text(path.read_text().replace("50000", "1234"))
+        assert self.stage(tmp_path, "--soc", "SM8750") == 1
+        assert [
+            finding.rule for finding in self.report(tmp_path).findings if finding.severity is Severity.ERROR
+        ] == ["cost-context-bytes"]
+
+    def test_list_runs_nothing(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert self.stage(tmp_path, "--list") == 0
+        assert capsys.readouterr().out.splitlines() == ["net/u16u8/SM8650  [pr]", "net/u16u8/SM8750  [pr]"]
+        assert not (tmp_path / "reports").exists()
+
+    def test_shards_have_each_model_once(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        other = SUITE[SUITE.index("[case") :].replace("case.net", "case.other")
+        for shard in ("1/2", "2/2"):
+            assert self.stage(tmp_path, "--list", "--shard", shard, text=SUITE + other) == 0
+            assert len(capsys.readouterr().out.splitlines()) == 2
+
+    def test_another_target_than_the_emulators_is_refused(self, tmp_path: Path) -> None:
+        assert self.stage(tmp_path, "--target", "aarch64-android") == 2
+
+    def test_without_the_provider_nothing_counts_as_passed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lacking() -> None:
+            raise EnvironmentLacking("onnxruntime-qnn is not installed", remedy="install it")
+
+        monkeypatch.setattr("ci.onnx.stage.require_installed", lacking)
+        assert self.stage(tmp_path) == 3
+        report = self.report(tmp_path)
+        assert report.outcome is Outcome.ERROR
+        assert [finding.rule for finding in report.findings] == ["onnx-not-run"]
 
 
 class TestShipped:
