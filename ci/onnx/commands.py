@@ -97,11 +97,10 @@ def compile_model(args: argparse.Namespace) -> int:
 
 
 def run_model(args: argparse.Namespace) -> int:
-    if args.output and (args.output.is_dir() or not args.output.parent.is_dir()):
-        found = "it is a directory" if args.output.is_dir() else "its directory is not there"
-        raise UsageError(
-            f"--output {args.output}: {found}", remedy="name a file in a directory that is there"
-        )
+    for flag, path in (("--output", args.output), ("--profile-run", args.profile_run)):
+        if path and (path.is_dir() or not path.parent.is_dir()):
+            found = "it is a directory" if path.is_dir() else "its directory is not there"
+            raise UsageError(f"{flag} {path}: {found}", remedy="name a file in a directory that is there")
     require_installed()
     _require_file(args.model)
     context = read_context(args.model)

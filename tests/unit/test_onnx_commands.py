@@ -234,6 +234,8 @@ class StandIn:
         if what == "compile":
             for path in (Path(given["path"]), Path(given["path"]).with_suffix(".json")):
                 path.write_text("made")
+        if given.get("profile"):
+            Path(given["profile"]).write_text("0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n")
         if what == "run":
             save(Path(given["outputs"]), [{"y": np.arange(6, dtype=np.float32)}])
         return reply
@@ -280,7 +282,8 @@ class TestCompile:
         quantize, compile_ = (given for _, given in stand_in.orders[1:])
         assert (quantize["model"], quantize["per_channel"]) == ("looked.onnx", True)
         assert (compile_["model"], compile_["source"]) == ("quantized.onnx", "looked.onnx")
-        assert {given["calibrate"] for _, given in stand_in.orders} == {"data"}
+        for _, given in stand_in.orders:
+            assert (given["calibrate"], given["search_path"]) == ("data", str(Path.cwd()))
         said = capsys.readouterr()
         assert "warning: x has one value throughout" in said.err
         assert "with float on the calibration's first samples" in said.out
@@ -293,6 +296,13 @@ class TestCompile:
         )
         assert onnx("compile", str(model), "-o", str(tmp_path / "out")) == 0
         assert [given["precision"] for _, given in stand_in.orders] == ["qdq", "qdq"]
+
+    def test_a_profile_is_shown_and_left_beside_the_model(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.compiled(tmp_path, "--profile-run") == 0
+        assert left(tmp_path / "out") == ["net_ctx.json", "net_ctx.onnx", "net_ctx_profile.csv"]
+        assert "conv 100% (10 cycles)" in capsys.readouterr().out
 
     def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -342,6 +352,19 @@ class TestRun:
         assert self.ran(model, *flags) == 0
         assert stand_in.orders[0][1]["soc"] == soc
 
+    @pytest.mark.parametrize(("embed", "code"), [(False, 0), (True, 2)])
+    def test_an_option_that_an_embedded_context_does_not_take_is_refused_for_one(
+        self, stand_in: StandIn, model: Path, embed: bool, code: int
+    ) -> None:
+        context_model(model.parent, embed=embed)
+        assert self.ran(model, "--option", "ep.share_ep_contexts=1") == code
+
+    def test_a_profile_is_shown_and_written_where_asked(
+        self, stand_in: StandIn, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert self.ran(model, "--profile-run", str(tmp_path / "run.csv")) == 0
+        assert "conv 100% (10 cycles)" in capsys.readouterr().out and (tmp_path / "run.csv").is_file()
+
     def test_a_chip_that_nobody_knows_must_be_named(
         self, stand_in: StandIn, model: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -355,12 +378,22 @@ class TestRun:
         np.save(tmp_path / "x.npy", np.zeros((1, 3), np.float32))
         assert self.ran(model) == 1 and stand_in.orders == []
 
-    @pytest.mark.parametrize("place", ["model", "none/y.npz", "."])
+    @pytest.mark.parametrize("flag", ["--output", "--profile-run"])
+    @pytest.mark.parametrize(
+        ("place", "said"), [("model", "it is a directory"), ("none/y", "its directory is not there")]
+    )
     def test_a_place_where_no_file_can_be_written_is_told_before_anything_runs(
-        self, stand_in: StandIn, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+        self,
+        stand_in: StandIn,
+        model: Path,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        flag: str,
+        place: str,
+        said: str,
     ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert self.ran(model, "--output", place) == 2 and stand_in.orders == []
+        assert self.ran(model, flag, str(tmp_path / place)) == 2 and stand_in.orders == []
+        assert f"{flag} {tmp_path / place}: {said}" in capsys.readouterr().err
 
     def test_a_full_disk_leaves_no_part_of_the_outputs(
         self, stand_in: StandIn, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
