@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,10 @@ def test_a_flag_may_be_said_as_true() -> None:
 
 def test_an_unknown_name_gets_the_nearest() -> None:
     assert refused({"htp_perfomance_mode": "burst"}).remedy == "did you mean htp_performance_mode?"
+
+
+def test_an_unknown_name_that_is_near_none_gets_them_all() -> None:
+    assert refused({"q": 1}).remedy.startswith("use one of: ")
 
 
 def test_an_unknown_value_gets_the_nearest() -> None:
@@ -114,6 +119,28 @@ def test_op_packages_have_a_form() -> None:
     assert "TYPE:PATH:SYMBOL" in refused({"op_packages": "Conv"}).message
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"vtcm_mb": 1},
+        {"vtcm_mb": 8},
+        {"device_id": 0},
+        {"op_packages": "Conv:/lib/libConv.so:provider"},
+        {"htp_share_resource_optimization": "1"},
+        {"htp_share_resource_optimization": "1", "enable_vtcm_backup_buffer_sharing": 0},
+    ],
+)
+def test_what_is_right_at_its_bounds_is_taken(given: dict[str, Value]) -> None:
+    settings = settings_of(given, soc=SM8650, embed="htp_share_resource_optimization" not in given)
+    assert settings.provider == {name: str(value) for name, value in given.items()}
+
+
+@pytest.mark.parametrize("name", ["htp_bf16_enable", "ep.share_ep_contexts"])
+def test_a_flag_that_is_off_is_taken_wherever_it_has_no_effect(name: str) -> None:
+    settings = settings_of({name: 0}, soc=SM8650, embed=True)
+    assert {**settings.provider, **settings.session} == {name: "0"}
+
+
 def test_every_option_that_another_names_is_in_the_table() -> None:
     named = {other for option in options().values() for other in (*option.needs, *option.conflicts)}
     assert named <= set(options())
@@ -122,6 +149,17 @@ def test_every_option_that_another_names_is_in_the_table() -> None:
 def test_the_list_shows_every_option_that_can_be_given() -> None:
     text = described()
     assert all((f"  {name}=" in text) != bool(option.set_by) for name, option in options().items())
+
+
+def test_the_list_says_by_scope_what_each_takes() -> None:
+    words = re.split(r"^(\w+) options\n", described(), flags=re.MULTILINE)
+    parts = dict(zip(words[1::2], words[2::2], strict=True))
+    assert list(parts) == ["provider", "session", "run", "dynamic"]
+    assert "\n  vtcm_mb=N>=1  " in parts["provider"] and "vtcm_mb" not in parts["session"]
+    assert "ep.share_ep_contexts=0|1  " in parts["session"]
+    assert "qnn.lora_config=FILE  " in parts["run"]
+    assert "ep.dynamic.workload_type=Default|Efficient" in parts["dynamic"]
+    assert "(only on Windows)" in parts["provider"]
 
 
 @pytest.mark.parametrize("text", ["vtcm_mb", "=4", "vtcm_mb="])
