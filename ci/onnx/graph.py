@@ -58,9 +58,6 @@ class Signature:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
-    def input(self, name: str) -> Tensor | None:
-        return next((tensor for tensor in self.inputs if tensor.name == name), None)
-
 
 def load_graph(path: Path) -> onnx.ModelProto:
     """The model without its external data; any fault of the file itself is said in words."""

@@ -51,6 +51,12 @@ def test_a_dimension_without_a_name_must_be_fixed_at_export() -> None:
     assert problem.remedy == "export with every size of x fixed"
 
 
+def test_an_input_of_no_known_shape_must_be_fixed_at_export() -> None:
+    model = conv_model()
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert problems_of(model)[0].remedy == "export with every size of x fixed"
+
+
 def test_a_fixed_dimension_is_no_problem_any_more() -> None:
     model = conv_model(("batch", 3, 8, 8))
     fix_dimensions(model, {"batch": 2})
@@ -64,13 +70,21 @@ def test_an_unknown_dimension_gets_the_known_ones() -> None:
     assert caught.value.remedy == "use one of: batch"
 
 
-@pytest.mark.parametrize("operator", ["Loop", "Scan"])
-def test_a_loop_is_named_with_its_mend(operator: str) -> None:
+def test_where_no_dimension_has_a_name_none_can_be_fixed() -> None:
+    with pytest.raises(UsageError) as caught:
+        fix_dimensions(conv_model(), {"batch": 1})
+    assert caught.value.remedy == "leave --dimension out"
+
+
+@pytest.mark.parametrize(
+    ("operator", "mend"), [("Loop", "unrolled"), ("Scan", "write its steps"), ("SequenceMap", "its steps")]
+)
+def test_a_loop_is_named_with_its_mend(operator: str, mend: str) -> None:
     body = helper.make_graph([], "body", [], [])
     problem = problems_of(model_of([helper.make_node(operator, ["x"], ["y"], name="flow", body=body)]))[0]
     assert (problem.rule, problem.subject) == ("onnx-control-flow", "flow")
-    assert operator in problem.message
-    assert problem.remedy
+    assert str(problem) == f"flow: {operator} is control flow, which HTP does not have"
+    assert mend in problem.remedy
 
 
 def if_model(*branches: Any) -> Any:
@@ -119,6 +133,28 @@ def test_a_gather_by_one_index_is_a_plain_gather() -> None:
     assert (found.op_type, list(found.input), list(found.output)) == ("Gather", ["table", "position"], ["y"])
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [helper.make_node("GatherND", ["table", "x"], ["y"])],
+        [
+            helper.make_node("Neg", ["x"], ["column"]),
+            helper.make_node("GatherND", ["table", "column"], ["y"]),
+        ],
+        [
+            helper.make_node("Unsqueeze", ["position", "x"], ["column"]),
+            helper.make_node("GatherND", ["table", "column"], ["y"]),
+        ],
+    ],
+    ids=["of an input", "of what another operator makes", "along an axis that is not known"],
+)
+def test_a_gather_by_anything_else_stays_as_it_is(nodes: list[Any]) -> None:
+    model = model_of(nodes, weights={"table": np.zeros((8, 4), np.float32)})
+    before = model.SerializeToString()
+    simplify_gathers(model)
+    assert model.SerializeToString() == before
+
+
 @pytest.mark.parametrize(("axis", "batch"), [(0, 0), (-1, 1)])
 def test_another_gather_stays_as_it_is(axis: int, batch: int) -> None:
     nodes = [
@@ -132,6 +168,13 @@ def test_another_gather_stays_as_it_is(axis: int, batch: int) -> None:
 
 def test_an_opset_that_nobody_knows_yet_is_a_problem() -> None:
     assert rules(model_of([helper.make_node("Relu", ["x"], ["y"])], opset=99)) == ["onnx-opset"]
+
+
+def test_operators_of_another_domain_have_versions_of_their_own() -> None:
+    node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    model = model_of([node], output=(1, 3, 8, 8))
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 99))
+    assert problems_of(model) == []
 
 
 def test_a_node_without_a_name_is_named_by_what_it_makes() -> None:
@@ -155,13 +198,37 @@ def test_one_whose_size_is_fixed_in_the_model_is_not() -> None:
 
 def test_one_that_the_provider_never_takes_is() -> None:
     node = helper.make_node("Unique", ["x"], ["y"], name="unique")
-    assert "onnx-dynamic-shape" in rules(model_of([node], output=(192,)))
+    problems = [one for one in problems_of(model_of([node], output=(192,))) if one.subject == "unique"]
+    assert [one.rule for one in problems] == ["onnx-dynamic-shape"] and "pads" not in problems[0].remedy
 
 
 def test_float64_is_a_problem() -> None:
     node = helper.make_node("Relu", ["x"], ["y"], name="relu")
     found = problems_of(model_of([node], kind=TensorProto.DOUBLE, output=(1, 3, 8, 8)))
     assert {problem.subject for problem in found if problem.rule == "onnx-type"} == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "mend"),
+    [
+        (TensorProto.STRING, "string", "turn text into numbers outside the model"),
+        (TensorProto.COMPLEX64, "complex64", "export in float32"),
+        (TensorProto.COMPLEX128, "complex128", "export in float32"),
+    ],
+)
+def test_a_type_that_htp_does_not_have_is_told_once_with_its_mend(kind: int, said: str, mend: str) -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"], name="relu")], kind=kind)
+    model.graph.value_info.append(model.graph.output[0])
+    problems = [problem for problem in problems_of(model) if problem.rule == "onnx-type"]
+    assert [str(problem) for problem in problems] == [
+        f"{name} is {said}, which HTP does not have" for name in ("x", "y")
+    ]
+    assert {problem.remedy for problem in problems} == {mend}
+
+
+def test_weights_of_such_a_type_are_a_problem_too() -> None:
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    assert rules(model_of(nodes, weights={"w": np.zeros((1,))})) == ["onnx-type"]
 
 
 def test_a_type_that_nobody_knows_yet_is_told_by_its_number() -> None:
@@ -186,6 +253,25 @@ def test_other_files_are_said_to_be_no_model(tmp_path: Path, content: bytes) -> 
         load_graph(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [("", "an empty file"), ("node", "without nodes"), ("opset", "without an operator set")],
+)
+def test_a_model_of_nothing_is_told_what_it_lacks(tmp_path: Path, field: str, said: str) -> None:
+    model = conv_model()
+    if field:
+        model.ClearField("opset_import") if field == "opset" else model.graph.ClearField(field)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString() if field else b"")
+    with pytest.raises(CheckFailed, match=said):
+        load_graph(path)
+
+
+def test_a_directory_is_a_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Is a directory"):
+        load_graph(tmp_path)
+
+
 def test_any_part_of_a_model_is_refused_in_words(tmp_path: Path) -> None:
     whole = write(conv_model(), tmp_path / "model.onnx").read_bytes()
     part = tmp_path / "part.onnx"
@@ -205,6 +291,10 @@ def test_a_missing_model_is_a_wrong_use(tmp_path: Path) -> None:
 def test_external_data_beside_the_model_is_found(tmp_path: Path) -> None:
     path = with_external_data(tmp_path / "model.onnx")
     assert external_files(load_graph(path), tmp_path) == [tmp_path / "weights.bin"]
+
+
+def test_a_model_may_have_all_its_data_in_itself(tmp_path: Path) -> None:
+    assert external_files(conv_model(), tmp_path) == []
 
 
 def test_missing_external_data_is_named(tmp_path: Path) -> None:
@@ -237,6 +327,22 @@ def test_a_name_that_no_external_data_can_have_is_refused(tmp_path: Path, locati
     model.graph.initializer[0].external_data[0].value = location
     with pytest.raises(CheckFailed, match="external data of w: "):
         external_files(model, tmp_path)
+
+
+def test_an_absolute_name_is_refused_wherever_it_leads(tmp_path: Path) -> None:
+    model = load_graph(with_external_data(tmp_path / "model.onnx"))
+    model.graph.initializer[0].external_data[0].value = str(tmp_path / "weights.bin")
+    with pytest.raises(CheckFailed, match="expected a file below"):
+        external_files(model, tmp_path)
+
+
+@pytest.mark.parametrize("entries", [{"offset": "1"}, {"offset": "-1"}, {"length": "-1"}, {"length": "433"}])
+def test_external_data_that_the_file_does_not_have_is_refused(
+    tmp_path: Path, entries: dict[str, str]
+) -> None:
+    path = with_external_data(tmp_path / "model.onnx", **entries)
+    with pytest.raises(CheckFailed, match="which has 432"):
+        external_files(load_graph(path), tmp_path)
 
 
 def test_external_data_that_was_cut_off_is_refused(tmp_path: Path) -> None:
