@@ -51,14 +51,23 @@ def test_an_npy_does_not_say_which_of_two_inputs_it_is(tmp_path: Path) -> None:
         read_samples(tmp_path, TWO)
 
 
-def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="holds no sample"):
-        read_samples(tmp_path, ONE)
+@pytest.mark.parametrize(
+    ("signature", "mend"),
+    [
+        (ONE, "put in .npz files with x, one a sample, or .npy files"),
+        (TWO, "put in .npz files with tokens, mask, one a sample"),
+    ],
+)
+def test_an_empty_directory_is_refused(tmp_path: Path, signature: Signature, mend: str) -> None:
+    with pytest.raises(UsageError, match="holds no sample") as caught:
+        read_samples(tmp_path, signature)
+    assert caught.value.remedy == mend
 
 
-def test_no_directory_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["absent", "a:b:c", "a.npz"])
+def test_what_is_neither_a_directory_nor_a_function_is_refused(tmp_path: Path, source: str) -> None:
     with pytest.raises(UsageError, match=r"expected a directory of \.npy or \.npz"):
-        read_samples(tmp_path / "absent", ONE)
+        calibration_samples(source, ONE, tmp_path)
 
 
 def test_both_kinds_at_once_are_refused(tmp_path: Path) -> None:
@@ -139,10 +148,26 @@ def test_a_text_is_not_taken_for_pickled_objects(tmp_path: Path) -> None:
         read_samples(tmp_path, ONE)
 
 
-def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
-    np.save(tmp_path / "0.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+class Touch:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["0.npy", "0.npz"])
+def test_pickled_objects_are_never_loaded(tmp_path: Path, name: str) -> None:
+    array = np.array([Touch(tmp_path / "touched")], dtype=object)
+    if name.endswith("y"):
+        np.save(tmp_path / name, array)
+    else:
+        np.savez(tmp_path / name, x=array)
     with pytest.raises(CheckFailed, match="something else"):
         read_samples(tmp_path, ONE)
+    assert not (tmp_path / "touched").exists()
 
 
 def test_inputs_of_the_command_line_go_by_name(tmp_path: Path) -> None:
@@ -152,15 +177,26 @@ def test_inputs_of_the_command_line_go_by_name(tmp_path: Path) -> None:
     assert list(found) == ["tokens", "mask"]
 
 
+def test_an_npz_of_the_command_line_has_all_inputs(tmp_path: Path) -> None:
+    np.savez(tmp_path / "all.npz", mask=GOOD, tokens=np.ones((1, 4), np.int32))
+    assert list(read_inputs([f"{tmp_path}/all.npz"], TWO)) == ["tokens", "mask"]
+
+
+def test_an_npy_of_the_command_line_serves_a_model_of_one_input(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", GOOD)
+    assert list(read_inputs([f"{tmp_path}/x.npy"], ONE)) == ["x"]
+
+
 def test_an_input_given_twice_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", GOOD)
     with pytest.raises(UsageError, match="given twice"):
         read_inputs([f"x={tmp_path}/a.npy", f"{tmp_path}/a.npy"], ONE)
 
 
-def test_a_missing_file_is_a_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(ToolkitError) as caught:
-        read_inputs([str(tmp_path / "absent.npy")], ONE)
+@pytest.mark.parametrize("name", ["absent.npy", "absent.npz"])
+def test_a_missing_file_is_a_wrong_use(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ToolkitError, match="there is no such file") as caught:
+        read_inputs([str(tmp_path / name)], ONE)
     assert caught.value.exit_code == 2
 
 
