@@ -99,8 +99,15 @@ class TestSuite:
             ('factory = "ci.models.vision:resnet"\n', "", "factory or model"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm = 4 }', "did you mean vtcm_mb"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { soc_model = 4 }', "is set by --soc"),
+            ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm_mb = 1.5 }', "expected a whole number"),
+            (
+                'tags = ["pr"]',
+                'tags = ["pr"]\noptions = { "ep.share_ep_contexts" = true }',
+                "an embedded context",
+            ),
             ('tags = ["pr"]', 'tags = ["pr"]\nunknown = 1', "unknown"),
             ("arguments = { width = 16 }", 'calibrate = "data"', "a factory gives its own inputs"),
+            ("arguments = { width = 16 }", "dimensions = { batch = 1 }", "a factory gives its own inputs"),
         ],
     )
     def test_a_slip_is_refused_in_words(self, tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -216,9 +223,11 @@ class TestCost:
         assert list(cost(program, result, Baseline(Path("b.json")), self.tolerances)) == []
 
 
-def lane_report(folder: Path, stage: str, rows: Mapping[str, Any]) -> None:
+def lane_report(
+    folder: Path, stage: str, rows: Mapping[str, Any], build_id: str = "v2.49.40.260810104044"
+) -> None:
     run = StageRun(stage, "wheels", "x86_64-linux", "nox")
-    run.metrics |= {"programs": dict(rows), "build_id": "v2.49.40.260810104044"}
+    run.metrics |= {"programs": dict(rows), "build_id": build_id}
     run.finish(Outcome.PASS).write(folder)
 
 
@@ -259,15 +268,28 @@ class TestCrossCheck:
         self, tmp_path: Path, lowered: Path, program: Program
     ) -> None:
         name = "other/16a8w/SM8650"
-        lane_report(tmp_path, "test_lowering", {name: {"costs": {"pte_bytes": 5.0, "ddr_read": 7.0}}})
-        lane_report(tmp_path, "test_emulator", {name: {"figures": {"cosine": 0.5}}})
+        costs = {"pte_bytes": 5.0, "ddr_read": 7.0}
+        lane_report(tmp_path, "test_lowering", {name: {"costs": costs}}, build_id="v2.49.1")
+        lane_report(tmp_path, "test_emulator", {name: {"figures": {"cosine": 0.5}}}, build_id="v2.49.2")
         lane = self.found(tmp_path, lowered, program)
-        assert (lane.cosine, lane.size, lane.ddr_read, lane.ddr_written) == (0.5, 5, 7, None)
-        assert not lane.agreed
+        assert lane == Lane(
+            cosine=0.5, sqnr_db=None, size=5, ddr_read=7, ddr_written=None, build_id="v2.49.1"
+        )
 
     def test_one_report_is_enough(self, tmp_path: Path, lowered: Path, program: Program) -> None:
         lane_report(tmp_path, "test_emulator", {"other/16a8w/SM8650": {"figures": {"cosine": 0.5}}})
-        assert self.found(tmp_path, lowered, program).size is None
+        lane = self.found(tmp_path, lowered, program)
+        assert (lane.size, lane.build_id) == (None, "v2.49.40.260810104044")
+
+    def test_the_order_of_arguments_does_not_matter(self, tmp_path: Path, lowered: Path) -> None:
+        lowered.write_text(LOWERED.replace("width = 16", "width = 16, depth = 2"))
+        lane_report(tmp_path, "test_emulator", {"other/16a8w/SM8650": {"figures": {"cosine": 0.5}}})
+        program = programs_of(suite(tmp_path, SUITE.replace("width = 16", "depth = 2, width = 16")))[0]
+        assert self.found(tmp_path, lowered, program).cosine == 0.5
+
+    def test_a_report_that_cannot_be_read_counts_as_none(self, tmp_path: Path, lowered: Path) -> None:
+        (tmp_path / "test_emulator.json").write_text("{")
+        assert executorch_lane(tmp_path, lowered, "wheels") == {}
 
     def test_without_a_report_the_baseline_is_taken_and_said(
         self, tmp_path: Path, lowered: Path, program: Program
@@ -293,12 +315,13 @@ class TestCrossCheck:
         lane = lane_of(Result(facts()))
         stage = StageRun("test_onnx", "wheels", "x86_64-linux", "nox")
         # Where all verdicts were kept, nobody has made the folder.
-        cross_check(stage, [("net", lane, replace(lane, agreed=True))], tmp_path / "onnx")
+        other = replace(lane, agreed=True, ddr_written=None)
+        cross_check(stage, [("net", lane, other)], tmp_path / "onnx")
         text = (tmp_path / "onnx/cross_check.md").read_text()
-        assert text.count("| net |") == 2
-        assert (
-            "| ExecuTorch, baseline (QNN v2.51.0.260929181845) | 0.999000 | 30.0 | 1,234 | 100 | 10 |" in text
-        )
+        assert text.splitlines()[2:] == [
+            "| net | ONNX Runtime (QNN v2.51.0.260929181845) | 0.999000 | 30.0 | 1,234 | 100 | 10 |",
+            "| net | ExecuTorch, baseline (QNN v2.51.0.260929181845) | 0.999000 | 30.0 | 1,234 | 100 | – |",
+        ]
         assert "1 of 1 programs stand beside ExecuTorch's baseline" in stage.findings[0].message
         assert [artifact.kind for artifact in stage.artifacts] == ["cross-check"]
 
