@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from ci.inspect import verb
 from ci.inspect.against import against
 from ci.inspect.flatbuffer import Malformed
-from ci.inspect.program import Context, Program, parse, read
+from ci.inspect.program import LARGEST, Context, Program, parse, read
 from provisioning.errors import CheckFailed, UsageError
 from tests.support.programs import BUILD_ID, context, options, program
 
@@ -75,6 +76,23 @@ class TestDamage:
         place = WHOLE.index(options()) - 4
         with pytest.raises(Malformed, match="says it has"):
             parse(WHOLE[:place] + b"\xff\xff\xff\x00" + WHOLE[place + 4 :])
+
+    @pytest.mark.parametrize(
+        ("length", "size", "base"),
+        [(23, 400, 400), (24, len(WHOLE) + 1, 400), (24, 400, len(WHOLE) + 1)],
+        ids=["short", "program beyond the end", "segments beyond the end"],
+    )
+    def test_a_header_that_cannot_be_is_refused(self, length: int, size: int, base: int) -> None:
+        damaged = WHOLE[:12] + struct.pack("<IQQ", length, size, base) + WHOLE[32:]
+        with pytest.raises(Malformed, match=rf"a header of {size} bytes and segments at {base}"):
+            parse(damaged)
+
+    def test_more_than_any_program_has_is_not_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.pte"
+        with path.open("wb") as stream:
+            stream.truncate(LARGEST + 1)
+        with pytest.raises(CheckFailed, match="expected at most"):
+            read(path)
 
     def test_a_missing_file_is_wrong_use(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"cannot read .*No such file"):

@@ -22,7 +22,7 @@ from ci.onnx import measure
 from ci.onnx.crosscheck import Lane, executorch_lane, key_of_program
 from ci.onnx.judge import cost, cross_check, findings_of, lane_of, pairs_of, row
 from ci.onnx.measure import TOOLKIT, Plan, Result, do_model, jobs_of, measured, models_of
-from ci.onnx.precision import PRECISIONS, precision_named
+from ci.onnx.precision import NOT_ON_HTP, PRECISIONS, precision_named
 from ci.onnx.process import Crashed
 from ci.onnx.profile import slowest
 from ci.onnx.stage import judge, update
@@ -136,6 +136,20 @@ class TestPrecision:
     @pytest.mark.parametrize("text", ["u16u8", "u16/u8", "U16U8", "uint16_uint8"])
     def test_is_found_however_it_is_written(self, text: str) -> None:
         assert precision_named(text) is PRECISIONS["u16u8"]
+
+    def test_a_name_says_what_is_computed_and_what_the_other_lane_calls_it(self) -> None:
+        types = {"QUInt8": "u8", "QInt8": "s8", "QUInt16": "u16", "QInt16": "s16"}
+        for precision in PRECISIONS.values():
+            if precision.quantized:
+                activations, weights = types[precision.activations], types[precision.weights]
+                assert precision.name == activations + weights
+                assert precision.executorch == f"{activations[1:]}a{weights[1:]}w"
+
+    @pytest.mark.parametrize("name", NOT_ON_HTP)
+    def test_what_is_used_instead_is_there(self, name: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            precision_named(name)
+        assert precision_named(caught.value.remedy.removeprefix("use ")).quantized
 
     def test_what_htp_does_not_take_gets_the_nearest_that_it_does(self) -> None:
         with pytest.raises(UsageError) as caught:
