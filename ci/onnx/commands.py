@@ -229,6 +229,7 @@ def _count(number: int, word: str) -> str:
 def _precision(args: argparse.Namespace) -> str:
     if args.precision:
         return precision_named(args.precision).name
+    require_installed()
     _require_file(args.model)
     operators = {node.op_type for node in load_graph(args.model).graph.node}
     return "qdq" if "QuantizeLinear" in operators else "fp16"

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,17 @@ def test_a_model_that_is_not_there_is_exit_code_2(
     assert onnx(command, str(tmp_path / name), *more) == 2
     assert found in capsys.readouterr().err
     assert stand_in.orders == [] and left(tmp_path) == ["temporary"]
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "audit"])
+def test_without_onnx_it_is_said_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    model = write(conv_model(), tmp_path / "net.onnx")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    more = {"compile": ("-o", str(tmp_path / "out")), "run": ("--input", "x.npy"), "audit": ()}[command]
+    assert onnx(command, str(model), *more) == 3
+    assert "nox -s test_onnx makes" in capsys.readouterr().err
 
 
 AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
