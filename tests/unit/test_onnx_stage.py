@@ -434,6 +434,28 @@ def test_what_was_measured_becomes_the_baseline(tmp_path: Path) -> None:
     assert recorded.accuracy["sqnr_db"] == 30.0
 
 
+def test_models_of_the_users_stand_beside_no_other_lane(tmp_path: Path) -> None:
+    (program,) = programs_of(suite(tmp_path, OWN.format(calibrate="c", affinity=suite(tmp_path))))
+    stage = StageRun("test_onnx", "wheels", "x86_64-linux", "nox")
+    selection = Selection("wheels", "x86_64-linux", "SM8650", tmp_path, tmp_path)
+    judge(stage, plan_of([program], tmp_path), {program.name: Result(rule="onnx-crash")}, selection)
+    assert [finding.rule for finding in stage.findings] == ["onnx-crash"]
+    assert stage.metrics["build_id"] == "unknown"
+
+
+def test_each_suite_has_its_own_baseline(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (one,) = programs_of(suite(tmp_path / "a"), ["SM8650"])
+    (other,) = programs_of(suite(tmp_path / "b", SUITE.replace("case.net", "case.other")), ["SM8650"])
+    plan = plan_of([one, other], tmp_path)
+    plan.baselines.update({each.suite: Baseline(each.suite.with_suffix(".json")) for each in (one, other)})
+    made = Result({**facts(), "cpu_seconds": 1.5, "peak": 0})
+    update(plan, {one.name: made, other.name: made})
+    assert list(load_baseline(tmp_path / "a/onnx.json").programs) == [one.name]
+    assert list(load_baseline(tmp_path / "b/onnx.json").programs) == [other.name]
+
+
 def test_where_nothing_was_made_the_baseline_stays_as_it_is(tmp_path: Path) -> None:
     programs = programs_of(suite(tmp_path))
     plan = plan_of(programs, tmp_path)
@@ -664,9 +686,14 @@ class TestStage:
         assert self.stage(tmp_path, "--soc", "SM8750", "--keep") == 0
         assert (tmp_path / "reports/onnx/net/u16u8/SM8750").is_dir()
 
-    def test_one_bad_program_is_exit_code_1_and_in_the_report(self, tmp_path: Path) -> None:
+    def test_one_bad_program_is_exit_code_1_and_in_the_report(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["ci", "test_onnx", "--suite", "onnx.toml"])
         assert self.stage(tmp_path) == 1
         report = self.report(tmp_path)
+        assert report.command == "nox -s test_onnx -- --suite onnx.toml"
+        assert {finding.rule for finding in report.findings} >= {"onnx-crash", "onnx-cross-check"}
         assert (report.outcome, report.metrics["selected"], report.metrics["failed"]) == (Outcome.FAIL, 2, 1)
         assert report.metrics["build_id"] == "v2.51.0.260929181845"
 
@@ -696,6 +723,30 @@ class TestStage:
         assert self.stage(tmp_path, "--list") == 0
         assert capsys.readouterr().out.splitlines() == ["net/u16u8/SM8650  [pr]", "net/u16u8/SM8750  [pr]"]
         assert not (tmp_path / "reports").exists()
+
+    @pytest.mark.parametrize(
+        ("flags", "code", "chosen"),
+        [
+            (("-k", "8750"), 0, ["net/u16u8/SM8750  [pr]"]),
+            (("--tag", "pr", "--case", "net", "-k", "8650"), 0, ["net/u16u8/SM8650  [pr]"]),
+            (("--tag", "nightly"), 2, []),
+            (("--case", "other"), 2, []),
+        ],
+    )
+    def test_flags_choose(
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        flags: tuple[str, ...],
+        code: int,
+        chosen: list[str],
+    ) -> None:
+        assert self.stage(tmp_path, "--list", *flags) == code
+        assert capsys.readouterr().out.splitlines() == chosen
+
+    def test_without_a_suite_the_shipped_one_is_taken(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main("python -m ci", "", VERBS, ["test_onnx", "--list"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == len(programs_of(SHIPPED))
 
     def test_shards_have_each_model_once(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         other = SUITE[SUITE.index("[case") :].replace("case.net", "case.other")
