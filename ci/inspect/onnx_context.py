@@ -75,9 +75,9 @@ def parse_model(data: memoryview, path: Path) -> CompiledModel:
     model = Message(data)
     graph = model.message(7)
     nodes = list(graph.messages(1))
-    if not (model.has(7) and nodes):
-        first = bytes(data[:8]).hex(" ") or "no bytes at all"
-        raise Malformed(f"no graph with nodes (it begins {first})")
+    if not nodes:
+        first = f"it begins {bytes(data[:8]).hex(' ')}" if data else "it is empty"
+        raise Malformed(f"no graph with nodes ({first})")
     kernels = Counter(node.text(4) for node in nodes if node.text(4) != CONTEXT_OPERATOR)
     compiled = [node for node in nodes if node.text(4) == CONTEXT_OPERATOR]
     if not compiled:

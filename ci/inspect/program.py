@@ -148,8 +148,8 @@ def parse(data: bytes) -> Program | Context:
         return _program(data)
     context = context_of(memoryview(data))
     if not context.build_ids:
-        first = data[:8].hex(" ") or "no bytes at all"
-        raise Malformed(f"neither the mark {IDENTIFIER.decode()} nor a QNN build id (it begins {first})")
+        first = f"it begins {data[:8].hex(' ')}" if data else "it is empty"
+        raise Malformed(f"neither the mark {IDENTIFIER.decode()} nor a QNN build id ({first})")
     return context
 
 

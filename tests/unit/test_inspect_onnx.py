@@ -8,19 +8,21 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from ci.inspect import verb
 from ci.inspect.against import against
 from ci.inspect.flatbuffer import Malformed
-from ci.inspect.onnx_context import CompiledModel, parse_model, read_model
-from ci.inspect.protobuf import MOST_FIELDS, Message
+from ci.inspect.onnx_context import DTYPES, CompiledModel, parse_model, read_model
+from ci.inspect.protobuf import Message
 from provisioning.errors import CheckFailed
 from provisioning.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
@@ -54,6 +56,45 @@ class TestReading:
         onnx.save(model, str(path))
         (context,) = read_model(path).contexts
         assert (context.socs, context.arches, context.build_ids) == ((), (), (BUILD_ID,))
+
+    def _changed(self, path: Path, gone: Sequence[str] = (), **changes: bytes) -> CompiledModel:
+        """Read with attributes of its context's node taken away or changed."""
+        model = onnx.load(str(path), load_external_data=False)
+        (node,) = model.graph.node
+        kept = [attribute for attribute in node.attribute if attribute.name not in gone]
+        for attribute in kept:
+            attribute.s = changes.get(attribute.name, attribute.s)
+        del node.attribute[:]
+        node.attribute.extend(kept)
+        return read_model(write(model, path))
+
+    def test_a_node_is_embedded_and_main_unless_it_says_otherwise(self, tmp_path: Path) -> None:
+        found = self._changed(context_model(tmp_path, embed=True), gone=["embed_mode", "main_context"])
+        assert found.files == [] and found.nodes[0].main and found.contexts[0].build_ids == (BUILD_ID,)
+
+    @pytest.mark.parametrize("embed", [False, True])
+    def test_the_build_is_told_by_the_node_and_by_the_context(self, tmp_path: Path, embed: bool) -> None:
+        path = context_model(tmp_path, embed=embed)
+        found = self._changed(path, ep_sdk_version=b"v2.49.40.260810104044")
+        assert found.contexts[0].build_ids == ("v2.49.40.260810104044", BUILD_ID)
+        assert self._changed(path, gone=["ep_sdk_version"]).contexts[0].build_ids == (BUILD_ID,)
+
+    def test_a_context_knows_its_chip_better_than_the_note(self, tmp_path: Path) -> None:
+        path = context_model(tmp_path, soc=57, arch=75, embed=True)
+        found = self._changed(path, ep_cache_context=b"min_arch=79;soc_type=SM8750;")
+        assert (found.contexts[0].socs, found.contexts[0].arches) == (("SM8750",), (79,))
+
+    def test_types_have_the_names_that_numpy_gives_them(self) -> None:
+        given = {number: str(helper.tensor_dtype_to_np_dtype(number)) for number in DTYPES}
+        assert given == {**DTYPES, onnx.TensorProto.STRING: "object"}
+
+    def test_weights_that_may_be_given_are_no_inputs(self, tmp_path: Path) -> None:
+        model = onnx.load(str(context_model(tmp_path)), load_external_data=False)
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "w"))
+        model.graph.input.append(helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, (2,)))
+        model.graph.input.append(helper.make_tensor_value_info("z", onnx.TensorProto.INT8, ("n", 2)))
+        found = read_model(write(model, tmp_path / "model_ctx.onnx"))
+        assert [(name, str(tensor)) for name, tensor in found.inputs][1:] == [("z", "int8[-1, 2]")]
 
     def test_inputs_outputs_and_what_is_on_the_cpu_are_those_that_onnx_reads(self, tmp_path: Path) -> None:
         path = context_model(tmp_path)
@@ -108,6 +149,11 @@ class TestRefused:
         with pytest.raises(CheckFailed, match="in a file beside it"):
             read_model(path)
 
+    def test_an_empty_file_is_said_to_be_empty(self, tmp_path: Path) -> None:
+        (tmp_path / "model.onnx").touch()
+        with pytest.raises(CheckFailed, match="it is empty"):
+            read_model(tmp_path / "model.onnx")
+
     @pytest.mark.parametrize("data", [b"", b"\0" * 40, b"PK\x03\x04" * 40, b"\x0b\x0c", b"\x80" * 20])
     def test_what_is_no_model_is_said_to_be_none(self, tmp_path: Path, data: bytes) -> None:
         path = tmp_path / "model.onnx"
@@ -115,9 +161,11 @@ class TestRefused:
         with pytest.raises(CheckFailed, match="expected a compiled ONNX model, found"):
             read_model(path)
 
-    def test_fields_without_end_are_not_counted_to_the_end(self) -> None:
-        with pytest.raises(Malformed, match="fields"):
-            Message(memoryview(b"\x08\x01" * (MOST_FIELDS + 1)))
+    def test_fields_without_end_are_not_counted_to_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ci.inspect.protobuf.MOST_FIELDS", 100)
+        assert Message(memoryview(b"\x08\x01" * 100)).number(1) == 1
+        with pytest.raises(Malformed, match="more than 100 fields"):
+            Message(memoryview(b"\x08\x01" * 101))
 
 
 class TestFuzz:
