@@ -20,11 +20,16 @@ def context(soc: str = "SM8650", arch: int = 75, vtcm: int = 8 << 20, build_id: 
 
 
 def options(
-    soc_id: int = 57, arch: int = 75, vtcm_mb: int = 8, online: bool = False, backend_type: int = 2
+    soc_id: int = 57,
+    arch: int = 75,
+    vtcm_mb: int = 8,
+    online: bool = False,
+    backend_type: int = 2,
+    precision: int = 0,
 ) -> bytes:
     """What the QNN backend keeps in its compile spec."""
     builder = flatbuffers.Builder(256)
-    htp = _table(builder, {2: ("Int32", 0)})
+    htp = _table(builder, {2: ("Int32", precision)})
     backend = _table(builder, {0: ("Int32", backend_type), 1: ("offset", htp)})
     info = _table(builder, {0: ("Int32", arch), 1: ("Uint32", vtcm_mb)})
     soc = _table(builder, {0: ("Int32", soc_id), 1: ("offset", info)})
@@ -32,12 +37,25 @@ def options(
     return bytes(builder.Output())
 
 
+def no_options() -> bytes:
+    """A compile spec in which every field is left out."""
+    builder = flatbuffers.Builder(16)
+    builder.Finish(_table(builder, {}))
+    return bytes(builder.Output())
+
+
 def program(
-    *, data: bytes | None = None, spec: bytes | None = None, alignment: int = 4096, inline: bool = False
+    *,
+    data: bytes | None = None,
+    spec: bytes | None = None,
+    alignment: int = 4096,
+    inline: bool = False,
+    backend: str = "QnnBackend",
+    operator: int = 0,
 ) -> bytes:
     """One method with one delegate and one CPU operator, in a file with a header and a segment."""
     data = context() if data is None else data
-    root = _root(data, options() if spec is None else spec, inline)
+    root = _root(data, options() if spec is None else spec, inline, backend, operator)
     base = -(-len(root) // alignment) * alignment
     header = b"eh00" + struct.pack("<IQQ", 24, len(root), base)
     made = bytearray(root)
@@ -46,17 +64,17 @@ def program(
     return bytes(made) + bytes(base - len(root)) + (b"" if inline else data)
 
 
-def _root(data: bytes, spec: bytes, inline: bool) -> bytes:
+def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called: int) -> bytes:
     builder = flatbuffers.Builder(4096)
     key, value = builder.CreateString("qnn_compile_spec"), builder.CreateByteVector(spec)
     compile_spec = _table(builder, {0: ("offset", key), 1: ("offset", value)})
     reference = _table(builder, {0: ("Int8", 0 if inline else 1), 1: ("Uint32", 0)})
-    name, specs = builder.CreateString("QnnBackend"), _vector(builder, [compile_spec])
+    name, specs = builder.CreateString(backend), _vector(builder, [compile_spec])
     delegate = _table(builder, {0: ("offset", name), 1: ("offset", reference), 2: ("offset", specs)})
     sizes = _numbers(builder, [1, 3, 8, 8], builder.PrependInt32, 4)
     tensor = _table(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
     values = _vector(builder, [_table(builder, {0: ("Uint8", 5), 1: ("offset", tensor)})])
-    call = _table(builder, {0: ("Int32", 0)})
+    call = _table(builder, {0: ("Int32", operator_called)})
     kernel = _table(builder, {0: ("Uint8", 1), 1: ("offset", call)})
     delegated = _table(builder, {0: ("Uint8", 2), 1: ("offset", _table(builder, {0: ("Int32", 0)}))})
     chain = _table(builder, {2: ("offset", _vector(builder, [kernel, delegated]))})
@@ -87,7 +105,7 @@ def _root(data: bytes, spec: bytes, inline: bool) -> bytes:
 
 
 def _table(builder: Any, fields: dict[int, Field]) -> int:
-    builder.StartObject(max(fields) + 1)
+    builder.StartObject(max(fields, default=-1) + 1)
     for slot, (kind, value) in fields.items():
         if kind == "offset":
             builder.PrependUOffsetTRelativeSlot(slot, value, 0)

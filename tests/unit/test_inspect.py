@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ci.inspect import verb
-from ci.inspect.against import against
+from ci.inspect.against import Answer, against
 from ci.inspect.flatbuffer import Malformed
-from ci.inspect.program import LARGEST, Context, Program, parse, read
+from ci.inspect.program import LARGEST, Context, Options, Program, parse, read
 from provisioning.errors import CheckFailed, UsageError
-from tests.support.programs import BUILD_ID, context, options, program
+from tests.support.programs import BUILD_ID, context, no_options, options, program
 
 WHOLE = program()
 
@@ -45,10 +45,33 @@ class TestReading:
         (delegate,) = _program(program(spec=options(online=True))).delegates
         assert delegate.options is not None and delegate.options.online_prepare
 
+    @pytest.mark.parametrize(("number", "name"), [(0, "quantized"), (1, "fp16"), (2, "unknown")])
+    def test_a_precision_has_its_name(self, number: int, name: str) -> None:
+        (delegate,) = _program(program(spec=options(precision=number))).delegates
+        assert delegate.options is not None and delegate.options.precision == name
+
+    @pytest.mark.parametrize(
+        ("number", "name"), [(0, "unknown"), (1, "gpu"), (2, "htp"), (3, "dsp"), (4, "lpai"), (5, "unknown")]
+    )
+    def test_a_processor_has_its_name(self, number: int, name: str) -> None:
+        (delegate,) = _program(program(spec=options(backend_type=number))).delegates
+        assert delegate.options is not None and delegate.options.processor == name
+
+    def test_options_that_are_left_out_are_not_made_up(self) -> None:
+        (delegate,) = _program(program(spec=no_options())).delegates
+        assert delegate.options == Options(0, 0, 0, False, "unknown", "unknown")
+
+    def test_a_delegate_of_another_backend_has_no_context_of_qnn(self, tmp_path: Path) -> None:
+        found = _program(program(backend="XnnpackBackend"))
+        assert found.delegates[0].context is None
+        assert against(found, tmp_path).loads
+
     @pytest.mark.parametrize("alignment", [128, 4096])
     def test_segments_have_their_place_in_the_file(self, alignment: int) -> None:
-        (segment,) = _program(program(alignment=alignment)).segments
+        found = _program(program(alignment=alignment))
+        (segment,), (delegate,) = found.segments, found.delegates
         assert segment.alignment >= alignment and segment.size == len(context())
+        assert (delegate.segment, delegate.offset, delegate.size) == (0, segment.offset, segment.size)
 
     def test_data_inside_the_flatbuffer_is_in_no_segment(self) -> None:
         (delegate,) = _program(program(inline=True)).delegates
@@ -86,6 +109,11 @@ class TestDamage:
         damaged = WHOLE[:12] + struct.pack("<IQQ", length, size, base) + WHOLE[32:]
         with pytest.raises(Malformed, match=rf"a header of {size} bytes and segments at {base}"):
             parse(damaged)
+
+    @pytest.mark.parametrize("number", [1, -1])
+    def test_an_operator_that_is_not_there_is_refused(self, number: int) -> None:
+        with pytest.raises(Malformed, match=f"a reference to operator {number} of 1"):
+            parse(program(operator=number))
 
     def test_more_than_any_program_has_is_not_read(self, tmp_path: Path) -> None:
         path = tmp_path / "model.pte"
@@ -139,7 +167,24 @@ class TestAgainst:
         return root
 
     def test_the_same_build_with_the_arch_loads(self, sdk: Path) -> None:
-        assert against(parse(WHOLE), sdk).loads
+        assert against(parse(WHOLE), sdk) == Answer(True, (f"both are QNN {BUILD_ID}", "it has HTP v75"))
+
+    def test_an_sdk_without_libraries_for_any_arch_says_nothing_of_it(self, tmp_path: Path) -> None:
+        sdk = self._sdk(tmp_path, BUILD_ID)
+        assert against(parse(context()), sdk) == Answer(True, (f"both are QNN {BUILD_ID}",))
+
+    def test_another_build_of_the_same_version_is_not_older(self, tmp_path: Path) -> None:
+        earlier = "v2.49.40.250101000000"
+        assert earlier < BUILD_ID
+        assert against(parse(WHOLE), self._sdk(tmp_path, earlier, 75)).loads
+
+    def test_a_context_of_no_build_is_not_said_to_load(self, sdk: Path) -> None:
+        answer = against(Context(8, (), ("SM8650",), (75,), ()), sdk)
+        assert not answer.loads and "names no QNN build" in answer.says[0]
+
+    def test_a_folder_that_is_not_there_is_wrong_use(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="expected the folder of an SDK"):
+            against(parse(WHOLE), tmp_path / "none")
 
     def test_an_older_runtime_cannot_load_it_and_the_error_is_named(self, tmp_path: Path) -> None:
         answer = against(parse(WHOLE), self._sdk(tmp_path, "v2.37.0.250724175447", 75))
