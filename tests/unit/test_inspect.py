@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ci.inspect import verb
 from ci.inspect.against import Answer, against
-from ci.inspect.flatbuffer import Malformed
+from ci.inspect.flatbuffer import LARGEST_VECTOR, Malformed, Reader, Table
 from ci.inspect.program import LARGEST, Context, Options, Program, parse, read
 from provisioning.errors import CheckFailed, UsageError
 from tests.support.programs import BUILD_ID, context, no_options, options, program
@@ -152,6 +152,41 @@ class TestDamage:
     def test_anything_behind_the_mark_is_read_or_refused(self, tail: bytes) -> None:
         with contextlib.suppress(Malformed):
             assert isinstance(parse(b"\x10\0\0\0ET12" + tail), Program)
+
+
+class TestFlatbuffer:
+    """One table of one field, which is a list of bytes; every number of it may be another."""
+
+    def table(self, *, fields: int = 6, target: int = 4, count: int = 3, listed: bytes = b"abc") -> Table:
+        head = struct.pack("<IHHHHiI", 12, fields, 8, 4, 0, 8, target)
+        return Reader(head + struct.pack("<I", count) + listed).root()
+
+    def test_a_whole_one_is_read(self) -> None:
+        assert bytes(self.table().bytes(0)) == b"abc"
+        assert self.table().numbers(0, "B") == [97, 98, 99]
+        assert (self.table().numbers(1, "B"), self.table().text(1), self.table().table(1)) == ([], "", None)
+
+    @pytest.mark.parametrize("size", [2, 5, 24])
+    def test_a_list_of_fields_that_cannot_be_is_refused(self, size: int) -> None:
+        with pytest.raises(Malformed, match="a bad list of fields"):
+            self.table(fields=size)
+
+    @pytest.mark.parametrize("target", [11, 1 << 31])
+    def test_an_offset_to_the_end_or_beyond_is_refused(self, target: int) -> None:
+        with pytest.raises(Malformed, match="points outside"):
+            self.table(target=target).bytes(0)
+
+    @pytest.mark.parametrize(("count", "code"), [(4, "B"), (2, "H"), (1 << 31, "B")])
+    def test_a_list_beyond_the_end_is_refused(self, count: int, code: str) -> None:
+        with pytest.raises(Malformed, match=f"says it has {count} elements"):
+            self.table(count=count).numbers(0, code)
+
+    def test_a_list_longer_than_any_of_a_program_is_refused_unless_it_is_data(self) -> None:
+        count = LARGEST_VECTOR + 1
+        table = self.table(count=count, listed=bytes(count))
+        assert len(table.bytes(0)) == count
+        with pytest.raises(Malformed, match="says it has"):
+            table.numbers(0, "B")
 
 
 class TestAgainst:

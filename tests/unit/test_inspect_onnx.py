@@ -168,6 +168,48 @@ class TestRefused:
             Message(memoryview(b"\x08\x01" * 101))
 
 
+class TestProtobuf:
+    def test_every_kind_of_field_is_read_and_the_last_of_a_number_counts(self) -> None:
+        message = Message(memoryview(b"\x09eightbit\x15four\x1a\x05bytes\x20\x01\x20\x02"))
+        read = [message.text(field) for field in (1, 2, 3)]
+        assert (read, message.number(4)) == (["eightbit", "four", "bytes"], 2)
+        assert (message.number(5), message.number(5, 7), message.has(4), message.has(5)) == (
+            0,
+            7,
+            True,
+            False,
+        )
+
+    @pytest.mark.parametrize(
+        ("number", "value"),
+        [
+            (b"\x7f", 127),
+            (b"\x80\x01", 128),
+            (b"\xff" * 8 + b"\x7f", (1 << 63) - 1),
+            (b"\x80" * 9 + b"\x01", -(1 << 63)),
+            (b"\xff" * 9 + b"\x01", -1),
+        ],
+    )
+    def test_numbers_are_signed(self, number: bytes, value: int) -> None:
+        assert Message(memoryview(b"\x08" + number)).number(1) == value
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            *((bytes([8 | kind]), f"a field of kind {kind}") for kind in (3, 4, 6, 7)),
+            (b"\x00\x01", "a field without a number"),
+            (b"\x08" + b"\xff" * 10 + b"\x01", "does not end"),
+            (b"\x08\x80", "cut short"),
+            (b"\x09seven..", "cut short"),
+            (b"\x15thr", "cut short"),
+            (b"\x1a\x06bytes", "cut short"),
+        ],
+    )
+    def test_what_no_message_has_is_refused(self, data: bytes, said: str) -> None:
+        with pytest.raises(Malformed, match=said):
+            Message(memoryview(data))
+
+
 class TestFuzz:
     """Whatever the bytes, they are read, or refused in words."""
 
