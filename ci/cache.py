@@ -17,6 +17,7 @@ FORMAT = 1
 """Part of every key: a new value forgets everything that was kept."""
 
 UNUSED_FOR = 60 * 86400.0
+"""Seconds after which a verdict that nobody asked for goes."""
 
 
 class VerdictCache:
@@ -68,12 +69,12 @@ class VerdictCache:
             self.put(key, kept)
         return kept
 
-    def prune(self, unused_for: float = UNUSED_FOR) -> int:
-        """Remove what nobody asked for in so many seconds; returns how many that were."""
+    def prune(self) -> int:
+        """Remove what nobody asked for in so long; returns how many that were."""
         removed = 0
         for path in self.directory.glob("??/*"):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > unused_for:
+                if time.time() - path.stat().st_mtime > UNUSED_FOR:
                     path.unlink()
                     removed += 1
         return removed

@@ -55,6 +55,10 @@ class TestModel:
     def test_chips_asked_for_take_the_place_of_the_runs_own(self, tmp_path: Path) -> None:
         assert [program.soc for program in programs_of(_suite(tmp_path), ["SM8850"])] == ["SM8850"]
 
+    def test_a_chip_that_nobody_knows_is_wrong_use(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="SM9999"):
+            programs_of(_suite(tmp_path), ["SM9999"])
+
     @pytest.mark.parametrize(
         ("old", "new", "says"),
         [
@@ -107,6 +111,11 @@ class TestModel:
 
 class TestRepeat:
     """The command that a finding names must find the program again."""
+
+    def test_of_the_shipped_suite_it_is_the_stage_and_the_name(self) -> None:
+        program = all_programs([])[0]
+        assert SUITES.repeat(program) == f"nox -s test_lowering -- -k {program.name}"
+        assert SUITES.repeat(program, "test_emulator") == f"nox -s test_emulator -- -k {program.name}"
 
     def test_a_chip_that_the_suite_does_not_name_is_in_it(self, tmp_path: Path) -> None:
         (program,) = programs_of(_suite(tmp_path), ["SM8850"])
