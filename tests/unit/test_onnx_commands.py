@@ -189,28 +189,51 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
     assert not (tmp_path / "out").exists()
 
 
+EVERY = pytest.mark.parametrize(
+    "command",
+    [
+        ("compile", "-o", "out"),
+        ("compile", "-o", "out", "--precision", "fp16"),
+        ("run", "--input", "x.npy"),
+        ("audit",),
+        ("audit", "--precision", "fp16"),
+    ],
+    ids=" ".join,
+)
+
+
+@EVERY
 @pytest.mark.parametrize(
     ("name", "found"), [("absent.onnx", "there is no such file"), (".", "it is a directory")]
 )
-@pytest.mark.parametrize("command", ["compile", "run", "audit"])
 def test_a_model_that_is_not_there_is_exit_code_2(
-    stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str, found: str
+    stand_in: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+    name: str,
+    found: str,
 ) -> None:
-    more = {"compile": ("-o", str(tmp_path / "out")), "run": ("--input", "x.npy"), "audit": ()}[command]
-    assert onnx(command, str(tmp_path / name), *more) == 2
+    monkeypatch.chdir(tmp_path)
+    assert onnx(*command, name) == 2
     assert found in capsys.readouterr().err
     assert stand_in.orders == [] and left(tmp_path) == ["temporary"]
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "audit"])
+@EVERY
 def test_without_onnx_it_is_said_where_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
 ) -> None:
-    model = write(conv_model(), tmp_path / "net.onnx")
+    write(conv_model(), tmp_path / "net.onnx")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    more = {"compile": ("-o", str(tmp_path / "out")), "run": ("--input", "x.npy"), "audit": ()}[command]
-    assert onnx(command, str(model), *more) == 3
+    assert onnx(*command, "net.onnx") == 3
     assert "nox -s test_onnx makes" in capsys.readouterr().err
+    assert left(tmp_path) == ["net.onnx"]
 
 
 AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
@@ -470,6 +493,10 @@ class TestAudit:
         stand_in.replies["look"] = self.refusal()
         assert self.audited(tmp_path) == 1
         assert capsys.readouterr().out == ""
+
+    def test_options_of_a_context_beside_its_model_are_taken(self, stand_in: StandIn, tmp_path: Path) -> None:
+        assert self.audited(tmp_path, "--option", "ep.share_ep_contexts=1") == 0
+        assert stand_in.orders[1][1]["settings"]["session"] == {"ep.share_ep_contexts": "1"}
 
     def test_a_precision_to_quantize_to_is_refused(self, stand_in: StandIn, tmp_path: Path) -> None:
         assert self.audited(tmp_path, "--precision", "u16u8") == 2 and stand_in.orders == []
