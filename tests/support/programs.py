@@ -52,10 +52,11 @@ def program(
     inline: bool = False,
     backend: str = "QnnBackend",
     operator: int = 0,
+    kind: int = 5,
 ) -> bytes:
     """One method with one delegate and one CPU operator, in a file with a header and a segment."""
     data = context() if data is None else data
-    root = _root(data, options() if spec is None else spec, inline, backend, operator)
+    root = _root(data, options() if spec is None else spec, inline, backend, operator, kind)
     base = -(-len(root) // alignment) * alignment
     header = b"eh00" + struct.pack("<IQQ", 24, len(root), base)
     made = bytearray(root)
@@ -64,7 +65,7 @@ def program(
     return bytes(made) + bytes(base - len(root)) + (b"" if inline else data)
 
 
-def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called: int) -> bytes:
+def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called: int, kind: int) -> bytes:
     builder = flatbuffers.Builder(4096)
     key, value = builder.CreateString("qnn_compile_spec"), builder.CreateByteVector(spec)
     compile_spec = _table(builder, {0: ("offset", key), 1: ("offset", value)})
@@ -73,7 +74,7 @@ def _root(data: bytes, spec: bytes, inline: bool, backend: str, operator_called:
     delegate = _table(builder, {0: ("offset", name), 1: ("offset", reference), 2: ("offset", specs)})
     sizes = _numbers(builder, [1, 3, 8, 8], builder.PrependInt32, 4)
     tensor = _table(builder, {0: ("Int8", 6), 2: ("offset", sizes)})
-    values = _vector(builder, [_table(builder, {0: ("Uint8", 5), 1: ("offset", tensor)})])
+    values = _vector(builder, [_table(builder, {0: ("Uint8", kind), 1: ("offset", tensor)})])
     call = _table(builder, {0: ("Int32", operator_called)})
     kernel = _table(builder, {0: ("Uint8", 1), 1: ("offset", call)})
     delegated = _table(builder, {0: ("Uint8", 2), 1: ("offset", _table(builder, {0: ("Int32", 0)}))})

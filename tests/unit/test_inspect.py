@@ -35,6 +35,15 @@ class TestReading:
         assert (method.kernels, method.delegate_calls) == ({"aten::erf.out": 1}, 1)
         assert method.planned_bytes == 1024
 
+    def test_an_input_that_is_no_tensor_is_said_to_be_another_value(self) -> None:
+        (method,) = _program(program(kind=2)).methods
+        assert method.inputs == ("value of kind 2",)
+
+    def test_an_older_program_has_no_header_behind_its_mark(self) -> None:
+        old = bytearray(program(inline=True))
+        old[8:32] = bytes(24)
+        assert _program(bytes(old)).delegates[0].size == len(context())
+
     def test_a_delegate_says_what_it_was_compiled_for_twice(self) -> None:
         (delegate,) = _program(WHOLE).delegates
         assert delegate.options is not None and delegate.context is not None
