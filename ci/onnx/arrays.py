@@ -1,7 +1,8 @@
-"""Several samples in one .npz: `<index>/<name>`."""
+"""Samples in an .npz: several as `<index>/<name>`, one as `<name>`."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +18,14 @@ Sample: TypeAlias = dict[str, Array]
 def save(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
     arrays = {f"{index}/{name}": array for index, one in enumerate(samples) for name, array in one.items()}
     np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+def save_one(path: Path, sample: Mapping[str, Array]) -> None:
+    """By names alone, of which numpy.savez takes all but those of its own parameters."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in sample.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 def saved(path: Path) -> list[Sample]:

@@ -112,7 +112,7 @@ def run_model(args: argparse.Namespace) -> int:
         _say(f"{record_path(args.model)} is not there, so that a changed byte cannot be told")
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
         scratch = Path(temporary)
-        from ci.onnx.arrays import save, saved
+        from ci.onnx.arrays import save, save_one, saved
 
         save(scratch / "inputs.npz", [inputs])
         with (
@@ -131,8 +131,6 @@ def run_model(args: argparse.Namespace) -> int:
                 profile=str(args.profile_run.absolute()) if args.profile_run else "",
             )
         outputs = saved(scratch / "outputs.npz")[0]
-    import numpy as np
-
     for name, array in outputs.items():
         shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
         shape = ", ".join(map(str, array.shape))
@@ -140,7 +138,7 @@ def run_model(args: argparse.Namespace) -> int:
     if args.output:
         part = args.output.with_name(f".{args.output.name}.{os.getpid()}.npz")
         try:
-            np.savez(part, **outputs)  # type: ignore[arg-type]
+            save_one(part, outputs)
             part.replace(args.output)
         finally:
             part.unlink(missing_ok=True)

@@ -259,6 +259,7 @@ class StandIn:
             "audit": AUDIT,
         }
         self.orders: list[tuple[str, dict[str, Any]]] = []
+        self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.ended = False
 
     def order(self, what: str, log: Path, **given: Any) -> dict[str, Any]:
@@ -272,7 +273,7 @@ class StandIn:
         if given.get("profile"):
             Path(given["profile"]).write_text("0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n")
         if what == "run":
-            save(Path(given["outputs"]), [{"y": np.arange(6, dtype=np.float32)}])
+            save(Path(given["outputs"]), [self.outputs])
         return reply
 
     def end(self) -> None:
@@ -379,6 +380,15 @@ class TestRun:
         assert (
             left(tmp_path) == ["model", "temporary", "x.npy", "y.npz"] and left(tmp_path / "temporary") == []
         )
+
+    def test_an_output_may_have_any_name(self, stand_in: StandIn, model: Path, tmp_path: Path) -> None:
+        stand_in.outputs = {"file": np.ones(2, np.int64), "a/b": np.zeros((), np.float16)}
+        assert self.ran(model, "--output", str(tmp_path / "y.npz")) == 0
+        with np.load(tmp_path / "y.npz") as written:
+            assert {name: written[name].dtype.name for name in written.files} == {
+                "file": "int64",
+                "a/b": "float16",
+            }
 
     @pytest.mark.parametrize(("flags", "soc"), [((), "SM8650"), (("--soc", "SM8750"), "SM8750")])
     def test_the_chip_is_the_one_it_was_compiled_for_unless_asked(
