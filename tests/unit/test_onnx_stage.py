@@ -690,11 +690,12 @@ class TestStage:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sys, "argv", ["ci", "test_onnx", "--suite", "onnx.toml"])
-        assert self.stage(tmp_path) == 1
+        assert self.stage(tmp_path, "--soc", "SM8650", "--soc", "SM8750", "--soc", "SM8850") == 1
         report = self.report(tmp_path)
         assert report.command == "nox -s test_onnx -- --suite onnx.toml"
         assert {finding.rule for finding in report.findings} >= {"onnx-crash", "onnx-cross-check"}
-        assert (report.outcome, report.metrics["selected"], report.metrics["failed"]) == (Outcome.FAIL, 2, 1)
+        counts = [report.metrics[name] for name in ("selected", "failed", "socs", "cached")]
+        assert (report.outcome, counts) == (Outcome.FAIL, [3, 1, 3, 0])
         assert report.metrics["build_id"] == "v2.51.0.260929181845"
 
     def test_a_verdict_is_kept_and_judged_by_the_thresholds_of_today(self, tmp_path: Path) -> None:
@@ -749,10 +750,21 @@ class TestStage:
         assert len(capsys.readouterr().out.splitlines()) == len(programs_of(SHIPPED))
 
     def test_shards_have_each_model_once(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        other = SUITE[SUITE.index("[case") :].replace("case.net", "case.other")
-        for shard in ("1/2", "2/2"):
-            assert self.stage(tmp_path, "--list", "--shard", shard, text=SUITE + other) == 0
-            assert len(capsys.readouterr().out.splitlines()) == 2
+        case = SUITE[SUITE.index("[case") :]
+        text = SUITE + case.replace("case.net", "case.other") + case.replace("case.net", "case.third")
+        found = []
+        for shard in ("1/3", "2/3", "3/3"):
+            assert self.stage(tmp_path, "--list", "--shard", shard, text=text) == 0
+            found.append(capsys.readouterr().out.splitlines())
+        assert [len(lines) for lines in found] == [2, 2, 2]
+        assert len({line for lines in found for line in lines}) == 6
+
+    def test_a_suite_that_is_not_there_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        absent = str(tmp_path / "absent.toml")
+        assert main("python -m ci", "", VERBS, ["test_onnx", "--suite", absent]) == 2
+        assert f"--suite {absent}: there is no file" in capsys.readouterr().err
 
     def test_another_target_than_the_emulators_is_refused(self, tmp_path: Path) -> None:
         assert self.stage(tmp_path, "--target", "aarch64-android") == 2
