@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
+from provisioning.files import replace_text
 from provisioning.manifest import PythonEnvironment, load_environments, load_profile
 from provisioning.settings import MANIFESTS
 
@@ -138,8 +139,7 @@ def lock(environment: str, *, upgrade: bool = False, upgrade_packages: Sequence[
     new = render(inputs, without_cuda(parse(_resolve(environment, inputs, old, arguments))))
     if new == old:
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(new, encoding="utf-8")
+    replace_text(path, new)
     return True
 
 

@@ -21,6 +21,7 @@ from provisioning.compat import STEPS, Build, Measured, Pair, Result, Step
 from provisioning.diagnosis import causes
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, UsageError
+from provisioning.files import replace_text
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.settings import ROOT, Selection
@@ -90,7 +91,7 @@ def report_builds(
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
         # Written after each, so that an interrupted run has not measured for nothing.
         measured = measured.with_pair(pair)
-        _write(compat.path(), measured.as_json())
+        replace_text(compat.path(), measured.as_json())
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(logs.glob("*.log"))]
         failed = next((logs / f"{name}.log" for name in STEPS if steps[name].result == "failed"), None)
         error = pair.error + (causes(tail(failed)) if failed else "")
@@ -232,7 +233,7 @@ def cosine_of(one: Path, other: Path) -> float:
 
 def write_docs(measured: Measured | None = None) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    _write(PAGE, with_table(text, measured or compat.load_measured()))
+    replace_text(PAGE, with_table(text, measured or compat.load_measured()))
 
 
 def with_table(text: str, measured: Measured) -> str:
@@ -271,9 +272,3 @@ def _installed(package: str) -> str:
         raise EnvironmentLacking(
             f"{package} is not installed in this Python", remedy="nox -s compat, which installs it"
         ) from None
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

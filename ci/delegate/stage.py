@@ -30,6 +30,7 @@ from ci.workers.parent import Setup, tail
 from provisioning.diagnosis import Explanation, nearest
 from provisioning.environment import Environment, resolve
 from provisioning.errors import UsageError
+from provisioning.files import replace_text
 from provisioning.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.settings import DEFAULT_PROFILE, DEFAULT_SOC, Selection
 
@@ -355,8 +356,7 @@ def _update(plan: Plan, verdicts: Iterable[Verdict], logs: Path) -> Ledger:
         (ledger_path(ledger.profile), ledger.as_toml()),
         (durations_path(), durations_text({test: costs[test] for test in plan.sources if test in costs})),
     ):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace_text(path, text)
         sys.stderr.write(f"wrote {path}\n")
     return ledger
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.cli import command_line
 from provisioning.errors import UsageError
+from provisioning.files import replace_text
 from provisioning.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.settings import ROOT, add_selection, selection_of
 
@@ -261,7 +262,7 @@ def _lock(plan: Plan, engine: Engine, base: str, apt: Apt) -> None:
         folder = Path(scratch) / "packages"
         fetch_packages(plan.system.packages, engine, base, apt, folder)
         found = packages_in(folder)
-    PACKAGES.write_text(render_packages(found), encoding="utf-8")
+    replace_text(PACKAGES, render_packages(found))
     sys.stdout.write(f"manifests/{PACKAGES.name}: {len(found)} packages\n")
 
 

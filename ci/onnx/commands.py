@@ -278,7 +278,7 @@ def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
             shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as temporary:
             yield Path(temporary), lambda made: _publish(made, folder)
-    except OSError as error:
+    except PermissionError as error:
         raise _unwritable(folder, error) from error
     finally:
         # Removed while it is held: whoever opened it before finds that it is not the one in the folder.

@@ -27,15 +27,17 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     if result.rule:
         yield wrong(result.rule, result.message, result.remedy)
         return
-    for form in ("beside", "embedded"):
-        facts = result.facts[form]
+    forms = {form: result.facts[form] for form in ("beside", "embedded")}
+    for form, facts in forms.items():
         if not facts["reload_equal"]:
             yield wrong(
                 "onnx-reload",
                 f"the reloaded context ({form}) gives other outputs than the session that made it",
             )
-        for node in facts["audit"]["unsupported"]:
-            yield wrong("onnx-cpu-node", f"{node['node']} ({node['operator']}): {node['reason']}")
+    nodes = [node for facts in forms.values() for node in facts["audit"]["unsupported"]]
+    # Of both forms it is the same node.
+    for said in dict.fromkeys(f"{node['node']} ({node['operator']}): {node['reason']}" for node in nodes):
+        yield wrong("onnx-cpu-node", said)
     if not result.facts["forms_equal"]:
         yield wrong("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
     if misses := misses_of(program, result):

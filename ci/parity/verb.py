@@ -10,6 +10,7 @@ from collections.abc import Mapping as MappingOf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.files import replace_text
 from provisioning.settings import ROOT, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def _check(
             file.write_text(patch(tree, changed), encoding="utf-8")
             stage.artifacts.append(Artifact.of("patch", file))
             if not args.dry_run:
-                _write(root, changed)
+                for path, text in changed.items():
+                    replace_text(root / path, text)
         stage.metrics["mended"] = before - len(_alike(found))
     _report(stage, tree, found)
 
@@ -144,15 +146,6 @@ def _alike(found: Checked) -> dict[tuple[str, str, str], list[Difference]]:
     for one in found.differences:
         alike.setdefault((one.rule, str(one.place), one.what), []).append(one)
     return alike
-
-
-def _write(root: Path, changed: MappingOf[str, str]) -> None:
-    for path, text in changed.items():
-        file = root / path
-        part = file.with_name(f".{file.name}.part")
-        part.write_text(text, encoding="utf-8")
-        part.chmod(file.stat().st_mode & 0o7777)
-        part.replace(file)
 
 
 def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]) -> Path:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from provisioning.errors import ManifestError
+from provisioning.files import replace_text
 from provisioning.findings import Finding, Severity
 from provisioning.manifest import Model, load, parse
 from provisioning.settings import MANIFESTS
@@ -114,8 +115,7 @@ class Baseline:
         )
         head = f'{{\n  "schema": 1,\n  "build_id": {json.dumps(self.build_id)},\n  "programs": {{\n'
         text = f"{head}{lines}\n  }}\n}}\n"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(text, encoding="utf-8")
+        replace_text(self.path, text)
 
 
 def baseline_path(suite: Path, profile: str) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ci.suites.model import AnyProgram, Thresholds
 from provisioning.errors import ManifestError
+from provisioning.files import replace_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +47,7 @@ def update_suite(
             sys.stderr.write(f"{key[0]}/{run.name} keeps its thresholds: not all its chips were measured\n")
             continue
         wanted[key] = derived(run.held, run.thresholds, found, margin_db)
-    path.write_text(rewritten(path.read_text(encoding="utf-8"), path, wanted), encoding="utf-8")
+    replace_text(path, rewritten(path.read_text(encoding="utf-8"), path, wanted))
     sys.stderr.write(f"wrote thresholds of {len(wanted)} runs to {path}\n")
 
 

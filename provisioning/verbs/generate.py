@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from provisioning.errors import CheckFailed, UsageError
+from provisioning.files import replace_text
 from provisioning.settings import ROOT
 
 EXAMPLES = """\
@@ -61,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
             raise CheckFailed(f"stale: {', '.join(out_of_date)}", remedy="nox -s generate")
         return 0
     for name, text in out_of_date.items():
-        path = ROOT / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace_text(ROOT / name, text)
         sys.stdout.write(f"wrote {name}\n")
     return 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.errors import CheckFailed, UsageError
+from provisioning.files import replace_text
 from provisioning.progress import for_stream
 from provisioning.settings import MANIFESTS, store_path
 from provisioning.verbs.generate import stale
@@ -169,7 +170,7 @@ def _record_origin(profile: str, name: str, component: Component, origin: Origin
         keys = {"commit": origin.sha256}
     after = with_source_keys(path, name, origin.part, keys)
     if after != before:
-        path.write_text(after, encoding="utf-8")
+        replace_text(path, after)
         found = ", ".join(f"{key} {value}" for key, value in keys.items())
         sys.stdout.write(f"{path.name}: {name}: {origin.part}: recorded {found}\n")
 

@@ -22,7 +22,7 @@ from ci.onnx import commands
 from ci.onnx.arrays import save
 from ci.onnx.process import Crashed, OnnxWorker, Refused
 from ci.workers.parent import Setup
-from provisioning.cli import main
+from provisioning.cli import guarded, main
 from provisioning.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, model_of, write
 
@@ -92,6 +92,17 @@ class TestOutput:
         with pytest.raises(KeyError), commands._output(tmp_path / "out") as (scratch, _):
             (scratch / "half").write_text("half")
             raise KeyError
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_disk_that_fills_up_is_said_as_such(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def compiling() -> int:
+            with commands._output(tmp_path / "out"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "out"))
+
+        assert guarded(compiling, debug=False) == 3
+        assert "No space left on device" in (said := capsys.readouterr().err) and "free some space" in said
         assert list(tmp_path.iterdir()) == []
 
     def test_what_was_there_before_stays_after_a_fault(self, tmp_path: Path) -> None:

@@ -178,8 +178,16 @@ class TestJudgement:
 
     def test_a_node_on_the_cpu_is_an_error_with_its_name_and_reason(self, program: Program) -> None:
         node = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
-        result = Result(facts(audit={"nodes": 9, "unsupported": [node], "graphs": 2}))
-        assert [finding.message for finding in findings_of(program, result)] == ["erf_1 (Erf): not supported"]
+        made = facts(audit={"nodes": 9, "unsupported": [node], "graphs": 2})
+        for form in (made["beside"], facts()["embedded"]):
+            result = Result({**made, "embedded": form})
+            assert [each.message for each in findings_of(program, result)] == ["erf_1 (Erf): not supported"]
+
+    def test_one_that_only_the_embedded_form_has_there_is_an_error_too(self, program: Program) -> None:
+        node = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
+        made = facts(audit={"nodes": 9, "unsupported": [node], "graphs": 2})
+        result = Result({**made, "beside": made["embedded"], "embedded": made["beside"]})
+        assert rules(program, result) == [("onnx-cpu-node", Severity.ERROR)]
 
     def test_a_fault_is_an_error_with_the_command_to_repeat_it(self, program: Program) -> None:
         finding = next(iter(findings_of(program, Result(rule="onnx-crash", message="m", remedy="r"))))
