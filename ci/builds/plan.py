@@ -29,6 +29,13 @@ MEMORY_PER_JOB = 3 << 29
 """A compiler at work on ExecuTorch's largest files, with room to spare: 1.5 GB."""
 
 
+AS_INCLUDED = [
+    f"$<$<COMPILE_LANG_AND_ID:{language},GNU>:-fno-canonical-system-headers>" for language in ("C", "CXX")
+]
+"""GCC names a system header that links lead to by the shorter of its two paths, unless told not to: what a
+binary says would depend on how long the folders' names are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sdk:
     root: Path
@@ -88,7 +95,7 @@ class Plan:
     def flags(self) -> str:
         """A CMake file that each project includes: our flags beside those of the toolchain, none replaced."""
         maps = [f"-ffile-prefix-map={folder}={name}" for folder, name in self.private().items()]
-        compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in maps)
+        compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in (*maps, *AS_INCLUDED))
         link_flags = "".join(f"  [=[{flag}]=]\n" for flag in self.recipe.link_flags)
         text = f"include_guard(GLOBAL)\nadd_compile_options(\n{compile_flags})\n"
         return text + (f"add_link_options(\n{link_flags})\n" if link_flags else "")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
@@ -616,6 +617,24 @@ def test_another_folder_gives_the_same_adaptors(x86: Built, tmp_path: Path) -> N
     other = build("build_x86", tmp_path / "out", tree, make_sdk(tmp_path / "an-sdk"))
     assert other.code == 0, other.err
     assert hashes(other.dist) == hashes(x86.dist)
+
+
+@pytest.mark.heavy
+def test_headers_that_a_link_leads_to_are_named_by_the_link(
+    x86: Built, x86_tree: Path, given: Given, tmp_path: Path
+) -> None:
+    """Also where the other name is the shorter one."""
+    link = Path("third-party/pybind11/include")
+    tree = make_tree(tmp_path, pybind11=True)
+    make_old(tree)
+    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as short:
+        shutil.copytree((x86_tree / link / "pybind11").resolve(), Path(short, "pybind11"))
+        (tree / link).unlink()
+        (tree / link).symlink_to(short)
+        made = build("build_x86", tmp_path, tree, given.sdk)
+    assert made.code == 0, made.err
+    ours, theirs = ({n: h for n, h in hashes(one.dist).items() if ".so" in n} for one in (made, x86))
+    assert len(ours) == 3 and ours == theirs
 
 
 @pytest.mark.heavy
