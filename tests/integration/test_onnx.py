@@ -462,12 +462,10 @@ print(json.dumps(made["forms_equal"]))
 """
 
 
-@pytest.mark.parametrize("form", ["right", "wrong"])
-def test_an_embedded_context_is_held_to_the_one_beside_its_model(
-    model: Path, tmp_path: Path, form: str
-) -> None:
+def run_script(text: str, *arguments: str | Path) -> str:
+    """What it prints, in a process of its own, for the provider can take one down."""
     ended = subprocess.run(
-        [sys.executable, "-c", FORMS, str(model), str(tmp_path), form],
+        [sys.executable, "-c", text, *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -475,7 +473,15 @@ def test_an_embedded_context_is_held_to_the_one_beside_its_model(
         timeout=300,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert json.loads(ended.stdout.splitlines()[-1]) is (form == "right")
+    return ended.stdout
+
+
+@pytest.mark.parametrize("form", ["right", "wrong"])
+def test_an_embedded_context_is_held_to_the_one_beside_its_model(
+    model: Path, tmp_path: Path, form: str
+) -> None:
+    said = run_script(FORMS, model, tmp_path, form)
+    assert json.loads(said.splitlines()[-1]) is (form == "right")
 
 
 def test_every_option_of_the_table_is_in_the_provider() -> None:
@@ -540,15 +546,7 @@ def test_every_value_of_the_table_is_one_that_the_provider_takes(model: Path, tm
     choices = [each for each in table if not each.set_by and not each.platform]
     good = [(each.name, value) for each in choices for value in each.values]
     bad = [(each.name, "made_up") for each in choices]
-    ended = subprocess.run(
-        [sys.executable, "-c", SESSIONS, str(model), str(tmp_path), json.dumps(good + bad)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    run_script(SESSIONS, model, tmp_path, json.dumps(good + bad))
     said = [
         COMPLAINTS.search((tmp_path / str(n)).read_text(errors="replace")) for n in range(len(good + bad))
     ]
