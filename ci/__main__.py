@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import sys
 
-from provisioning.cli import Verb, main
+from provisioning.base.command_line import Verb, main
 
 VERBS = {
     "gate": Verb("ci.gate", "the stages that decide a pull request, and their summary"),
     "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
-    "build_runner": Verb("ci.builds.runner", "build qnn_executor_runner against the executorch wheel"),
+    "build_runner": Verb(
+        "ci.builds.emulator_runner", "build qnn_executor_runner against the executorch wheel"
+    ),
     "build_x86": Verb("ci.builds.x86", "build ExecuTorch's QNN adaptors, backend and runner from source"),
     "build_android": Verb("ci.builds.android", "build the backend and the runner for Android from source"),
     "build_linux_arm64": Verb(
         "ci.builds.linux_arm64", "build the backend and the runner for embedded Linux from source"
     ),
-    "bundle": Verb("ci.bundle", "the exact files that a device needs, checked as one"),
+    "bundle": Verb("ci.device.bundle", "the exact files that a device needs, checked as one"),
     "run_device": Verb("ci.device", "push a bundle to a device, run it and bring back what it says"),
-    "test_delegate": Verb("ci.delegate", "run ExecuTorch's own delegate suite on the HTP emulator"),
-    "compat": Verb("ci.compat", "measure which QNN builds this executorch can drive"),
-    "diagnose": Verb("ci.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
-    "test_lowering": Verb("ci.lowering.verb", "lower models to HTP and audit what was delegated"),
-    "test_emulator": Verb("ci.emulator", "run lowered models on the HTP emulator and compare"),
-    "matrix": Verb("ci.matrix", "print the suite as a CI matrix, balanced by length"),
+    "test_delegate": Verb("ci.upstream", "run ExecuTorch's own delegate suite on the HTP emulator"),
+    "compat": Verb("ci.upstream.compat", "measure which QNN builds this executorch can drive"),
+    "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
+    "test_lowering": Verb("ci.executorch.verb", "lower models to HTP and audit what was delegated"),
+    "test_emulator": Verb("ci.executorch.emulate", "run lowered models on the HTP emulator and compare"),
+    "matrix": Verb("ci.github.matrix", "print the suite as a CI matrix, balanced by length"),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider"),
     "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator"),
@@ -31,10 +33,10 @@ VERBS = {
     "sign_lpai": Verb("ci.signing.lpai", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
-    "lint": Verb("ci.lint", "check style, types, generated files and the tree's hygiene"),
+    "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene"),
     "github": Verb("ci.github", "what the workflows and actions under .github/ do"),
-    "rehearse": Verb("ci.rehearse", "run a GitHub workflow on this machine, as GitHub would"),
-    "bench": Verb("ci.bench", "performance claims as ratios, measured side by side"),
+    "rehearse": Verb("ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would"),
+    "bench": Verb("ci.upkeep.bench", "performance claims as ratios, measured side by side"),
 }
 
 if __name__ == "__main__":

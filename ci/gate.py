@@ -16,9 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.report.collect import GATE, did_not_run
-from ci.report.publish import publish
-from ci.supervision import (
+from ci.engine.supervision import (
     INTERRUPTED,
     LACKING,
     LOGS,
@@ -28,13 +26,15 @@ from ci.supervision import (
     report_of,
     supervise,
 )
-from provisioning.errors import UsageError
-from provisioning.findings import Artifact, Outcome, Report, Severity, StageRun
-from provisioning.rendering import github_annotations
-from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.rendering.text import LOG, found, seconds, verdict, worst
-from provisioning.rendering.workflow_commands import command
-from provisioning.settings import Selection, add_selection, selection_of
+from ci.report.collect import GATE, did_not_run
+from ci.report.publish import publish
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
+from provisioning.base.rendering import github_annotations
+from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
+from provisioning.base.rendering.text import LOG, found, seconds, verdict, worst
+from provisioning.base.rendering.workflow_commands import command
+from provisioning.base.settings import Selection, add_selection, selection_of
 
 EXAMPLES = """\
   nox

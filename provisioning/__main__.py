@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from provisioning.cli import Verb, main
+from provisioning.base.command_line import Verb, main
 
 VERBS = {
     "provision": Verb("provisioning.verbs.provision", "fetch, verify and lay out a profile's components"),

@@ -11,9 +11,9 @@ from typing import Literal
 from packaging.version import Version as Ordered
 from pydantic import Field, ValidationError
 
-from provisioning.errors import ManifestError
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Component, Model, Part, Sha256, Version, Wheel, load, load_profile
-from provisioning.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "compat.toml"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.settings import (
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_TARGET,
     OFFICIAL_PROFILE,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.errors import EnvironmentLacking, LicenceNotAccepted, UsageError
+from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UsageError
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Licence

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
-from provisioning.files import replace_text
+from provisioning.base.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import PythonEnvironment, load_environments, load_profile
-from provisioning.settings import MANIFESTS
 
 SCHEMA = 1
 LOCKS = MANIFESTS / "locks"

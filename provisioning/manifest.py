@@ -19,8 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from provisioning.errors import ManifestError, UsageError
-from provisioning.settings import MANIFESTS
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import MANIFESTS
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]

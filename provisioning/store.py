@@ -30,20 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from provisioning import licences
-from provisioning.compose import (
-    EVERYTHING,
-    GENERATED,
-    Placing,
-    Want,
-    composed,
-    covers,
-    definition_of,
-    key_of,
-    sdk_yaml,
-    selection_of,
-)
-from provisioning.errors import CheckFailed, EnvironmentLacking, IntegrityError, Unlocked, UsageError
-from provisioning.identity import identity_of
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, IntegrityError, Unlocked, UsageError
+from provisioning.component_facts import identity_of
 from provisioning.inventory import (
     Fault,
     Inventory,
@@ -55,12 +43,24 @@ from provisioning.inventory import (
     hash_file,
 )
 from provisioning.manifest import Archive, Component, Git, Maven, Part, Wheel
+from provisioning.tree_plan import (
+    EVERYTHING,
+    GENERATED,
+    Placing,
+    Want,
+    composed,
+    covers,
+    definition_of,
+    key_of,
+    sdk_yaml,
+    selection_of,
+)
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+    from provisioning.base.progress import Progress
     from provisioning.download import Fetched
-    from provisioning.progress import Progress
 
 __all__ = ["EVERYTHING", "Leftover", "Store", "Tree", "Want"]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.errors import EnvironmentLacking, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.locks import lock_path
 
 LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")

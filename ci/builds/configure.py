@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ci.builds import shadow
 from ci.builds.plan import SHADOW, Plan
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
 
 MEMORY = "made-by.json"
 FORMAT = 2

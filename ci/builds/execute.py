@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from ci.builds.cmake import first_error
 from ci.builds.plan import Command
-from ci.cmake import first_error
-from provisioning.diagnosis import causes
-from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.diagnosis import causes
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 _NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
 _KILLED = re.compile(

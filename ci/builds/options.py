@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.cli import count
-from provisioning.settings import DEFAULT_TARGET, add_selection
+from provisioning.base.command_line import count
+from provisioning.base.settings import DEFAULT_TARGET, add_selection
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
 

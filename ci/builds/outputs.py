@@ -11,8 +11,8 @@ from pathlib import Path
 from ci.builds.recipes import Kind
 from ci.builds.staged import PLATFORMS, SYSTEM_LIBRARIES
 from provisioning import elf
-from provisioning.errors import CheckFailed
-from provisioning.findings import Finding, Severity
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
 from provisioning.validation import tables
 
 ANDROID_LOADER = "/system/bin/linker64"

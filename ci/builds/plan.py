@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.builds.cmake import Program
 from ci.builds.recipes import Project, Recipe, filled
 from ci.builds.shadow import written_in
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import OWN_NAME, SourceTree
-from ci.cmake import Program
 
 STEERING = (
     "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from provisioning.errors import ManifestError
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Model, Name, load
-from provisioning.settings import MANIFESTS
 
 RECIPES = MANIFESTS / "recipes"
 PLACEHOLDERS = ("tree", "build", "sdk", "ndk", "python", "cc", "cxx")

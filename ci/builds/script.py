@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ci.builds import overlay, shadow
+from ci.builds.install import patterns
 from ci.builds.plan import STEERING, Command, Plan
 from ci.builds.recipes import Output
-from ci.builds.stage import patterns
 from ci.builds.tree import OWN_NAME, adaptors
 
 _HEAD = """\

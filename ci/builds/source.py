@@ -13,23 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.builds import configure, outputs, overlay, sbom, shadow
-from ci.builds import stage as staging
-from ci.builds.asked import notes_of, plan_of
+from ci.builds import install as staging
 from ci.builds.disk import disk_faults
 from ci.builds.execute import execute
-from ci.builds.places import alone_in
+from ci.builds.output_folders import alone_in
 from ci.builds.plan import Plan
+from ci.builds.request import notes_of, plan_of
 from ci.builds.script import script
 from ci.builds.staged import MANIFEST
-from provisioning.cli import command_line
-from provisioning.errors import UsageError
-from provisioning.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.base.command_line import command_line
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
 from provisioning.manifest import load_profile
-from provisioning.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
 
 
 def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
-    from provisioning.rendering.terminal import show
+    from provisioning.base.rendering.terminal import show
 
     for named in args.target or ():
         if named != target:

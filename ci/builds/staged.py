@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import elf
-from provisioning.findings import Finding, Severity
+from provisioning.base.findings import Finding, Severity
 
 RUNNER = Path("bin/qnn_executor_runner")
 LIBRARIES = Path("lib")

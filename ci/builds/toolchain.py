@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ci.builds.cmake import Program, find_compiler, find_program
 from ci.builds.recipes import Recipe
-from ci.cmake import Program, find_compiler, find_program
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.findings import Artifact
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.findings import Artifact
 
 NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
 _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}

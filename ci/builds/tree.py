@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.recipes import Output, Recipe
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
 OWN_NAME = "executorch"

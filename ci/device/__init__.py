@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from provisioning.cli import command_line, duration
-from provisioning.findings import Outcome, StageRun
-from provisioning.settings import add_selection, selection_of
+from provisioning.base.command_line import command_line, duration
+from provisioning.base.findings import Outcome, StageRun
+from provisioning.base.settings import add_selection, selection_of
 
 EXAMPLES = """\
   nox -s run_device
@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.device.verb import run_bundle
-    from provisioning.rendering.terminal import show
+    from provisioning.base.rendering.terminal import show
 
     selection = selection_of(args)
     command = command_line("nox -s run_device --", sys.argv[2:]).removesuffix(" --")

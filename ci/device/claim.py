@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from ci.bundle.scripts import LOCK, OURS
+from ci.device.bundle.scripts import LOCK, OURS
 from ci.device.transport import Device
-from provisioning.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError
 
 SECONDS = 60.0
 _POLL_SECONDS = 0.5

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.bundle.manifest import Bundle
-from ci.bundle.scripts import KEPT_CLEAN, RUN, WRAPPER
+from ci.device.bundle.manifest import Bundle
+from ci.device.bundle.scripts import KEPT_CLEAN, RUN, WRAPPER
 from ci.device.transport import SECONDS, Answer, Device, Lost, TimedOut, batches
-from provisioning.errors import ToolkitError, UpstreamError, UsageError
-from provisioning.findings import Artifact
+from provisioning.base.errors import ToolkitError, UpstreamError, UsageError
+from provisioning.base.findings import Artifact
 
 OUTPUTS = "outputs"
 INPUTS = "inputs"

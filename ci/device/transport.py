@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
-from provisioning.errors import EnvironmentLacking, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError
 
 SECONDS = 600.0
 """How long moving files or a short command may take."""

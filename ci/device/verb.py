@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.staged import RUNNER
-from ci.bundle.manifest import NAME as MANIFEST
-from ci.bundle.manifest import Bundle, read_bundle
 from ci.device import claim, session, transport
+from ci.device.bundle.manifest import NAME as MANIFEST
+from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
-from provisioning.diagnosis import explain
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.settings import ROOT, Selection
 from provisioning.environment import DEVICE_DIRECTORIES
-from provisioning.errors import UsageError
-from provisioning.findings import Artifact, Severity, StageRun
-from provisioning.settings import ROOT, Selection
 
 BUNDLES = ROOT / "dist" / "bundles"
 _TAIL = 5

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     import os
     import sys
 
-    from provisioning.errors import ToolkitError
-    from provisioning.rendering.workflow_commands import command
+    from provisioning.base.errors import ToolkitError
+    from provisioning.base.rendering.workflow_commands import command
 
     module = importlib.import_module(f"ci.github.{args.part}")
     try:

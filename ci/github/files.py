@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from provisioning.errors import UsageError
-from provisioning.rendering.variables import github
+from provisioning.base.errors import UsageError
+from provisioning.base.rendering.variables import github
 
 
 def give(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 
 
 def run(environ: Mapping[str, str]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.github.files import export, give
-from provisioning.settings import DEFAULT_PROFILE, MANIFESTS, store_path
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, store_path
 
 SCHEMA = 1
 """Raised when a store of before would no longer do."""

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ci.github.files import give, summarise
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
+from provisioning.base.rendering.job_summary import cell
+from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, ROOT
 from provisioning.manifest import Model, load
-from provisioning.rendering.job_summary import cell
-from provisioning.settings import DEFAULT_PROFILE, MANIFESTS, ROOT
 
 TABLE = MANIFESTS / "gate.toml"
 OCCASIONS = ("gate", "nightly")

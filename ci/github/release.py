@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.github.files import give
-from provisioning.errors import CheckFailed, EnvironmentLacking
-from provisioning.settings import MANIFESTS, ROOT
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.settings import MANIFESTS, ROOT
 
 NAME = "qnn-ci"
 # Torch's line is a comment to those who install, as its build differs by index.

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ci.github.files import export, give, summarise
 from ci.github.place import Wanted, store_of
-from provisioning.errors import UsageError
-from provisioning.findings import Report
-from provisioning.identity import identity_of
-from provisioning.rendering import github_annotations, markdown
-from provisioning.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Report
+from provisioning.base.rendering import github_annotations, markdown
+from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
+from provisioning.component_facts import identity_of
 
 SDK, NDK = "qnn-sdk", "android-ndk"
 ALIASES = {NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ci.engine.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
 from ci.gate import UNDER_GATE
 from ci.github.files import give, summarise
-from ci.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.findings import Artifact, Outcome, Report, StageRun
-from provisioning.rendering import github_annotations, markdown
-from provisioning.rendering.text import LOG
-from provisioning.settings import DEFAULT_PROFILE, ROOT
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.findings import Artifact, Outcome, Report, StageRun
+from provisioning.base.rendering import github_annotations, markdown
+from provisioning.base.rendering.text import LOG
+from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})
 """Sessions whose exit code is all they say."""

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 
 from ci.github.files import summarise
-from provisioning.errors import UsageError
-from provisioning.rendering.job_summary import cell
-from provisioning.rendering.workflow_commands import command
+from provisioning.base.errors import UsageError
+from provisioning.base.rendering.job_summary import cell
+from provisioning.base.rendering.workflow_commands import command
 
 
 def run(environ: Mapping[str, str]) -> int:

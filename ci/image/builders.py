@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.image.engine import NO_SPACE, Engine, out_of_disk
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
 """Clients of these versions speak BuildKit by themselves; newer ones need the buildx plugin."""

@@ -21,14 +21,14 @@ from urllib.parse import unquote
 from ci.image.engine import Engine, Job, Mount
 from ci.image.plan import DOCKER, Package, Plan
 from provisioning import licences
-from provisioning.errors import (
+from provisioning.base.errors import (
     CheckFailed,
     IntegrityError,
     LicenceNotAccepted,
     UpstreamError,
 )
-from provisioning.progress import for_stream
-from provisioning.settings import ROOT
+from provisioning.base.progress import for_stream
+from provisioning.base.settings import ROOT
 from provisioning.verbs.provision import in_ci
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
 
 if TYPE_CHECKING:
     import docker

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from provisioning.errors import ManifestError, UsageError
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.locks import lock_path
 from provisioning.manifest import Licence, Model, Name, Profile, Sha256, load, load_profile
-from provisioning.settings import MANIFESTS, ROOT
 
 MANIFEST = MANIFESTS / "images.toml"
 PACKAGES = MANIFESTS / "image-packages.txt"

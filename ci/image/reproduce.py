@@ -15,7 +15,7 @@ from typing import IO, Any
 from ci.image.builders import Built, Order, Place
 from ci.image.context import link_tree
 from ci.image.engine import Engine
-from provisioning.errors import ToolkitError
+from provisioning.base.errors import ToolkitError
 
 REMEDY = "find what writes it in docker/, and make it write the same or remove it"
 REMEDIES = {

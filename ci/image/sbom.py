@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ci.image.engine import Engine, Job
 from ci.image.plan import Plan
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 
 SPECIFICATION = "1.6"
 

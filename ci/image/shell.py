@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.image.verb import CACHE
-from provisioning.cli import Parser
-from provisioning.settings import ROOT
+from provisioning.base.command_line import Parser
+from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.image.engine import Engine
@@ -104,7 +104,7 @@ def accounts(owner: str) -> dict[str, str]:
 
 def check(plan: Plan, engine: Engine) -> None:
     """That the image can be entered, and whether it is this checkout's."""
-    from provisioning.errors import EnvironmentLacking
+    from provisioning.base.errors import EnvironmentLacking
 
     if shutil.which("docker") is None:
         raise EnvironmentLacking(

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.cli import command_line
-from provisioning.errors import UsageError
-from provisioning.files import replace_text
-from provisioning.findings import Artifact, Outcome, Report, Severity, StageRun
-from provisioning.settings import ROOT, add_selection, selection_of
+from provisioning.base.command_line import command_line
+from provisioning.base.errors import UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
+from provisioning.base.settings import ROOT, add_selection, selection_of
 
 if TYPE_CHECKING:
     from ci.image.builders import Order
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         _work(stage, plan, args)
     report = stage.finish()
     report.write(selection.reports)
-    from provisioning import rendering
+    from provisioning.base import rendering
 
     rendering.show(report)
     return 0 if report.outcome is Outcome.PASS else 1
@@ -204,7 +204,7 @@ def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argp
 def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
     from ci.image.engine import Job, Mount
-    from provisioning.errors import CheckFailed
+    from provisioning.base.errors import CheckFailed
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as reports:
         done = engine.run(

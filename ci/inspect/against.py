@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ci.inspect.onnx_context import CompiledModel
 from ci.inspect.program import Context, Program
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 
 Inside: TypeAlias = Program | Context | CompiledModel
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from ci.inspect.flatbuffer import Malformed
 from ci.inspect.program import Context, TensorInfo, bytes_of, context_of
 from ci.inspect.protobuf import Message
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 
 CONTEXT_OPERATOR = "EPContext"
 COMPATIBILITY = "ep_compatibility_info.QNNExecutionProvider"

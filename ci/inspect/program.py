@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ci.inspect.flatbuffer import Malformed, Reader, Table
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.build_id import BUILD_ID
-from provisioning.errors import CheckFailed, UsageError
 
 T = TypeVar("T")
 

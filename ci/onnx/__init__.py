@@ -6,8 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from provisioning.cli import duration
-from provisioning.settings import DEFAULT_SOC
+from provisioning.base.command_line import duration
+from provisioning.base.settings import DEFAULT_SOC
 
 EXAMPLES = """\
   python -m ci onnx compile model.onnx --soc SM8750 --precision u16u8 --calibrate samples/ -o out/

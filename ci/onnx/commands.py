@@ -24,7 +24,7 @@ from ci.onnx.precision import PRECISIONS, precision_named
 from ci.onnx.process import OnnxWorker, Refused, require_installed, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.samples import read_inputs
-from provisioning.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.manifest import load_socs, soc_named
 
 LOCK = ".qnn-ci.lock"

@@ -15,7 +15,7 @@ from typing import Any
 
 from ci.inspect.onnx_context import CONTEXT_OPERATOR, context_beside, read_model
 from ci.onnx.graph import Signature, Tensor, load_graph
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 
 SCHEMA = 1
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.lowering.suite import SUITES
+from ci.executorch.suite import SUITES
 from ci.onnx.precision import PRECISIONS
 from ci.onnx.suite import Program
 from ci.suites.baseline import baseline_path, load_baseline
-from provisioning.findings import Report
+from provisioning.base.findings import Report
 
 STAGES = ("test_lowering", "test_emulator")
 

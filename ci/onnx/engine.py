@@ -20,13 +20,13 @@ import onnx
 import onnxruntime as ort
 import onnxruntime_qnn
 
-from ci.lowering.compiler_log import Traffic, traffic
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import simplify_gathers
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision
+from ci.suites.compiler_log import Traffic, traffic
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.build_id import build_ids
-from provisioning.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc
 
 PROVIDER = "QNNExecutionProvider"
@@ -346,7 +346,7 @@ def export(
     """The factory's model as model.onnx, inputs named input_0, input_1 and so on; and what was made."""
     import torch
 
-    from ci.lowering.factory import BadFactory, make
+    from ci.suites.factory import BadFactory, make
 
     try:
         made = make(dotted, arguments, search_path)

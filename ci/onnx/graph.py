@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.inspect.onnx_context import CONTEXT_OPERATOR, is_below
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     import onnx

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.lowering.compare import missed
 from ci.onnx.crosscheck import Key, Lane, key_of_program, markdown
 from ci.onnx.measure import Result
 from ci.onnx.suite import SUITES, Program
+from ci.suites.accuracy import missed
 from ci.suites.baseline import Baseline, Tolerances, growth
-from provisioning.findings import Artifact, Finding, Metric, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Metric, Severity, StageRun
 
 DDR = ("read", "written", "spilled", "filled")
 

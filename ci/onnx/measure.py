@@ -12,24 +12,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ci.cache import VerdictCache, digest_of_files, key_of
-from ci.installed import packages
-from ci.lowering.imports import closure
+from ci.engine.installed import packages
+from ci.engine.jobs import Job, default_slots, memory_budget, run_jobs
+from ci.engine.memo import VerdictCache, digest_of_files, key_of
+from ci.engine.progress import Line, failed, progress
+from ci.engine.workers.parent import WorkerSlot
 from ci.onnx.graph import external_files, load_graph
 from ci.onnx.options import files_of
 from ci.onnx.process import Crashed, OnnxWorker, Refused, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.samples import FACTORY
 from ci.onnx.suite import Program
-from ci.progress import Line, failed, progress
-from ci.scheduler import Job, default_slots, memory_budget, run_jobs
 from ci.suites.baseline import Baseline
-from ci.workers.parent import WorkerSlot
-from provisioning.diagnosis import explain
-from provisioning.errors import ToolkitError
-from provisioning.findings import Metric
+from ci.suites.imports import closure
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import ToolkitError
+from provisioning.base.findings import Metric
+from provisioning.base.settings import ROOT
 from provisioning.manifest import soc_named
-from provisioning.settings import ROOT
 
 FORMAT = 1
 """Part of every key; a new value does everything again."""
@@ -41,7 +41,7 @@ TOOLKIT = (
         f"ci/onnx/{name}.py"
         for name in ("arrays", "context", "engine", "graph", "precision", "samples", "steps")
     ),
-    *(f"ci/lowering/{name}.py" for name in ("compare", "compiler_log", "factory", "imports")),
+    *(f"ci/suites/{name}.py" for name in ("accuracy", "compiler_log", "factory", "imports")),
 )
 """The files of ours that decide what a program becomes and how it is measured."""
 

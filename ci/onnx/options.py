@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Model, Soc, load
-from provisioning.settings import MANIFESTS
 
 MANIFEST = MANIFESTS / "onnx_options.toml"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

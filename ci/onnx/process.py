@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ci.workers.parent import Gone, Setup, Worker
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from ci.engine.workers.parent import Gone, Setup, Worker
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 TIMEOUT = 900.0

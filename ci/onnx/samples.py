@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.lowering.imports import searched_first
-from provisioning.errors import CheckFailed, UsageError
+from ci.suites.imports import searched_first
+from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from ci.onnx.arrays import Array, Sample

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.cache import VerdictCache
-from ci.lowering.suite import SHIPPED as LOWERING_SUITE
+from ci.engine.jobs import asked_shard
+from ci.engine.memo import VerdictCache
+from ci.executorch.suite import SHIPPED as LOWERING_SUITE
 from ci.onnx.crosscheck import executorch_lane
 from ci.onnx.judge import cost, costs_of, cross_check, findings_of, misses_of, pairs_of, row
 from ci.onnx.measure import Plan, Result, basis, jobs_of, measured, models_of
 from ci.onnx.process import require_installed
 from ci.onnx.suite import Program, all_programs, choose
-from ci.scheduler import asked_shard
 from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
 from ci.suites.flags import check
 from ci.suites.stage import finish
-from provisioning.cli import command_line
-from provisioning.errors import UsageError
-from provisioning.findings import Metric, StageRun
-from provisioning.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.command_line import command_line
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Metric, StageRun
+from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ci.lowering.compare import ABOVE, Unusable, figures
 from ci.onnx import engine
 from ci.onnx.arrays import Array, Sample, save, saved
 from ci.onnx.context import Record, digest, nodes_beside_context, read_context, record_path, require_fit
@@ -27,7 +26,8 @@ from ci.onnx.graph import (
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision, precision_named
 from ci.onnx.samples import calibration_samples, checked
-from provisioning.errors import CheckFailed, UsageError
+from ci.suites.accuracy import ABOVE, Unusable, figures
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
 SAMPLES = "samples.npz"
@@ -259,7 +259,7 @@ def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
     into = Path(order["into"])
     calibration: list[Sample]
     if order["factory"]:
-        from ci.lowering.factory import CALIBRATION_SEED
+        from ci.suites.factory import CALIBRATION_SEED
 
         model, made = engine.export(
             order["factory"], order["arguments"], Path(order["search_path"]), into, OPSET

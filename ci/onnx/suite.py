@@ -11,9 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from ci.onnx.options import Settings, settings_of
 from ci.onnx.precision import PRECISIONS, precision_named
 from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
-from provisioning.errors import ToolkitError
+from provisioning.base.errors import ToolkitError
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Model, load, soc_named
-from provisioning.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 

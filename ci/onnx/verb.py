@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ci.suites.flags import add_choice, add_how
-from provisioning.settings import add_selection
+from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
   nox -s test_onnx

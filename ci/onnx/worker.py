@@ -9,8 +9,8 @@ import traceback
 from dataclasses import asdict
 from typing import Any
 
-from ci.workers.child import Answer, Meter, serve
-from provisioning.errors import ToolkitError
+from ci.engine.workers.child import Answer, Meter, serve
+from provisioning.base.errors import ToolkitError
 
 
 def obey(order: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.parity.model import Item, Place
-from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 
 SKIPPED = frozenset({".git", ".hg", "__pycache__", "node_modules", "third-party", "cmake-out", "buck-out"})
 """Directories that hold none of the tree's own build files; build directories are known by CMakeCache.txt."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping as MappingOf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.files import replace_text
-from provisioning.settings import ROOT, Selection, add_selection, selection_of
+from provisioning.base.files import replace_text
+from provisioning.base.settings import ROOT, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
     from ci.parity.check import Checked
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ci.parity.mapping import Mapping
     from ci.parity.model import Side
     from ci.parity.tree import Tree
-    from provisioning.findings import StageRun
+    from provisioning.base.findings import StageRun
 
 EXAMPLES = """\
   nox -s buck_parity -- --executorch ~/executorch
@@ -50,10 +50,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.parity.mapping import MAPPING, load_mapping
-    from provisioning.cli import command_line
-    from provisioning.errors import UsageError
-    from provisioning.findings import Outcome, StageRun
-    from provisioning.rendering import github_annotations, show
+    from provisioning.base.command_line import command_line
+    from provisioning.base.errors import UsageError
+    from provisioning.base.findings import Outcome, StageRun
+    from provisioning.base.rendering import github_annotations, show
 
     if args.dry_run and not args.fix:
         raise UsageError("--dry-run changes what --fix does, and there is no --fix", remedy="add --fix")
@@ -91,7 +91,7 @@ def _check(
     from ci.parity.compare import Source
     from ci.parity.fix import mend, patch
     from ci.parity.tree import Tree
-    from provisioning.findings import Artifact
+    from provisioning.base.findings import Artifact
 
     replies = _replies(args.build, root, mapping)
     source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def _check(
 
 
 def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
-    from provisioning.findings import Severity
+    from provisioning.base.findings import Severity
 
     for (rule, place, _), group in _alike(found).items():
         message = group[0].message
@@ -149,7 +149,7 @@ def _alike(found: Checked) -> dict[tuple[str, str, str], list[Difference]]:
 
 
 def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]) -> Path:
-    from provisioning.errors import EnvironmentLacking
+    from provisioning.base.errors import EnvironmentLacking
 
     named = named or _known_root(selection, environ)
     remedy = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
@@ -176,7 +176,7 @@ def _known_root(selection: Selection, environ: MappingOf[str, str]) -> Path | No
 
 def _replies(given: list[str], root: Path, mapping: Mapping) -> dict[str, Reply]:
     from ci.parity.file_api import read_reply
-    from provisioning.errors import UsageError
+    from provisioning.base.errors import UsageError
 
     known = [variant.name for variant in mapping.variants]
     found = {}

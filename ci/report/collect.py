@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from provisioning.findings import Finding, Outcome, Report, Severity
-from provisioning.rendering.text import DID_NOT_RUN
+from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.rendering.text import DID_NOT_RUN
 
 GATE = "gate"
 """The gate's own report only repeats what the stages' say, so it is not shown beside them."""

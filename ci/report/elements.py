@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from provisioning.rendering.text import one_line, visible
+from provisioning.base.rendering.text import one_line, visible
 
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:

@@ -16,8 +16,8 @@ from xml.etree.ElementTree import Element, tostring
 from ci.report.elements import badge, element, file_link, number, path, short, table
 from ci.report.lanes import lanes_section
 from ci.report.programs import collected, programs_section
-from provisioning.findings import Artifact, Finding, Report, Severity
-from provisioning.rendering.text import (
+from provisioning.base.findings import Artifact, Finding, Report, Severity
+from provisioning.base.rendering.text import (
     LOG,
     Verdict,
     by_severity,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, number, table
-from provisioning.findings import Metric, Report
-from provisioning.rendering.text import plural, size
+from provisioning.base.findings import Metric, Report
+from provisioning.base.rendering.text import plural, size
 
 STAGE = "test_onnx"
 

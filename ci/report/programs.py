@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, one_line_code
-from provisioning.findings import Finding, Metric, Report, Severity
-from provisioning.rendering.text import plural, seconds, size
+from provisioning.base.findings import Finding, Metric, Report, Severity
+from provisioning.base.rendering.text import plural, seconds, size
 
 STAGES = ("test_lowering", "test_emulator")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.report.html import html
-from provisioning.errors import UsageError
-from provisioning.findings import Report
-from provisioning.rendering import junit, markdown
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Report
+from provisioning.base.rendering import junit, markdown
 
 
 def publish(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> list[Path]:

@@ -14,12 +14,12 @@ from ci.gate import stage_names
 from ci.report.collect import collect
 from ci.report.html import html
 from ci.report.publish import publish, save
-from provisioning.errors import EnvironmentLacking
-from provisioning.findings import SCHEMA, Outcome, Report
-from provisioning.rendering import RuleText, console, github_annotations, junit, markdown, sarif
-from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.rendering.text import verdict, worst
-from provisioning.settings import reports_path
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.findings import SCHEMA, Outcome, Report
+from provisioning.base.rendering import RuleText, console, github_annotations, junit, markdown, sarif
+from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
+from provisioning.base.rendering.text import verdict, worst
+from provisioning.base.settings import reports_path
 
 EXAMPLES = """\
   nox -s report

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from provisioning.findings import Finding
+    from provisioning.base.findings import Finding
 
 
 def require_signed(paths: Iterable[Path]) -> list[Finding]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ci.signing import chain, elf, image, mbn, scheme
 from ci.signing.elf import Bytes, Elf, Header, Malformed, Segment
 from ci.signing.keys import Identity
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 
 SOFTWARE_IDS = {"adsp": 0x04, "cdsp": 0x17, "slpi": 0x18}
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 from ci.signing import process
-from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 
 SERIAL_FILE = "/sys/devices/soc0/serial_number"
 SECONDS = 30.0

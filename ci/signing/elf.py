@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 

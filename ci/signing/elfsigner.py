@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.signing import process
-from provisioning.diagnosis import nearest
-from provisioning.errors import (
+from provisioning.base.diagnosis import nearest
+from provisioning.base.errors import (
     CheckFailed,
     EnvironmentLacking,
     LicenceNotAccepted,

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 
 
 def put(path: Path, content: bytes) -> None:

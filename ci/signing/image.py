@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ci.signing import elf, mbn
 from ci.signing.elf import Bytes, Elf, Malformed, Segment
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
 
 TYPE_MASK = 7 << 24
 TYPE_HEAD = 7 << 24

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.signing import process, scheme
-from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 
 PASSPHRASE_VARIABLE = "QNN_CI_SIGNING_PASSPHRASE"
 MOST_KEY_BYTES = 1 << 20

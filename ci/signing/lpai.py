@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.cli import command_line, duration
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
-from provisioning.settings import Selection, add_selection, selection_of
+from provisioning.base.command_line import command_line, duration
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.settings import Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
     from cryptography import x509
 
     from ci.signing.keys import Identity
     from ci.signing.plan import Chip
+    from provisioning.base.findings import Finding, Metric, StageRun
     from provisioning.environment import Environment
-    from provisioning.findings import Finding, Metric, StageRun
 
 EXAMPLES = """\
   nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850
@@ -82,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning.findings import Outcome, StageRun
+    from provisioning.base.findings import Outcome, StageRun
 
     selection = selection_of(args)
     if not selection.targets:
@@ -160,7 +160,7 @@ def _sign_all(args: argparse.Namespace, selection: Selection, stage: StageRun) -
     from ci.signing.files import put
     from ci.signing.keys import root_pem
     from ci.signing.options import identity_of
-    from provisioning.findings import Severity
+    from provisioning.base.findings import Severity
 
     chips = plan.chips(selection.socs or (selection.soc,), args.arch)
     serial = _serial(args)
@@ -230,7 +230,7 @@ def _sign_jobs(
     cancelled: threading.Event,
 ) -> None:
     """Sign side by side; one that fails does not keep the others from being signed."""
-    from provisioning.findings import Artifact, Severity
+    from provisioning.base.findings import Artifact, Severity
 
     try:
         into.mkdir(parents=True, exist_ok=True)
@@ -268,7 +268,7 @@ def _sign_jobs(
 def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
     """Sign, look at what came out as a stranger would, and only then put it in place."""
     from ci.signing import image, verification
-    from provisioning.findings import Severity
+    from provisioning.base.findings import Severity
 
     work.mkdir()
     made = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)

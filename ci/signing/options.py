@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
 
 if TYPE_CHECKING:
     from ci.signing.development import Binding

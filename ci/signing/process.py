@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 _PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TMPDIR", "TERM", "SYSTEMROOT")
 _PLAIN_PREFIXES = ("LC_", "ADB_", "ANDROID_ADB_", "ANDROID_SERIAL")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.signing.elf import Malformed
-from provisioning.cli import count
-from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.settings import reports_path
+from provisioning.base.command_line import count
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.settings import reports_path
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ci.signing.development import Binding
     from ci.signing.keys import Identity
     from ci.signing.verification import Expected, Verification
-    from provisioning.findings import Artifact, StageRun
+    from provisioning.base.findings import Artifact, StageRun
 
 EXAMPLES = """\
   python -m ci signing inspect dist/overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so
@@ -101,7 +101,7 @@ def _new_passphrase(args: argparse.Namespace) -> bytes:
 def _staged(name: str, args: argparse.Namespace, work: Callable[[argparse.Namespace, StageRun], int]) -> int:
     """Run as a stage does: its report is written however it ends."""
     from ci.signing.lpai import command_of
-    from provisioning.findings import StageRun
+    from provisioning.base.findings import StageRun
 
     stage = StageRun(name, "", "", command_of("python -m ci signing", sys.argv[2:]))
     reports = reports_path(args.reports)
@@ -137,7 +137,7 @@ def _sign(args: argparse.Namespace, stage: StageRun) -> int:
     from ci.signing.device import parse_serial
     from ci.signing.keys import root_pem
     from ci.signing.options import binding_of, identity_of
-    from provisioning.findings import Severity
+    from provisioning.base.findings import Severity
 
     names = [path.name for path in args.files]
     if len(set(names)) < len(names):
@@ -251,7 +251,7 @@ def _sign_one(
     source: Path, place: Path, identity: Identity, binding: Binding, *, replace_old: bool
 ) -> Artifact:
     from ci.signing import development, files, image
-    from provisioning.findings import Artifact
+    from provisioning.base.findings import Artifact
 
     if place.resolve() == source.resolve():
         raise UsageError(f"{place} would replace the library itself", remedy="-o names another directory")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ci.signing import chain, elf, image, mbn, scheme
 from ci.signing.elf import Bytes, Malformed
 from ci.signing.image import Range, Signed
-from provisioning.errors import ToolkitError
-from provisioning.findings import Finding, Severity
+from provisioning.base.errors import ToolkitError
+from provisioning.base.findings import Finding, Severity
 
 if TYPE_CHECKING:
     from cryptography import x509

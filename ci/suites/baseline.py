@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from provisioning.errors import ManifestError
-from provisioning.files import replace_text
-from provisioning.findings import Finding, Severity
+from provisioning.base.errors import ManifestError
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Model, load, parse
-from provisioning.settings import MANIFESTS
 
 DIRECTORY = MANIFESTS / "baselines"
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from provisioning.cli import count, duration
-from provisioning.errors import UsageError
+from provisioning.base.command_line import count, duration
+from provisioning.base.errors import UsageError
 
 
 def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:

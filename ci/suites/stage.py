@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from provisioning.findings import Outcome, StageRun
-from provisioning.settings import Selection
+from provisioning.base.findings import Outcome, StageRun
+from provisioning.base.settings import Selection
 
 
 def finish(stage: StageRun, selection: Selection) -> int:
     """Write and show the report; returns the exit code."""
-    from provisioning.rendering import show
+    from provisioning.base.rendering import show
 
     report = stage.finish()
     report.write(selection.reports)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ci.suites.model import AnyProgram, Thresholds
-from provisioning.errors import ManifestError
-from provisioning.files import replace_text
+from provisioning.base.errors import ManifestError
+from provisioning.base.files import replace_text
 
 if sys.version_info >= (3, 11):
     import tomllib

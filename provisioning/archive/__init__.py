@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from provisioning.archive.plan import DEFAULT, Limits, make_plan
 from provisioning.archive.reader import Member, Zip
 from provisioning.archive.writer import Entry, too_full, unpack
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 
 if TYPE_CHECKING:
-    from provisioning.progress import Progress
+    from provisioning.base.progress import Progress
 
 __all__ = ["DEFAULT", "Entry", "Limits", "Member", "extract", "members"]
 

@@ -17,7 +17,7 @@ from typing import cast
 
 from isal import igzip_lib, isal_zlib
 
-from provisioning.errors import ArchiveError, EnvironmentLacking
+from provisioning.base.errors import ArchiveError, EnvironmentLacking
 
 END = struct.Struct("<4s4H2LH")
 END64_LOCATOR = struct.Struct("<4sLQL")

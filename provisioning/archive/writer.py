@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Literal
 
 from provisioning.archive.plan import Plan, PlannedFile, PlannedLink
 from provisioning.archive.reader import Zip
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 
 if TYPE_CHECKING:
-    from provisioning.progress import Progress
+    from provisioning.base.progress import Progress
 
 MOST_WORKERS = 8
 OPEN_DIRECTORIES = 48

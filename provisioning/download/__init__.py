@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from provisioning.base.progress import Progress, Silent
 from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact
 from provisioning.download.disk import disk_faults
 from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, NotThere, Patience
 from provisioning.download.transfer import Fetched, Transfer
-from provisioning.progress import Progress, Silent
 
 __all__ = [
     "BUNDLE_VARIABLES",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit, urlunsplit
 
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
 
 MIRROR_VARIABLE = "QNN_CI_MIRROR"
 """A base URL that takes the place of scheme and host of every archive and Maven URL. The path stays, after

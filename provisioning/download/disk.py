@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from provisioning.errors import EnvironmentLacking, ToolkitError
+from provisioning.base.errors import EnvironmentLacking, ToolkitError
 
 BLOCK = 1 << 20
 

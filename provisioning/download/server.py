@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urljoin, urlsplit
 
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.disk import BLOCK
-from provisioning.errors import EnvironmentLacking, IntegrityError, UpstreamError
 
 if TYPE_CHECKING:
     import requests

@@ -16,6 +16,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
+from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.disk import BLOCK, disk_faults, hash_file, sync_folder, write_all
 from provisioning.download.server import (
@@ -33,8 +35,6 @@ from provisioning.download.server import (
     whole_number,
     zip_expected,
 )
-from provisioning.errors import IntegrityError, UpstreamError, UsageError
-from provisioning.progress import Progress
 
 if TYPE_CHECKING:
     import requests

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.errors import UsageError
+from provisioning.base.progress import Progress
 from provisioning.download import Fetched
-from provisioning.errors import UsageError
-from provisioning.progress import Progress
 
 if TYPE_CHECKING:
     from provisioning.manifest import Part

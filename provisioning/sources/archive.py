@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.progress import Progress
 from provisioning.download import Fetched, fetch, file_name, mirrored
-from provisioning.progress import Progress
 from provisioning.sources import landing_place
 
 if TYPE_CHECKING:

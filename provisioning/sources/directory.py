@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.errors import EnvironmentLacking
-from provisioning.identity import identity_of, metadata_text
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.component_facts import identity_of, metadata_text
 
 LANDMARKS: Mapping[str, tuple[str, ...]] = {
     "qnn-sdk": ("include/QNN", "lib/x86_64-linux-clang", "sdk.yaml"),

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
+from provisioning.base.progress import Progress
 from provisioning.download import alone, redact
-from provisioning.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
-from provisioning.progress import Progress
 
 if TYPE_CHECKING:
     from provisioning.manifest import Git

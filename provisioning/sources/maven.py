@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.errors import IntegrityError
+from provisioning.base.progress import Progress
 from provisioning.download import Fetched, NotThere, fetch, mirrored, redact
-from provisioning.errors import IntegrityError
-from provisioning.progress import Progress
 from provisioning.sources import landing_place
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
+from provisioning.base.progress import Progress
+from provisioning.base.settings import MANIFESTS
 from provisioning.download import Fetched, fetch, finished, redact, supplied
-from provisioning.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
-from provisioning.progress import Progress
-from provisioning.settings import MANIFESTS
 from provisioning.sources import landing_place
 
 if TYPE_CHECKING:

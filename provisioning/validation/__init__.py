@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from provisioning.errors import UsageError
-from provisioning.findings import Finding, Severity
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Finding, Severity
 from provisioning.validation.context import Context, Need
 
 _MODULES = ("versions", "libraries", "elf", "paths", "compiler")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from provisioning.diagnosis import nearest
-from provisioning.findings import Severity
+from provisioning.base.diagnosis import nearest
+from provisioning.base.findings import Severity
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need
 from provisioning.validation.probe import Answer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.elf import HEXAGON, X86_64, Elf
-from provisioning.loader import SystemLibraries
+from provisioning.loader_search import SystemLibraries
 from provisioning.validation import tables
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provisioning import elf as elves
-from provisioning import loader
+from provisioning import loader_search as loader
+from provisioning.base.findings import Severity
 from provisioning.elf import HEXAGON, Elf, highest_version, version_key
-from provisioning.findings import Severity
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Library, Need
 from provisioning.validation.tables import System

@@ -14,12 +14,12 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from provisioning import loader
+from provisioning import loader_search as loader
+from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.compat import load_measured
+from provisioning.component_facts import METADATA, identity_of
 from provisioning.environment import HOST_LIBRARIES, resolve
-from provisioning.identity import METADATA, identity_of
 from provisioning.manifest import load_profile, soc_named
-from provisioning.settings import DEFAULT_TARGET, Selection
 from provisioning.validation.context import Context, Host, Library, Need, Tool, Tree
 from provisioning.validation.probe import Answer, ask
 from provisioning.validation.scan import Cache, answer_key, libraries, record_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from provisioning.base.findings import Severity
 from provisioning.elf import version_key
-from provisioning.findings import Severity
 from provisioning.manifest import Archive, Profile, Soc, load_profile, profile_names
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Need, Tree

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from provisioning.base.findings import Severity
 from provisioning.environment import HOST_LIBRARIES, NDK_ALIASES
-from provisioning.findings import Severity
 from provisioning.manifest import COMPONENT_VARIABLES
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, same_path

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Model, Regex, Target, Version, load
-from provisioning.settings import MANIFESTS
 
 System = Literal["host", "aarch64-android", "aarch64-linux", "hexagon"]
 LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from provisioning.base.findings import Severity
 from provisioning.elf import version_key
-from provisioning.findings import Severity
 from provisioning.manifest import Requirement
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Host, Library, Need, Tree

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from provisioning.base.errors import UsageError
+from provisioning.base.rendering.variables import FORMATS, github
+from provisioning.base.settings import add_selection, selection_of
 from provisioning.environment import Environment, resolve
-from provisioning.errors import UsageError
-from provisioning.rendering.variables import FORMATS, github
-from provisioning.settings import add_selection, selection_of
 
 EXAMPLES = """\
   eval "$(python -m provisioning env)"

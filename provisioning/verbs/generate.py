@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from provisioning.errors import CheckFailed, UsageError
-from provisioning.files import replace_text
-from provisioning.settings import ROOT
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.settings import ROOT
 
 EXAMPLES = """\
   nox -s generate
@@ -31,9 +31,9 @@ GENERATED = {
     "manifests/schema/recipe.json": "ci.builds.recipes:schema",
     "manifests/schema/parity.json": "ci.parity.mapping:schema",
     "manifests/schema/report.json": "provisioning.verbs.generate:report_schema",
-    "manifests/schema/suite.json": "ci.lowering.schemas:suite_schema",
-    "manifests/schema/suggestions.json": "ci.lowering.schemas:suggestions_schema",
-    "manifests/schema/tolerances.json": "ci.lowering.schemas:tolerances_schema",
+    "manifests/schema/suite.json": "ci.executorch.schemas:suite_schema",
+    "manifests/schema/suggestions.json": "ci.executorch.schemas:suggestions_schema",
+    "manifests/schema/tolerances.json": "ci.executorch.schemas:tolerances_schema",
     "manifests/schema/onnx_suite.json": "ci.onnx.schemas:suite_schema",
     "manifests/schema/onnx_options.json": "ci.onnx.schemas:options_schema",
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
@@ -126,7 +126,7 @@ def report_schema() -> str:
 
     from pydantic import ConfigDict, Field, JsonValue, create_model
 
-    from provisioning import findings
+    from provisioning.base import findings
 
     # pydantic follows recursive aliases only by its own name for them.
     names = {**vars(findings), "Metric": JsonValue}

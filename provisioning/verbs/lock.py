@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
-from provisioning.errors import CheckFailed, UsageError
-from provisioning.files import replace_text
-from provisioning.progress import for_stream
-from provisioning.settings import MANIFESTS, store_path
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.progress import for_stream
+from provisioning.base.settings import MANIFESTS, store_path
 from provisioning.verbs.generate import stale
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _tree(
 
 
 def _record_origin(profile: str, name: str, component: Component, origin: Origin) -> None:
-    from provisioning.record import with_source_keys
+    from provisioning.manifest_edit import with_source_keys
 
     path = MANIFESTS / "profiles" / f"{profile}.toml"
     before = path.read_text(encoding="utf-8")

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.progress import for_stream
+from provisioning.base.settings import OFFICIAL_PROFILE, Selection, add_selection, selection_of
 from provisioning.environment import NEEDED, provision_flags, selecting_flags, users_own
-from provisioning.errors import UsageError
-from provisioning.findings import Artifact, Severity, StageRun
 from provisioning.inventory import hash_file
-from provisioning.progress import for_stream
-from provisioning.settings import OFFICIAL_PROFILE, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
+    from provisioning.base.progress import Progress
     from provisioning.manifest import Component, Profile
-    from provisioning.progress import Progress
     from provisioning.store import Store, Tree, Want
 
 EXAMPLES = """\
@@ -156,7 +156,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Component]:
-    from provisioning.compose import selection_of as parts_of
+    from provisioning.tree_plan import selection_of as parts_of
 
     every: dict[str, Component] = {str(name): component for name, component in profile.components.items()}
     for name in named:

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from provisioning.cli import Parser
+from provisioning.base.command_line import Parser
+from provisioning.base.settings import add_selection, selection_of
 from provisioning.environment import Environment, resolve
-from provisioning.settings import add_selection, selection_of
 from provisioning.verbs.env import explain
 
 EXAMPLES = """\

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.progress import for_stream, human_size
-from provisioning.settings import add_selection, selection_of, store_path
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.progress import for_stream, human_size
+from provisioning.base.settings import add_selection, selection_of, store_path
 from provisioning.verbs.provision import table
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ def _repair(args: argparse.Namespace) -> int:
 
 def _gc(args: argparse.Namespace) -> int:
     from provisioning import compat
-    from provisioning.compose import definition_of
     from provisioning.manifest import load_profile, profile_names
     from provisioning.store import Store
+    from provisioning.tree_plan import definition_of
 
     known = {
         definition_of(str(name), component)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.cli import command_line
-from provisioning.errors import UsageError
-from provisioning.findings import Metric, Outcome, Report, StageRun
-from provisioning.settings import Selection, add_selection, selection_of
+from provisioning.base.command_line import command_line
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Metric, Outcome, Report, StageRun
+from provisioning.base.settings import Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
     from provisioning.validation import Result
@@ -119,7 +119,7 @@ def _metrics(context: Context, results: Sequence[Result], ignored: int) -> dict[
 
 
 def _print(report: Report, results: Sequence[Result], wanted: str) -> None:
-    from provisioning import rendering
+    from provisioning.base import rendering
 
     if wanted == "console":
         sys.stdout.write(_states(results))
@@ -165,7 +165,7 @@ def _tell_github(report: Report, wanted: str, environ: Mapping[str, str]) -> Non
     """Annotations and the job's summary. Under the gate neither: it tells of all stages at its end."""
     if environ.get("GITHUB_ACTIONS") != "true" or environ.get("QNN_CI_GATE"):
         return
-    from provisioning import rendering
+    from provisioning.base import rendering
 
     if wanted == "console":
         sys.stdout.write(rendering.github_annotations(report))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.settings import ROOT
 from provisioning.manifest import load_profile
-from provisioning.settings import ROOT
 from tests.support.rehearsals import repository
 from tests.support.rehearsed import Rehearsed, example, rehearse
 

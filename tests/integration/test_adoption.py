@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 from tests.support.rehearsals import repository
 from tests.support.rehearsed import Rehearsed, example, rehearse
 
@@ -48,7 +48,7 @@ def adopter(root: Path, formula: str = "(x + x)") -> Path:
         root,
         {
             ".github/workflows/qnn.yml": workflow,
-            "ci/models.toml": SUITE.format(budget="cpu_budget = 0"),
+            "ci/suites/models.toml": SUITE.format(budget="cpu_budget = 0"),
             "ci/sums.py": MODEL.format(formula=formula),
             "ci/words.py": WORDS,
         },

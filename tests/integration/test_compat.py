@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ci.compat import stage
-from ci.installed import RUNNER
+from ci.engine.installed import RUNNER
+from ci.upstream.compat import stage
+from provisioning.base.settings import ROOT
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, load_measured
 from provisioning.environment import HOST_LIBRARIES
-from provisioning.settings import ROOT
 from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]

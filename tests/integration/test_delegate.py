@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.delegate.ledger import load_durations, load_ledger
-from ci.scheduler import Job, shard
-from provisioning.findings import Report, Severity
-from provisioning.settings import ROOT
+from ci.engine.jobs import Job, shard
+from ci.upstream.ledger import load_durations, load_ledger
+from provisioning.base.findings import Report, Severity
+from provisioning.base.settings import ROOT
 from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]

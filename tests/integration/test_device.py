@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 from tests.support.builds import Built, build, gone, run_stage
 from tests.support.devices import make_device_sdk, make_inputs, make_program
 from tests.support.miniature_executorch import digest, make_llama, make_tree

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from provisioning import download
+from provisioning.base.errors import EnvironmentLacking, ToolkitError
 from provisioning.download import Patience, fetch
-from provisioning.errors import EnvironmentLacking, ToolkitError
 from tests.support import fetching
 from tests.support.http_server import FileServer, Reply
 
@@ -109,7 +109,7 @@ import os, re, sys
 from pathlib import Path
 import filelock, requests
 from provisioning.download import Patience, fetch
-from provisioning.errors import ToolkitError
+from provisioning.base.errors import ToolkitError
 url, into, sha256, size, account = sys.argv[1:]
 if account:
     os.setgroups([])

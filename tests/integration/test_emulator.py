@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.installed import find_runner
-from provisioning.findings import Report
+from ci.engine.installed import find_runner
+from provisioning.base.findings import Report
 from tests.support.lowering_suites import Done, environment, run, suite
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]

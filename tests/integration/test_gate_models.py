@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.lowering.compile import ProgramCache
-from ci.lowering.suite import load_suite
-from provisioning.findings import Finding, Outcome, Report
-from provisioning.settings import ROOT
+from ci.executorch.compile import ProgramCache
+from ci.executorch.suite import load_suite
+from provisioning.base.findings import Finding, Outcome, Report
+from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
 from tests.support.processes import alive, descendants, wait_for
 

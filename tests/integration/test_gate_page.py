@@ -9,9 +9,9 @@ from typing import get_args
 
 import pytest
 
-from ci.lowering.suite import Scheme
+from ci.executorch.suite import Scheme
 from ci.report.html import html
-from provisioning.findings import Metric
+from provisioning.base.findings import Metric
 from tests.support.chromium import Page, page
 from tests.support.program_reports import BAD, GOOD, reports, row
 

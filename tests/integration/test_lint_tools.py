@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import MANIFESTS, ROOT
+from provisioning.base.settings import MANIFESTS, ROOT
 
 GATE = ".github/workflows/gate.yml"
 ACTION = ".github/actions/run-stage/action.yml"

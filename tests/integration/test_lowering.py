@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
 from tests.support.processes import alive, descendants, wait_for
 from tests.support.sdk import sdk_root
@@ -132,10 +132,10 @@ def test_a_chip_that_the_sdk_lacks_is_one_finding_without_compiling(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it() -> None:
-    from ci.lowering.audit import source_of
+    from ci.executorch.audit import source_of
 
-    trace = f'  File "{ROOT}/ci/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
-    assert source_of(trace) == ("ci/models/operators.py:48", "return torch.erf(x)")
+    trace = f'  File "{ROOT}/ci/suites/models/operators.py", line 48, in forward\n    return torch.erf(x)\n'
+    assert source_of(trace) == ("ci/suites/models/operators.py:48", "return torch.erf(x)")
 
 
 def test_a_suite_with_unknown_keys_is_wrong_use(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from ci.lowering.suite import QAT_SCHEMES, Scheme
-from provisioning.findings import Finding
-from provisioning.settings import ROOT
+from ci.executorch.suite import QAT_SCHEMES, Scheme
+from provisioning.base.findings import Finding
+from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, run
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
@@ -33,9 +33,9 @@ def _left(done: Done, case: str) -> list[Finding]:
 
 def _line(text: str) -> str:
     """Where the shipped operators have it, as a finding writes it."""
-    lines = (ROOT / "ci/models/operators.py").read_text().splitlines()
+    lines = (ROOT / "ci/suites/models/operators.py").read_text().splitlines()
     (number,) = [index for index, line in enumerate(lines, 1) if text in line]
-    return f"ci/models/operators.py:{number} `"
+    return f"ci/suites/models/operators.py:{number} `"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
 def test_weights_calibration_and_comparison_have_random_numbers_of_their_own() -> None:
     import torch
 
-    from ci.lowering.factory import CALIBRATION_SEED, make
+    from ci.suites.factory import CALIBRATION_SEED, make
 
     made = make("tests.support.lowering_models:noise", {}, ROOT)
     drawn = [made.model.weight.flatten(), *(made.sample(n)[0] for n in (0, 1, CALIBRATION_SEED))]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 
 pytestmark = pytest.mark.heavy
@@ -436,7 +436,7 @@ from dataclasses import replace
 from pathlib import Path
 from ci.onnx import engine, steps
 from ci.onnx.options import Settings
-from ci.workers.child import output_to
+from ci.engine.workers.child import output_to
 
 model, into, wrong = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "wrong"
 compiled = engine.compiled
@@ -521,7 +521,7 @@ from pathlib import Path
 from ci.onnx import engine
 from ci.onnx.options import Settings
 from ci.onnx.precision import precision_named
-from ci.workers.child import output_to
+from ci.engine.workers.child import output_to
 from provisioning.manifest import soc_named
 
 model, folder = Path(sys.argv[1]), Path(sys.argv[2])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.findings import Outcome
+from provisioning.base.findings import Outcome
 from tests.support import rehearsed
 from tests.support.rehearsed import Rehearsed
 

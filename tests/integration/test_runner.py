@@ -219,7 +219,7 @@ def test_help_names_every_exit_code_and_shows_examples(bench: Bench) -> None:
 
     assert ran.code == 0
     documented = re.findall(r"^ +(\d+)  ", ran.out.split("exit codes:")[1], re.MULTILINE)
-    source = (Path(__file__).parents[2] / "ci/runner/src/exit_code.h").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[2] / "ci/builds/runner/src/exit_code.h").read_text(encoding="utf-8")
     assert documented == re.findall(r"^  \w+ = (\d+),", source, re.MULTILINE)
     assert "qnn_executor_runner --model_path model.pte" in ran.out
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.runner import _provisioned, find_executorch
+from ci.builds.emulator_runner import _provisioned, find_executorch
 from provisioning import elf
-from provisioning.errors import EnvironmentLacking
-from provisioning.settings import ROOT, Selection
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.settings import ROOT, Selection
 from tests.support.runner import build, dist
 
 __all__ = ["dist"]
@@ -98,7 +98,7 @@ def test_the_report_names_every_staged_file(dist: Path) -> None:
 
 def test_the_first_error_of_a_failed_build_is_shown(tmp_path: Path) -> None:
     checkout = copied(tmp_path / "checkout")
-    source = checkout / "ci" / "runner" / "src" / "metrics.cpp"
+    source = checkout / "ci" / "builds" / "runner" / "src" / "metrics.cpp"
     source.write_text(source.read_text(encoding="utf-8") + "\nint broken = missing;\n", encoding="utf-8")
 
     result = build(tmp_path / "out", cwd=checkout)
@@ -113,8 +113,8 @@ def test_the_first_error_of_a_failed_build_is_shown(tmp_path: Path) -> None:
 @pytest.fixture(scope="session")
 def arm_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another machine's executorch wheel, from the user's store or brought into one of our own."""
+    from provisioning.base.settings import store_path
     from provisioning.manifest import load_profile
-    from provisioning.settings import store_path
     from provisioning.store import Store, Want
 
     selection = Selection("wheels", "aarch64-linux", "SM8650", store_path(), Path("reports"))

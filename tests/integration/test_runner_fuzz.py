@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ci.cmake import Build, find_cmake, find_compiler, find_ninja, find_program
-from provisioning.settings import ROOT
+from ci.builds.cmake import Build, find_cmake, find_compiler, find_ninja, find_program
+from provisioning.base.settings import ROOT
 from tests.support.runner import shared_folder
 
-SOURCE = ROOT / "ci" / "runner"
+SOURCE = ROOT / "ci" / "builds" / "runner"
 SEEDS = SOURCE / "fuzz" / "seeds"
 TARGETS = ("flags", "input_list")
 # libFuzzer is Clang's own. Where there is no Clang, seeded mutations drive the same harnesses.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.settings import DEFAULT_SOC, ROOT, Selection, store_path
 from provisioning.environment import resolve
-from provisioning.settings import DEFAULT_SOC, ROOT, Selection, store_path
 from tests.support.runner import Bench, dist
 from tests.support.sdk import sdk_root
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 from tests.support.http_server import FileServer
 from tests.support.rehearsals import IDENTITY, repository
 from tests.support.rehearsed import Rehearsed, filled, rehearse

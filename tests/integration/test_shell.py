@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.cli import STARTED_IN
-from provisioning.settings import ROOT
+from provisioning.base.command_line import STARTED_IN
+from provisioning.base.settings import ROOT
 
 SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 

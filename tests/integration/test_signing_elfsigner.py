@@ -13,7 +13,7 @@ import pytest
 
 from ci.signing import elfsigner, image, verification
 from ci.signing.elfsigner import Elfsigner, SignerFailed, SignerOffline
-from provisioning.errors import EnvironmentLacking, LicenceNotAccepted
+from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted
 from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER
 from tests.support.skels import Skel

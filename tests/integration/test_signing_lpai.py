@@ -17,7 +17,7 @@ import pytest
 
 from ci.signing import image, require_signed, verification
 from provisioning import licences
-from provisioning.findings import Severity
+from provisioning.base.findings import Severity
 from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER
 from tests.support.skels import Skel

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
 from provisioning.manifest import Git
 from provisioning.sources import git
 

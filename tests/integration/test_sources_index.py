@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.errors import IntegrityError, UpstreamError
 from provisioning.download import Fetched
-from provisioning.errors import IntegrityError, UpstreamError
 from provisioning.manifest import Wheel
 from provisioning.sources import wheel
 from provisioning.sources.wheel import fetch_wheel

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.manifest import Component
 from provisioning.store import Store, Want
 from tests.support.http_server import FileServer, Reply

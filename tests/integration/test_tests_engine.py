@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 from tests.support.engine import SWITCH
 
 pytestmark = pytest.mark.engine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 
 HELD = "tests/integration/test_image.py"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import MANIFESTS, ROOT
+from provisioning.base.settings import MANIFESTS, ROOT
 from tests.support.rehearsals import repository
 from tests.support.rehearsed import Rehearsed, rehearse
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import elf, loader
+from provisioning import elf
+from provisioning import loader_search as loader
+from provisioning.base.settings import DEFAULT_PROFILE, ROOT, Selection, selection_of
 from provisioning.environment import resolve
 from provisioning.manifest import load_profile
-from provisioning.settings import DEFAULT_PROFILE, ROOT, Selection, selection_of
 from provisioning.validation.scan import Cache, libraries
 
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
@@ -25,7 +26,7 @@ PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 def selection() -> Selection:
     import argparse
 
-    from provisioning.settings import add_selection
+    from provisioning.base.settings import add_selection
 
     parser = argparse.ArgumentParser()
     add_selection(parser)

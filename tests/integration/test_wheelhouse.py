@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioning import wheelhouse
-from provisioning.errors import EnvironmentLacking, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.wheelhouse import Wanted, fill
 from tests.support.wheels import make_wheel
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ci.builds.cmake import Program
 from ci.builds.plan import Plan, Sdk
 from ci.builds.recipes import for_tree, load_recipe
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import SourceTree
-from ci.cmake import Program
 
 COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"
 

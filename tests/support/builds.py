@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 
 STEERING = ("QNN_SDK_ROOT", "EXECUTORCH_ROOT", "ANDROID_NDK_ROOT", "QNN_CI_PROFILE", "QNN_CI_SOC")
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from provisioning.base.settings import TARGETS
 from provisioning.compat import Measured, Pair, Step
-from provisioning.loader import SystemLibraries
+from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
-from provisioning.settings import TARGETS
 from provisioning.validation.context import Context, Host, Tool, Tree
 from provisioning.validation.gather import stated_versions
 from provisioning.validation.probe import Answer

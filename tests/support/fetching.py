@@ -7,8 +7,8 @@ import sys
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+from provisioning.base.errors import ToolkitError
 from provisioning.download import Patience, fetch, transfer
-from provisioning.errors import ToolkitError
 
 
 def start(url: str, into: Path, sha256: str | None, size: int | None = None) -> ForkServerProcess:

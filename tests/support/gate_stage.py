@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from provisioning.cli import guarded
-from provisioning.findings import Artifact, Outcome, Severity, StageRun
-from provisioning.settings import add_selection, selection_of
+from provisioning.base.command_line import guarded
+from provisioning.base.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.base.settings import add_selection, selection_of
 
 MODULE = "tests.support.gate_stage"
 
@@ -81,7 +81,8 @@ def main(argv: list[str]) -> int:
 
 
 def _gate(args: argparse.Namespace) -> int:
-    from ci import gate, supervision
+    from ci import gate
+    from ci.engine import supervision
 
     gate.STAGES = tuple(gate.Stage(name, MODULE) for name in args.stages)
     supervision.PATIENCE = 0.1

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ci.lowering.factory import seed_of
+from ci.suites.factory import seed_of
 
 
 class Net(nn.Module):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.findings import Report
-from provisioning.settings import ROOT
+from provisioning.base.findings import Report
+from provisioning.base.settings import ROOT
 from tests.support.sdk import sdk_root
 
 CASE = """

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from provisioning.findings import Artifact
-from provisioning.settings import ROOT
+from provisioning.base.findings import Artifact
+from provisioning.base.settings import ROOT
 
 SOURCE = ROOT / "tests" / "support" / "executorch_tree"
 LLAMA = ROOT / "tests" / "support" / "llama_tree"

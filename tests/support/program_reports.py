@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioning.findings import Finding, Metric, Outcome, Report, Severity
+from provisioning.base.findings import Finding, Metric, Outcome, Report, Severity
 
 GOOD, BAD = "resnet/8a8w/SM8650", "gelu/fp16/SM8750"
 

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.rehearse.equivalents import Machine, Repository
-from ci.rehearse.expression import Value
-from ci.rehearse.model import read_workflow
-from ci.rehearse.runner import Choice, JobResult, Rehearsal, fresh_environment, run_workflow
-from ci.rehearse.verb import make_event, snapshot_of
+from ci.github.rehearse.equivalents import Machine, Repository
+from ci.github.rehearse.expression import Value
+from ci.github.rehearse.model import read_workflow
+from ci.github.rehearse.runner import Choice, JobResult, Rehearsal, fresh_environment, run_workflow
+from ci.github.rehearse.verb import make_event, snapshot_of
 
 WORKFLOW = ".github/workflows/w.yml"
 SHA = "0123456789abcdef0123456789abcdef01234567"

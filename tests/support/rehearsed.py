@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provisioning.findings import Report
-from provisioning.settings import ROOT
+from provisioning.base.findings import Report
+from provisioning.base.settings import ROOT
 
 OF_THE_RUN = ("GITHUB_", "RUNNER_", "QNN_", "ANDROID_NDK", "HEXAGON_SDK", "EXECUTORCH_ROOT")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 
 
 @dataclass(frozen=True)

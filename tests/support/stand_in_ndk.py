@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 
 SOURCE = ROOT / "tests" / "support" / "ndk_tree"
 REVISION = "26.2.11394342"

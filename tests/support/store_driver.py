@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from provisioning.cli import guarded
+from provisioning.base.command_line import guarded
+from provisioning.base.progress import Lines
 from provisioning.manifest import Component
-from provisioning.progress import Lines
 from provisioning.store import Store, Want
 
 

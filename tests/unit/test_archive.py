@@ -19,8 +19,8 @@ import pytest
 
 from provisioning import archive
 from provisioning.archive import Entry, Limits
-from provisioning.errors import EnvironmentLacking
-from provisioning.settings import ROOT
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.settings import ROOT
 from tests.support.zips import DEFLATED, FILE, PROGRAM, STORED, Item, folder, link, save, tree
 
 
@@ -229,7 +229,7 @@ class TestWhatIsPlaced:
 
 
 def archive_error() -> type[Exception]:
-    from provisioning.errors import ArchiveError
+    from provisioning.base.errors import ArchiveError
 
     return ArchiveError
 

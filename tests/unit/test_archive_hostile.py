@@ -12,7 +12,7 @@ import pytest
 
 from provisioning import archive
 from provisioning.archive import Limits
-from provisioning.errors import ArchiveError
+from provisioning.base.errors import ArchiveError
 from tests.support.zips import STORED, Item, build, deflated, folder, link, tree
 
 SMALL = Limits(members=5, total=3_000_000, ratio=20, ratio_floor=100_000)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from provisioning import archive
 from provisioning.archive.plan import unsafe
-from provisioning.errors import ArchiveError
+from provisioning.base.errors import ArchiveError
 from tests.support.zips import PROGRAM, STORED, Item, build, folder, link, tree
 
 NAME = st.text(

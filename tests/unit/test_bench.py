@@ -14,17 +14,27 @@ from pathlib import Path
 
 import pytest
 
-from ci import bench
-from ci.bench import provision
-from ci.bench.frame import Aim, Benchmark, Contender, Measured, Spread, empty, measure, metrics_of, rendered
-from ci.bench.sdk import SHAPE, Generated, generate
-from ci.bench.server import serving
+from ci.upkeep import bench
+from ci.upkeep.bench import provision
+from ci.upkeep.bench.frame import (
+    Aim,
+    Benchmark,
+    Contender,
+    Measured,
+    Spread,
+    empty,
+    measure,
+    metrics_of,
+    rendered,
+)
+from ci.upkeep.bench.sdk import SHAPE, Generated, generate
+from ci.upkeep.bench.server import serving
 from provisioning import archive
-from provisioning.cli import Verb, main
-from provisioning.errors import CheckFailed, EnvironmentLacking
-from provisioning.findings import Artifact, Outcome, Report
+from provisioning.base.command_line import Verb, main
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import Artifact, Outcome, Report
+from provisioning.base.settings import store_path
 from provisioning.manifest import load_profile
-from provisioning.settings import store_path
 
 AIM = Aim("fast", "slow", 2.0)
 
@@ -123,7 +133,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         module.prepared = prepared  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "stub_benchmark", module)
         monkeypatch.setattr(bench, "BENCHMARKS", {"stub": Verb("stub_benchmark", "a stub")})
-        verbs = {"bench": Verb("ci.bench", "benchmarks")}
+        verbs = {"bench": Verb("ci.upkeep.bench", "benchmarks")}
         reports = ["--reports", str(tmp_path / "reports"), "--work", str(tmp_path / "work")]
         return main("python -m ci", "", verbs, ["bench", *argv, *reports])
 
@@ -223,8 +233,8 @@ class TestTheGeneratedSdk:
         assert sum(directory.files for directory in SHAPE) > 6000
 
     def test_the_rules_of_the_official_sdk_fit_it(self, made: Generated) -> None:
-        from provisioning.compose import Placing
         from provisioning.store import Want
+        from provisioning.tree_plan import Placing
 
         part = load_profile(provision.PROFILE).components[provision.COMPONENT].parts[0]
         source = part.source.model_copy(update={"strip": "qairt/1/"})

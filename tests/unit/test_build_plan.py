@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ci.builds import configure, shadow, x86
-from ci.builds.asked import plan_of
 from ci.builds.plan import MEMORY_PER_JOB, Plan, available_memory, default_jobs
 from ci.builds.recipes import load_recipe
+from ci.builds.request import plan_of
 from ci.builds.script import script
 from ci.builds.toolchain import Toolchain, c_compiler_of, cross, ndk
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.settings import selection_of
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan
 from tests.support.miniature_executorch import make_tree
 from tests.support.needs import program

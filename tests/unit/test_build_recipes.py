@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ci.builds.recipes import RECIPES, filled, for_tree, load_recipe
-from provisioning.errors import ManifestError
-from provisioning.settings import TARGETS
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import TARGETS
 
 GOOD = """
 schema = 1

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds import overlay, sbom, source, stage
+from ci.builds import install as stage
+from ci.builds import overlay, sbom, source
 from ci.builds.disk import disk_faults
 from ci.builds.execute import Ticker, execute, fault
 from ci.builds.outputs import Built
 from ci.builds.plan import Command, Plan
 from ci.builds.tree import Submodule
-from provisioning.errors import CheckFailed, EnvironmentLacking
-from provisioning.findings import StageRun
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import StageRun
 from tests.support.build_plans import make_plan
 
 COMMAND = Command("building it", ("cmake", "--build", "."))

@@ -11,7 +11,7 @@ import pytest
 
 from ci.builds import tree as trees
 from ci.builds.recipes import for_tree, load_recipe
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 from tests.support.miniature_executorch import make_old, make_tree
 
 ADAPTOR = next(output for output in load_recipe("x86_64-linux").outputs if output.kind == "adaptor")

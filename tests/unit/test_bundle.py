@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ci.bundle import configure, contents, manifest, run, scripts
-from ci.bundle.contents import Model
+from ci.device.bundle import configure, contents, manifest, run, scripts
+from ci.device.bundle.contents import Model
 from ci.inspect.program import Delegate, Options, Program
 from ci.signing import lpai
 from ci.signing.keys import read_root
 from ci.signing.verification import Expected, verify_file
-from provisioning.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from tests.support import programs
 from tests.support.elves import AARCH64, HEXAGON, Library, skel
 from tests.support.needs import program

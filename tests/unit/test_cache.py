@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.cache import VerdictCache, digest_of_files, key_of
-from provisioning.findings import Metric as Json
+from ci.engine.memo import VerdictCache, digest_of_files, key_of
+from provisioning.base.findings import Metric as Json
 
 VERDICT: dict[str, Json] = {"outcome": "passed", "seconds": 1.5}
 NAMES = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.booleans(), max_size=4)

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS as CI
-from provisioning import errors
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.cli import PLACES, STARTED_IN, Verb, count, duration, guarded, main
+from provisioning.base import errors
+from provisioning.base.command_line import PLACES, STARTED_IN, Verb, count, duration, guarded, main
+from provisioning.base.settings import ROOT
 from provisioning.manifest import COMPONENT_VARIABLES
-from provisioning.settings import ROOT
 
 HEAVY = ("pydantic", "requests", "rich", "torch", "elftools", "executorch", "numpy", "cryptography")
 
 VERB = """
-import provisioning.errors as errors
+import provisioning.base.errors as errors
 EXAMPLES = "  nox -s verb"
 def configure(parser):
     parser.add_argument("what")
@@ -175,7 +175,7 @@ def test_who_is_asked_to_end_ends_as_if_interrupted(capsys: pytest.CaptureFixtur
 
 def test_a_reader_that_left_before_the_verdict_is_no_fault_and_no_pass() -> None:
     script = (
-        "import sys; from provisioning.cli import guarded\n"
+        "import sys; from provisioning.base.command_line import guarded\n"
         "def work():\n    [print('x' * 1000, flush=True) for _ in range(1000)]; return 5\n"
         "sys.exit(guarded(work, debug=False))"
     )
@@ -191,7 +191,7 @@ def test_a_reader_that_left_before_the_verdict_is_no_fault_and_no_pass() -> None
 
 def test_a_reader_that_left_does_not_change_a_verdict() -> None:
     program = (
-        "import os, sys; from provisioning.cli import guarded\n"
+        "import os, sys; from provisioning.base.command_line import guarded\n"
         "def work():\n    print('y'); return 1\n"
         "sys.exit(guarded(work, debug=False))"
     )
@@ -213,7 +213,7 @@ def test_a_reader_that_left_does_not_change_a_verdict() -> None:
 
 def test_output_that_nothing_can_take_is_a_clear_error() -> None:
     program = (
-        "import sys; from provisioning.cli import guarded\n"
+        "import sys; from provisioning.base.command_line import guarded\n"
         "sys.exit(guarded(lambda: print('y') or 0, debug=False))"
     )
     with Path("/dev/full").open("wb") as full:
@@ -355,7 +355,7 @@ def test_counts_and_durations_are_numbers() -> None:
 def test_the_frame_itself_loads_no_verb(program: str) -> None:
     tree = ast.parse((ROOT / program / "__main__.py").read_text(encoding="utf-8"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "provisioning.cli"}
+    assert imported == {"__future__", "provisioning.base.command_line"}
 
 
 def test_an_empty_path_is_not_the_current_directory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program, first_error
-from provisioning.errors import CheckFailed, EnvironmentLacking
+from ci.builds.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program, first_error
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 
 @pytest.fixture(autouse=True)

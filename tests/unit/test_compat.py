@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS
-from ci.compat import stage
+from ci.upstream.compat import stage
 from provisioning import compat
-from provisioning.cli import main
+from provisioning.base.command_line import main
+from provisioning.base.errors import EnvironmentLacking, ManifestError, UsageError
+from provisioning.base.findings import Severity, StageRun
+from provisioning.base.settings import Selection
 from provisioning.compat import STEPS, Measured, Pair, Step, load_builds, load_measured
-from provisioning.errors import EnvironmentLacking, ManifestError, UsageError
-from provisioning.findings import Severity, StageRun
 from provisioning.manifest import Wheel, load_profile
-from provisioning.settings import Selection
 from provisioning.validation import probe
 from provisioning.validation.probe import Answer
 

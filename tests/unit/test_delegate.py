@@ -18,24 +18,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci import installed
 from ci.__main__ import VERBS
-from ci.delegate import ledger as ledgers
-from ci.delegate import stage as stages
-from ci.delegate import suite as suites
-from ci.delegate.expression import compile_expression
-from ci.delegate.junit import junit_text
-from ci.delegate.ledger import Cost, Expected, Ledger, load_durations, load_ledger
-from ci.delegate.pool import Verdict
-from ci.delegate.stage import Options, Plan
-from ci.delegate.suite import Basis, Suite
-from ci.progress import Bar, Lines
-from ci.scheduler import Job
-from ci.workers.parent import Setup
-from provisioning.cli import main, termination_as_interrupt
-from provisioning.errors import EnvironmentLacking, ManifestError, UsageError
-from provisioning.findings import Report, Severity, StageRun
-from provisioning.settings import MANIFESTS, Selection
+from ci.engine import installed
+from ci.engine.jobs import Job
+from ci.engine.progress import Bar, Lines
+from ci.engine.workers.parent import Setup
+from ci.upstream import ledger as ledgers
+from ci.upstream import stage as stages
+from ci.upstream import suite as suites
+from ci.upstream.expression import compile_expression
+from ci.upstream.junit import junit_text
+from ci.upstream.ledger import Cost, Expected, Ledger, load_durations, load_ledger
+from ci.upstream.pool import Verdict
+from ci.upstream.stage import Options, Plan
+from ci.upstream.suite import Basis, Suite
+from provisioning.base.command_line import main, termination_as_interrupt
+from provisioning.base.errors import EnvironmentLacking, ManifestError, UsageError
+from provisioning.base.findings import Report, Severity, StageRun
+from provisioning.base.settings import MANIFESTS, Selection
 
 SUITE = Suite({"executorch": "1.5.1", "torch": "2.13.0"}, "package", "support", ("torchvision",))
 BASIS = Basis(SUITE, {"build_id": "v2.49", "libraries": "digest"}, "runner", "SM8650", {"QNN_BACKEND": "htp"})
@@ -601,7 +601,7 @@ def no_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(f"#!{sys.executable}\n{BUILDS}", encoding="utf-8")
     script.chmod(0o755)
     monkeypatch.setattr(installed, "RUNNER", runner)
-    monkeypatch.setattr("ci.installed.sys.executable", str(script))
+    monkeypatch.setattr("ci.engine.installed.sys.executable", str(script))
     return runner
 
 
@@ -649,7 +649,7 @@ def test_a_remedy_runs_the_test_on_the_same_chip(tmp_path: Path, profile: str, s
 
 
 def test_help_shows_every_example_as_a_command_that_parses() -> None:
-    from ci import delegate
+    from ci import upstream as delegate
 
     parser = argparse.ArgumentParser()
     delegate.configure(parser)

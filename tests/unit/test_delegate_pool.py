@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.delegate.pool import SuiteWorker, Verdict, Workers
-from ci.scheduler import Job, run_jobs
-from ci.workers.parent import Setup, WorkerSlot, tail
+from ci.engine.jobs import Job, run_jobs
+from ci.engine.workers.parent import Setup, WorkerSlot, tail
+from ci.upstream.pool import SuiteWorker, Verdict, Workers
 
 WORKER = """\
 import json, os, pathlib, signal, sys, time

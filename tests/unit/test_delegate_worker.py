@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import shims
-from ci.delegate import worker
+from ci.upstream import shims, worker
 
 SEED_ALL = worker._seed
 """Before it is taken away below."""

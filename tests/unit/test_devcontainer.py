@@ -10,7 +10,7 @@ import pytest
 
 from ci.image.plan import DOCKER, plan_of
 from ci.image.verb import CACHE
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 
 TEXT = (ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8")
 SAID: dict[str, Any] = json.loads(TEXT)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ci.bundle.manifest import Bundle, File
 from ci.device import session, verb
+from ci.device.bundle.manifest import Bundle, File
 from ci.device.transport import Adb, Answer, Device, Lost, Ssh, TimedOut
 from ci.device.verb import the_bundle
-from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
-from provisioning.findings import StageRun
+from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.findings import StageRun
 from tests.support.local_device import Local
 
 

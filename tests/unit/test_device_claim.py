@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.bundle.scripts import LOCK
+from ci.device.bundle.scripts import LOCK
 from ci.device.claim import Holder, claimed, this_process
 from ci.device.transport import Answer
-from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 from tests.support.local_device import Local
 
 

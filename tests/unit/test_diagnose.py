@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from provisioning import diagnosis
-from provisioning.cli import main
-from provisioning.errors import ManifestError
+from provisioning.base import diagnosis
+from provisioning.base.command_line import main
+from provisioning.base.errors import ManifestError
 
 ENTRIES = diagnosis.knowledge().entries
 

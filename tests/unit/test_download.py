@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioning import download
-from provisioning.download import Patience, fetch, file_name, mirrored, redact, server
-from provisioning.download.server import parse_content_range, parse_retry_after
-from provisioning.errors import (
+from provisioning.base.errors import (
     EnvironmentLacking,
     IntegrityError,
     ToolkitError,
     UpstreamError,
     UsageError,
 )
+from provisioning.download import Patience, fetch, file_name, mirrored, redact, server
+from provisioning.download.server import parse_content_range, parse_retry_after
 from tests.support.http_server import FileServer, Reply
 
 BODY = random.Random(1).randbytes(400_000)

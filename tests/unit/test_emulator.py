@@ -16,18 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci import emulator
 from ci.__main__ import VERBS
-from ci.emulator import Measured, RunSlot, _measure_all, findings_of
-from ci.lowering.compare import EXACT_DB, Unusable, figures, missed
-from ci.lowering.compile import Compiled, Settings
-from ci.lowering.stage import Plan
+from ci.executorch import emulate as emulator
+from ci.executorch.compile import Compiled, Settings
+from ci.executorch.emulate import Measured, RunSlot, _measure_all, findings_of
+from ci.executorch.stage import Plan
+from ci.suites.accuracy import EXACT_DB, Unusable, figures, missed
 from ci.suites.baseline import Baseline
 from ci.suites.model import Thresholds
-from provisioning.cli import main
+from provisioning.base.command_line import main
+from provisioning.base.findings import Report
+from provisioning.base.settings import ROOT, Selection
 from provisioning.environment import Environment
-from provisioning.findings import Report
-from provisioning.settings import ROOT, Selection
 from tests.support.lowering import BASIS, SUITE, make_program
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
@@ -203,7 +203,7 @@ class TestKept:
     ) -> None:
         compiled = make_compiled(tmp_path, "echo")
         self._measured(tmp_path, compiled)
-        monkeypatch.setattr(emulator, "MEASURING", ("ci/emulator.py",))
+        monkeypatch.setattr(emulator, "MEASURING", ("ci/executorch/emulate.py",))
         assert not self._measured(tmp_path, compiled).cached
 
     def test_a_run_that_is_known_to_fail_leaves_nothing_to_look_at(

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import Selection
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, provision_flags, resolve
-from provisioning.errors import EnvironmentLacking, UsageError
 from provisioning.inventory import Inventory
 from provisioning.manifest import Component
-from provisioning.settings import Selection
 from provisioning.store import Tree, Want
 from tests.support.environments import write_ndk
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.errors import UsageError
-from provisioning.rendering.variables import docker
+from provisioning.base.errors import UsageError
+from provisioning.base.rendering.variables import docker
 from tests.support.readers import HARD, read_docker
 
 

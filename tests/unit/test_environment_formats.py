@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from provisioning.errors import UsageError
-from provisioning.rendering.variables import FORMATS, as_json, docker, github, sh
-from provisioning.rendering.variables import dotenv as as_dotenv
+from provisioning.base.errors import UsageError
+from provisioning.base.rendering.variables import FORMATS, as_json, docker, github, sh
+from provisioning.base.rendering.variables import dotenv as as_dotenv
 from tests.support.readers import HARD, read_docker, read_github
 
 SHELLS = [shell for shell in ("bash", "dash", "sh") if shutil.which(shell)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from provisioning import environment
+from provisioning.base.settings import Selection
 from provisioning.environment import resolve
-from provisioning.settings import Selection
 
 
 class Empty:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.errors import UsageError
-from provisioning.settings import ROOT
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import ROOT
 from provisioning.verbs import env
 from tests.support.readers import read_github
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.files import replace_text
+from provisioning.base.files import replace_text
 
 
 def test_a_file_is_made_with_its_folders(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.findings import Outcome, Report, StageRun
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.findings import Outcome, Report, StageRun
 
 
 def _stopped_by(error: BaseException, reports: Path, subject: str = "") -> Report:

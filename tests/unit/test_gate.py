@@ -16,13 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci import gate, supervision
+from ci import gate
+from ci.engine import supervision
 from ci.report.collect import did_not_run
-from provisioning.diagnosis import explain
-from provisioning.errors import UsageError
-from provisioning.findings import Finding, Outcome, Report, Severity, StageRun
-from provisioning.rendering.text import verdict
-from provisioning.settings import ROOT, Selection
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Finding, Outcome, Report, Severity, StageRun
+from provisioning.base.rendering.text import verdict
+from provisioning.base.settings import ROOT, Selection
 from tests.support.gate_stage import MODULE
 
 

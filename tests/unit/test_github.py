@@ -19,11 +19,11 @@ import pytest
 
 from ci import github as verb
 from ci.github import files, place, plan, release, setup, stage, verdict
-from ci.rehearse.commands import pairs
-from provisioning.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
-from provisioning.findings import Outcome, Report, Severity, StageRun
+from ci.github.rehearse.commands import pairs
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
+from provisioning.base.findings import Outcome, Report, Severity, StageRun
+from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.manifest import load_profile
-from provisioning.settings import MANIFESTS, ROOT
 from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import IDENTITY, repository, write
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ci.github import packages
-from provisioning.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 
 Machine = Callable[..., Path]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.identity import Identity, identity_of
+from provisioning.component_facts import Identity, identity_of
 
 
 @pytest.mark.parametrize(

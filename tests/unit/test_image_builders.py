@@ -12,7 +12,7 @@ import pytest
 
 from ci.image.builders import Buildah, Built, Docker, Order, choose, failure
 from ci.image.engine import Engine
-from provisioning.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 NONE = Engine.__new__(Engine)
 """docker's own client builds in the engine, without our help."""

@@ -18,7 +18,7 @@ from ci.image.context import Apt, assemble, check_packages, keep_packages, link_
 from ci.image.engine import Done, Engine, Job
 from ci.image.plan import DOCKER, Package, plan_of
 from provisioning import wheelhouse
-from provisioning.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
+from provisioning.base.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
 from provisioning.inventory import Inventory
 from provisioning.store import Store, Tree
 

@@ -16,8 +16,8 @@ import pytest
 
 import docker
 from ci.image.engine import PATIENCE, Done, Engine, Job, Mount, connect, fault_of
-from provisioning.errors import CheckFailed, EnvironmentLacking, UpstreamError
-from provisioning.settings import ROOT
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError
+from provisioning.base.settings import ROOT
 from tests.support.http_server import FileServer
 
 

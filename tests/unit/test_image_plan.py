@@ -12,7 +12,7 @@ import pytest
 from ci.image import plan as plans
 from ci.image.plan import DOCKER, Package, load_images, load_packages, plan_of, render_packages
 from ci.image.verb import configure, labels
-from provisioning.errors import ManifestError, UsageError
+from provisioning.base.errors import ManifestError, UsageError
 from provisioning.locks import lock_path
 from provisioning.manifest import load_environments, load_profile
 

@@ -15,7 +15,7 @@ from ci.image.builders import Built, Order
 from ci.image.context import link_tree
 from ci.image.engine import Engine
 from ci.image.reproduce import Comparison, build_twice, differences
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 
 NONE = Engine.__new__(Engine)
 

@@ -10,7 +10,7 @@ import pytest
 from ci.image.engine import Done, Engine, Job
 from ci.image.plan import plan_of
 from ci.image.sbom import Ingredient, document, ingredients_of, vendors_parts
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 from provisioning.manifest import load_profile
 
 

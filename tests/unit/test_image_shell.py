@@ -14,8 +14,8 @@ from ci.image.engine import Engine
 from ci.image.plan import plan_of
 from ci.image.shell import accounts, check, docker_run
 from ci.image.verb import labels
-from provisioning.cli import Parser
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.command_line import Parser
+from provisioning.base.errors import EnvironmentLacking
 
 PLAN = plan_of("wheels")
 

@@ -16,7 +16,7 @@ from ci.inspect import verb
 from ci.inspect.against import Answer, against
 from ci.inspect.flatbuffer import LARGEST_VECTOR, Malformed, Reader, Table
 from ci.inspect.program import LARGEST, Context, Options, Program, parse, read
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.programs import BUILD_ID, context, no_options, options, program
 
 WHOLE = program()

@@ -23,8 +23,8 @@ from ci.inspect.against import against
 from ci.inspect.flatbuffer import Malformed
 from ci.inspect.onnx_context import DTYPES, CompiledModel, parse_model, read_model
 from ci.inspect.protobuf import Message
-from provisioning.errors import CheckFailed
-from provisioning.settings import ROOT
+from provisioning.base.errors import CheckFailed
+from provisioning.base.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
 
 
@@ -243,7 +243,7 @@ class TestVerb:
     def test_it_needs_no_onnx(self, tmp_path: Path) -> None:
         script = (
             "import sys; sys.modules['onnx'] = sys.modules['google.protobuf'] = None\n"
-            "from ci.__main__ import VERBS; from provisioning.cli import main\n"
+            "from ci.__main__ import VERBS; from provisioning.base.command_line import main\n"
             "sys.exit(main('', '', VERBS, sys.argv[1:]))"
         )
         command = [sys.executable, "-c", script, "inspect", str(context_model(tmp_path))]

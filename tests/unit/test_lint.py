@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ci import lint
-from provisioning.errors import EnvironmentLacking
-from provisioning.findings import Outcome, Report
-from provisioning.settings import ROOT
+from ci.upkeep import lint
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.findings import Outcome, Report
+from provisioning.base.settings import ROOT
 
 HOST = ".".join(("pypi", "org"))
 

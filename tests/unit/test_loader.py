@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from provisioning import elf
 from provisioning.elf import Elf
-from provisioning.loader import Missing, SystemLibraries, expand, read_cache, unresolved
+from provisioning.loader_search import Missing, SystemLibraries, expand, read_cache, unresolved
 from tests.support.elves import AARCH64, Library
 
 

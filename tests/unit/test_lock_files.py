@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from provisioning import locks
-from provisioning.errors import ManifestError
+from provisioning.base.errors import ManifestError
 from provisioning.manifest import PythonEnvironment
 from tests.support.wheels import make_wheel
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.errors import ManifestError
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Archive, Profile, load
-from provisioning.record import with_source_keys
-from provisioning.settings import MANIFESTS
+from provisioning.manifest_edit import with_source_keys
 
 KEYS: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}
 

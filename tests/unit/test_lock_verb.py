@@ -11,8 +11,8 @@ import pytest
 
 from provisioning import manifest
 from provisioning.__main__ import VERBS
-from provisioning.cli import main
-from provisioning.settings import MANIFESTS
+from provisioning.base.command_line import main
+from provisioning.base.settings import MANIFESTS
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import PLACE, STRIP, sdk_zip
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.lowering.compile import Basis, ProgramCache, basis_of, key
-from ci.lowering.imports import closure
-from provisioning.errors import EnvironmentLacking
+from ci.executorch.compile import Basis, ProgramCache, basis_of, key
+from ci.suites.imports import closure
+from provisioning.base.errors import EnvironmentLacking
 from tests.support.lowering import BASIS, SUITE, make_program
 
 
@@ -184,7 +184,7 @@ class TestImports:
 def test_an_environment_without_executorch_is_told_what_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ci.lowering.compile.PACKAGES", ("no-such-package-here",))
+    monkeypatch.setattr("ci.executorch.compile.PACKAGES", ("no-such-package-here",))
     with pytest.raises(EnvironmentLacking) as raised:
         basis_of(tmp_path)
     assert "nox -s test_lowering" in raised.value.remedy

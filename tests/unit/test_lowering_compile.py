@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ci.lowering import compile as compiling
-from ci.lowering.compile import Compiled, Fault, Settings, compile_programs
-from ci.lowering.stage import refusals
-from ci.lowering.suite import Program, programs_of
+from ci.executorch import compile as compiling
+from ci.executorch.compile import Compiled, Fault, Settings, compile_programs
+from ci.executorch.stage import refusals
+from ci.executorch.suite import Program, programs_of
 from ci.suites.baseline import Baseline
+from provisioning.base.settings import ROOT
 from provisioning.environment import Environment
-from provisioning.settings import ROOT
 from tests.support.lowering import BASIS, SUITE, make_program
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.lowering.imports import searched_first
+from ci.suites.imports import searched_first
 
 
 @pytest.fixture

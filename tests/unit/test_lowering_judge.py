@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from ci.executorch.compile import Compiled, Fault
+from ci.executorch.judge import artifact, cost, delegation, fault_finding, faults_of
+from ci.executorch.suite import SHIPPED
 from ci.inspect.program import Delegate, parse
 from ci.inspect.program import Program as Inside
-from ci.lowering.compile import Compiled, Fault
-from ci.lowering.judge import artifact, cost, delegation, fault_finding, faults_of
-from ci.lowering.suite import SHIPPED
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
-from provisioning.diagnosis import Explanation, explain
-from provisioning.errors import ManifestError
-from provisioning.findings import Severity
+from provisioning.base.diagnosis import Explanation, explain
+from provisioning.base.errors import ManifestError
+from provisioning.base.findings import Severity
 from tests.support.lowering import make_program
 from tests.support.programs import BUILD_ID, context, options, program
 
@@ -198,7 +198,7 @@ class TestFault:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         known = Explanation("a", "known", "write options = { vtcm_mb = 4 }", "", 1, "")
-        monkeypatch.setattr("ci.lowering.judge.explain", lambda log: [known])
+        monkeypatch.setattr("ci.executorch.judge.explain", lambda log: [known])
         (tmp_path / "log").touch()
         fault = Fault("compile", "it broke", tmp_path / "log")
         finding = fault_finding(make_program(tmp_path), fault, "test_lowering")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ci.report.html import html
 from ci.report.programs import collected, programs_section
-from provisioning.findings import Metric
+from provisioning.base.findings import Metric
 from tests.support.program_reports import BAD, GOOD, reports
 
 

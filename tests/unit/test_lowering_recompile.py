@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ci.lowering import compile as compiling
-from ci.lowering.compile import PACKAGES, Compiled, Settings, basis_of, compile_programs
-from ci.lowering.suite import programs_of
+from ci.executorch import compile as compiling
+from ci.executorch.compile import PACKAGES, Compiled, Settings, basis_of, compile_programs
+from ci.executorch.suite import programs_of
 from ci.suites.baseline import Baseline
+from provisioning.base.settings import ROOT
 from provisioning.environment import Environment
-from provisioning.settings import ROOT
 from tests.support.lowering import make_program
 
 BUILD_ID = b"v2.49.40.260810104044"

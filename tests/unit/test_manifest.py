@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provisioning.errors import ManifestError, UsageError
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import MANIFESTS, TARGETS
 from provisioning.manifest import (
     COMPONENT_VARIABLES,
     Profile,
@@ -26,7 +27,6 @@ from provisioning.manifest import (
     profile_names,
     soc_named,
 )
-from provisioning.settings import MANIFESTS, TARGETS
 from provisioning.verbs.generate import GENERATED, stale
 
 if sys.version_info >= (3, 11):

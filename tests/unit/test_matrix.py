@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci import matrix
-from ci.lowering.suite import SHIPPED, all_programs
-from ci.matrix import affected_cases, matrix_of
-from ci.scheduler import Job
-from provisioning.cli import main
-from provisioning.errors import UsageError
-from provisioning.settings import ROOT
+from ci.engine.jobs import Job
+from ci.executorch.suite import SHIPPED, all_programs
+from ci.github import matrix
+from ci.github.matrix import affected_cases, matrix_of
+from provisioning.base.command_line import main
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import ROOT
 
 PROGRAMS = all_programs([])
 
@@ -50,19 +50,19 @@ class TestAffected:
         return affected_cases(PROGRAMS, [ROOT / name for name in changed], "HEAD").cases
 
     def test_a_models_file_concerns_the_cases_that_use_it(self) -> None:
-        assert self._cases("ci/models/audio.py") == frozenset({"keywords"})
+        assert self._cases("ci/suites/models/audio.py") == frozenset({"keywords"})
 
     def test_a_file_that_others_import_concerns_theirs_too(self) -> None:
-        cases = self._cases("ci/models/vision.py")
+        cases = self._cases("ci/suites/models/vision.py")
         assert cases is not None and {"vit", "bert", "llama_decode", "op_gelu"} <= cases
 
     @pytest.mark.parametrize(
         "changed",
         [
-            "ci/lowering/lower.py",
-            "ci/lowering/judge.py",
-            "ci/emulator.py",
-            "ci/scheduler.py",
+            "ci/executorch/lower.py",
+            "ci/executorch/judge.py",
+            "ci/executorch/emulate.py",
+            "ci/engine/jobs.py",
             "provisioning/store.py",
         ],
     )
@@ -74,26 +74,28 @@ class TestAffected:
         [
             "manifests/locks/executorch.txt",
             "manifests/profiles/wheels.toml",
-            "ci/runner/CMakeLists.txt",
+            "ci/builds/runner/CMakeLists.txt",
             "new.bin",
-            "ci/models/gone.py",
+            "ci/suites/models/gone.py",
         ],
     )
     def test_what_is_not_sure_concerns_everything(self, changed: str) -> None:
         assert self._cases(changed) is None
 
     @pytest.mark.parametrize(
-        "changed", ["README.md", "docs/runner.md", "tests/unit/test_elf.py", "ci/lint.py"]
+        "changed", ["README.md", "docs/runner.md", "tests/unit/test_elf.py", "ci/upkeep/lint.py"]
     )
     def test_what_nothing_here_reads_concerns_nothing(self, changed: str) -> None:
         assert self._cases(changed) == frozenset()
 
     def test_the_file_that_made_it_everything_is_named(self) -> None:
-        changed = [ROOT / "docs/x.md", ROOT / "ci/emulator.py"]
-        assert affected_cases(PROGRAMS, changed, "HEAD").why == "ci/emulator.py"
+        changed = [ROOT / "docs/x.md", ROOT / "ci/executorch/emulate.py"]
+        assert affected_cases(PROGRAMS, changed, "HEAD").why == "ci/executorch/emulate.py"
 
     def test_a_case_that_changed_in_the_suite_is_the_only_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        then = SHIPPED.read_text().replace('factory = "ci.models.audio:keywords"', 'factory = "old:keywords"')
+        then = SHIPPED.read_text().replace(
+            'factory = "ci.suites.models.audio:keywords"', 'factory = "old:keywords"'
+        )
         monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: then)
         assert self._cases("manifests/suites/lowering.toml") == frozenset({"keywords"})
 
@@ -246,7 +248,7 @@ class TestVerb:
     def test_only_the_cases_concerned_are_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setattr(matrix, "changed_files", lambda ref, repository: ["ci/models/audio.py"])
+        monkeypatch.setattr(matrix, "changed_files", lambda ref, repository: ["ci/suites/models/audio.py"])
         assert self._run("--changed-since", "HEAD", "--shards", "1") == 0
         (entry,) = json.loads(capsys.readouterr().out)["include"]
         assert entry["arguments"] == "--case keywords --shard 1/1"
@@ -260,7 +262,7 @@ class TestVerb:
 
 
 def test_the_flags_are_those_that_the_stages_take() -> None:
-    from ci.lowering.verb import configure
+    from ci.executorch.verb import configure
 
     parser = argparse.ArgumentParser()
     configure(parser)

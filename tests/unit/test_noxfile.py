@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from provisioning.settings import MANIFESTS, ROOT
+from provisioning.base.settings import MANIFESTS, ROOT
 
 STAND_IN = """\
 import pathlib, signal, sys, time

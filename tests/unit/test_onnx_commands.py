@@ -18,12 +18,12 @@ from filelock import FileLock
 from onnx import helper
 
 from ci.__main__ import VERBS
+from ci.engine.workers.parent import Setup
 from ci.onnx import commands
 from ci.onnx.arrays import save
 from ci.onnx.process import Crashed, OnnxWorker, Refused
-from ci.workers.parent import Setup
-from provisioning.cli import guarded, main
-from provisioning.errors import UsageError
+from provisioning.base.command_line import guarded, main
+from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, model_of, write
 
 STUB = """\

@@ -13,7 +13,7 @@ from ci.onnx.context import (
     record_path,
     require_fit,
 )
-from provisioning.errors import CheckFailed
+from provisioning.base.errors import CheckFailed
 from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
 
 

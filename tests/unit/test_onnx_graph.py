@@ -17,7 +17,7 @@ from ci.onnx.graph import (
     signature_of,
     simplify_gathers,
 )
-from provisioning.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from tests.support.onnx_models import context_model, conv_model, model_of, with_external_data, write
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ci.onnx.options import Value, described, files_of, options, parse_assignments, settings_of
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
 from provisioning.manifest import soc_named
 
 SM8650 = soc_named("SM8650")

@@ -10,7 +10,7 @@ import pytest
 
 from ci.onnx.graph import Signature, Tensor
 from ci.onnx.samples import MOST, calibration_samples, checked, read_inputs, read_samples
-from provisioning.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 
 ONE = Signature((Tensor("x", "float32", (1, 4)),), ())
 TWO = Signature((Tensor("tokens", "int32", (1, 4)), Tensor("mask", "float32", (1, 4))), ())

@@ -14,10 +14,11 @@ import jsonschema
 import pytest
 
 from ci.__main__ import VERBS
-from ci.cache import VerdictCache
-from ci.lowering.suite import SHIPPED as LOWERING
-from ci.lowering.suite import SUITES as LOWERING_SUITES
-from ci.lowering.suite import load_suite
+from ci.engine.memo import VerdictCache
+from ci.engine.workers.parent import Setup
+from ci.executorch.suite import SHIPPED as LOWERING
+from ci.executorch.suite import SUITES as LOWERING_SUITES
+from ci.executorch.suite import load_suite
 from ci.onnx import measure
 from ci.onnx.crosscheck import Lane, executorch_lane, key_of_program
 from ci.onnx.judge import cost, cross_check, findings_of, lane_of, pairs_of, row
@@ -30,11 +31,10 @@ from ci.onnx.suite import SHIPPED, Program, choose, programs_of
 from ci.report.lanes import lanes_section
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from ci.suites.thresholds import derived
-from ci.workers.parent import Setup
-from provisioning.cli import main
-from provisioning.errors import EnvironmentLacking, ManifestError, UsageError
-from provisioning.findings import Finding, Metric, Outcome, Report, Severity, StageRun
-from provisioning.settings import MANIFESTS, ROOT, Selection
+from provisioning.base.command_line import main
+from provisioning.base.errors import EnvironmentLacking, ManifestError, UsageError
+from provisioning.base.findings import Finding, Metric, Outcome, Report, Severity, StageRun
+from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from tests.support.onnx_models import with_external_data
 
 if sys.version_info >= (3, 11):
@@ -45,7 +45,7 @@ else:
 SUITE = """\
 schema = 1
 [case.net]
-factory = "ci.models.vision:resnet"
+factory = "ci.suites.models.vision:resnet"
 arguments = { width = 16 }
 [[case.net.run]]
 precision = "u16u8"
@@ -96,7 +96,7 @@ class TestSuite:
             ('"u16u8"', '"s16s16"', "use u16s16"),
             ('"SM8750"', '"SM9999"', "SM9999"),
             ("{ cosine = 0.99 }", "{}", "nothing would be compared"),
-            ('factory = "ci.models.vision:resnet"\n', "", "factory or model"),
+            ('factory = "ci.suites.models.vision:resnet"\n', "", "factory or model"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm = 4 }', "did you mean vtcm_mb"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { soc_model = 4 }', "is set by --soc"),
             ('tags = ["pr"]', 'tags = ["pr"]\noptions = { vtcm_mb = 1.5 }', "expected a whole number"),
@@ -258,7 +258,7 @@ ERROR = Finding("onnx-crash", Severity.ERROR, "bad", "gone", "again")
 LOWERED = """\
 schema = 1
 [case.other]
-factory = "ci.models.vision:resnet"
+factory = "ci.suites.models.vision:resnet"
 arguments = { width = 16 }
 [[case.other.run]]
 scheme = "16a8w"

@@ -14,10 +14,10 @@ from ci.parity.compare import Difference
 from ci.parity.mapping import MAPPING, Deliberate, Dependency, load_mapping
 from ci.parity.rules import RULES
 from ci.report.verb import RENDERINGS
-from provisioning.cli import main
-from provisioning.errors import ManifestError
-from provisioning.findings import Outcome, Report
-from provisioning.settings import ROOT
+from provisioning.base.command_line import main
+from provisioning.base.errors import ManifestError
+from provisioning.base.findings import Outcome, Report
+from provisioning.base.settings import ROOT
 from tests.support import miniature_tree
 from tests.support.miniature_tree import BACKENDS, QUALCOMM
 from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioning.progress import Bars, Lines, Silent, for_stream, human_size, human_time
+from provisioning.base.progress import Bars, Lines, Silent, for_stream, human_size, human_time
 
 
 class Clock:

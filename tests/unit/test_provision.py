@@ -14,10 +14,10 @@ import pytest
 
 from provisioning import compat
 from provisioning.__main__ import VERBS
-from provisioning.cli import main
-from provisioning.findings import Outcome, Report, Severity
+from provisioning.base.command_line import main
+from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import COMPONENT_VARIABLES, Component, Profile
-from provisioning.settings import MANIFESTS
 from tests.support.environments import write_ndk
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import component, sdk_zip

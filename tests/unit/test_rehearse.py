@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ci import rehearse as verb
-from ci.rehearse.runner import Choice, fresh_environment, hash_files
-from provisioning.errors import UsageError
-from provisioning.findings import Outcome, Report
+from ci.github import rehearse as verb
+from ci.github.rehearse.runner import Choice, fresh_environment, hash_files
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Outcome, Report
 from tests.support.rehearsals import SHA, log_of, rehearse, repository
 
 
@@ -694,7 +694,7 @@ def adopting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: str) -> tupl
             "who": "adopter\n",
         },
     )
-    monkeypatch.setattr("ci.rehearse.verb.ROOT", tool)
+    monkeypatch.setattr("ci.github.rehearse.verb.ROOT", tool)
     parser = argparse.ArgumentParser()
     verb.configure(parser)
     reports = tmp_path / "reports"
@@ -738,7 +738,9 @@ def test_what_neither_repository_has_is_an_error(
 @pytest.fixture
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small one, as each rehearsal of another repository clones it."""
-    monkeypatch.setattr("ci.rehearse.verb.ROOT", repository(tmp_path / "toolkit", {"who": "toolkit\n"}))
+    monkeypatch.setattr(
+        "ci.github.rehearse.verb.ROOT", repository(tmp_path / "toolkit", {"who": "toolkit\n"})
+    )
 
 
 def run_verb(tmp_path: Path, *flags: str, workflow: str, on: str = "[pull_request]") -> tuple[int, Report]:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.rehearse.commands import FORBIDDEN, Annotation, Told, entries, masked, pairs
-from provisioning.errors import CheckFailed
-from provisioning.rendering.variables import github
-from provisioning.rendering.workflow_commands import command
+from ci.github.rehearse.commands import FORBIDDEN, Annotation, Told, entries, masked, pairs
+from provisioning.base.errors import CheckFailed
+from provisioning.base.rendering.variables import github
+from provisioning.base.rendering.workflow_commands import command
 
 
 def read(tmp_path: Path, text: str) -> dict[str, str]:

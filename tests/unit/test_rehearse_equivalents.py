@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.rehearse.equivalents import (
+from ci.github.rehearse.equivalents import (
     EQUIVALENTS,
     Done,
     Machine,
@@ -29,7 +29,7 @@ from ci.rehearse.equivalents import (
     setup_python,
     upload_artifact,
 )
-from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from tests.support.rehearsals import IDENTITY, repository, write
 
 MAIN, MINE = "refs/heads/main", "refs/heads/mine"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.rehearse.expression import Known, Value, condition, evaluate, expand, parse, plain, used
-from provisioning.errors import UsageError
+from ci.github.rehearse.expression import Known, Value, condition, evaluate, expand, parse, plain, used
+from provisioning.base.errors import UsageError
 
 CONTEXTS: dict[str, Value] = {
     "github": Known("github", {"event_name": "pull_request", "event": {"pull_request": {"number": 7}}}),

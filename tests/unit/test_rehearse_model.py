@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.rehearse.model import (
+from ci.github.rehearse.model import (
     Input,
     allowed_in,
     check_permissions,
@@ -15,7 +15,7 @@ from ci.rehearse.model import (
     read_action,
     read_workflow,
 )
-from provisioning.errors import UsageError
+from provisioning.base.errors import UsageError
 
 STEP = "steps: [{run: 'true'}]"
 

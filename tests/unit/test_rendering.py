@@ -18,13 +18,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from provisioning.findings import Artifact, Finding, Metric, Outcome, Report, Severity
-from provisioning.rendering import RuleText, console, github_annotations, junit, markdown, sarif, show
-from provisioning.rendering.job_summary import cell
-from provisioning.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.rendering.text import DID_NOT_RUN, headline, seconds, size, visible, worst
-from provisioning.rendering.workflow_commands import command
-from provisioning.settings import ROOT
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
+from provisioning.base.rendering import RuleText, console, github_annotations, junit, markdown, sarif, show
+from provisioning.base.rendering.job_summary import cell
+from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
+from provisioning.base.rendering.text import DID_NOT_RUN, headline, seconds, size, visible, worst
+from provisioning.base.rendering.workflow_commands import command
+from provisioning.base.settings import ROOT
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -211,7 +211,7 @@ def test_printing_survives_a_terminal_without_unicode() -> None:
 
 def test_a_reader_that_left_does_not_keep_a_stage_from_its_end() -> None:
     program = (
-        "import sys; from provisioning.rendering.terminal import write\n"
+        "import sys; from provisioning.base.rendering.terminal import write\n"
         "for _ in range(3): write('x' * 100_000, sys.stdout)\n"
         "print('more'); sys.exit(1)"
     )

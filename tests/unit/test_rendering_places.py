@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from provisioning.findings import Finding, Outcome, Report, Severity
-from provisioning.rendering import github_annotations, sarif
-from provisioning.rendering.text import place_of
+from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.rendering import github_annotations, sarif
+from provisioning.base.rendering.text import place_of
 
 
 def _report(subject: str, message: str = "message") -> Report:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from ci.report import verb
 from ci.report.collect import collect
 from ci.report.html import html
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.findings import Artifact, Finding, Metric, Outcome, Report, Severity
-from provisioning.rendering.text import one_line, verdict, visible
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
+from provisioning.base.rendering.text import one_line, verdict, visible
 
 
 def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> Report:

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
-from ci.builds import emulated, runner
-from ci.builds.emulated import judge, probe_in
-from ci.builds.runner import Executorch, Plan, find_executorch
+from ci.builds import emulator_runner as runner
+from ci.builds import qemu_check as emulated
+from ci.builds.cmake import Program
+from ci.builds.emulator_runner import Executorch, Plan, find_executorch
+from ci.builds.qemu_check import judge, probe_in
 from ci.builds.staged import RUNNER, inspect
-from ci.cmake import Program
-from provisioning.cli import main
-from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.settings import Selection
+from provisioning.base.command_line import main
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.settings import Selection
 from tests.support.elves import AARCH64, Library
 
 GOOD = Library(
@@ -97,7 +98,7 @@ def test_no_outputs_at_all_are_told() -> None:
 
 
 def arguments(*flags: str) -> tuple[argparse.Namespace, Selection]:
-    from provisioning.settings import selection_of
+    from provisioning.base.settings import selection_of
 
     parser = argparse.ArgumentParser()
     runner.configure(parser)

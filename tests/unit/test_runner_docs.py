@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from provisioning.settings import ROOT
+from provisioning.base.settings import ROOT
 
-SOURCE = ROOT / "ci" / "runner" / "src"
+SOURCE = ROOT / "ci" / "builds" / "runner" / "src"
 PAGE = (ROOT / "docs" / "runner.md").read_text(encoding="utf-8")
 
 

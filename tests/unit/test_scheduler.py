@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci import scheduler
-from ci.scheduler import Calls, Estimate, Job, asked_shard, run_jobs, shard
-from provisioning.errors import UsageError
+from ci.engine import jobs as scheduler
+from ci.engine.jobs import Calls, Estimate, Job, asked_shard, run_jobs, shard
+from provisioning.base.errors import UsageError
 
 JOBS = st.lists(
     st.builds(Job, st.text("abcdef", min_size=1, max_size=5), st.floats(0, 200), st.integers(0, 8)),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import shims
+from ci.upstream import shims
 
 ABSENT = "qnn_ci_absent"
 

@@ -11,7 +11,7 @@ from cryptography import x509
 from ci.signing import development, elf, image, scheme, verification
 from ci.signing.development import AlreadySigned, Binding
 from ci.signing.elf import Malformed
-from provisioning.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from tests.support import chains
 from tests.support.mbn import expected_hashes, signed_file, take_apart
 from tests.support.skels import Skel

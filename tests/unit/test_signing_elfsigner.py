@@ -12,7 +12,7 @@ import pytest
 from ci.signing import elfsigner
 from ci.signing.elfsigner import Consent
 from provisioning import licences
-from provisioning.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from tests.support.elfsigner_stand_in import DISCLAIMER
 
 

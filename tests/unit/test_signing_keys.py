@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 
 from ci.signing import development, keys, process, scheme, verification
 from ci.signing.keys import Identity, Passphrase
-from provisioning.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from tests.support import chains
 from tests.support.skels import Skel
 

@@ -12,9 +12,9 @@ import pytest
 
 from ci.signing import device, keys, lpai, plan, verification
 from ci.signing.keys import read_root
-from provisioning.cli import guarded
+from provisioning.base.command_line import guarded
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
-from provisioning.errors import EnvironmentLacking, UsageError
 from tests.support import chains, hexagon_sdk
 from tests.support.skels import Skel
 

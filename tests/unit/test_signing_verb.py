@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ci.signing import keys, verb
-from provisioning.cli import guarded
+from provisioning.base.command_line import guarded
 from tests.support.chains import everything_written, secrets_of
 from tests.support.skels import Skel
 

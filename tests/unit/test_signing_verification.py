@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ci.signing import chain, development, image, inspection, mbn, require_signed, scheme, verification
 from ci.signing.development import Binding
 from ci.signing.verification import Expected, Status
-from provisioning.findings import Severity
+from provisioning.base.findings import Severity
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from provisioning import download
-from provisioning.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
+from provisioning.base.progress import Lines
 from provisioning.manifest import Archive, Git, Maven, Part
-from provisioning.progress import Lines
 from provisioning.sources import fetch_part, maven
 from provisioning.sources.directory import adopt
 from tests.support.http_server import FileServer, Reply
@@ -240,7 +240,7 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     # Nothing is forbidden to root, so root asks as nobody.
     script = f"""
 import os
-from provisioning.errors import EnvironmentLacking
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.sources.directory import adopt
 if os.geteuid() == 0:
     os.setuid(65534)

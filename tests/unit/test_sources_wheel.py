@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioning.errors import EnvironmentLacking, ManifestError
+from provisioning.base.errors import EnvironmentLacking, ManifestError
 from provisioning.manifest import Wheel
 from provisioning.sources import wheel
 from provisioning.sources.wheel import Tags, explain, fetch_wheel, parse_filename, wheel_name

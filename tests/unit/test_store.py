@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provisioning.errors import (
+from provisioning.base.errors import (
     ArchiveError,
     EnvironmentLacking,
     IntegrityError,

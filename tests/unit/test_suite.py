@@ -12,15 +12,15 @@ from typing import get_args
 import jsonschema
 import pytest
 
-from ci.lowering.imports import module_file
-from ci.lowering.judge import suggestions
-from ci.lowering.suite import SHIPPED, SUITES, Program, Scheme, all_programs, choose, programs_of
+from ci.executorch.judge import suggestions
+from ci.executorch.suite import SHIPPED, SUITES, Program, Scheme, all_programs, choose, programs_of
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
+from ci.suites.imports import module_file
 from ci.suites.model import Thresholds
 from ci.suites.thresholds import derived
-from provisioning.errors import ManifestError, UsageError
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.manifest import load_socs
-from provisioning.settings import MANIFESTS, ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib

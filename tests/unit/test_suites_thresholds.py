@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.lowering.suite import load_suite, programs_of
+from ci.executorch.suite import load_suite, programs_of
 from ci.suites.model import Thresholds
 from ci.suites.thresholds import derived, rewritten, update_suite
-from provisioning.errors import ManifestError
+from provisioning.base.errors import ManifestError
 
 FIGURES = {
     "sqnr_db": 30.56,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.transcript import as_seen, transcript
+from ci.engine.transcript import as_seen, transcript
 
 
 class Shown:

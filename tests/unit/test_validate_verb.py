@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.findings import Outcome, Report, Severity
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.findings import Outcome, Report, Severity
 from provisioning.verbs import validate
 from tests.support.elves import Library, skel
 from tests.support.environments import ANDROID, PROFILE, X86, write_ndk, write_sdk

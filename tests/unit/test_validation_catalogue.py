@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from provisioning.errors import UsageError
-from provisioning.findings import Finding, Severity
-from provisioning.settings import ROOT
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import ROOT
 from provisioning.validation import Ignore, Rule, catalogue, chosen, rule, without_ignored
 from provisioning.validation.document import catalogue_markdown
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.settings import TARGETS, Selection
+from provisioning.base.settings import TARGETS, Selection
 from provisioning.validation import gather as gathering
 from provisioning.validation import scan
 from provisioning.validation.context import Context, Need

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from provisioning.findings import Severity
-from provisioning.loader import SystemLibraries
+from provisioning.base.findings import Severity
+from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import Result, State, catalogue, check
 from provisioning.validation.context import Context, Tree

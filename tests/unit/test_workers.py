@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from ci.scheduler import Job, run_jobs
-from ci.workers import child
-from ci.workers.parent import RECYCLE_AT, Gone, Setup, Worker, WorkerSlot, tail
-from provisioning.errors import EnvironmentLacking, UsageError
-from provisioning.settings import ROOT
+from ci.engine.jobs import Job, run_jobs
+from ci.engine.workers import child
+from ci.engine.workers.parent import RECYCLE_AT, Gone, Setup, Worker, WorkerSlot, tail
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import ROOT
 
 PROGRAM = """\
 import os, signal, sys, time
-from ci.workers.child import serve
+from ci.engine.workers.child import serve
 
 served = 0
 
@@ -177,7 +177,7 @@ class TestChild:
     def test_it_does_not_outlive_whoever_started_it(self) -> None:
         starter = """
 import os, subprocess, sys
-code = f"import time; from ci.workers.child import end_with; end_with({os.getpid()}); time.sleep(600)"
+code = f"import time; from ci.engine.workers.child import end_with; end_with({os.getpid()}); time.sleep(600)"
 print(subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid)
 """
         done = subprocess.run(

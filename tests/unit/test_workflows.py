@@ -15,11 +15,9 @@ import pytest
 import yaml
 
 from ci import github as verb
-from ci.bench import BENCHMARKS
 from ci.github import plan
-from ci.lint import tracked_files
-from ci.rehearse.equivalents import EQUIVALENTS
-from ci.rehearse.model import (
+from ci.github.rehearse.equivalents import EQUIVALENTS
+from ci.github.rehearse.model import (
     Action,
     Step,
     Workflow,
@@ -28,7 +26,9 @@ from ci.rehearse.model import (
     read_action,
     read_workflow,
 )
-from provisioning.settings import MANIFESTS, ROOT
+from ci.upkeep.bench import BENCHMARKS
+from ci.upkeep.lint import tracked_files
+from provisioning.base.settings import MANIFESTS, ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -309,7 +309,7 @@ def test_calls_in_one_run_are_told_apart(name: str) -> None:
 
 
 def test_a_merge_queues_run_is_never_cancelled_by_the_next() -> None:
-    from ci.rehearse.expression import Value, expand
+    from ci.github.rehearse.expression import Value, expand
 
     for name in ("pr.yml", "gate.yml"):
         concurrency = raw(GITHUB / "workflows" / name)["concurrency"]
@@ -367,7 +367,7 @@ def test_what_is_restored_is_verified_before_it_is_used() -> None:
     ],
 )
 def test_a_cache_is_saved_from_the_default_branch_only(event: str, ref: str, saved: bool) -> None:
-    from ci.rehearse.expression import Value, condition
+    from ci.github.rehearse.expression import Value, condition
 
     (save,) = [s for s in actions()["setup-qnn"].steps if s.uses.startswith("actions/cache/save@")]
     contexts: dict[str, Value] = {

@@ -1,0 +1,241 @@
+"""From a build directory to dist/<target>/: the recipe's files, a manifest, a bill of materials, licences."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ci.builds import sbom
+from ci.builds.outputs import Built
+from ci.builds.plan import Plan
+from ci.builds.recipes import Output
+from ci.builds.staged import MANIFEST
+from ci.builds.tree import SourceTree, adaptors, submodules
+from provisioning import elf
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Artifact
+
+LICENCES = "licences"
+OURS = ("bin", "lib", "python", LICENCES, sbom.NAME, MANIFEST)
+"""What a build owns below dist/<target>/."""
+SCHEMA = 1
+
+_LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|copyright)([._-].*)?")
+_LICENCE_DEPTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A file of dist/<target>/, as its manifest has it."""
+
+    path: str
+    kind: str
+    sha256: str
+    size: int
+    machine: str
+    build_id: str
+    """The GNU build id, when the linker wrote one."""
+    needed: tuple[str, ...]
+
+
+def collect(plan: Plan, target_only: bool) -> list[Built]:
+    """The recipe's files in the build directory; CheckFailed for one that is not there."""
+    found: list[Built] = []
+    for output in plan.recipe.outputs:
+        if target_only and output.kind == "adaptor":
+            continue
+        names = adaptors(output, plan.tree.root)
+        if not names:
+            raise CheckFailed(
+                f"no CMake file below {plan.tree.root / str(output.defined_in)} defines "
+                f"a {output.kind}: nothing fits {output.defined}",
+                remedy="correct `defined` of that output in manifests/recipes/",
+            )
+        for name in names:
+            found += [
+                Built(output.kind, path, f"{output.to}/{path.name}") for path in _files(plan, output, name)
+            ]
+    return found
+
+
+def patterns(output: Output, name: str) -> list[str]:
+    return [pattern.replace("{name}", name) for pattern in output.files]
+
+
+def _files(plan: Plan, output: Output, name: str) -> list[Path]:
+    found = [sorted(plan.build.glob(pattern)) for pattern in patterns(output, name)]
+    if any(found):
+        # Another commit may have installed elsewhere into the same directory: the later one is of now.
+        return max(found, key=lambda paths: max((path.stat().st_mtime_ns for path in paths), default=0))
+    raise CheckFailed(
+        f"expected the build to make {' or '.join(patterns(output, name))} in {plan.build}, found none",
+        remedy=f"read {plan.log}; for a tree that names it otherwise, correct manifests/recipes/",
+    )
+
+
+def assemble(built: Sequence[Built], part: Path, strip: str) -> list[Built]:
+    """Copy to a folder of its own, stripped where there is a program for it; where the files are then."""
+    moved = []
+    for file in built:
+        to = part / file.place
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.path, to)
+        to.chmod(0o755)
+        if strip:
+            _strip(strip, to)
+        moved.append(Built(file.kind, to, file.place))
+    return moved
+
+
+def _strip(program: str, path: Path) -> None:
+    command = [program, "--strip-unneeded", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        raise CheckFailed(
+            f"{program} failed on {path.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",
+            remedy="give another one: --cmake-arg CMAKE_STRIP=/path/to/strip",
+        )
+
+
+def strip_program(build: Path) -> str:
+    """The one that CMake found for this target."""
+    cache = (build / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"^CMAKE_STRIP:\w+=(.+)$", cache, re.MULTILINE)
+    return found.group(1) if found and Path(found.group(1)).is_file() else ""
+
+
+def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> list[Staged]:
+    """Write licences, the bill of materials and the manifest beside the files."""
+    staged = [staged_file(file) for file in built]
+    copy_licences(plan.tree.root, part / LICENCES)
+    if plan.toolchain.version:
+        # Its C++ library is part of what was linked.
+        copy_licences(plan.toolchain.roots[0], part / LICENCES / "android-ndk", depth=0)
+    modules = submodules(plan.tree)
+    files = [sbom.File(file.path, file.sha256) for file in staged]
+    bill = sbom.document(
+        _subject(plan.tree), [*_made_from(plan), *map(sbom.ingredient_of, modules)], files, plan.target
+    )
+    (part / sbom.NAME).write_text(bill, encoding="utf-8")
+    manifest = {
+        "schema": SCHEMA,
+        "target": plan.target,
+        "profile": profile,
+        "recipe": plan.recipe.summary,
+        "executorch": plan.tree.version,
+        "commit": plan.tree.commit,
+        "changed": plan.tree.changed,
+        "build_type": plan.build_type,
+        "toolchain": plan.toolchain.version or re.sub(r"^\S+: ", "", plan.toolchain.identity),
+        "qnn_build_id": plan.sdk.build_id,
+        "link_flags": list(plan.recipe.link_flags),
+        "options": {
+            project.name: _public(plan, plan.definitions(project)) for project in plan.recipe.projects
+        },
+        "files": [asdict(file) for file in staged],
+    }
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return staged
+
+
+def staged_file(file: Built) -> Staged:
+    artifact = Artifact.of(file.kind, file.path)
+    header = elf.read(file.path)
+    return Staged(
+        path=file.place,
+        kind=file.kind,
+        sha256=artifact.sha256,
+        size=artifact.size,
+        machine=header.machine,
+        build_id=gnu_build_id(file.path),
+        needed=header.needed,
+    )
+
+
+def gnu_build_id(path: Path) -> str:
+    from elftools.elf.elffile import ELFFile
+
+    with path.open("rb") as stream:
+        for segment in ELFFile(stream).iter_segments("PT_NOTE"):
+            for note in segment.iter_notes():
+                if note["n_type"] == "NT_GNU_BUILD_ID":
+                    return str(note["n_desc"])
+    return ""
+
+
+def replace(part: Path, dist: Path) -> None:
+    """Put a whole build where the last one is. Its manifest goes first and comes last."""
+    dist.mkdir(parents=True, exist_ok=True)
+    for name in reversed(OURS):
+        _remove(dist / name)
+    for name in OURS:
+        if (part / name).exists():
+            (part / name).replace(dist / name)
+
+
+def copy_licences(tree: Path, into: Path, depth: int = _LICENCE_DEPTH) -> None:
+    """The tree's own licence texts and those of what it brings, by where they are in the tree."""
+    for path in licence_texts(tree, depth):
+        to = into / path.relative_to(tree)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+
+
+def licence_texts(tree: Path, most: int) -> Iterator[Path]:
+    def walk(folder: Path, depth: int) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink() or path.name.startswith("."):
+                continue
+            if path.is_file() and _LICENCE.fullmatch(path.name):
+                yield path
+            elif path.is_dir() and depth < most:
+                yield from walk(path, depth + 1)
+
+    yield from walk(tree, 0)
+
+
+def _subject(tree: SourceTree) -> sbom.Ingredient:
+    commit = f"@{tree.commit}" if tree.commit else ""
+    return sbom.Ingredient(
+        "executorch",
+        tree.version or tree.commit or "unknown",
+        kind="application",
+        purl=f"pkg:github/pytorch/executorch{commit}",
+    )
+
+
+def _made_from(plan: Plan) -> Iterable[sbom.Ingredient]:
+    yield sbom.Ingredient("qnn-sdk", plan.sdk.build_id, licence="Qualcomm AI Stack License")
+    if plan.toolchain.version:
+        yield sbom.Ingredient("android-ndk", plan.toolchain.version, kind="framework")
+    else:
+        yield sbom.Ingredient("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
+
+
+def _public(plan: Plan, definitions: dict[str, str]) -> dict[str, str]:
+    return {name: _public_text(plan, value) for name, value in definitions.items() if name not in _PRIVATE}
+
+
+_PRIVATE = {
+    "CMAKE_PROJECT_INCLUDE", "CMAKE_MAKE_PROGRAM", "PYTHON_EXECUTABLE", "CMAKE_C_COMPILER",
+    "CMAKE_CXX_COMPILER", "CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER",
+}  # fmt: skip
+"""Say where things are on this machine and nothing of what is built."""
+
+
+def _public_text(plan: Plan, text: str) -> str:
+    for folder, name in reversed(plan.private().items()):
+        text = text.replace(str(folder), f"<{name}>")
+    return re.sub(r"^\S+: ", "", text)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

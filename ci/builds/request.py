@@ -1,0 +1,160 @@
+"""From a command line and an environment to the plan of a build."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ci.builds import overlay, toolchain
+from ci.builds.cmake import find_cmake, find_ninja
+from ci.builds.install import OURS
+from ci.builds.output_folders import refuse_foreign
+from ci.builds.plan import Plan, Sdk, default_jobs
+from ci.builds.recipes import Recipe, for_tree, load_recipe
+from ci.builds.staged import RUNNER
+from ci.builds.toolchain import Toolchain
+from ci.builds.tree import open_tree, unread_options
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, ROOT, Selection
+from provisioning.build_id import build_ids
+from provisioning.environment import Environment, resolve, users_own
+from provisioning.manifest import Profile, load_profile
+
+HEADER = Path("include/QNN/QnnInterface.h")
+LAUNCHERS = ("ccache", "sccache")
+
+
+def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> Plan:
+    if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
+        raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
+    if args.output:
+        refuse_foreign(args.output, str(RUNNER), "--output", OURS)
+        if selection.target == DEFAULT_TARGET:
+            refuse_foreign(args.output / overlay.OVERLAY, overlay.MARKER, "--output")
+    profile = load_profile(selection.profile)
+    recipe = load_recipe(selection.target)
+    needs = tuple(_needs(args, recipe))
+    _check_headers(profile, selection, environ, needs)
+    environment = resolve(selection, environ, needs=needs)
+    suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
+    launcher = next((found for name in LAUNCHERS if (found := shutil.which(name))), None)
+    tree = open_tree(
+        args.executorch.absolute() if args.executorch else environment.root("executorch-source").path
+    )
+    return Plan(
+        target=selection.target,
+        recipe=for_tree(recipe, tree.root),
+        tree=tree,
+        sdk=sdk_at(environment.root("qnn-sdk").path),
+        toolchain=_toolchain(args, recipe, environment, environ),
+        cmake=find_cmake(profile.host["cmake"].floor),
+        ninja=find_ninja(),
+        python=Path(sys.executable),
+        python_identity=f"{sys.implementation.cache_tag} {platform.python_version()} at {sys.executable}",
+        build_type=args.build_type,
+        launcher=Path(launcher) if launcher else None,
+        extra=tuple(args.cmake_arg),
+        jobs=args.jobs or default_jobs(),
+        root=(args.build_dir or ROOT / "build" / "executorch" / f"{selection.target}{suffix}").absolute(),
+        dist=(args.output or ROOT / "dist" / selection.target).absolute(),
+    )
+
+
+def _needs(args: argparse.Namespace, recipe: Recipe) -> Iterator[str]:
+    yield "qnn-sdk"
+    if recipe.toolchain == "ndk":
+        yield "android-ndk"
+    if not args.executorch:
+        yield "executorch-source"
+
+
+def _check_headers(
+    profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
+) -> None:
+    """Before anything is provisioned for a build that the profile cannot serve."""
+    if users_own("qnn-sdk", selection.store, environ, []) or _has_headers(profile):
+        return
+    message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
+    try:
+        resolve(replace(selection, profile=OFFICIAL_PROFILE), environ, needs=needs)
+    except EnvironmentLacking as lacking:
+        raise EnvironmentLacking(
+            f"{message}; of the profile {OFFICIAL_PROFILE}, {lacking.message}",
+            remedy=f"{lacking.remedy}, and --profile {OFFICIAL_PROFILE} here as well",
+        ) from lacking
+    raise EnvironmentLacking(message, remedy=f"--profile {OFFICIAL_PROFILE}")
+
+
+def _has_headers(profile: Profile) -> bool:
+    return any(
+        not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
+        for part in profile.components["qnn-sdk"].parts
+    )
+
+
+def sdk_at(root: Path) -> Sdk:
+    if not (root / HEADER).is_file():
+        raise EnvironmentLacking(
+            f"{root}: expected {HEADER} to compile against, found none: the libraries of wheels come without",
+            remedy=f"name an official SDK with QNN_SDK_ROOT, or select --profile {OFFICIAL_PROFILE}",
+        )
+    libraries = sorted(root.glob("lib/*/libQnnHtp.so")) or sorted(root.glob("lib/*/libQnn*.so"))
+    ids = build_ids(libraries[0]) if libraries else ()
+    if not ids:
+        raise EnvironmentLacking(
+            f"{root}: no library below lib/ tells its build id", remedy="name a whole SDK with QNN_SDK_ROOT"
+        )
+    return Sdk(root, ids[0])
+
+
+def notes_of(plan: Plan, profile: Profile) -> list[Finding]:
+    """What is worth knowing before an hour of compiling; none of it forbids to."""
+    notes = [
+        Finding(
+            "build-option",
+            Severity.WARNING,
+            name,
+            f"no CMake file of {plan.tree.root} reads this option of the recipe: it has no effect",
+            "drop or rename it in manifests/recipes/ for this version of ExecuTorch",
+        )
+        for name in unread_options(plan.recipe, plan.tree.root, plan.toolchain.files)
+    ]
+    ndk = profile.components.get("android-ndk")
+    if ndk is not None and plan.toolchain.version not in ("", ndk.version):
+        notes.append(
+            Finding(
+                "build-ndk",
+                Severity.WARNING,
+                plan.toolchain.identity,
+                f"the profile {profile.name} pins revision {ndk.version}",
+                "unset ANDROID_NDK_ROOT to use the store's",
+            )
+        )
+    if (build_id := profile.components["qnn-sdk"].build_id) and plan.sdk.build_id != build_id:
+        notes.append(
+            Finding(
+                "build-sdk",
+                Severity.WARNING,
+                str(plan.sdk.root),
+                f"the profile {profile.name} pins {build_id}, this is {plan.sdk.build_id}",
+                "unset QNN_SDK_ROOT to use the store's, or select the profile that this SDK is of",
+            )
+        )
+    return notes
+
+
+def _toolchain(
+    args: argparse.Namespace, recipe: Recipe, environment: Environment, environ: Mapping[str, str]
+) -> Toolchain:
+    if recipe.toolchain == "ndk":
+        return toolchain.ndk(environment.root("android-ndk").path)
+    if recipe.toolchain == "cross":
+        return toolchain.cross(recipe, environ, args.compiler, args.sysroot, args.toolchain_file)
+    return toolchain.host(environ)

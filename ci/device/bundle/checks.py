@@ -1,0 +1,169 @@
+"""Whether the files of a bundle fit together, the chip and the SDK. Each look is at the files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ci.device.bundle.contents import BACKEND, DSP, LPAI, QNN, Item, Model
+from ci.inspect.against import version
+from ci.inspect.program import Program
+from provisioning import elf
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
+from provisioning.build_id import build_ids
+from provisioning.manifest import Soc
+from provisioning.validation import tables
+
+ANDROID_RUNTIME = "libc++_shared.so"
+
+
+def check(
+    items: Sequence[Item], models: Sequence[Model], target: str, soc_name: str, soc: Soc
+) -> list[Finding]:
+    findings = [*_machines(items, soc), *_one_build(items), *_needed(items, target)]
+    findings += _backend(items, models)
+    findings += [found for model in models for found in _model(model, items, soc_name, soc)]
+    signed = [item.path for item in items if item.kind == "signed"]
+    if signed:
+        from ci.signing import require_signed
+
+        findings += require_signed(signed)
+    return findings
+
+
+def sdk_build(items: Sequence[Item]) -> str:
+    """The build id of the SDK that the bundle's QNN is of; empty without QNN."""
+    found = sorted({each for item in items if item.kind == QNN for each in build_ids(item.path)})
+    return found[-1] if found else ""
+
+
+def _finding(
+    rule: str, subject: object, message: str, remedy: str, severity: Severity = Severity.ERROR
+) -> Finding:
+    return Finding(f"bundle-{rule}", severity, str(subject), message, remedy)
+
+
+def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
+    for item in items:
+        if item.kind in ("model", "file"):
+            continue
+        on_dsp = item.kind in (DSP, "signed")
+        wanted = elf.Elf(bits=32 if on_dsp else 64, machine=elf.HEXAGON if on_dsp else elf.AARCH64, flags=0)
+        try:
+            header = elf.read(item.path)
+        except CheckFailed as error:
+            yield _finding("elf", item.path, error.message, "build or provision it again")
+            continue
+        if (header.bits, header.machine) != (wanted.bits, wanted.machine):
+            yield _finding(
+                "machine",
+                item.path,
+                f"expected {wanted.bits}-bit {wanted.machine_name} as {item.place}, "
+                f"found {header.bits}-bit {header.machine_name}",
+                "build or provision it for this target",
+            )
+        elif item.kind == DSP and header.arch != soc.arch:
+            yield _finding(
+                "arch",
+                item.path,
+                f"expected a library for Hexagon v{soc.arch}, found one for v{header.arch}",
+                f"take the one of lib/hexagon-v{soc.arch}/unsigned",
+            )
+
+
+def _one_build(items: Sequence[Item]) -> Iterator[Finding]:
+    ids = {item.path: build_ids(item.path) for item in items if item.kind in (QNN, DSP, "signed")}
+    known = sorted({each for found in ids.values() for each in found})
+    if len(known) > 1:
+        listed = "; ".join(f"{path.name} {', '.join(found)}" for path, found in sorted(ids.items()) if found)
+        yield _finding(
+            "build-id",
+            "QNN",
+            f"expected libraries of one SDK, found {' and '.join(known)}: {listed}",
+            "take them all from one SDK: a device answers a mix with error 1008 or 14001",
+        )
+
+
+def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
+    here = {Path(item.place).name for item in items}
+    provides = {str(name): each for name, each in tables.device_libraries().systems.items()}[target].provides
+    for item in items:
+        if item.kind not in ("runner", "library", QNN):
+            continue
+        try:
+            needed = elf.read(item.path).needed
+        except CheckFailed:
+            continue  # said by the check of machines
+        for name in needed:
+            if name not in here and name not in provides:
+                mend = f"put {name} into lib/ of the build" + (
+                    ": the NDK's sysroot has it" if name == ANDROID_RUNTIME else ""
+                )
+                message = f"it needs {name}, which is neither in the bundle nor of the device's system"
+                yield _finding("needed", item.path, message, mend)
+
+
+def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding]:
+    """Without it QNN's libraries are of no use; only programs make that an error."""
+    if any(Path(item.place).name == BACKEND for item in items) or not any(item.kind == QNN for item in items):
+        return
+    for_qnn = [model.path for model in models if model.for_qnn]
+    yield _finding(
+        "backend",
+        for_qnn[0] if for_qnn else BACKEND,
+        f"the build has no {BACKEND}, so that its runner runs nothing that is for QNN",
+        "nox -s build_linux_arm64 or build_android makes it from source",
+        Severity.ERROR if for_qnn else Severity.WARNING,
+    )
+
+
+def _model(model: Model, items: Sequence[Item], soc_name: str, soc: Soc) -> Iterator[Finding]:
+    sdk = sdk_build(items)
+    if LPAI in model.processors and not any(item.kind == "signed" for item in items):
+        yield _finding(
+            "lpai",
+            model.path,
+            "it was compiled for LPAI, and the bundle has neither its libraries nor its signed skel",
+            "--lpai",
+        )
+    for context in model.contexts:
+        for build in context.build_ids:
+            if sdk and version(build) > version(sdk):
+                yield _finding(
+                    "model-sdk",
+                    model.path,
+                    f"it was compiled by QNN {build}, and the bundle's is the older {sdk}: error 5000",
+                    "compile it with this SDK, or bundle the newer one",
+                )
+            elif sdk and version(build) < version(sdk):
+                yield _finding(
+                    "model-sdk",
+                    model.path,
+                    f"it was compiled by QNN {build}, and the bundle's is the newer {sdk}",
+                    "compile it with this SDK to be sure",
+                    Severity.WARNING,
+                )
+        if context.socs and soc_name not in context.socs:
+            yield _finding(
+                "model-soc",
+                model.path,
+                f"it was compiled for {', '.join(context.socs)}, and the bundle is for {soc_name}",
+                f"compile it for {soc_name}, or bundle for {context.socs[0]}",
+            )
+        elif context.arches and soc.arch not in context.arches:
+            yield _finding(
+                "model-soc",
+                model.path,
+                f"it is for Hexagon v{context.arches[0]}, and {soc_name} has v{soc.arch}",
+                f"compile it for {soc_name}",
+            )
+    if isinstance(model.contents, Program):
+        for delegate in model.contents.delegates:
+            if delegate.options is not None and delegate.options.soc_id != soc.id and not delegate.context:
+                yield _finding(
+                    "model-soc",
+                    model.path,
+                    f"it was compiled for SoC id {delegate.options.soc_id}, and {soc_name} is {soc.id}",
+                    f"compile it for {soc_name}",
+                )

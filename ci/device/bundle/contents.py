@@ -1,0 +1,195 @@
+"""Which files a device needs for a target and a chip, and where they come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.builds.staged import RUNNER
+from ci.inspect.program import Context, Program
+from ci.inspect.program import read as read_program
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.findings import Artifact
+from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection
+from provisioning.manifest import Soc
+from provisioning.validation import tables
+
+BACKEND = "libqnn_executorch_backend.so"
+ONLINE = "libQnnHtpPrepare.so"
+"""Compiles on the device itself; programs that were compiled ahead do without."""
+
+GPU = "libQnnGpu.so"
+LPAI = "lpai"
+
+QNN = "qnn"
+DSP = "dsp"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """`kind`: runner, library (of ExecuTorch), qnn (of the SDK), dsp (for Hexagon), signed, model, file."""
+
+    kind: str
+    path: Path
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    path: Path
+    contents: Program | Context
+
+    @property
+    def contexts(self) -> tuple[Context, ...]:
+        if isinstance(self.contents, Context):
+            return (self.contents,)
+        return tuple(each.context for each in self.contents.delegates if each.context)
+
+    @property
+    def for_qnn(self) -> bool:
+        contents = self.contents
+        return isinstance(contents, Context) or any(
+            each.options or each.context for each in contents.delegates
+        )
+
+    @property
+    def processors(self) -> frozenset[str]:
+        """What its delegates run on, where the program says it: htp, gpu, lpai."""
+        if isinstance(self.contents, Context):
+            return frozenset()
+        return frozenset(each.options.processor for each in self.contents.delegates if each.options)
+
+    @property
+    def online(self) -> bool:
+        contents = self.contents
+        return isinstance(contents, Program) and any(
+            each.options is not None and each.options.online_prepare for each in contents.delegates
+        )
+
+
+def read_models(paths: Sequence[Path]) -> list[Model]:
+    _names_differ("models", paths)
+    return [Model(path, read_program(path)) for path in paths]
+
+
+def file_items(paths: Sequence[Path]) -> list[Item]:
+    """What a runner reads besides its model, such as a tokenizer."""
+    _names_differ("files", paths)
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"--file {path}: there is no such file")
+    return [Item("file", path, f"files/{path.name}") for path in paths]
+
+
+def _names_differ(what: str, paths: Sequence[Path]) -> None:
+    names = [path.name for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two {what} are named {name}", remedy="rename one: they go into one folder")
+
+
+def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[Item]:
+    """The runner and its libraries, exactly as they were staged."""
+    remedy = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
+    if not (dist / RUNNER).is_file():
+        raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", remedy=remedy)
+    manifest = dist / "manifest.json"
+    if manifest.is_file():
+        made, recorded = _recorded(manifest, remedy)
+        if made != target:
+            raise UsageError(f"{dist} was built for {made}, not for {target}", remedy=remedy)
+        for place, sha256 in recorded.items():
+            path = dist / place
+            found = Artifact.of("", path).sha256 if path.is_file() else "no such file"
+            if found != sha256:
+                raise CheckFailed(
+                    f"{path}: expected {sha256} as its build recorded, found {found}",
+                    remedy=f"{remedy}: something else was put there since",
+                )
+    programs = sorted(path.name for path in (dist / RUNNER.parent).iterdir() if path.is_file())
+    if runner not in programs:
+        raise UsageError(
+            f"--runner: expected one of those in {dist / RUNNER.parent}, which are {', '.join(programs)}, "
+            f"found {runner}",
+            remedy=f"{remedy}, of a tree that has it",
+        )
+    yield Item("runner", dist / RUNNER.parent / runner, f"{RUNNER.parent}/{runner}")
+    for path in sorted((dist / "lib").glob("*.so*")):
+        yield Item("library", path, f"lib/{path.name}")
+
+
+def _recorded(manifest: Path, remedy: str) -> tuple[str, dict[str, str]]:
+    """The target of a build, and the hash of each of its files."""
+    try:
+        made = json.loads(manifest.read_text(encoding="utf-8"))
+        return made["target"], {file["path"]: file["sha256"] for file in made["files"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckFailed(f"{manifest}: not what a build writes: {error!r}", remedy=remedy) from error
+
+
+def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False) -> Iterator[Item]:
+    """QNN's libraries for the device, and the skel of the chip's arch."""
+    table = {str(name): each for name, each in tables.libraries().targets.items()}[target]
+    folder = library_folder(sdk, target)
+    groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
+    groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
+    for group in groups:
+        found = next((folder / name for name in group if (folder / name).is_file()), None)
+        if found is None:
+            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{' or '.join(group)}", target, soc)
+        yield Item(QNN, found, f"lib/{found.name}")
+    for name in table.skels:
+        path = sdk / "lib" / name.format(arch=soc.arch)
+        if not path.is_file():
+            raise _lacking(sdk, f"lib/{name.format(arch=soc.arch)}", target, soc)
+        yield Item(DSP, path, f"dsp/{path.name}")
+
+
+def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Iterator[Item]:
+    """What LPAI needs besides: its libraries, and its skel as it was signed."""
+    target, soc_name = selection.target, selection.soc
+    if soc.lpai is None:
+        raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", remedy="leave out --lpai")
+    table = tables.libraries().lpai.get(str(soc.lpai))
+    if table is None:
+        raise UsageError(f"--lpai: manifests/libraries.toml knows no LPAI v{soc.lpai}")
+    folder = library_folder(sdk, target)
+    for name in table.libraries:
+        if not (folder / name).is_file():
+            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{name}", target, soc)
+        yield Item(QNN, folder / name, f"lib/{name}")
+    profile = "" if selection.profile == DEFAULT_PROFILE else f"--profile {selection.profile} "
+    for skel in table.skels:
+        name = Path(skel).name
+        found = sorted(signed.rglob(name)) if signed.is_dir() else []
+        if len(found) != 1:
+            raise EnvironmentLacking(
+                f"{signed}: expected one signed {name} in it, found {len(found)}",
+                remedy=f"nox -s sign_lpai -- {profile}--soc {soc_name}",
+            )
+        yield Item("signed", found[0], f"dsp/{name}")
+
+
+def library_folder(sdk: Path, target: str) -> Path:
+    table = {str(name): each for name, each in tables.libraries().targets.items()}[target]
+    for name in table.directories:
+        if (sdk / "lib" / name).is_dir():
+            return sdk / "lib" / name
+    remedy = f"nox -s provision -- --target {target}"
+    if target == "aarch64-android":
+        official = f"--profile {OFFICIAL_PROFILE}"
+        remedy = (
+            f"nox -s provision -- {official} --target {target}, and {official} here as well; or QNN_SDK_ROOT"
+        )
+    raise EnvironmentLacking(
+        f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", remedy=remedy
+    )
+
+
+def _lacking(sdk: Path, what: str, target: str, soc: Soc) -> EnvironmentLacking:
+    return EnvironmentLacking(
+        f"{sdk}: expected {what} for {target} and Hexagon v{soc.arch}, found none",
+        remedy="provision it for this target and chip, or name an SDK that has it with QNN_SDK_ROOT",
+    )

@@ -1,0 +1,71 @@
+"""A bundle's manifest.json: what it is for, and every file that goes to the device with its hash."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+from ci.builds.staged import RUNNER
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Artifact
+from provisioning.environment import DEVICE_DIRECTORIES
+
+NAME = "manifest.json"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    path: str
+    kind: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    target: str
+    soc: str
+    profile: str
+    qnn_build_id: str
+    files: tuple[File, ...]
+    runner: str = RUNNER.name
+    schema: int = SCHEMA
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(file.path for file in self.files if file.kind == "model")
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Raises UsageError for what is no bundle, CheckFailed for one whose files are not what it says."""
+    path = folder / NAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
+        bundle = Bundle(**{**data, "files": tuple(File(**file) for file in data["files"])})
+        if bundle.target not in DEVICE_DIRECTORIES:
+            raise ValueError(f"target {bundle.target}, expected {' or '.join(DEVICE_DIRECTORIES)}")
+        for file in bundle.files:
+            if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
+                raise ValueError(f"{file.path} is outside the bundle")
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder} holds no {NAME}", remedy="nox -s bundle makes a bundle") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: not a bundle's manifest: {error}", remedy="make it again: nox -s bundle"
+        ) from error
+    for file in bundle.files:
+        local = folder / file.path
+        found = Artifact.of("", local).sha256 if local.is_file() else "no such file"
+        if found != file.sha256:
+            raise CheckFailed(
+                f"{local}: expected {file.sha256} as the bundle's manifest has it, found {found}",
+                remedy="make it again: nox -s bundle",
+            )
+    return bundle

@@ -1,0 +1,1 @@
+"""How work is remembered, scheduled, supervised and shown. Knows no stage."""

@@ -1,0 +1,284 @@
+"""Run many jobs on a few slots: longest first, within a memory budget, with an estimate of the time left."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from provisioning.base.errors import UsageError
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+R_contra = TypeVar("R_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something to run. `seconds` and `memory` (bytes) are what it is expected to take."""
+
+    name: str
+    seconds: float = 1.0
+    memory: int = 0
+
+
+class Slot(Protocol[R_co]):
+    """Runs one job at a time, in a thread of its own; what costs to set up is kept between jobs."""
+
+    def run(self, job: Job) -> R_co: ...
+
+    def close(self) -> None:
+        """Release everything; called from another thread, it also ends the job that runs."""
+
+
+class Observer(Protocol[R_contra]):
+    """Told of every job, by one thread at a time."""
+
+    def started(self, job: Job) -> None: ...
+
+    def ended(self, job: Job, result: R_contra, seconds: float) -> None: ...
+
+
+class Calls(Generic[R]):
+    """A slot that calls a function."""
+
+    def __init__(self, function: Callable[[Job], R]) -> None:
+        self._function = function
+
+    def run(self, job: Job) -> R:
+        return self._function(job)
+
+    def close(self) -> None:
+        """A call cannot be ended from outside."""
+
+
+class _Run(Generic[R]):
+    def __init__(
+        self,
+        jobs: Iterable[Job],
+        memory: int | None,
+        observer: Observer[R] | None,
+        stop_after: Callable[[Job, R], bool],
+    ) -> None:
+        self.waiting = longest_first(jobs)
+        self.running: dict[str, Job] = {}
+        self.results: dict[str, R] = {}
+        self.failure: BaseException | None = None
+        self.stopping = False
+        self.serving = 0
+        self.memory = memory
+        self.observer = observer
+        self.stop_after = stop_after
+        self.changed = threading.Condition()
+
+    def take(self) -> Job | None:
+        """The next job that fits, waiting for memory; None when there is nothing more to do."""
+        with self.changed:
+            while not self.stopping and self.waiting:
+                job = self._fitting()
+                if job is not None:
+                    self.waiting.remove(job)
+                    self.running[job.name] = job
+                    if self.observer:
+                        self.observer.started(job)
+                    return job
+                self.changed.wait()
+            return None
+
+    def end(self, job: Job, result: R, seconds: float) -> None:
+        with self.changed:
+            del self.running[job.name]
+            if self.stopping:
+                self.changed.notify_all()
+                return
+            self.results[job.name] = result
+            if self.observer:
+                self.observer.ended(job, result, seconds)
+            if self.stop_after(job, result):
+                self.stopping = True
+            self.changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self.changed:
+            if self.failure is None and not self.stopping:
+                self.failure = error
+            self.stopping = True
+            self.changed.notify_all()
+
+    def leave(self) -> None:
+        with self.changed:
+            self.serving -= 1
+            self.changed.notify_all()
+
+    def _fitting(self) -> Job | None:
+        if self.memory is None or not self.running:
+            # Alone, even the largest may try: no later moment would suit it better.
+            return self.waiting[0]
+        free = self.memory - sum(job.memory for job in self.running.values())
+        return next((job for job in self.waiting if job.memory <= free), None)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    slot: Callable[[], Slot[R]],
+    *,
+    slots: int,
+    memory: int | None = None,
+    observer: Observer[R] | None = None,
+    stop_after: Callable[[Job, R], bool] = lambda job, result: False,
+) -> dict[str, R]:
+    """Run every job and return the results by name, in the order in which they ended.
+
+    At most `slots` run at once; the sum of their `memory` stays within the budget unless one job alone is
+    larger. After a result for which `stop_after` holds, what runs is ended and nothing more is started. An
+    exception of a slot ends everything and is raised here.
+    """
+    if len({job.name for job in jobs}) != len(jobs):
+        raise ValueError("two jobs have the same name")
+    state = _Run(jobs, memory, observer, stop_after)
+    opened: list[Slot[R]] = []
+
+    def serve() -> None:
+        try:
+            # A slot is made only when there is something for it to do.
+            if (job := state.take()) is None:
+                return
+            own = slot()
+            with state.changed:
+                # Whoever ends the run closes what is opened by then; a slot that comes later does nothing.
+                if state.stopping:
+                    return
+                opened.append(own)
+            while job is not None:
+                began = time.monotonic()
+                result = own.run(job)
+                state.end(job, result, time.monotonic() - began)
+                job = state.take()
+        except BaseException as error:
+            # Raised again below, in the caller's thread.
+            state.fail(error)
+        finally:
+            state.leave()
+
+    threads = [threading.Thread(target=serve, daemon=True) for _ in range(max(1, min(slots, len(jobs))))]
+    try:
+        for thread in threads:
+            with state.changed:
+                state.serving += 1
+            thread.start()
+        with state.changed:
+            while state.serving and not state.stopping:
+                state.changed.wait()
+    finally:
+        with state.changed:
+            state.stopping = True
+            state.changed.notify_all()
+        for own in opened:
+            own.close()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(timeout=30)
+    if state.failure is not None:
+        raise state.failure
+    return state.results
+
+
+def longest_first(jobs: Iterable[Job]) -> list[Job]:
+    return sorted(jobs, key=lambda job: (-job.seconds, job.name))
+
+
+def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:
+    """Shard `index` (from 1) of `count`: always the same for the same jobs, and as long as the others."""
+    loads = [0.0] * count
+    mine: list[Job] = []
+    for job in longest_first(jobs):
+        lightest = min(range(count), key=lambda shard: (loads[shard], shard))
+        # A job of no expected length still counts, or all such would land in one shard.
+        loads[lightest] += max(job.seconds, 1e-3)
+        if lightest == index - 1:
+            mine.append(job)
+    return mine
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise UsageError(
+            f"--shard {text}: expected i/n with 1 <= i <= n, such as 1/4", remedy="--shard 1/4 is the first"
+        )
+    return int(index), int(count)
+
+
+def asked_shard(jobs: Sequence[Job], text: str) -> list[Job]:
+    """The part that `--shard` names. An empty one is wrong use: doing nothing must not pass for a check."""
+    mine = shard(jobs, *parse_shard(text))
+    if not mine:
+        raise UsageError(
+            f"--shard {text}: of {len(jobs)} in all, none is left for this part",
+            remedy="nox -s matrix, which makes no empty parts",
+        )
+    return mine
+
+
+class Estimate:
+    """How long the rest takes, from expected lengths and from how the finished ones compared to them."""
+
+    def __init__(self, jobs: Iterable[Job], slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._waiting = {job.name: job.seconds for job in jobs}
+        self._running: dict[str, tuple[float, float]] = {}
+        self._slots = max(1, slots)
+        self._clock = clock
+        # Begins at 1 with the weight of ten expected seconds, so that the first short jobs do not mislead.
+        self._expected = self._taken = 10.0
+
+    def started(self, job: Job) -> None:
+        self._running[job.name] = (self._waiting.pop(job.name, job.seconds), self._clock())
+
+    def ended(self, job: Job, seconds: float) -> None:
+        expected, _ = self._running.pop(job.name, (job.seconds, 0.0))
+        self._expected += expected
+        self._taken += seconds
+
+    @property
+    def pace(self) -> float:
+        """Above 1: slower than expected."""
+        return self._taken / self._expected
+
+    def left(self) -> float:
+        now = self._clock()
+        rest = [max(0.0, length * self.pace - (now - began)) for length, began in self._running.values()]
+        waiting = [length * self.pace for length in self._waiting.values()]
+        return max([(sum(rest) + sum(waiting)) / self._slots, *rest, *waiting])
+
+
+def default_slots() -> int:
+    """The cores this process may use, by affinity and by the quota of its control group."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdecimal() and period.strip().isdecimal() and int(period):
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def memory_budget(part: float = 0.8) -> int | None:
+    """Bytes that jobs may use together: a part of what is free now; None where that is not known."""
+    free = [
+        int(line.split()[1]) * 1024
+        for line in _read("/proc/meminfo").splitlines()
+        if line.startswith("MemAvailable:")
+    ]
+    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
+    if limit.isdecimal() and used.isdecimal():
+        free.append(int(limit) - int(used))
+    return int(min(free) * part) if free else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

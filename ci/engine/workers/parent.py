@@ -1,0 +1,209 @@
+"""Workers as seen from the stage: start one, give it orders, and replace it when one takes it down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from ci.engine.jobs import Job
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.settings import ROOT
+
+START_SECONDS = 300.0
+"""For importing torch and executorch on a busy machine."""
+
+RECYCLE_AT = 3 << 30
+"""A worker that holds more than this after an order is replaced before the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every worker of a run has in common."""
+
+    command: tuple[str, ...]
+    """Python's arguments for a program that calls `ci.engine.workers.child.serve`."""
+    environment: Mapping[str, str]
+    logs: Path
+    timeout: float
+    """Seconds for an order."""
+    imports: str
+    """What the program imports, as said when that fails."""
+    remedy: str
+    python: str = sys.executable
+    start_seconds: float = START_SECONDS
+
+
+class Gone(Exception):
+    """The worker ended during an order, or was ended because no reply came in time."""
+
+    def __init__(self, kind: Literal["crash", "timeout"], how: str) -> None:
+        super().__init__(f"{kind}: {how}")
+        self.kind, self.how = kind, how
+
+    def sentence(self, log: Path) -> str:
+        """How it ended, for a reader who knows of no worker, with the last line of its log."""
+        if self.kind == "timeout":
+            return self.how
+        said = (
+            f"the process was {self.how}" if self.how.startswith("ended") else f"the process left: {self.how}"
+        )
+        if "SIGKILL" in self.how:
+            said += ", as the system does when memory runs out"
+        # What faulthandler adds after that is for who reads the log itself.
+        words = tail(log, 20_000).partition("Fatal Python error")[0].strip().splitlines()[-1:]
+        return said + (f"; its last words: {words[0][-400:]}" if words else "")
+
+
+class Worker:
+    """One process. Not for two threads at once, but for `stop`."""
+
+    resident: int = 0
+    """Bytes that it holds after the last order."""
+    gone: bool = False
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        try:
+            setup.logs.mkdir(parents=True, exist_ok=True)
+            log = setup.logs / f"worker-{os.getpid()}-{threading.get_ident()}.log"
+            errors = log.open("wb")
+        except OSError as error:
+            raise UsageError(
+                f"logs cannot be written to {setup.logs}: {error.strerror or error}",
+                remedy="choose another directory",
+            ) from error
+        receive, send = os.pipe()
+        with errors:
+            self._process = subprocess.Popen(
+                [setup.python, *setup.command, str(send)],
+                cwd=ROOT,
+                env=dict(setup.environment),
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=[send],
+                start_new_session=True,
+            )
+        os.close(send)
+        self._receive = receive
+        self._pending = b""
+        try:
+            self._reply(setup.start_seconds)
+        except Gone as gone:
+            text = tail(log, 2000).strip()
+            raise EnvironmentLacking(
+                f"{setup.imports} cannot be imported ({gone.how}):\n{text}", remedy=setup.remedy
+            ) from gone
+        log.unlink(missing_ok=True)
+
+    @property
+    def spent(self) -> bool:
+        """Not to be given another order."""
+        return self.gone or self.resident > RECYCLE_AT
+
+    def ask(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """The reply to an order; raises Gone, and the process is ended then."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            # That it is gone is seen below, with how it ended.
+            self._process.stdin.write((json.dumps(order) + "\n").encode())
+            self._process.stdin.flush()
+        reply = self._reply(self.setup.timeout if timeout is None else timeout)
+        self.resident = int(reply.get("resident", 0))
+        return reply
+
+    def end(self, grace: float = 0) -> str:
+        """End the process and all it started; returns how it ended.
+
+        One that went away by itself may still be dying when its pipe is closed: `grace` waits for that.
+        """
+        self.gone = True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        if self._process.stdin and not self._process.stdin.closed:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        if self._receive >= 0:
+            os.close(self._receive)
+            self._receive = -1
+        return f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+
+    def stop(self) -> None:
+        """From another thread: end the process, and leave its descriptors to the thread that reads them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _reply(self, timeout: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._pending:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._receive], [], [], left)[0]:
+                self.end()
+                raise Gone("timeout", f"no result after {timeout:g} s")
+            block = os.read(self._receive, 1 << 16)
+            if not block:
+                raise Gone("crash", self.end(grace=5))
+            self._pending += block
+        line, _, self._pending = self._pending.partition(b"\n")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+W = TypeVar("W", bound=Worker)
+R = TypeVar("R")
+
+
+class WorkerSlot(Generic[W, R]):
+    """A slot of the scheduler: one worker, kept from job to job, replaced when it is spent."""
+
+    def __init__(self, take: Callable[[], W], work: Callable[[Job, W], R]) -> None:
+        self._take, self._work = take, work
+        self._worker: W | None = None
+        self._busy = self._closed = False
+
+    def run(self, job: Job) -> R:
+        self._busy = True
+        try:
+            if self._worker is None:
+                self._worker = self._take()
+                if self._closed:
+                    self._worker.stop()
+            result = self._work(job, self._worker)
+            if self._worker.spent:
+                self._worker.end()
+                self._worker = None
+            return result
+        finally:
+            self._busy = False
+
+    def close(self) -> None:
+        self._closed = True
+        if self._worker is not None:
+            self._worker.stop()
+            # A thread that waits for its reply sees the worker go, and puts its things away itself.
+            if not self._busy:
+                self._worker.end()
+
+
+def tail(log: Path, characters: int = 200_000) -> str:
+    """The end of a log, as text; empty when there is none."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - characters))
+            return stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

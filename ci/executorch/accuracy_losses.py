@@ -1,0 +1,102 @@
+"""Which operators cost a quantized model its accuracy: each one's output beside the float model's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ci.executorch.audit import module_path, source_of
+
+MOST_DB = 120.0
+"""Outputs nearer than this are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An operator's output is further from the float model's than its inputs are."""
+
+    operator: str
+    module: str
+    source: str
+    code: str
+    before_db: float
+    after_db: float
+
+
+class _Outputs(torch.fx.Interpreter):
+    def __init__(self, graph: Any) -> None:
+        super().__init__(graph)
+        self.found: dict[str, Tensor] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            self.found[n.name] = value
+        return value
+
+
+def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
+    """What every node gives, by name."""
+    interpreter = _Outputs(graph)
+    with torch.no_grad():
+        interpreter.run(*sample)
+    return interpreter.found
+
+
+def normed(graph: Any) -> dict[str, str]:
+    """Convolutions by name, with the batch norm that quantizing folds into each."""
+    return {
+        node.args[0].name: node.name
+        for node in graph.nodes
+        if "batch_norm" in str(node.target) and isinstance(node.args[0], torch.fx.Node)
+    }
+
+
+def worst_losses(
+    floats: Mapping[str, Tensor],
+    folded: Mapping[str, str],
+    quantized: Any,
+    sample: Sequence[Tensor],
+    count: int = 3,
+) -> list[dict[str, object]]:
+    """The operators that add most noise, the worst first."""
+    ours = outputs_of(quantized, sample)
+    reached: dict[str, float] = {}
+    found: list[tuple[float, Loss]] = []
+    for node in quantized.graph.nodes:
+        before = min((reached.get(each.name, MOST_DB) for each in node.all_input_nodes), default=MOST_DB)
+        wanted = floats.get(node.name)
+        if folded.get(node.name, "") not in ours:
+            wanted = floats.get(folded.get(node.name, node.name))
+        value = ours.get(node.name)
+        if node.op != "call_function" or wanted is None or value is None or wanted.shape != value.shape:
+            # Made by quantizing: what it does to its inputs shows in the next operator.
+            reached[node.name] = before
+            continue
+        after = reached[node.name] = _decibels(wanted, value)
+        source, code = source_of(node.meta.get("stack_trace") or "")
+        loss = Loss(str(node.target), _module(node), source, code, round(before, 1), round(after, 1))
+        found.append((_noise(after) - _noise(before), loss))
+    found.sort(key=lambda each: -each[0])
+    return [asdict(loss) for added, loss in found[:count] if added > 0]
+
+
+def _noise(decibels: float) -> float:
+    return float(10 ** (-decibels / 10))
+
+
+def _decibels(wanted: Tensor, value: Tensor) -> float:
+    signal, noise = float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum())
+    if not noise:
+        return MOST_DB
+    return max(-MOST_DB, min(MOST_DB, 10 * math.log10(signal / noise))) if signal else -MOST_DB
+
+
+def _module(node: torch.fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return module_path(stack[-1][0]) if stack else ""

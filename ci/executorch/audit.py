@@ -1,0 +1,192 @@
+"""What the partitioner decided of every operator, why, and where in the model it came from."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.partition import qnn_partitioner
+
+from provisioning.base.settings import ROOT
+
+DELEGATE = "executorch_call_delegate"
+NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?(.+)")
+
+GLUE = ("getitem",)
+"""Takes one of a delegate's outputs: no work on the CPU."""
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n]+))?')
+LIBRARIES = tuple(
+    str(Path(module.__file__ or "").parent) + "/"
+    for module in (torch, sys.modules["executorch.backends.qualcomm.partition"])
+)
+OUTSIDE = ("/site-packages/", "/dist-packages/")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    supported: bool
+    reason: str
+
+
+@dataclass
+class Watch:
+    """Collects decisions while it is installed; `printed` reads what native code wrote meanwhile."""
+
+    printed: Callable[[], str]
+    decisions: dict[str, Decision] = field(default_factory=dict)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        support = qnn_partitioner.QnnOperatorSupport
+        original = support.is_node_supported
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+
+        def watched(checker: Any, submodules: Any, node: Any) -> bool:
+            said.clear()
+            self.printed()
+            supported = bool(original(checker, submodules, node))
+            self.decisions[node.name] = Decision(
+                supported, "" if supported else _reason(said, self.printed(), node)
+            )
+            return supported
+
+        support.is_node_supported = watched
+        qnn_partitioner.logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            support.is_node_supported = original
+            qnn_partitioner.logger.removeHandler(handler)
+
+
+def _reason(said: list[str], native: str, node: Any) -> str:
+    """In the partitioner's words; after a failed validation also in the backend's."""
+    message = next((line.partition(" | ")[2] for line in reversed(said) if " | " in line), "")
+    if message == "False":
+        errors = [said.strip() for said in NATIVE_ERROR.findall(native)]
+        detail = next((text for text in errors if text and not text.startswith("Requested")), "")
+        return "QNN's validation refuses it" + (f": {detail[:300]}" if detail else "")
+    if message == "Skipped":
+        return "the suite leaves it on the CPU (cpu_nodes, cpu_operators)"
+    if not message and node.op == "call_function":
+        return "the partitioner lists it as not supported"
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An operator that stays on the CPU."""
+
+    operator: str
+    node: str
+    reason: str
+    source: str
+    code: str
+    kernel: bool
+    """Whether ExecuTorch has a kernel of it for the CPU, or the program cannot run at all."""
+
+
+def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[Left]:
+    """Of the lowered graph; what was never looked at came in after the partitioner."""
+    found = []
+    for node in graph.nodes:
+        if node.op != "call_function" or is_glue(node):
+            continue
+        decision = watch.decisions.get(node.name)
+        if decision is None:
+            reason = "it came into the graph after the partitioner had looked"
+        elif decision.supported:
+            reason = "the partitioner takes it, and it is in no delegate"
+        else:
+            reason = decision.reason
+        source, code = source_of(node.meta.get("stack_trace") or "")
+        name = operator_name(node)
+        found.append(Left(name, node.name, reason, source, code, has_kernel(name, kernels)))
+    return found
+
+
+def cpu_kernels() -> frozenset[str]:
+    """Operators that ExecuTorch's runtime can do by itself, as `aten::add`."""
+    from executorch.runtime import Runtime
+
+    return frozenset(name.partition(".")[0] for name in Runtime.get().operator_registry.operator_names)
+
+
+def has_kernel(operator: str, kernels: Collection[str]) -> bool:
+    """Of those of other libraries than aten this runtime knows nothing: the runner is linked with more."""
+    library, _, rest = operator.partition(".")
+    return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
+
+
+def is_glue(node: Any) -> bool:
+    return operator_name(node) in (DELEGATE, *GLUE)
+
+
+def operator_name(node: Any) -> str:
+    name = getattr(node.target, "__name__", str(node.target))
+    return str(name)
+
+
+def source_of(trace: str) -> tuple[str, str]:
+    """`file:line` and the code of the innermost frame that is not of a library; ("", "") without one."""
+    frames = FRAME.findall(trace)
+    own = [frame for frame in frames if not any(part in frame[0] for part in OUTSIDE) and frame[0][:1] != "<"]
+    if not (own or frames):
+        return "", ""
+    path, line, _, code = (own or frames)[-1]
+    # A program is kept for every checkout of this project, and so must not name the one that compiled it.
+    return f"{path.removeprefix(f'{ROOT}/')}:{line}", code.strip()
+
+
+def module_path(path: str) -> str:
+    """The name as named_modules() has it, whatever export wrapped around it."""
+    path = re.sub(r"^L\['self'\]|^L__self__", "", path)
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
+
+
+def partition_of(program: Any) -> list[dict[str, object]]:
+    """The lowered graph as runs of operators, in order: which delegate, or the CPU, and what is in each."""
+    graph = program.graph_module.graph
+    parts: list[dict[str, object]] = []
+    delegates = 0
+    for node in graph.nodes:
+        if node.op != "call_function" or operator_name(node) in GLUE:
+            continue
+        if operator_name(node) == DELEGATE:
+            lowered = getattr(program.graph_module, node.args[0].target)
+            inner = Counter(
+                operator_name(each)
+                for each in lowered.original_module.graph.nodes
+                if each.op == "call_function"
+                and "quantize_per" not in operator_name(each)
+                and operator_name(each) not in GLUE
+            )
+            parts.append(
+                {
+                    "where": f"htp {delegates}",
+                    "count": sum(inner.values()),
+                    "operators": dict(inner.most_common()),
+                }
+            )
+            delegates += 1
+            continue
+        if not parts or parts[-1]["where"] != "cpu":
+            parts.append({"where": "cpu", "count": 0, "operators": {}})
+        last = parts[-1]
+        operators = last["operators"]
+        assert isinstance(operators, dict) and isinstance(last["count"], int)
+        last["count"] += 1
+        operators[operator_name(node)] = operators.get(operator_name(node), 0) + 1
+    return parts

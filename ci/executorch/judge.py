@@ -1,0 +1,193 @@
+"""Findings about compiled programs: what was delegated, what the artifact holds, and what it costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ci.executorch.compile import Compiled, Fault
+from ci.executorch.suite import SUITES, Program
+from ci.inspect.program import Context, Delegate, read
+from ci.inspect.program import Program as Inside
+from ci.suites.baseline import Baseline, Tolerances, growth
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import MANIFESTS
+from provisioning.manifest import Model, load, soc_named
+
+SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
+PAGE = 4096
+
+NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
+"""QNN's own words; the first of them is nearest to the cause."""
+
+REMEDIES = {
+    "factory": "correct the factory: docs/lowering.md says what it must give",
+    "suite": "correct the case in {suite}",
+    "memory": "run with fewer --jobs, or make the model smaller",
+    "crash": "python -m ci diagnose {log}",
+    "timeout": "give it longer with --timeout, or read {log}",
+}
+
+
+class Suggestion(Model):
+    operator: str
+    code: str = ""
+    """A regular expression that the model's source line must match."""
+    text: str
+    proof: str
+
+
+class Suggestions(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    suggestion: Annotated[tuple[Suggestion, ...], Field(min_length=1)]
+
+
+@cache
+def suggestions() -> tuple[Suggestion, ...]:
+    return load(SUGGESTIONS, Suggestions).suggestion
+
+
+def repeat(program: Program, stage: str) -> str:
+    """The command that does this program again."""
+    return SUITES.repeat(program, stage)
+
+
+def fault_finding(program: Program, fault: Fault, stage: str) -> Finding:
+    message = fault.message
+    remedy = REMEDIES.get(fault.kind, "read {log}, or python -m ci diagnose {log}")
+    remedy = remedy.format(suite=program.suite, log=fault.log)
+    if fault.kind in ("compile", "crash") and fault.log.is_file():
+        log = fault.log.read_text(encoding="utf-8", errors="replace")
+        if said := NATIVE_ERROR.findall(log):
+            message = f"{message.rstrip('.')}: {said[0].strip()}"
+        if known := explain(log):
+            message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].mend
+    return Finding(
+        f"lowering-{fault.kind}",
+        Severity.ERROR,
+        program.name,
+        message,
+        f"{remedy}; then {repeat(program, stage)}",
+    )
+
+
+def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """An operator over the budget is an error; one within it is told as a note."""
+    left: Sequence[Mapping[str, Any]] = facts["left"]
+    over = len(left) > program.cpu_budget
+    for each in left:
+        source = f" at {each['source']}" if each["source"] else ""
+        code = f" `{each['code']}`" if each["code"] else ""
+        allowed = f"{len(left)} of at most {program.cpu_budget} operators on the CPU"
+        lacks = "" if each["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
+        yield Finding(
+            "lowering-cpu-operator",
+            Severity.ERROR if over else Severity.NOTE,
+            program.name,
+            f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']} ({allowed})",
+            suggestion_for(each["operator"], each["code"]) or repeat(program, "test_lowering"),
+        )
+    if facts["delegates"] != program.delegates:
+        yield Finding(
+            "lowering-delegates",
+            Severity.ERROR,
+            program.name,
+            f"expected {program.delegates} delegates, found {facts['delegates']}",
+            f"see what is on the CPU, or set delegates in {program.suite}",
+        )
+
+
+def suggestion_for(operator: str, code: str) -> str:
+    for each in suggestions():
+        if each.operator == operator and re.search(each.code, code):
+            return each.text
+    return ""
+
+
+def artifact(program: Program, compiled: Compiled, build_id: str) -> Iterator[Finding]:
+    """What the bytes of the .pte say, against what was asked for."""
+
+    def wrong(rule: str, message: str, remedy: str) -> Finding:
+        return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, remedy)
+
+    again = repeat(program, "test_lowering") + " --no-cache"
+    try:
+        inside = read(compiled.path)
+    except CheckFailed as error:
+        yield wrong("readable", error.message, again)
+        return
+    assert isinstance(inside, Inside)
+    if said := compiled.facts["loads"]:
+        yield wrong("loads", f"ExecuTorch's runtime does not take the program: {said}", again)
+    for index, delegate in enumerate(inside.delegates):
+        if delegate.context is not None:
+            for rule, message in faults_of(delegate, program.soc, build_id):
+                yield wrong(rule, f"delegate {index}: {message}", again)
+
+
+def faults_of(delegate: Delegate, soc_name: str, build_id: str) -> Iterator[tuple[str, str]]:
+    soc = soc_named(soc_name)
+    context, options = delegate.context or Context(0, (), (), (), ()), delegate.options
+    if delegate.segment is None:
+        yield "segment", "expected its data in a segment of its own, found it inside the flatbuffer"
+    elif delegate.offset % PAGE:
+        yield "segment", f"expected its segment at a multiple of {PAGE}, found it at {delegate.offset}"
+    if options is None:
+        yield "options", "it has no options for the QNN backend"
+    else:
+        if options.online_prepare:
+            yield (
+                "online-prepare",
+                "expected a graph compiled ahead of time, found one for the device to compile",
+            )
+        if (options.soc_id, options.arch) != (soc.id, soc.arch):
+            yield (
+                "soc",
+                f"expected options for SoC id {soc.id}, v{soc.arch} ({soc_name}), "
+                f"found {options.soc_id}, v{options.arch}",
+            )
+        if options.vtcm_mb != soc.vtcm_mb:
+            yield "vtcm", f"expected options for {soc.vtcm_mb} MB of VTCM, found {options.vtcm_mb}"
+    for rule, what, expected, found in (
+        ("build-id", "QNN build", (build_id,), context.build_ids),
+        ("soc", "SoC", (soc_name,), context.socs),
+        ("arch", "HTP arch", (soc.arch,), context.arches),
+        ("vtcm", "bytes of VTCM", (soc.vtcm_mb << 20,), context.vtcm_bytes),
+    ):
+        if found != expected:
+            named = ", ".join(map(str, found)) or "none"
+            yield rule, f"expected {what} {expected[0]} in the compiled graph, found {named}"
+
+
+def costs_of(compiled: Compiled) -> dict[str, float]:
+    ddr = compiled.facts["ddr"]
+    return {
+        "ddr_read": ddr["read"],
+        "ddr_written": ddr["written"],
+        "ddr_spilled": ddr["spilled"],
+        "ddr_filled": ddr["filled"],
+        "pte_bytes": compiled.path.stat().st_size,
+        "cpu_seconds": compiled.facts["cpu_seconds"],
+    }
+
+
+def cost(
+    program: Program, compiled: Compiled, baseline: Baseline, tolerances: Tolerances
+) -> Iterator[Finding]:
+    if compiled.facts["delegates"] and compiled.facts["graphs"] < compiled.facts["delegates"]:
+        yield Finding(
+            "cost-unknown",
+            Severity.ERROR,
+            program.name,
+            f"expected the compiler's summary of each of {compiled.facts['delegates']} graphs, "
+            f"found {compiled.facts['graphs']}",
+            f"read {compiled.log}",
+        )
+    again = f"{repeat(program, 'test_lowering')} --update-baseline"
+    yield from growth(program.name, costs_of(compiled), baseline, tolerances, again)

@@ -1,0 +1,408 @@
+"""One program: make the model, quantize it, lower it, and keep inputs and expected outputs beside it."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQuantizer, QuantDtype
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from executorch.backends.qualcomm.utils.utils import (
+    generate_htp_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    to_edge_transform_and_lower_to_qnn,
+)
+from executorch.exir import ExecutorchBackendConfig
+from torch import Tensor
+from torchao.quantization.pt2e import (
+    FusedMovingAvgObsFakeQuantize,
+    MinMaxObserver,
+    disable_fake_quant,
+    enable_fake_quant,
+    move_exported_model_to_eval,
+)
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+
+from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
+from ci.executorch.audit import Watch, cpu_kernels, left_on_cpu, module_path, partition_of
+from ci.executorch.suite import Case, Input, Run
+from ci.suites.compiler_log import Traffic, traffic
+from ci.suites.factory import CALIBRATION_SEED, BadFactory, Inputs, Made, find, is_memory, make
+
+SEGMENT_ALIGNMENT = 4096
+"""Of delegate data in the file: a page, so that it can be mapped alone."""
+
+PROGRAM = "program.pte"
+OBSERVERS = {
+    (scheme, "min_max"): MinMaxObserver
+    for scheme in ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
+}
+"""Others have the quantizer's own, a moving average; floats of 16 bits have nothing to observe."""
+
+TRAIN_RATE = 1e-4
+
+
+class Failed(Exception):
+    """A step of lowering that failed; `step` names the finding."""
+
+    def __init__(self, step: str, message: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class Patterns(set[str]):
+    """Stands in for a set of names: `*` matches anything, and what matched nothing is known afterwards."""
+
+    def __init__(self, option: str, patterns: Iterable[str]) -> None:
+        super().__init__(patterns)
+        self.option = option
+        self.used: set[str] = set()
+
+    def matching(self, name: object) -> str | None:
+        for pattern in self:
+            if isinstance(name, str) and fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return pattern
+        return None
+
+    def __contains__(self, name: object) -> bool:
+        return self.matching(name) is not None
+
+    def require_used(self) -> None:
+        if unused := sorted(set(self) - self.used):
+            raise Failed("suite", f"{self.option} = {unused[0]!r} matches no node")
+
+
+class BlockSizes:
+    """The quantizer's map of node names to block sizes, with patterns."""
+
+    def __init__(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
+        self.sizes = sizes
+        self.names = Patterns("block_sizes", sizes)
+
+    def get(self, name: str) -> tuple[int, ...] | None:
+        pattern = self.names.matching(name)
+        return self.sizes[pattern] if pattern is not None else None
+
+
+def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path) -> dict[str, Any]:
+    """Write the program, inputs and expected outputs into the folder; returns what is known of them."""
+    with _files_read() as opened:
+        made = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
+        samples = [made.sample(seed) for seed in range(case.inferences)]
+        count = 0 if run.scheme == "fp16" else run.calibration
+        batches = [made.sample(CALIBRATION_SEED + index) for index in range(count)]
+    torch.set_grad_enabled(False)
+    made.model.requires_grad_(False)
+    expected = [_outputs(made.model, sample) for sample in samples]
+    module: Any = made.model
+    patterns: list[Patterns] = []
+    reference = expected
+    losses: list[dict[str, object]] = []
+    if run.scheme != "fp16":
+        module, patterns, losses = _quantized(made, samples[0], batches, run, soc, search_path)
+        reference = [_outputs(module, sample) for sample in samples]
+    watch = Watch(_new_text(log))
+    on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+    spec = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset[soc],
+        backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
+    )
+    with _step("compile"), watch.installed():
+        edge = to_edge_transform_and_lower_to_qnn(
+            module, samples[0], spec, skip_node_id_set=on_cpu[0], skip_node_op_set=on_cpu[1]
+        )
+        lowered = edge.exported_program()
+        left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
+        parts = partition_of(lowered)
+        program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
+    for each in (*patterns, *on_cpu):
+        each.require_used()
+    into.mkdir(parents=True, exist_ok=True)
+    (into / PROGRAM).write_bytes(program.buffer)
+    _flush()
+    graphs = traffic(log.read_text(encoding="utf-8", errors="replace"))
+    return {
+        "left": [asdict(each) for each in left],
+        "partition": parts,
+        "losses": losses,
+        "delegates": sum(str(part["where"]).startswith("htp") for part in parts),
+        "ddr": reduce(operator.add, graphs, Traffic()).as_json(),
+        "graphs": len(graphs),
+        "inputs": _save(into, "input", samples),
+        "expected": _save(into, "float", expected),
+        "reference": _save(into, "quantized", reference) if run.scheme != "fp16" else [],
+        "loads": _loads(into / PROGRAM),
+        "opened": sorted(opened),
+    }
+
+
+def inputs_of(declared: Sequence[Input]) -> Inputs | None:
+    """What draws the inputs that the suite names; None where the factory gives them."""
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        return tuple(_drawn(each, generator) for each in declared)
+
+    return draw if declared else None
+
+
+def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
+    dtype = getattr(torch, wanted.dtype)
+    if not dtype.is_floating_point:
+        return torch.randint(
+            int(wanted.low), int(wanted.high) + 1, wanted.shape, generator=generator, dtype=dtype
+        )
+    even = torch.rand(wanted.shape, generator=generator)
+    return (wanted.low + (wanted.high - wanted.low) * even).to(dtype)
+
+
+def _quantized(
+    made: Made,
+    sample: tuple[Tensor, ...],
+    batches: Sequence[tuple[Tensor, ...]],
+    run: Run,
+    soc: str,
+    search_path: Path,
+) -> tuple[Any, list[Patterns], list[dict[str, object]]]:
+    quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
+    quantizer.set_default_quant_config(
+        _dtype(run.scheme),
+        is_qat=run.qat,
+        is_conv_per_channel=run.per_channel,
+        is_linear_per_channel=run.per_channel,
+        act_observer=None if run.qat else OBSERVERS.get((run.scheme, run.observer)),
+    )
+    with _step("export"):
+        exported: Any = torch.export.export(made.model, sample, strict=True).module()
+        floats, folded = outputs_of(exported, sample), normed(exported.graph)
+    patterns = [Patterns("unquantized_nodes", run.unquantized_nodes)]
+    quantizer.discard_nodes = patterns[0]
+    if run.unquantized_operators:
+        quantizer.add_discard_ops([_operator(name) for name in run.unquantized_operators])
+    if run.block_sizes:
+        sizes = BlockSizes(run.block_sizes)
+        _refuse_linear(exported.graph, sizes)
+        patterns.append(sizes.names)
+        quantizer.set_block_size_map(sizes)
+    quantizer.set_submodule_qconfig_list([_module_scheme(each, run.qat, patterns) for each in run.modules])
+    quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
+    with _step("quantize"):
+        if run.qat:
+            prepared = _trained(made, exported, quantizer, batches)
+        else:
+            prepared = prepare_pt2e(exported, quantizer)
+            for batch in batches:
+                prepared(*batch)
+        quantized = convert_pt2e(prepared)
+        return quantized, patterns, worst_losses(floats, folded, quantized, sample)
+
+
+def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
+    """What reaches QNN as a linear layer's block scales is not the model's: it differs from compile to
+    compile, and the outputs with it."""
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.linear.default and sizes.get(node.name):
+            raise Failed(
+                "suite",
+                f"block_sizes takes {node.name}, a linear layer, whose block scales executorch does not hand"
+                " on right: every compile computes something else; make it a convolution first, with"
+                " executorch.backends.qualcomm.utils.utils.convert_linear_to_conv2d",
+            )
+
+
+def _trained(made: Made, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]) -> Any:
+    """A step for each batch towards the float model's outputs: enough for every part of QAT to have run."""
+    wanted = [_outputs(made.model, batch) for batch in batches]
+    with torch.enable_grad():
+        made.model.requires_grad_(True)
+        # Batch norms as in use: their statistics are settled, and a step's batch is too small for others.
+        prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
+        _settle_ranges(prepared, batches)
+        optimizer = torch.optim.SGD(prepared.parameters(), lr=TRAIN_RATE)
+        for batch, outputs in zip(batches, wanted, strict=True):
+            loss = sum(
+                torch.nn.functional.mse_loss(ours, theirs)
+                for ours, theirs in zip(_flat(prepared(*batch)), outputs, strict=True)
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return prepared
+
+
+def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None:
+    """Give activations the widest range of all batches, and keep it: a moving average of a few steps has
+    hardly left what the first of them had."""
+    observed: dict[Any, tuple[Tensor, Tensor]] = {}
+
+    def note(module: Any, given: tuple[Tensor, ...]) -> None:
+        low, high = given[0].aminmax()
+        least, most = observed.get(module, (low, high))
+        observed[module] = torch.minimum(least, low), torch.maximum(most, high)
+
+    fakes = [
+        each
+        for each in prepared.modules()
+        if isinstance(each, FusedMovingAvgObsFakeQuantize) and not each.is_per_channel
+    ]
+    handles = [each.register_forward_pre_hook(note) for each in fakes]
+    prepared.apply(disable_fake_quant)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*batch)
+    prepared.apply(enable_fake_quant)
+    for handle in handles:
+        handle.remove()
+    for module, (least, most) in observed.items():
+        observer = module.activation_post_process
+        observer.min_val.copy_(least)
+        observer.max_val.copy_(most)
+        observer.averaging_constant = 0.0
+        scale, zero_point = module.calculate_qparams()
+        module.scale.copy_(scale)
+        module.zero_point.copy_(zero_point)
+
+
+def _dtype(scheme: str) -> Any:
+    return QuantDtype[f"use_{scheme}"]
+
+
+def _operator(name: str) -> Any:
+    try:
+        return reduce(getattr, name.split("."), torch.ops)
+    except AttributeError as error:
+        raise Failed("suite", f"unquantized_operators = {name!r}: torch has no such operator") from error
+
+
+def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any, Any]:
+    wanted = Patterns("modules", [each.name or each.type])
+    patterns.append(wanted)
+
+    def inside(node: Any) -> bool:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            kind_name = kind if isinstance(kind, str) else kind.__name__
+            found = module_path(path) if each.name else kind_name.rpartition(".")[2]
+            if found in wanted:
+                return True
+        return False
+
+    config = ModuleQConfig(
+        _dtype(each.scheme),
+        is_qat=qat,
+        is_conv_per_channel=each.per_channel,
+        is_linear_per_channel=each.per_channel,
+    )
+    return inside, config
+
+
+def _outputs(module: Any, sample: tuple[Tensor, ...]) -> list[Tensor]:
+    with torch.no_grad():
+        return [each.detach().contiguous() for each in _flat(module(*sample))]
+
+
+def _flat(outputs: Any) -> list[Tensor]:
+    flat: list[Any] = torch.utils._pytree.tree_leaves(outputs)
+    for each in flat:
+        if not isinstance(each, Tensor):
+            raise BadFactory(f"the model returns a {type(each).__name__}: expected tensors alone")
+    return flat
+
+
+def _save(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
+    rows = []
+    for number, tensors in enumerate(inferences):
+        row = []
+        for index, tensor in enumerate(tensors):
+            path = into / f"{kind}_{number}_{index}.raw"
+            tensor.numpy().tofile(path)
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            row.append({"file": path.name, "dtype": dtype, "shape": list(tensor.shape)})
+        rows.append(row)
+    return rows
+
+
+def _loads(program: Path) -> str:
+    """Empty when ExecuTorch's runtime takes the program, else what it says."""
+    from executorch.runtime import Runtime, Verification
+
+    try:
+        loaded = Runtime.get().load_program(program, verification=Verification.InternalConsistency)
+        return "" if "forward" in loaded.method_names else f"methods are {sorted(loaded.method_names)}"
+    except RuntimeError as error:
+        return str(error)
+
+
+@contextmanager
+def _step(name: str) -> Any:
+    """Faults of a step, named by it; faults of memory stay what they are."""
+    try:
+        yield
+    except (Failed, BadFactory, MemoryError):
+        raise
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        if is_memory(error):
+            raise
+        raise Failed(name, f"{type(error).__name__}: {text}"[:2000]) from error
+
+
+_OPENED: set[str] | None = None
+
+
+def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _OPENED is not None and isinstance(arguments[0], str):
+        _OPENED.add(arguments[0])
+
+
+sys.addaudithook(_note_open)
+
+
+@contextmanager
+def _files_read() -> Any:
+    """Data files opened meanwhile; Python's own files and modules are accounted for otherwise."""
+    global _OPENED
+    _OPENED = opened = set[str]()
+    found: set[str] = set()
+    try:
+        yield found
+    finally:
+        _OPENED = None
+        installed = {sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr", "/etc"}
+        prefixes = tuple(f"{each}/" for each in installed)
+        for name in opened:
+            path = os.path.realpath(name)
+            if os.path.isfile(path) and not path.startswith(prefixes) and not path.endswith((".py", ".pyc")):  # noqa: PTH113
+                found.add(path)
+
+
+def _new_text(log: Path) -> Any:
+    """Gives what was written to the log since it was last asked."""
+    position = 0
+
+    def read() -> str:
+        nonlocal position
+        _flush()
+        with log.open("rb") as stream:
+            stream.seek(position)
+            text = stream.read()
+        position += len(text)
+        return text.decode("utf-8", "replace")
+
+    return read
+
+
+def _flush() -> None:
+    import ctypes
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)

@@ -1,0 +1,228 @@
+"""`test_lowering`: every chosen program compiled, audited and compared with its baseline."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ci.engine.jobs import Job, asked_shard
+from ci.executorch.compile import (
+    UNKNOWN_SECONDS,
+    Basis,
+    Compiled,
+    Fault,
+    Settings,
+    basis_of,
+    compile_programs,
+)
+from ci.executorch.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
+from ci.executorch.suite import Program, all_programs, choose
+from ci.inspect.against import sdk_arches
+from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.suites.stage import finish
+from provisioning.base.command_line import command_line
+from provisioning.base.findings import Finding, Metric, Severity, StageRun
+from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.environment import Environment, resolve
+from provisioning.manifest import soc_named
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done, and on what; shared by the two stages."""
+
+    selection: Selection
+    programs: tuple[Program, ...]
+    found: Environment
+    basis: Basis
+    settings: Settings
+    baselines: dict[Path, Baseline]
+    refused: dict[str, Finding]
+    """Programs that this SDK cannot make at all."""
+
+    def baseline(self, program: Program) -> Baseline:
+        return self.baselines[program.suite]
+
+    def compiled(self, environ: Mapping[str, str]) -> dict[str, Compiled | Fault]:
+        wanted = [program for program in self.programs if program.name not in self.refused]
+        return compile_programs(wanted, self.found, environ, self.settings, self.basis, self.baseline)
+
+
+def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
+    """The programs that the flags leave."""
+    suites = [path.absolute() for path in args.suite or ()]
+    programs = choose(
+        all_programs(suites, selection.socs, profile=selection.profile),
+        tags=args.tag or (),
+        words=args.words or (),
+        cases=args.case or (),
+    )
+    if args.shard:
+        mine = {job.name for job in asked_shard(jobs_of(programs, selection.profile), args.shard)}
+        programs = [program for program in programs if program.name in mine]
+    return programs
+
+
+def jobs_of(programs: Iterable[Program], profile: str) -> list[Job]:
+    """Each program with the seconds that its baseline has for compiling and running it."""
+    baselines: dict[Path, Baseline] = {}
+    jobs = []
+    for program in programs:
+        if program.suite not in baselines:
+            baselines[program.suite] = load_baseline(baseline_path(program.suite, profile))
+        recorded = baselines[program.suite].of(program.name) or Recorded()
+        seconds = (recorded.cpu_seconds or UNKNOWN_SECONDS) + (recorded.run_seconds or 1.0)
+        jobs.append(Job(program.name, seconds))
+    return jobs
+
+
+def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str], name: str) -> Plan:
+    # Lowering and the emulator run on this machine; another target beside it is another session's.
+    selection = replace(selection, target=DEFAULT_TARGET)
+    programs = chosen(args, selection)
+    socs = tuple(dict.fromkeys(program.soc for program in programs))
+    found = resolve(replace(selection, soc=socs[0] if socs else selection.soc), environ)
+    sdk = found.root("qnn-sdk").path
+    basis = basis_of(sdk)
+    return Plan(
+        selection=selection,
+        programs=tuple(programs),
+        found=found,
+        basis=basis,
+        settings=Settings(
+            store=selection.store,
+            logs=Path(selection.reports).absolute() / name,
+            jobs=args.jobs,
+            timeout=args.timeout,
+            cache=not args.no_cache,
+            worker_memory=args.worker_memory << 20 if args.worker_memory else None,
+        ),
+        baselines={
+            suite: load_baseline(baseline_path(suite, selection.profile))
+            for suite in dict.fromkeys(program.suite for program in programs)
+        },
+        refused=dict(refusals(programs, sdk, basis.build_id)),
+    )
+
+
+def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[tuple[str, Finding]]:
+    """An SDK that has Hexagon libraries, and none as new as the chip's, does not know the chip."""
+    arches = sdk_arches(sdk)
+    for program in programs:
+        arch = soc_named(program.soc).arch
+        if arches and arch > max(arches):
+            yield (
+                program.name,
+                Finding(
+                    "lowering-soc",
+                    Severity.ERROR,
+                    program.name,
+                    f"{program.soc} has HTP v{arch}, and QNN {build_id} ends at v{max(arches)}",
+                    "use a profile with a newer QNN (--profile), or another chip (--soc)",
+                ),
+            )
+
+
+def run(args: argparse.Namespace) -> int:
+    selection = selection_of(args)
+    if args.list:
+        return print_list(args, selection)
+    command = command_line("nox -s test_lowering --", sys.argv[2:]).removesuffix(" --")
+    stage = StageRun("test_lowering", selection.profile, DEFAULT_TARGET, command)
+    with stage.reported(selection.reports, "lowering-not-run"):
+        plan = plan_of(args, selection, os.environ, "lowering")
+        results = plan.compiled(os.environ)
+        if args.update_baseline:
+            update(plan, results)
+        judge(stage, plan, results)
+    return finish(stage, selection)
+
+
+def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
+    tolerances = load_tolerances()
+    rows: dict[str, Metric] = {}
+    cached = 0
+    for program in plan.programs:
+        result = results.get(program.name)
+        baseline = plan.baseline(program)
+        if result is None:
+            findings = [plan.refused[program.name]]
+        elif isinstance(result, Fault):
+            findings = [fault_finding(program, result, "test_lowering")]
+        else:
+            cached += result.cached
+            findings = [
+                *delegation(program, result.facts),
+                *artifact(program, result, plan.basis.build_id),
+                *cost(program, result, baseline, tolerances),
+            ]
+        stage.findings += findings
+        rows[program.name] = row(program, result, findings, baseline)
+    stage.metrics |= {
+        "selected": len(plan.programs),
+        "cached": cached,
+        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        "build_id": plan.basis.build_id,
+        "sdk": str(plan.found.root("qnn-sdk").path),
+        "programs": rows,
+    }
+
+
+def row(
+    program: Program, result: Compiled | Fault | None, findings: Sequence[Finding], baseline: Baseline
+) -> dict[str, Metric]:
+    """What the page shows of a program."""
+    bad = any(finding.severity is Severity.ERROR for finding in findings)
+    shown: dict[str, Metric] = {
+        **identity(program),
+        "verdict": "fail" if bad else "pass",
+        "command": repeat(program, "test_lowering"),
+    }
+    if not isinstance(result, Compiled):
+        return shown
+    agreed = baseline.of(program.name)
+    facts = result.facts
+    return shown | {
+        "cached": result.cached,
+        "program": str(result.path),
+        "seconds": facts["seconds"],
+        "peak_bytes": facts["peak"],
+        "delegates": facts["delegates"],
+        "cpu_operators": len(facts["left"]),
+        "partition": facts["partition"],
+        "costs": dict(costs_of(result)),
+        "baseline": {name: agreed.cost(name) for name in costs_of(result)} if agreed else {},
+    }
+
+
+def identity(program: Program) -> dict[str, Metric]:
+    return {
+        "case": program.case_name,
+        "run": program.run.name,
+        "scheme": program.run.scheme,
+        "soc": program.soc,
+        "tags": list(program.run.tags),
+    }
+
+
+def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
+    """Costs of what was compiled, now or earlier, replace those of the baseline."""
+    for suite, baseline in list(plan.baselines.items()):
+        values: dict[str, dict[str, object]] = {}
+        for program in plan.programs:
+            result = results.get(program.name)
+            if program.suite == suite and isinstance(result, Compiled):
+                fields: dict[str, object] = dict(costs_of(result))
+                values[program.name] = fields | {"peak_mb": int(result.facts["peak"]) >> 20}
+        known = [program.name for program in all_programs([suite])]
+        plan.baselines[suite] = baseline.rewritten(plan.basis.build_id, values, known)
+
+
+def print_list(args: argparse.Namespace, selection: Selection) -> int:
+    for program in chosen(args, selection):
+        sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
+    return 0

@@ -1,0 +1,142 @@
+"""The suite: which models are lowered, how, for which chips, and what is expected of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
+from provisioning.base.settings import MANIFESTS
+from provisioning.manifest import Model, load
+
+SHIPPED = MANIFESTS / "suites" / "lowering.toml"
+
+Scheme = Literal["fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w"]
+QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
+"""What ExecuTorch's quantizer has for quantization-aware training."""
+
+
+class ModuleScheme(Model):
+    """Another scheme for some of the model's modules: named as in named_modules(), or by class."""
+
+    scheme: Scheme
+    name: str = ""
+    type: str = ""
+    per_channel: bool = False
+
+    @model_validator(mode="after")
+    def _names_one(self) -> ModuleScheme:
+        if bool(self.name) == bool(self.type):
+            raise ValueError("either name or type")
+        if self.scheme == "fp16":
+            raise ValueError("a quantizing scheme; unquantized_nodes leaves nodes in float")
+        return self
+
+
+class Input(Model):
+    """An input drawn evenly between two bounds; of whole numbers, `high` can be drawn too."""
+
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+    dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
+    low: float = -1.0
+    high: float = 1.0
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Input:
+        if self.low > self.high:
+            raise ValueError("low no greater than high")
+        if "int" in self.dtype and (self.low % 1 or self.high % 1):
+            raise ValueError(f"whole numbers for low and high of {self.dtype}")
+        return self
+
+
+class Run(AnyRun):
+    scheme: Scheme
+    thresholds: Thresholds | None = None
+    emulator_fault: str = ""
+    """Part of what the runner says where a program that lowers is known not to run; then no thresholds."""
+    qat: bool = False
+    per_channel: bool = True
+    observer: Literal["min_max", "moving_average"] = "min_max"
+    """How activations' ranges are found: the widest seen, or mostly what the first batches had."""
+    calibration: Annotated[int, Field(ge=1)] = 32
+    """Batches of inputs that the observers, or the QAT steps, see."""
+    modules: tuple[ModuleScheme, ...] = ()
+    annotations: tuple[Dotted, ...] = ()
+    """Functions that are given the graph and annotate nodes of it themselves."""
+    block_sizes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = Field(default_factory=dict)
+    """Block sizes by node (`linear`, `conv2d_1`); `*` stands in a name for anything."""
+    unquantized_nodes: tuple[str, ...] = ()
+    unquantized_operators: tuple[str, ...] = ()
+    cpu_nodes: tuple[str, ...] = ()
+    """Nodes of the edge graph that the partitioner is told to leave on the CPU."""
+    cpu_operators: tuple[str, ...] = ()
+    delegates: Annotated[int, Field(ge=0)] | None = None
+    cpu_budget: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        return ("sqnr_db", "cosine") + (("reference_sqnr_db",) if self.scheme != "fp16" else ())
+
+    @property
+    def kind(self) -> str:
+        return f"{self.scheme}-qat" if self.qat else self.scheme
+
+    @model_validator(mode="after")
+    def _fits(self) -> Run:
+        if (self.thresholds is None) != bool(self.emulator_fault):
+            raise ValueError("thresholds, or emulator_fault in their place")
+        if self.qat and self.scheme not in QAT_SCHEMES:
+            raise ValueError(f"one of {', '.join(QAT_SCHEMES)} with qat")
+        quantizing = (
+            self.qat, self.modules, self.annotations, self.block_sizes,
+            self.unquantized_nodes, self.unquantized_operators,
+        )  # fmt: skip
+        if self.scheme == "fp16" and any(quantizing):
+            raise ValueError("no quantization options with fp16")
+        if (self.scheme == "16a4w_block") != bool(self.block_sizes):
+            raise ValueError("block_sizes with 16a4w_block, and only with it")
+        return self
+
+
+class Case(AnyCase):
+    factory: Dotted
+    """`module:function`, called with `arguments`; gives the model, and its inputs if none are named here."""
+    arguments: dict[str, Scalar] = Field(default_factory=dict)
+    inputs: tuple[Input, ...] = ()
+    backend: Literal["htp"] = "htp"
+    files: tuple[str, ...] = ()
+    """What the factory reads beside Python modules, such as weights; relative to the suite."""
+    inferences: Annotated[int, Field(ge=1)] = 2
+    delegates: Annotated[int, Field(ge=0)] = 1
+    """How many delegates are expected; a run may say otherwise."""
+    cpu_budget: Annotated[int, Field(ge=0)] = 0
+    """How many operators may stay on the CPU."""
+    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+
+
+class Suite(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    cases: dict[Word, Case] = Field(alias="case", min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Program(AnyProgram[Case, Run]):
+    @property
+    def delegates(self) -> int:
+        return self.case.delegates if self.run.delegates is None else self.run.delegates
+
+    @property
+    def cpu_budget(self) -> int:
+        return self.case.cpu_budget if self.run.cpu_budget is None else self.run.cpu_budget
+
+
+def load_suite(path: Path) -> Suite:
+    return load(path, Suite)
+
+
+SUITES = Suites("test_lowering", SHIPPED, Program, lambda path: load_suite(path).cases)
+programs_of, all_programs, choose = SUITES.programs_of, SUITES.all_programs, SUITES.choose

@@ -1,0 +1,225 @@
+"""`matrix`: the suite as the JSON of a CI matrix, in shards of equal length; also only what changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.engine.jobs import Job, shard
+from ci.executorch.verb import SUITE
+from ci.suites.flags import add_choice, check
+from provisioning.base.command_line import count
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import ROOT, add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s matrix -- --shards 4
+  nox -s matrix -- --shards 4 --tag nightly --changed-since origin/main
+  nox -s matrix -- --changed-since HEAD~1 --github
+  nox -s matrix -- --suite ../mine/models.toml --changed-since origin/main
+"""
+
+ENTRIES = (
+    "ci.executorch.verb",
+    "ci.executorch.lower",
+    "ci.executorch.worker",
+    "ci.executorch.emulate",
+    "ci.__main__",
+    "provisioning.__main__",
+)
+"""What the stages begin with: whatever these import decides every program."""
+
+HARMLESS = (".md", ".rst")
+"""No .txt: a factory may read one, and CMakeLists.txt is one."""
+
+HARMLESS_FOLDERS = ("docs/", "tests/", "docker/", ".github/", "ci/upkeep/bench/")
+
+
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """The cases that a change may concern; None is all of them, and `why` names the file that made it so."""
+
+    cases: frozenset[str] | None
+    why: str = ""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_choice(parser, SUITE)
+    group = parser.add_argument_group("matrix")
+    group.add_argument(
+        "--shards", type=count, default=4, metavar="N", help="at most this many jobs [%(default)s]"
+    )
+    group.add_argument(
+        "--changed-since",
+        metavar="REF",
+        help="only cases that changes since this commit may concern; all when that is not sure",
+    )
+    group.add_argument(
+        "--github", action="store_true", help="also write matrix= and empty= to the file GITHUB_OUTPUT names"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.executorch.stage import jobs_of
+    from ci.executorch.suite import all_programs, choose
+
+    check(args.suite or ())
+    selection = selection_of(args)
+    suites = [path.absolute() for path in args.suite or ()]
+    programs = choose(
+        all_programs(suites, selection.socs),
+        tags=args.tag or (),
+        words=args.words or (),
+        cases=args.case or (),
+    )
+    flags = _flags(args)
+    if args.changed_since:
+        folders = {program.search_path for program in programs}
+        affected = affected_cases(programs, changed_since(args.changed_since, folders), args.changed_since)
+        if affected.cases is None:
+            sys.stderr.write(f"everything: {affected.why} may concern any case\n")
+        else:
+            programs = [program for program in programs if program.case_name in affected.cases]
+            flags = [*_flags(args, cases=False), *_each("--case", sorted({p.case_name for p in programs}))]
+    matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
+    text = json.dumps(matrix)
+    sys.stdout.write(text + "\n")
+    if args.github:
+        _to_github(text, empty=not matrix["include"])
+    return 0
+
+
+def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[str, list[dict[str, object]]]:
+    """One entry a shard that has anything to do; `arguments` follow the session's `--`."""
+    count = min(shards, len(jobs))
+    include: list[dict[str, object]] = []
+    for index in range(1, count + 1):
+        mine = shard(jobs, index, count)
+        include.append(
+            {
+                "shard": f"{index}/{count}",
+                "programs": len(mine),
+                "seconds": round(sum(job.seconds for job in mine)),
+                "arguments": shlex.join([*flags, "--shard", f"{index}/{count}"]),
+            }
+        )
+    return {"include": include}
+
+
+def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:
+    """By reverse imports: a file of a factory concerns its cases, one of the stages concerns all."""
+    from ci.executorch.suite import Program
+    from ci.suites.imports import closure
+
+    owners: dict[Path, set[str]] = {}
+    suites: set[Path] = set()
+    for program in programs:
+        assert isinstance(program, Program)
+        suites.add(program.suite)
+        roots = [program.search_path, ROOT]
+        files = {program.search_path / name for name in program.case.files}
+        for dotted in (program.case.factory, *program.run.annotations):
+            files |= closure(dotted.partition(":")[0], roots)
+        for path in files:
+            owners.setdefault(path, set()).add(program.case_name)
+    shared = {path for entry in ENTRIES for path in closure(entry, [ROOT])}
+    cases: set[str] = set()
+    for path in changed:
+        if path in suites:
+            differing = _differing_cases(path, ref)
+            if differing is None:
+                return Affected(None, _shown(path))
+            cases |= differing
+        elif path in shared or not (path in owners or _harmless(path)):
+            return Affected(None, _shown(path))
+        cases |= owners.get(path, set())
+    return Affected(frozenset(cases))
+
+
+def _shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+def _harmless(path: Path) -> bool:
+    """Not imported by the stages, and nothing that they read: what is neither is not sure."""
+    if path.name.endswith(HARMLESS):
+        return True
+    if not path.is_relative_to(ROOT):
+        return False
+    name = path.relative_to(ROOT).as_posix()
+    if name.startswith(HARMLESS_FOLDERS):
+        return True
+    # A module of another stage; a deleted one may have been anybody's.
+    return name.startswith(("ci/", "provisioning/")) and name.endswith(".py") and path.is_file()
+
+
+def _differing_cases(suite: Path, ref: str) -> set[str] | None:
+    """Cases whose definition is not what it was; None when the suite of then cannot be read."""
+    from ci.executorch.suite import Suite, load_suite
+    from provisioning.manifest import parse
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        text = _git(suite.parent, "show", f"{ref}:./{suite.name}")
+        then = parse(tomllib.loads(text), Suite, suite).cases
+    except (UsageError, ManifestError, ValueError):
+        return None
+    now = load_suite(suite).cases
+    return {name for name in now.keys() | then.keys() if now.get(name) != then.get(name)}
+
+
+def changed_since(ref: str, folders: Iterable[Path]) -> list[Path]:
+    """The files that changed in the repositories of these folders; `ref` is a commit of each."""
+    tops = {Path(_git(folder, "rev-parse", "--show-toplevel").rstrip("\n")) for folder in folders}
+    return sorted(top / name for top in tops for name in changed_files(ref, top))
+
+
+def changed_files(ref: str, repository: Path) -> list[str]:
+    """Committed since the common ancestor with `ref`, changed in the checkout, or new there."""
+    base = _git(repository, "merge-base", ref, "HEAD").strip()
+    names = _git(repository, "diff", "--name-only", "--no-renames", "-z", base).split("\0")
+    names += _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
+    return sorted({name for name in names if name})
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise UsageError(
+            f"git {' '.join(arguments)} failed in {folder}: {result.stderr.strip()}",
+            remedy="name a commit that this clone has; CI checks out with its history (fetch-depth: 0)",
+        )
+    return result.stdout
+
+
+def _flags(args: argparse.Namespace, *, cases: bool = True) -> list[str]:
+    """The choice as it was typed, for the jobs."""
+    flags = [*_each("--suite", args.suite), *_each("--tag", args.tag), *_each("-k", args.words)]
+    flags += _each("--soc", args.soc)
+    if args.profile:
+        flags += ["--profile", args.profile]
+    return flags + (_each("--case", args.case) if cases else [])
+
+
+def _each(flag: str, values: Iterable[object] | None) -> list[str]:
+    return [part for value in values or () for part in (flag, str(value))]
+
+
+def _to_github(text: str, *, empty: bool, environ: Mapping[str, str] = os.environ) -> None:
+    if not (path := environ.get("GITHUB_OUTPUT")):
+        raise UsageError(
+            "--github: GITHUB_OUTPUT is not set", remedy="leave --github out; the JSON is on stdout"
+        )
+    with Path(path).open("a", encoding="utf-8") as stream:
+        stream.write(f"matrix={text}\nempty={'true' if empty else 'false'}\n")

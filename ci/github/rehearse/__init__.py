@@ -1,0 +1,71 @@
+"""`rehearse`: run a workflow of .github/workflows on this machine, as GitHub would."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from provisioning.base.command_line import count
+
+EXAMPLES = """\
+  nox -s rehearse -- pr
+  nox -s rehearse -- pr --row validate --jobs 1
+  nox -s rehearse -- pr --only plan
+  nox -s rehearse -- nightly --event workflow_dispatch --list
+  nox -s rehearse -- nightly --row locks
+  nox -s rehearse -- update-pins
+  nox -s rehearse -- release --ref refs/tags/v0.1.0
+  nox -s rehearse -- pr --row validate --env QNN_SDK_ROOT=/nowhere
+  nox -s rehearse -- qnn --root ../my-models
+"""
+
+EVENTS = ("pull_request", "push", "merge_group", "schedule", "workflow_dispatch")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workflow", metavar="WORKFLOW", help="a file of .github/workflows, without .yml")
+    parser.add_argument("--event", choices=EVENTS, help="what happened [the first that the workflow is on]")
+    choice = parser.add_argument_group("which jobs")
+    choice.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="JOB",
+        help="this and what it needs; may be repeated",
+    )
+    choice.add_argument(
+        "--row",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of jobs with a matrix, only these; may be repeated",
+    )
+    choice.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--jobs", "-j", type=count, default=2, metavar="N", help="jobs side by side [%(default)s]"
+    )
+    how.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="set in every job; may be repeated"
+    )
+    how.add_argument("--ref", metavar="REF", help="what was pushed [refs/heads/main, or refs/tags/v0.0.0]")
+    how.add_argument(
+        "--base",
+        metavar="COMMIT",
+        help="what the changes are compared with; none: everything changed [HEAD^]",
+    )
+    how.add_argument("--uncommitted", action="store_true", help="rehearse the working tree's changes as well")
+    how.add_argument("--keep", action="store_true", help="keep the jobs' workspaces")
+    how.add_argument(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="rehearse this repository's workflow instead; where it uses the toolkit, this checkout is used",
+    )
+    parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.github.rehearse.verb import rehearse
+
+    return rehearse(args)

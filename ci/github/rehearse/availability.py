@@ -1,0 +1,103 @@
+"""Where in a file which contexts and functions may be used: elsewhere GitHub refuses the whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ci.github.rehearse import expression
+from ci.github.rehearse.expression import FUNCTIONS, STATUS_FUNCTIONS
+from provisioning.base.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Part of a file, as a pattern of keys; lists have no key of their own."""
+
+    keys: str
+    contexts: frozenset[str]
+    functions: frozenset[str] = frozenset()
+    condition: bool = False
+    """Whether it is an expression without being marked as one."""
+
+
+def _names(*texts: str) -> frozenset[str]:
+    return frozenset(" ".join(texts).split())
+
+
+_RUN = "github inputs vars"
+_JOB = f"{_RUN} needs"
+_ROW = f"{_JOB} strategy matrix"
+_STEP = f"{_ROW} job runner env steps"
+_ACTION = "github inputs strategy matrix job runner env steps"
+_FILES = frozenset({"hashFiles"})
+
+WORKFLOW = (
+    Place("run-name", _names(_RUN)),
+    Place("concurrency*", _names(_RUN)),
+    Place("env.*", _names(_RUN, "secrets")),
+    Place("on.workflow_call.inputs.*.default", _names(_RUN)),
+    Place("on.workflow_call.outputs.*.value", _names(_RUN, "jobs")),
+    Place("jobs.*.steps.if", _names(_STEP), STATUS_FUNCTIONS | _FILES, condition=True),
+    Place("jobs.*.steps.*", _names(_STEP, "secrets"), _FILES),
+    Place("jobs.*.if", _names(_JOB), STATUS_FUNCTIONS, condition=True),
+    Place("jobs.*.strategy*", _names(_JOB)),
+    Place("jobs.*.env.*", _names(_ROW, "secrets")),
+    Place("jobs.*.outputs.*", _names(_STEP, "secrets")),
+    Place("jobs.*.secrets.*", _names(_ROW, "secrets")),
+    Place("jobs.*.with.*", _names(_ROW)),
+    *(
+        Place(f"jobs.*.{key}", _names(_ROW))
+        for key in (
+            "name",
+            "runs-on*",
+            "concurrency*",
+            "environment*",
+            "continue-on-error",
+            "timeout-minutes",
+        )
+    ),
+)
+ACTION = (
+    Place("inputs.*.default", _names("github strategy matrix job runner"), _FILES),
+    Place("outputs.*.value", _names(_ACTION)),
+    Place("runs.steps.if", _names(_ACTION), STATUS_FUNCTIONS | _FILES, condition=True),
+    Place("runs.steps.*", _names(_ACTION), _FILES),
+)
+
+
+def check(file: str, data: Mapping[str, object], places: tuple[Place, ...]) -> None:
+    """Every expression stands where GitHub takes what it uses."""
+    for keys, text in _texts(data, ""):
+        place = next((place for place in places if fnmatchcase(keys, place.keys)), None)
+        parts = expression.embedded(text)
+        if place is not None and place.condition and not parts:
+            parts = [text]
+        for part in parts:
+            if place is None:
+                raise _wrong(file, keys, "no expression", part)
+            used = expression.used(expression.parse(part))
+            for name in sorted(used.contexts - place.contexts):
+                raise _wrong(file, keys, f"one of {', '.join(sorted(place.contexts))}", name)
+            known = {name.lower() for name in (*FUNCTIONS, *place.functions)}
+            for name in sorted(used.functions):
+                if name.lower() not in known:
+                    raise _wrong(file, keys, f"one of {', '.join(sorted(known))}", f"{name}()")
+
+
+def _texts(value: object, keys: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield keys, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _texts(one, f"{keys}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one, keys)
+
+
+def _wrong(file: str, keys: str, expected: str, found: str) -> UsageError:
+    return UsageError(
+        f"{file}: {keys}: expected {expected}, found {found}", remedy="GitHub refuses it too: correct it"
+    )

@@ -1,0 +1,156 @@
+"""What a step tells the runner: the files that GITHUB_ENV and its like name, and commands in its output."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provisioning.base.errors import CheckFailed
+from provisioning.base.rendering.workflow_commands import PER_LEVEL
+
+FILES = {
+    "GITHUB_ENV": "env",
+    "GITHUB_OUTPUT": "output",
+    "GITHUB_PATH": "path",
+    "GITHUB_STATE": "state",
+    "GITHUB_STEP_SUMMARY": "summary",
+}
+
+LEVELS = ("error", "warning", "notice")
+
+_COMMAND = re.compile(r"^::(?P<name>[A-Za-z-]+)(?:\s+(?P<properties>.*?))?::(?P<data>.*)$")
+_ESCAPES = {"%0D": "\r", "%0A": "\n", "%25": "%"}
+_PROPERTY_ESCAPES = {**_ESCAPES, "%3A": ":", "%2C": ","}
+
+FORBIDDEN = re.compile(r"^(?:GITHUB_\w+|RUNNER_\w+|NODE_OPTIONS)$", re.IGNORECASE)
+"""What a step may not set for later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    level: str
+    title: str
+    message: str
+    file: str = ""
+    line: str = ""
+
+    def shown(self) -> str:
+        where = f"{self.file}:{self.line}".rstrip(":")
+        return ": ".join(part for part in (self.level, where, self.title, self.message) if part)
+
+    def masked(self, masks: list[str]) -> Annotation:
+        shown = (masked(text, masks) for text in (self.title, self.message, self.file, self.line))
+        return Annotation(self.level, *shown)
+
+
+@dataclass(slots=True)
+class Told:
+    """What the output of a step said to the runner."""
+
+    annotations: list[Annotation] = field(default_factory=list)
+    masks: list[str] = field(default_factory=list)
+    _stopped: str = ""
+
+    def shown(self) -> list[Annotation]:
+        """Those that GitHub shows for one step: so many of each level, and of the rest not a word."""
+        return [one for level in LEVELS for one in self._of(level)[:PER_LEVEL]]
+
+    def dropped(self) -> int:
+        return len(self.annotations) - len(self.shown())
+
+    def _of(self, level: str) -> list[Annotation]:
+        return [one for one in self.annotations if one.level == level]
+
+    def hear(self, line: str) -> None:
+        """One line of output; anything that is no command is ignored."""
+        if self._stopped:
+            if line.strip() == f"::{self._stopped}::":
+                self._stopped = ""
+            return
+        match = _COMMAND.match(line.strip())
+        if match is None:
+            return
+        name, data = match["name"].lower(), _unescape(match["data"], _ESCAPES)
+        properties = {
+            key.strip().lower(): _unescape(value, _PROPERTY_ESCAPES)
+            for part in (match["properties"] or "").split(",")
+            if "=" in part
+            for key, _, value in [part.partition("=")]
+        }
+        if name in LEVELS:
+            self.annotations.append(
+                Annotation(
+                    name,
+                    properties.get("title", ""),
+                    data,
+                    properties.get("file", ""),
+                    properties.get("line", ""),
+                )
+            )
+        elif name == "add-mask":
+            self.masks += [one for one in (data, *data.splitlines()) if one.strip()]
+        elif name == "stop-commands":
+            self._stopped = data
+        elif name in ("set-env", "set-output", "add-path", "save-state"):
+            raise CheckFailed(
+                f"the workflow command ::{name}:: is no longer taken by GitHub",
+                remedy="write to the file that the environment names instead",
+            )
+
+
+def masked(text: str, masks: list[str]) -> str:
+    for secret in sorted(set(masks), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def pairs(path: Path) -> dict[str, str]:
+    """The names and values of a GITHUB_ENV or GITHUB_OUTPUT file.
+
+    A line is `NAME=value`, or `NAME<<DELIMITER` and lines up to one that is only the delimiter; whichever of
+    `=` and `<<` comes first decides.
+    """
+    found: dict[str, str] = {}
+    lines = path.read_text(encoding="utf-8-sig").replace("\r\n", "\n").split("\n")
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if not line:
+            continue
+        equals, heredoc = line.find("="), line.find("<<")
+        if equals >= 0 and (heredoc < 0 or equals < heredoc):
+            name, value = line[:equals], line[equals + 1 :]
+        elif heredoc >= 0:
+            name, delimiter = line[:heredoc], line[heredoc + 2 :]
+            if not delimiter:
+                raise _wrong(path, line, "a delimiter after <<")
+            begun = at
+            while at < len(lines) and lines[at] != delimiter:
+                at += 1
+            if at == len(lines):
+                raise _wrong(path, line, f"a line {delimiter!r} that ends it")
+            value = "\n".join(lines[begun:at])
+            at += 1
+        else:
+            raise _wrong(path, line, "NAME=value or NAME<<DELIMITER")
+        if not name:
+            raise _wrong(path, line, "a name")
+        found[name] = value
+    return found
+
+
+def entries(path: Path) -> list[str]:
+    """The directories of a GITHUB_PATH file."""
+    return [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line]
+
+
+def _wrong(path: Path, line: str, expected: str) -> CheckFailed:
+    return CheckFailed(
+        f"{path.name}: expected {expected}, found {line!r}", remedy="correct the step that wrote it"
+    )
+
+
+def _unescape(text: str, escapes: dict[str, str]) -> str:
+    return re.sub("|".join(escapes), lambda m: escapes[m[0]], text)

@@ -1,0 +1,420 @@
+"""What stands in for the actions of others: they do the same to this machine's files, and nothing more."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """One that workflows, actions and files come from."""
+
+    name: str
+    root: Path
+    """A clone of it."""
+    sha: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What all jobs of a rehearsal share, as they share GitHub's services."""
+
+    repository: Repository
+    """The rehearsed one."""
+    cache: Path
+    artifacts: Path
+    toolkit: Repository | None = None
+    """Where another repository is rehearsed: ours, which stands in for whatever its `uses` call it."""
+    called: set[str] = field(default_factory=set)
+    """Those names."""
+    lock: Lock = field(default_factory=Lock)
+
+    def named(self, name: str) -> Repository | None:
+        if name == self.repository.name:
+            return self.repository
+        return replace(self.toolkit, name=name) if self.toolkit and name in self.called else None
+
+    def used(self, uses: str) -> tuple[Repository, str] | None:
+        """The repository and path in it of `OWNER/NAME/PATH@REF`, if it is one that can be had here."""
+        place, _, _ = uses.partition("@")
+        owner, _, rest = place.partition("/")
+        short, _, path = rest.partition("/")
+        name = f"{owner}/{short}"
+        if not path:
+            return None
+        if self.toolkit is not None and (self.toolkit.root / path).exists():
+            self.called.add(name)
+        found = self.named(name)
+        return (found, path) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One job's own part of the machine."""
+
+    machine: Machine
+    workspace: Path
+    temp: Path
+    ref: str
+    default_ref: str
+    say: Callable[[str], None]
+    tell: Callable[[str], None]
+    """Said to the rehearsal's user as well: what on GitHub would be seen outside the run."""
+
+    def path(self, text: str) -> Path:
+        return self.workspace / Path(text).expanduser()
+
+    def portable(self, text: str) -> str:
+        """A path as it would read in any job: on GitHub every job's workspace is at the same place."""
+        return text.replace(str(self.workspace), "{workspace}").replace(str(self.temp), "{temp}")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalent:
+    what: str
+    """In a few words, for the log."""
+    inputs: frozenset[str]
+    """Those honoured, or without meaning here; any other is an error."""
+    act: Callable[[Mapping[str, str], Place], Done]
+    required: frozenset[str] = frozenset()
+
+
+def equivalent(uses: str) -> Equivalent:
+    name, _, version = uses.partition("@")
+    if not version:
+        raise UsageError(f"{uses} names no version", remedy="pin it by commit, as in manifests/actions.toml")
+    if name not in EQUIVALENTS:
+        raise UsageError(
+            f"{name} has no local equivalent: expected one of {', '.join(EQUIVALENTS)}",
+            remedy="add it to ci/github/rehearse/equivalents.py",
+        )
+    return EQUIVALENTS[name]
+
+
+def checkout(inputs: Mapping[str, str], place: Place) -> Done:
+    machine = place.machine
+    wanted = inputs.get("repository") or machine.repository.name
+    repository = machine.named(wanted)
+    if repository is None:
+        known = ", ".join([machine.repository.name, *sorted(machine.called)])
+        raise UsageError(
+            f"checkout of {wanted}: expected {known}",
+            remedy="rehearse the job that needs no other repository",
+        )
+    target = place.path(inputs.get("path", ""))
+    depth = inputs.get("fetch-depth", "1")
+    shallow = [] if depth == "0" else ["--depth", depth]
+    if target.exists() and any(target.iterdir()):
+        raise CheckFailed(f"checkout into {place.portable(str(target))}: expected an empty directory")
+    _git("clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
+    ref = inputs.get("ref") or repository.sha
+    done = _git("-C", str(target), "checkout", "--quiet", "--detach", ref, check=False)
+    if done.returncode:
+        _git("-C", str(target), "fetch", "--quiet", *shallow, "origin", ref)
+        _git("-C", str(target), "checkout", "--quiet", "--detach", "FETCH_HEAD")
+    if (submodules := inputs.get("submodules", "false")) not in ("", "false"):
+        recursive = ["--recursive"] if submodules == "recursive" else []
+        local = ["-c", "protocol.file.allow=always"]  # where the rehearsed repository's are local too
+        _git("-C", str(target), *local, "submodule", "--quiet", "update", "--init", *recursive)
+    _git("-C", str(target), "remote", "remove", "origin")
+    commit = _git("-C", str(target), "rev-parse", "HEAD").stdout.strip()
+    return Done({"commit": commit, "ref": ref})
+
+
+def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
+    running = ".".join(map(str, sys.version_info[:3]))
+    asked = inputs.get("python-version", "")
+    if asked and not f"{running}.".startswith(f"{asked}."):
+        place.say(f"asked for Python {asked}; this machine's {running} stands in")
+    # Each job has its own, as two that install into one at the same time break it.
+    home = place.temp / "python"
+    if not (home / "bin" / "python").exists():
+        maker = "virtualenv" if importlib.util.find_spec("virtualenv") else "venv"
+        command = [sys.executable, "-m", maker, str(home)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EnvironmentLacking(
+                f"{maker} cannot make an environment: {(done.stdout + done.stderr).strip()}",
+                remedy="python -m pip install virtualenv",
+            )
+    return Done(
+        {"python-version": running, "python-path": str(home / "bin" / "python")}, (str(home / "bin"),)
+    )
+
+
+def cache_restore(inputs: Mapping[str, str], place: Place) -> Done:
+    paths = _lines(inputs["path"])
+    version = _cache_version(paths, place)
+    entries = [e for e in _cache_entries(place) if e["version"] == version]
+    key = inputs["key"]
+    found = _cached(entries, (place.ref, place.default_ref), key, _lines(inputs.get("restore-keys", "")))
+    if found is None:
+        if inputs.get("fail-on-cache-miss") == "true":
+            raise CheckFailed(f"no cache has the key {key}")
+        place.say(f"no cache has the key {key}")
+        return Done({"cache-primary-key": key})
+    if inputs.get("lookup-only") != "true":
+        with tarfile.open(str(found["file"])) as archive:
+            for number, path in enumerate(paths):
+                _unpack(archive, number, place.path(path))
+    place.say(f"restored the cache {found['key']}")
+    hit = "true" if found["key"] == key else "false"
+    return Done({"cache-hit": hit, "cache-primary-key": key, "cache-matched-key": str(found["key"])})
+
+
+def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
+    paths = _lines(inputs["path"])
+    version = _cache_version(paths, place)
+    key = inputs["key"]
+    with place.machine.lock:
+        mine = [e for e in _cache_entries(place) if (e["version"], e["ref"]) == (version, place.ref)]
+        if any(e["key"] == key for e in mine):
+            place.say(f"there is a cache {key} already, which stays as it is")
+            return Done()
+        there = [(number, place.path(p)) for number, p in enumerate(paths) if place.path(p).exists()]
+        if not there:
+            place.say("warning: none of the paths to cache exists")
+            return Done()
+        place.machine.cache.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(f"{key}\n{version}\n{place.ref}".encode()).hexdigest()
+        file = place.machine.cache / f"{name}.tar"
+        with tarfile.open(file, "w") as archive:
+            for number, path in there:
+                archive.add(path, str(number))
+        entry = {
+            "key": key,
+            "version": version,
+            "ref": place.ref,
+            "file": str(file),
+            "when": str(time.time()),
+        }
+        (place.machine.cache / f"{name}.json").write_text(json.dumps(entry), encoding="utf-8")
+    place.say(f"saved the cache {key}")
+    return Done()
+
+
+def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
+    name = inputs.get("name", "artifact")
+    if not name or set(name) & set('":<>|*?\r\n\\/'):
+        raise CheckFailed(f"the artifact's name {name!r} has characters that GitHub refuses")
+    files = _matching(inputs["path"], place, hidden=inputs.get("include-hidden-files") == "true")
+    if not files:
+        said = f"no files match {' '.join(_lines(inputs['path']))}"
+        if inputs.get("if-no-files-found", "warn") == "error":
+            raise CheckFailed(said)
+        place.say(said)
+        return Done()
+    target = place.machine.artifacts / name
+    with place.machine.lock:
+        if target.exists():
+            if inputs.get("overwrite") != "true":
+                raise CheckFailed(f"there is an artifact {name!r} already: each needs a name of its own")
+            shutil.rmtree(target)
+        root = Path(os.path.commonpath(_search_roots(inputs["path"], place)))
+        digest = hashlib.sha256()
+        for file in files:
+            copy = target / file.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)  # without its mode, as on GitHub
+            digest.update(copy.read_bytes())
+    place.say(f"uploaded {len(files)} files as {name}")
+    return Done({"artifact-id": name, "artifact-digest": digest.hexdigest()})
+
+
+def download_artifact(inputs: Mapping[str, str], place: Place) -> Done:
+    import fnmatch
+
+    artifacts = place.machine.artifacts
+    into = place.path(inputs.get("path", ""))
+    if name := inputs.get("name", ""):
+        if not (artifacts / name).is_dir():
+            raise CheckFailed(f"there is no artifact {name!r}")
+        shutil.copytree(artifacts / name, into, dirs_exist_ok=True)
+        return Done({"download-path": str(into)})
+    pattern = inputs.get("pattern") or "*"
+    names = sorted(path.name for path in artifacts.glob("*") if fnmatch.fnmatchcase(path.name, pattern))
+    for one in names:
+        to = into if inputs.get("merge-multiple") == "true" else into / one
+        shutil.copytree(artifacts / one, to, dirs_exist_ok=True)
+    place.say(f"downloaded {len(names)} artifacts")
+    return Done({"download-path": str(into)})
+
+
+def attest(inputs: Mapping[str, str], place: Place) -> Done:
+    subjects = _matching(inputs["subject-path"], place, hidden=True)
+    if not subjects:
+        raise CheckFailed(f"no files match {inputs['subject-path']}")
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [
+            {"name": file.name, "digest": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}}
+            for file in subjects
+        ],
+        "predicateType": "rehearsed, therefore unsigned",
+    }
+    if sbom := inputs.get("sbom-path"):
+        statement["predicate"] = json.loads(place.path(sbom).read_text(encoding="utf-8"))
+    bundle = place.temp / f"attestation-{len(list(place.temp.glob('attestation-*')))}.json"
+    bundle.write_text(json.dumps(statement, indent=2), encoding="utf-8")
+    for file in subjects:
+        place.tell(f"would attest {file.name}")
+    return Done({"bundle-path": str(bundle)})
+
+
+def create_pull_request(inputs: Mapping[str, str], place: Place) -> Done:
+    added = _lines(inputs.get("add-paths", "")) or ["."]
+    git = ("-C", str(place.workspace))
+    changed = _git(*git, "status", "--porcelain", "--", *added).stdout.splitlines()
+    if not changed:
+        place.tell("nothing has changed, so no pull request would be opened")
+        return Done({"pull-request-operation": "none"})
+    branch = inputs.get("branch", "")
+    place.tell(f"would open the pull request {inputs.get('title', '')!r} from the branch {branch}, with")
+    for line in changed:
+        place.tell(f"  {line}")
+    for name in ("commit-message", "body"):
+        place.say(f"{name}: {inputs.get(name, '')}")
+    place.say(_git(*git, "diff", "--", *added).stdout)
+    return Done({"pull-request-operation": "created", "pull-request-number": "0"})
+
+
+_CACHED = frozenset({"path", "key"})
+_CACHE = _CACHED | {"restore-keys", "lookup-only", "fail-on-cache-miss"}
+
+EQUIVALENTS: dict[str, Equivalent] = {
+    "actions/checkout": Equivalent(
+        "a clone of the rehearsed commit",
+        frozenset({"repository", "ref", "path", "fetch-depth", "persist-credentials", "submodules"}),
+        checkout,
+    ),
+    "actions/setup-python": Equivalent("this machine's Python", frozenset({"python-version"}), setup_python),
+    "actions/cache/restore": Equivalent("a copy from the rehearsal's caches", _CACHE, cache_restore, _CACHED),
+    "actions/cache/save": Equivalent("a copy to the rehearsal's caches", _CACHE, cache_save, _CACHED),
+    "actions/upload-artifact": Equivalent(
+        "a copy to the rehearsal's artifacts",
+        frozenset(
+            {"name", "path", "if-no-files-found", "retention-days", "compression-level", "overwrite"}
+            | {"include-hidden-files"}
+        ),
+        upload_artifact,
+        frozenset({"path"}),
+    ),
+    "actions/download-artifact": Equivalent(
+        "a copy from the rehearsal's artifacts",
+        frozenset({"name", "path", "pattern", "merge-multiple"}),
+        download_artifact,
+    ),
+    "actions/attest": Equivalent(
+        "hashes and an unsigned statement",
+        frozenset({"subject-path", "sbom-path"}),
+        attest,
+        frozenset({"subject-path"}),
+    ),
+    "peter-evans/create-pull-request": Equivalent(
+        "what would be in it",
+        frozenset({"add-paths", "branch", "title", "body", "commit-message", "delete-branch", "token"}),
+        create_pull_request,
+    ),
+}
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _matching(patterns: str, place: Place, *, hidden: bool) -> list[Path]:
+    """Files by globs, a line each; a directory means all in it, `!` takes away again."""
+    chosen: dict[Path, None] = {}
+    for line in _lines(patterns):
+        matched = _files(line.removeprefix("!"), place)
+        for file in matched:
+            if line.startswith("!"):
+                chosen.pop(file, None)
+            elif hidden or not _hidden(file, place):
+                chosen[file] = None
+    return sorted(chosen)
+
+
+def _search_roots(patterns: str, place: Place) -> list[Path]:
+    """Each pattern's directory before its first wildcard; an artifact has paths below what they share."""
+    roots: list[Path] = []
+    for line in _lines(patterns):
+        if not line.startswith("!"):
+            plain = itertools.takewhile(lambda part: not set(part) & set("*?["), place.path(line).parts)
+            root = Path(*plain)
+            roots.append(root.parent if root.is_file() else root)
+    return roots
+
+
+def _files(pattern: str, place: Place) -> list[Path]:
+    import glob
+
+    found: list[Path] = []
+    for name in glob.glob(str(place.path(pattern)), recursive=True):  # noqa: PTH207  (may be absolute)
+        path = Path(name)
+        found += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return found
+
+
+def _hidden(file: Path, place: Place) -> bool:
+    inside = file.relative_to(place.workspace) if file.is_relative_to(place.workspace) else Path(file.name)
+    return any(part.startswith(".") for part in inside.parts)
+
+
+def _cache_version(paths: list[str], place: Place) -> str:
+    return hashlib.sha256("\n".join(map(place.portable, paths)).encode()).hexdigest()
+
+
+def _cache_entries(place: Place) -> list[dict[str, object]]:
+    return [json.loads(f.read_text(encoding="utf-8")) for f in sorted(place.machine.cache.glob("*.json"))]
+
+
+def _cached(
+    entries: list[dict[str, object]], refs: tuple[str, ...], key: str, prefixes: list[str]
+) -> dict[str, object] | None:
+    """Of the first ref with any: the one of that key, else the newest that begins with it or a prefix."""
+    for ref in refs:
+        here = [e for e in entries if e["ref"] == ref]
+        fitting = [[e for e in here if e["key"] == key]]
+        fitting += [[e for e in here if str(e["key"]).startswith(prefix)] for prefix in (key, *prefixes)]
+        for some in filter(None, fitting):
+            return max(some, key=lambda e: str(e["when"]))
+    return None
+
+
+def _unpack(archive: tarfile.TarFile, number: int, into: Path) -> None:
+    """What was one of the paths, a file or a folder."""
+    for member in archive.getmembers():
+        first, _, inside = member.name.partition("/")
+        if first == str(number):
+            target = into / inside
+            copy = member.replace(name=target.name, deep=False)
+            archive.extract(copy, target.parent, set_attrs=True, filter="fully_trusted")
+
+
+def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise CheckFailed(f"git {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
+    return done

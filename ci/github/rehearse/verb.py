@@ -1,0 +1,286 @@
+"""The `rehearse` verb's work: a snapshot of the repository, an event, the run, and what is shown of it."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.github.rehearse.equivalents import Machine, Repository
+from ci.github.rehearse.expression import Value
+from ci.github.rehearse.model import Workflow, matrix_rows, read_workflow
+from ci.github.rehearse.runner import (
+    Choice,
+    Event,
+    JobResult,
+    Rehearsal,
+    called_from,
+    fresh_environment,
+    run_workflow,
+)
+from provisioning.base.command_line import command_line
+from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.findings import Severity, StageRun
+from provisioning.base.rendering.terminal import rendered, table, terminal_width, wants_colour, write
+from provisioning.base.settings import ROOT, reports_path
+
+OWNER = "rehearsal"
+TOOLKIT = "qnn-ci"
+DEFAULT_BRANCH = "main"
+LEVELS = {"error": Severity.ERROR, "warning": Severity.WARNING, "notice": Severity.NOTE}
+TAIL = 30
+"""Lines of a failed job's log shown; its file has them all."""
+
+
+def rehearse(args: argparse.Namespace) -> int:
+    root = (args.root or ROOT).resolve()
+    reports = reports_path(args.reports).absolute()
+    stage = StageRun("rehearse", "", "", command_line("nox -s rehearse --", sys.argv[2:]))
+    with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
+        results = _run(args, root, scratch, reports)
+    if results is None:
+        return 0
+    return _conclude(results, stage, reports)
+
+
+def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> list[JobResult] | None:
+    snapshot = scratch / "repository"
+    sha, dirty = snapshot_of(root, snapshot, uncommitted=args.uncommitted)
+    own = root == ROOT.resolve()
+    name = f"{OWNER}/{TOOLKIT if own else root.name}"
+    toolkit = None
+    if not own:
+        clone = scratch / "toolkit"
+        toolkit = Repository(TOOLKIT, clone, snapshot_of(ROOT, clone, uncommitted=args.uncommitted)[0])
+    if dirty:
+        _say(f"note: {dirty} uncommitted changes are not rehearsed; --uncommitted takes them too")
+    workflow = read_workflow(snapshot, f".github/workflows/{args.workflow.removesuffix('.yml')}.yml")
+    event = make_event(workflow, args.event, _base(snapshot, args.base), sha, args.ref, repository=name)
+    cache = ROOT / ".nox" / "rehearsal" / "cache" / root.name
+    machine = Machine(Repository(name, snapshot, sha), cache, scratch / "artifacts", toolkit)
+    logs = reports / "rehearsal"
+    rehearsal = Rehearsal(
+        scratch=scratch,
+        machine=machine,
+        event=event,
+        env=fresh_environment(os.environ, args.env, ROOT / ".nox"),
+        slots=threading.Semaphore(args.jobs),
+        say=_say,
+        keep_logs=logs,
+        default_branch=DEFAULT_BRANCH,
+    )
+    if args.list:
+        _list(rehearsal, machine.repository, workflow)
+        return None
+    shutil.rmtree(logs, ignore_errors=True)
+    _say(f"rehearsing {workflow.path} on {event.name} at {sha[:12]}, base {_base_of(event)}")
+    choice = Choice(tuple(args.only), tuple(args.row))
+    if workflow.events[event.name].get("inputs"):
+        raise UsageError(
+            f"{workflow.path}: inputs of {event.name} cannot be rehearsed", remedy="use another --event"
+        )
+    # Those of a call are there and empty, as on GitHub, where something else began the run.
+    inputs: Mapping[str, Value] = dict.fromkeys(workflow.inputs, "")
+    results, _, _ = run_workflow(rehearsal, workflow, inputs, choice)
+    ran = [job.name.rpartition(" / ")[2] for job in results if job.result != "left out"]
+    for pattern in args.row:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in ran):
+            raise UsageError(
+                f"--row {pattern}: no such job was run; found {', '.join(ran)}",
+                remedy="the plan may have left it out: choose another --base, or see `nox -s github -- plan`",
+            )
+    if args.keep:
+        _say(f"workspaces: {scratch}")
+    return results
+
+
+def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]:
+    """Clone the repository, and lay the working tree's changes over it if wanted: the commit, and how many
+    changes it lacks."""
+    git = shutil.which("git")
+    if git is None:
+        raise EnvironmentLacking("git is not installed", remedy="apt-get install git")
+
+    def run(*command: str, cwd: Path) -> str:
+        done = subprocess.run([git, *command], cwd=cwd, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EnvironmentLacking(
+                f"git {command[0]} in {cwd}: {done.stderr.strip()}",
+                remedy="rehearse a git checkout that has a commit",
+            )
+        return done.stdout
+
+    # Jobs fetch from it and never write there, so the history need not be copied.
+    run("clone", "--quiet", "--shared", str(root), str(into), cwd=root)
+    run("config", "uploadpack.allowAnySHA1InWant", "true", cwd=into)
+    # Against the commit, as what is staged is not in it either.
+    listed = run("diff", "--name-only", "--no-renames", "-z", "HEAD", cwd=root)
+    listed += run("ls-files", "-z", "--others", "--exclude-standard", cwd=root)
+    changed = sorted({name for name in listed.split("\0") if name})
+    if not uncommitted or not changed:
+        return run("rev-parse", "HEAD", cwd=into).strip(), len(changed)
+    for name in changed:
+        (into / name).unlink(missing_ok=True)
+        if (root / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, into / name, follow_symlinks=False)
+    who = ["-c", "user.name=rehearsal", "-c", "user.email=rehearsal@localhost"]
+    run("add", "--all", cwd=into)
+    run(*who, "commit", "--quiet", "--no-verify", "--message", "What is not committed yet", cwd=into)
+    return run("rev-parse", "HEAD", cwd=into).strip(), 0
+
+
+def make_event(
+    workflow: Workflow,
+    wanted: str | None,
+    base: str,
+    sha: str,
+    pushed: str | None = None,
+    *,
+    repository: str = f"{OWNER}/{TOOLKIT}",
+) -> Event:
+    """What GitHub would send; only the fields that workflows of this repository read."""
+    from ci.github.rehearse import EVENTS
+
+    possible = [name for name in EVENTS if name in workflow.events]
+    name = wanted or next(iter(possible), "")
+    if name not in possible:
+        raise UsageError(
+            f"{workflow.path} does not run on {name or 'any event that can be rehearsed'}",
+            remedy=f"use one of: {', '.join(possible) or 'a workflow that calls it'}",
+        )
+    described: Mapping[str, Value] = {
+        "default_branch": DEFAULT_BRANCH,
+        "full_name": repository,
+        "fork": False,
+    }
+    main = f"refs/heads/{DEFAULT_BRANCH}"
+    payload: dict[str, Value] = {"repository": described}
+    if name == "pull_request":
+        branch: Value = {"ref": "rehearsed", "sha": sha, "repo": described}
+        onto: Value = {"ref": DEFAULT_BRANCH, "sha": base, "repo": described}
+        payload["pull_request"] = {"number": 1, "draft": False, "head": branch, "base": onto}
+        return Event(name, "refs/pull/1/merge", payload, base_ref=DEFAULT_BRANCH, head_ref="rehearsed")
+    if name == "merge_group":
+        ref = f"refs/heads/gh-readonly-queue/{DEFAULT_BRANCH}/pr-1-{base}"
+        payload["merge_group"] = {"base_sha": base, "head_sha": sha, "base_ref": main, "head_ref": ref}
+        return Event(name, ref, payload)
+    if name == "push":
+        ref = pushed or ("refs/tags/v0.0.0" if "tags" in workflow.events["push"] else main)
+        payload |= {"before": base, "after": sha, "ref": ref}
+        return Event(name, ref, payload)
+    return Event(name, main, payload)
+
+
+EVERYTHING = "none"
+"""As --base: compared with nothing, so that everything counts as changed; GitHub sends zeros for it."""
+
+
+def _base(snapshot: Path, wanted: str | None) -> str:
+    if wanted == EVERYTHING:
+        return "0" * 40
+    done = subprocess.run(
+        ["git", "rev-parse", "--verify", "--quiet", f"{wanted or 'HEAD^'}^{{commit}}"],
+        cwd=snapshot,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode and wanted:
+        raise UsageError(f"--base {wanted}: there is no such commit", remedy="--base HEAD^")
+    return done.stdout.strip() or "0" * 40
+
+
+def _base_of(event: Event) -> str:
+    for name, key in (("pull_request", "base"), ("merge_group", "base_sha")):
+        part = event.payload.get(name)
+        if isinstance(part, Mapping):
+            found = part[key]
+            return str(found["sha"] if isinstance(found, Mapping) else found)[:12]
+    return str(event.payload.get("before", "none"))[:12]
+
+
+def _list(rehearsal: Rehearsal, repository: Repository, workflow: Workflow, indent: str = "") -> None:
+    for job in workflow.jobs.values():
+        needs = f", needs {', '.join(job.needs)}" if job.needs else ""
+        rows = ""
+        if isinstance(job.matrix, Mapping) and "${{" not in str(job.matrix):
+            rows = f", {len(matrix_rows(job.matrix))} rows"
+        elif job.matrix is not None:
+            rows = ", rows known when it runs"
+        _say(f"{indent}{job.id}{needs}{rows}")
+        for step in job.steps:
+            _say(f"{indent}  - {step.title}")
+        if job.uses:
+            found, path = called_from(rehearsal, repository, job.uses)
+            _list(rehearsal, found, read_workflow(found.root, path), indent + "  ")
+
+
+def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> int:
+    """Show what GitHub would show: annotations, summaries, the jobs; and write the report."""
+    for job in results:
+        if job.result in ("failure", "cancelled"):
+            remedy = f"less {job.log}" if job.log else "mend the job that failed before it"
+            stage.add("rehearse.job", Severity.ERROR, job.name, job.fault or job.result, remedy)
+        if job.result == "left out":
+            stage.add("rehearse.left-out", Severity.NOTE, job.name, "was not asked for")
+        for one in job.annotations:
+            # In a job that passed these are what was said, not why the rehearsal is red.
+            severity = LEVELS[one.level] if job.result == "failure" else Severity.NOTE
+            stage.add(f"rehearse.{one.level}", severity, job.name, one.shown())
+        if job.summary:
+            summary = reports / "rehearsal" / f"{job.log.stem if job.log else job.name}.md"
+            summary.write_text(job.summary, encoding="utf-8")
+    _say("")
+    for job in results:
+        if job.result == "failure" and job.log is not None:
+            _say(f"━━ {job.name}: the end of {job.log}")
+            _say("\n".join(job.log.read_text(encoding="utf-8").splitlines()[-TAIL:]))
+        for one in job.annotations:
+            _say(f"{job.name}: {one.shown()}")
+    rows = [
+        (job.name, job.result, f"{job.seconds:.1f} s", str(len(job.annotations)), job.fault.split("\n")[0])
+        for job in results
+    ]
+    columns = ("job", "result", "time", "annotations", "what failed")
+    shown = table(columns, rows, right=frozenset({2, 3}))
+    write(rendered(shown, colour=wants_colour(sys.stdout), width=terminal_width()), sys.stdout)
+    stage.metrics["jobs"] = [
+        {
+            "name": job.name,
+            "result": job.result,
+            "seconds": job.seconds,
+            "annotations": [one.shown() for one in job.annotations],
+            "summary": job.summary,
+            "steps": [{"name": s.title, "outcome": s.outcome, "seconds": s.seconds} for s in job.steps],
+        }
+        for job in results
+    ]
+    counts = Counter(job.result for job in results)
+    stage.finish().write(reports)
+    bad = sum(counts[result] for result in ("failure", "cancelled"))
+    _say(f"{'red' if bad else 'green'}: {', '.join(f'{n} {result}' for result, n in counts.items())}")
+    return 1 if bad else 0
+
+
+@contextmanager
+def _scratch(*, keep: bool) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rehearsal-"))
+    try:
+        yield path
+    finally:
+        if not keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    write(f"{text}\n", sys.stdout)

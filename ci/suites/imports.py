@@ -1,0 +1,101 @@
+"""Modules of whoever wrote a suite: found before others, and which files they are made of."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from provisioning.base.settings import ROOT
+
+_served: Path | None = None
+"""The folder that this process searched first before."""
+
+
+@contextmanager
+def searched_first(folder: Path) -> Iterator[None]:
+    """Import from this folder before any other.
+
+    One process serves suites of several folders: modules of the folder before are forgotten, or they would be
+    taken for this one's of the same names."""
+    global _served
+    if _served not in (None, folder, ROOT):
+        _forget(_served)
+    _served = folder
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _forget(folder: Path) -> None:
+    for name, module in list(sys.modules.items()):
+        file = Path(getattr(module, "__file__", None) or "/")
+        if file.is_relative_to(folder) and file == module_file(name, [folder]):
+            del sys.modules[name]
+
+
+def module_file(name: str, roots: Sequence[Path]) -> Path | None:
+    """The file of a module in the first root that has it; None for what is installed or built in."""
+    relative = Path(*name.split("."))
+    for root in roots:
+        for path in (root / relative.with_suffix(".py"), root / relative / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def closure(name: str, roots: Sequence[Path]) -> frozenset[Path]:
+    """The module's file and, over all imports written in the code, every file below the roots it needs."""
+    found: set[Path] = set()
+    waiting = list(_with_packages(name))
+    seen: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        path = module_file(module, roots)
+        if path is None:
+            continue
+        found.add(path)
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        waiting += imported(path, path.stat().st_mtime_ns, package)
+    return frozenset(found)
+
+
+@cache
+def imported(path: Path, changed: int, package: str) -> tuple[str, ...]:
+    """Every module that the file may import, by full name, with the packages around it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return ()
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = _base(node, package)
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return tuple(dict.fromkeys(each for name in names if name for each in _with_packages(name)))
+
+
+def _base(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".") if package else []
+    kept = parts[: len(parts) - node.level + 1]
+    return ".".join([*kept, node.module] if node.module else kept)
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        yield ".".join(parts[:count])

@@ -1,0 +1,1 @@
+"""The project's own upkeep: lint and benchmarks."""

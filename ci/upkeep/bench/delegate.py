@@ -1,0 +1,97 @@
+"""The delegate suite's fixed sample: ours against the suite's plain run in one process, on the same tests.
+
+`five seconds` is a clock: the claim is that a run with nothing changed takes no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.engine.installed import find_runner
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
+from ci.upstream.ledger import load_ledger
+from ci.upstream.stage import worker_environment
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import Report
+from provisioning.base.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    store_path,
+)
+from provisioning.environment import resolve
+
+COLD, CACHED, PLAIN, CLOCK = "ours, cold", "ours, nothing changed", "plain unittest", "five seconds"
+AIMS = (Aim(COLD, PLAIN, 1.9), Aim(CACHED, CLOCK, 1.0))
+
+QUICK = 6
+
+PLAIN_RUN = """\
+import sys, unittest
+from ci.upstream import shims
+shims.install()
+unittest.main(module="executorch.backends.qualcomm.tests.test_qnn_delegate_x86", argv=sys.argv)
+"""
+"""As upstream runs it; absent optional modules are stood in for, or it would not import."""
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """The tests of the sample that are expected to pass; `quick` takes the first few."""
+    ledger = load_ledger(DEFAULT_PROFILE)
+    passing = [test for test in ledger.sample if ledger.outcome(test, DEFAULT_SOC) == "passed"]
+    sample = passing[: QUICK if quick else None]
+    if not sample:
+        raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in manifests/delegate")
+    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
+    found = resolve(selection, os.environ)
+    sdk = str(found.root("qnn-sdk").path)
+    ours = {**os.environ, "QNN_SDK_ROOT": sdk}
+    plain = worker_environment(found, os.environ, find_runner(os.environ), 1)
+    for name in ("OMP_NUM_THREADS", "PYTHONWARNINGS"):
+        plain.pop(name)
+    kept = work / "kept"
+    _ours(sample, ours, kept, work / "first")
+    yield Benchmark(
+        contenders=(
+            Contender(COLD, lambda into: _ours(sample, ours, into / "store", into), _check(len(sample), 0)),
+            Contender(PLAIN, lambda into: _plain(sample, plain, into)),
+            Contender(CACHED, lambda into: _ours(sample, ours, kept, into), _check(len(sample), len(sample))),
+            Contender(CLOCK, lambda into: time.sleep(5)),
+        ),
+        aims=AIMS,
+        facts={"tests": len(sample), "sdk": found.root("qnn-sdk").version or sdk},
+    )
+
+
+def _ours(sample: Sequence[str], environment: Mapping[str, str], store: Path, into: Path) -> None:
+    names = " or ".join(f"*{test}" for test in sample)
+    command = [sys.executable, "-m", "ci", "test_delegate", "--sample", "-k", names]
+    command += ["--store", str(store), "--reports", str(into)]
+    run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
+
+
+def _check(tests: int, cached: int) -> Callable[[Path], None]:
+    def check(into: Path) -> None:
+        metrics = Report.read(into / "test_delegate.json").metrics
+        found = metrics.get("passed"), metrics.get("cached")
+        if found != (tests, cached):
+            raise CheckFailed(
+                f"expected {tests} passed tests of which {cached} cached, found {found}",
+                remedy="nox -s test_delegate -- --sample",
+            )
+
+    return check
+
+
+def _plain(sample: Sequence[str], environment: Mapping[str, str], into: Path) -> None:
+    command = [sys.executable, "-c", PLAIN_RUN, *sample]
+    environment = {**environment, "PYTHONPATH": str(ROOT)}
+    run_whole(command, into / "plain.log", cwd=into, environment=environment)

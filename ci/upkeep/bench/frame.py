@@ -1,0 +1,162 @@
+"""Runs contenders in turns and compares them round by round, so that a slow moment of the machine hits
+all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning.base.diagnosis import causes
+from provisioning.base.errors import CheckFailed
+
+if TYPE_CHECKING:
+    from provisioning.base.findings import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to do the work. `run` is timed and gets an empty directory; `check`, which is not timed, raises
+    when the work was not done there."""
+
+    name: str
+    run: Callable[[Path], object]
+    check: Callable[[Path], None] = lambda directory: None
+
+
+def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapping[str, str]) -> None:
+    """Runs a contender's process, which must pass: one that fails early would look fast."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        ended = subprocess.run(
+            command, cwd=cwd, env=dict(environment), stdout=stream, stderr=subprocess.STDOUT, check=False
+        )
+    if ended.returncode != 0:
+        tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise CheckFailed(f"{' '.join(command[:4])} … ended with {ended.returncode}:\n{tail}{causes(tail)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """`fast` takes at most the `at_least`-th part of the time of `slow`."""
+
+    fast: str
+    slow: str
+    at_least: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.fast} vs {self.slow}"
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    contenders: Sequence[Contender]
+    aims: Sequence[Aim]
+    facts: Mapping[str, Metric] = field(default_factory=dict)
+    """What was worked on: sizes, counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+
+    def as_metric(self) -> dict[str, Metric]:
+        return {
+            "median": round(self.median, 4),
+            "least": round(self.least, 4),
+            "most": round(self.most, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of each contender, in the order of the rounds."""
+
+    seconds: Mapping[str, Sequence[float]]
+
+    def ratio(self, aim: Aim) -> Spread:
+        """How many times as long the slow one took, from the pairs of each round."""
+        pairs = zip(self.seconds[aim.slow], self.seconds[aim.fast], strict=True)
+        return Spread.of([slow / fast for slow, fast in pairs])
+
+
+def measure(
+    benchmark: Benchmark, rounds: int, work: Path, *, tell: Callable[[str], None] = lambda text: None
+) -> Measured:
+    """Each contender once a round, in the opposite order every other round."""
+    seconds: dict[str, list[float]] = {contender.name: [] for contender in benchmark.contenders}
+    for number in range(rounds):
+        order = list(benchmark.contenders)
+        for contender in order if number % 2 == 0 else reversed(order):
+            directory = work / f"{number}-{contender.name.replace(' ', '-')}"
+            directory.mkdir(parents=True)
+            _settle()
+            start = time.perf_counter()
+            contender.run(directory)
+            took = time.perf_counter() - start
+            contender.check(directory)
+            empty(directory)
+            seconds[contender.name].append(took)
+            tell(f"round {number + 1} of {rounds}: {contender.name} {took:.2f} s")
+    shutil.rmtree(work, ignore_errors=True)
+    return Measured(seconds)
+
+
+def empty(directory: Path) -> None:
+    """Give back the space of all files, but leave them.
+
+    ext4 avoids the inodes of files that were removed within the last minute, at a cost that grows with their
+    number, so removing one contender's files would slow the next one down."""
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                path.chmod(0o600)
+                os.truncate(path, 0)
+
+
+def _settle() -> None:
+    """Let no contender wait for what another one left to be written."""
+    os.sync()
+
+
+def metrics_of(benchmark: Benchmark, measured: Measured) -> dict[str, Metric]:
+    contenders: dict[str, Metric] = {
+        name: {**Spread.of(seconds).as_metric(), "seconds": [round(second, 4) for second in seconds]}
+        for name, seconds in measured.seconds.items()
+    }
+    ratios: dict[str, Metric] = {
+        aim.name: {**measured.ratio(aim).as_metric(), "aim": aim.at_least} for aim in benchmark.aims
+    }
+    return {**benchmark.facts, "contenders": contenders, "ratios": ratios}
+
+
+def rendered(benchmark: Benchmark, measured: Measured) -> str:
+    """Two small tables: seconds of each contender, and the ratios beside their aims."""
+    width = max(len(name) for name in [*measured.seconds, *(aim.name for aim in benchmark.aims)])
+    lines = [f"{'seconds':<{width}}  median (spread)"]
+    lines += [f"{name:<{width}}  {Spread.of(seconds)}" for name, seconds in measured.seconds.items()]
+    if benchmark.aims:
+        lines += ["", f"{'times as fast':<{width}}  median (spread)"]
+    for aim in benchmark.aims:
+        ratio = measured.ratio(aim)
+        verdict = "reached" if ratio.median >= aim.at_least else "MISSED"
+        lines.append(f"{aim.name:<{width}}  {ratio}, aim {aim.at_least:g}: {verdict}")
+    return "\n".join(lines)

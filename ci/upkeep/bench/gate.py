@@ -1,0 +1,93 @@
+"""The gate's models, cold and with nothing changed, against a plain script that does the same one by one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.builds.staged import RUNNER
+from ci.executorch.suite import all_programs, choose
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import Report
+from provisioning.base.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    store_path,
+)
+from provisioning.environment import resolve
+
+COLD, WARM, PLAIN = "ours, cold", "ours, nothing changed", "plain script"
+AIMS = (Aim(COLD, PLAIN, 1.7), Aim(WARM, PLAIN, 30))
+STAGES = ("test_lowering", "test_emulator")
+QUICK = ("op_gelu", "op_topk", "op_where")
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """`quick` takes a few programs of the pr tag."""
+    if not (ROOT / "dist" / DEFAULT_TARGET / RUNNER).is_file():
+        raise EnvironmentLacking("qnn_executor_runner is not built yet", remedy="nox -s build_runner")
+    words = QUICK if quick else ()
+    programs = choose(all_programs([]), tags=["pr"], words=words)
+    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
+    found = resolve(selection, os.environ)
+    ours = {**os.environ, "QNN_SDK_ROOT": str(found.root("qnn-sdk").path)}
+    plain = found.merged(os.environ)
+    kept = work / "kept"
+    _ours(words, ours, kept, work / "first")
+    yield Benchmark(
+        contenders=(
+            Contender(COLD, lambda into: _ours(words, ours, into / "store", into), _check(len(programs), 0)),
+            Contender(PLAIN, lambda into: _plain(words, plain, into), _check_plain(len(programs))),
+            Contender(
+                WARM, lambda into: _ours(words, ours, kept, into), _check(len(programs), len(programs))
+            ),
+        ),
+        aims=AIMS,
+        facts={"programs": len(programs), "sdk": found.root("qnn-sdk").version or "directory"},
+    )
+
+
+def _ours(words: Sequence[str], environment: Mapping[str, str], store: Path, into: Path) -> None:
+    chosen = [part for word in words for part in ("-k", word)]
+    for stage in STAGES:
+        command = [sys.executable, "-m", "ci", stage, "--tag", "pr", *chosen]
+        command += ["--store", str(store), "--reports", str(into)]
+        run_whole(command, into / "ours.log", cwd=ROOT, environment=environment)
+
+
+def _plain(words: Sequence[str], environment: Mapping[str, str], into: Path) -> None:
+    command = [sys.executable, "-m", "ci.upkeep.bench.gate_plain", str(into), *words]
+    run_whole(command, into / "plain.log", cwd=ROOT, environment=environment)
+
+
+def _check(programs: int, cached: int) -> Callable[[Path], None]:
+    def check(into: Path) -> None:
+        for stage in STAGES:
+            metrics = Report.read(into / f"{stage}.json").metrics
+            found = metrics.get("selected"), metrics.get("failed")
+            # The emulator's stage finds what lowering has compiled a moment before.
+            if found != (programs, 0) or (stage == STAGES[0] and metrics.get("cached") != cached):
+                raise CheckFailed(
+                    f"{stage}: expected {programs} good programs, {cached} of them kept, found {metrics}",
+                    remedy=f"nox -s {stage} -- --tag pr",
+                )
+
+    return check
+
+
+def _check_plain(programs: int) -> Callable[[Path], None]:
+    def check(into: Path) -> None:
+        done = json.loads((into / "done.json").read_text(encoding="utf-8"))
+        if len(done) != programs:
+            raise CheckFailed(f"the plain script did {len(done)} of {programs} programs")
+
+    return check

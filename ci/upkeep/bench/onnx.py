@@ -1,0 +1,118 @@
+"""The ONNX suite: ours in parallel against the same orders one after another in one plain process.
+
+`five seconds` is a clock: the claim is that a run with nothing changed takes no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.onnx.process import require_installed
+from ci.onnx.suite import SHIPPED, choose, programs_of
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Report
+from provisioning.base.settings import ROOT
+
+COLD, WARM, PLAIN, CLOCK = "ours, cold", "ours, nothing changed", "plain script", "five seconds"
+AIMS = (Aim(COLD, PLAIN, 1.7), Aim(WARM, CLOCK, 1.0))
+
+QUICK = ("keywords", "resnet10")
+
+PLAIN_RUN = """\
+import sys
+from pathlib import Path
+from ci.onnx import steps
+from ci.onnx.suite import SHIPPED, choose, programs_of
+
+into, log = Path(sys.argv[1]), Path(sys.argv[2])
+cases = {}
+for program in choose(programs_of(SHIPPED), tags=["pr"], words=sys.argv[3:]):
+    cases.setdefault(program.case_name, []).append(program)
+for name, programs in cases.items():
+    case, folder = programs[0].case, into / name
+    folder.mkdir()
+    prepared = steps.order_prepare(dict(
+        factory=case.factory, arguments=case.arguments, search_path=str(SHIPPED.parent), into=str(folder),
+        inferences=case.inferences, calibration=max(program.run.calibration for program in programs),
+    ))
+    ready = {}
+    for program in programs:
+        run = program.run
+        common = dict(prepared=str(folder), precision=run.precision, log=str(log))
+        if run.name not in ready:
+            variant = folder / run.name
+            variant.mkdir()
+            ready[run.name] = steps.order_variant(dict(
+                common, model=prepared["model"], calibration=run.calibration, per_channel=run.per_channel,
+                into=str(variant),
+            ))["model"]
+        made = steps.order_case(dict(
+            common, model=ready[run.name], source=prepared["source"], soc=program.soc,
+            settings=run.settings(program.soc).as_dict(), profiling=run.profiling,
+            into=str(folder / run.name / program.soc),
+        ))
+        assert made["beside"]["reload_equal"] and made["embedded"]["reload_equal"]
+"""
+"""Export, quantize, compile both forms, run and reload, as anyone would write it: one after another."""
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """What a pull request waits for; `quick` takes two small models."""
+    require_installed()
+    words = QUICK if quick else ()
+    count = len(choose(programs_of(SHIPPED), tags=["pr"], words=words))
+    stores: list[Path] = []
+
+    def cold(into: Path) -> None:
+        stores.append(work / f"store-{len(stores)}")
+        _ours(words, stores[-1], into)
+
+    def warm(into: Path) -> None:
+        # The first round begins with the cold run, so that there is one.
+        _ours(words, stores[-1], into)
+
+    yield Benchmark(
+        contenders=(
+            Contender(COLD, cold, _check(count, 0)),
+            Contender(PLAIN, lambda into: _plain(words, into)),
+            Contender(WARM, warm, _check(count, count)),
+            Contender(CLOCK, lambda into: time.sleep(5)),
+        ),
+        aims=AIMS,
+        facts={"programs": count},
+    )
+
+
+def _ours(words: tuple[str, ...], store: Path, into: Path) -> None:
+    command = [sys.executable, "-m", "ci", "test_onnx", "--tag", "pr"]
+    command += [part for word in words for part in ("-k", f"{word}/")]
+    command += ["--store", str(store), "--reports", str(into)]
+    run_whole(command, into / "ours.log", cwd=ROOT, environment=os.environ)
+
+
+def _check(programs: int, cached: int) -> Callable[[Path], None]:
+    def check(into: Path) -> None:
+        metrics = Report.read(into / "test_onnx.json").metrics
+        found = metrics.get("selected"), metrics.get("failed"), metrics.get("cached")
+        if found != (programs, 0, cached):
+            raise CheckFailed(
+                f"expected {programs} programs, none failed and {cached} cached, found {found}",
+                remedy="nox -s test_onnx -- --tag pr",
+            )
+
+    return check
+
+
+def _plain(words: tuple[str, ...], into: Path) -> None:
+    log, scratch = into / "plain.log", into / "made"
+    scratch.mkdir()
+    command = [sys.executable, "-c", PLAIN_RUN, str(scratch), str(log), *(f"{word}/" for word in words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    run_whole(command, log, cwd=into, environment=environment)

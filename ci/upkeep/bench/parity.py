@@ -1,0 +1,89 @@
+"""Buck parity of a tree of ExecuTorch's size: ours for three platforms beside CMake's configure step for one.
+
+`one second` is a clock: the claim is that the check, from listing the tree to the findings, takes no longer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.builds.cmake import find_cmake, find_ninja
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Outcome, Report
+from provisioning.base.settings import ROOT
+
+CHECK, PARITY, CMAKE, SECOND = "check", "parity, whole process", "cmake configure", "one second"
+AIMS = (Aim(CHECK, SECOND, 1.0), Aim(CHECK, CMAKE, 1.0))
+LEAST_CMAKE = "3.28"
+REMEDY = "nox -s tests -- tests/unit/test_parity.py"
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """The miniature tree of the tests; `quick` has nothing to make smaller."""
+    from tests.support import miniature_tree
+
+    root = miniature_tree.write(work / "executorch")
+    cmake, ninja = find_cmake(LEAST_CMAKE), find_ninja()
+    names = [path.rpartition("/")[2] for path in miniature_tree.files()]
+
+    def configure(into: Path) -> None:
+        command = [str(cmake.path), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja.path}"]
+        subprocess.run([*command, "-S", str(root), "-B", str(into)], check=True, stdout=subprocess.DEVNULL)
+
+    yield Benchmark(
+        contenders=(
+            Contender(CHECK, lambda into: _check(root)),
+            Contender(PARITY, lambda into: _parity(root, into), _check_report),
+            Contender(CMAKE, configure, _check_configured),
+            Contender(SECOND, lambda into: time.sleep(1.0)),
+        ),
+        aims=AIMS,
+        facts={
+            "files": len(names),
+            "buck_files": sum(name in ("BUCK", "targets.bzl") for name in names),
+            "cmake_files": sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names),
+        },
+    )
+
+
+def _check(root: Path) -> None:
+    from ci.parity.check import check
+    from ci.parity.compare import Source
+    from ci.parity.mapping import MAPPING, load_mapping
+    from ci.parity.tree import Tree
+
+    source = Source("manifests/parity.toml", MAPPING.read_text(encoding="utf-8"))
+    if found := check(Tree(root), load_mapping(), source=source).differences:
+        raise CheckFailed(f"expected a clean tree, found {found[0].message}", remedy=REMEDY)
+
+
+def _parity(root: Path, into: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "ci", "buck_parity", "--executorch", str(root), "--reports", str(into)],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def _check_report(directory: Path) -> None:
+    report = Report.read(directory / "buck_parity.json")
+    if report.outcome is not Outcome.PASS:
+        raise CheckFailed(
+            f"expected a clean tree, found {[finding.message for finding in report.findings[:3]]}",
+            remedy=REMEDY,
+        )
+
+
+def _check_configured(directory: Path) -> None:
+    if not (directory / "build.ninja").is_file():
+        raise CheckFailed("cmake made no build.ninja", remedy="run it by hand on the miniature tree")

@@ -1,0 +1,98 @@
+"""From start to first output: our runner against a bare Module-based program, on one small XNNPACK program.
+
+Each contender starts anew many times a round, for a start takes milliseconds. By custom the runner goes on
+to write a profile and a mean time, which the bare program has not: shown beside it, without an aim.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ci.builds.cmake import Build, find_cmake, find_compiler, find_ninja
+from ci.builds.emulator_runner import CONFIG, find_executorch
+from ci.builds.probe import INPUTS, PROGRAM, SHAPE
+from ci.builds.qemu_check import probe_in
+from ci.builds.staged import RUNNER
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.settings import (
+    DEFAULT_PROFILE,
+    DEFAULT_SOC,
+    DEFAULT_TARGET,
+    ROOT,
+    Selection,
+    store_path,
+)
+from provisioning.manifest import load_profile
+
+OURS, BARE, CUSTOMARY = "runner", "bare module", "runner, with the customary files"
+AIMS = (Aim(OURS, BARE, 1 / 1.3),)
+STARTS, QUICK_STARTS = 100, 5
+QUIET = ("--etdump_path=", "--performance_output_path=")
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """The staged runner, and a bare program built against the same executorch."""
+    runner = ROOT / "dist" / DEFAULT_TARGET / RUNNER
+    if not runner.is_file():
+        raise EnvironmentLacking(f"{runner}: expected the runner, found none", remedy="nox -s build_runner")
+    selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work)
+    executorch = find_executorch(None, selection)
+    bare = _bare_module(executorch.root, work / "bare")
+    probe = probe_in(work / "probe")
+    starts = QUICK_STARTS if quick else STARTS
+    model = str(probe / PROGRAM)
+    ours = [
+        str(runner),
+        "--model_path",
+        model,
+        "--input_list_path",
+        str(probe / INPUTS),
+        "--output_folder_path",
+        ".",
+    ]
+    theirs = [str(bare), model, str(probe / "probe.raw"), "output_0_0.raw", *map(str, SHAPE)]
+    yield Benchmark(
+        contenders=(
+            Contender(OURS, lambda into: _start([*ours, *QUIET], starts, into), _check),
+            Contender(CUSTOMARY, lambda into: _start(ours, starts, into), _check),
+            Contender(BARE, lambda into: _start(theirs, starts, into), _check),
+        ),
+        aims=AIMS,
+        facts={
+            "starts": starts,
+            "model_bytes": (probe / PROGRAM).stat().st_size,
+            "executorch": executorch.version,
+        },
+    )
+
+
+def _bare_module(package: Path, tree: Path) -> Path:
+    floor = load_profile(DEFAULT_PROFILE).host["cmake"].floor
+    source = Path(__file__).parent / "bare_module"
+    build = Build(find_cmake(floor), find_ninja(), source, tree, tree / "build.log")
+    build.configure(
+        {
+            "CMAKE_BUILD_TYPE": "Release",
+            "CMAKE_CXX_COMPILER": str(find_compiler().path),
+            "CMAKE_PREFIX_PATH": str(package / CONFIG.parent),
+        }
+    )
+    build.build(os.cpu_count() or 1)
+    return tree / "bare_module"
+
+
+def _start(command: list[str], times: int, into: Path) -> None:
+    for _ in range(times):
+        subprocess.run(command, cwd=into, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+
+
+def _check(into: Path) -> None:
+    size = (into / "output_0_0.raw").stat().st_size
+    if size != 40:
+        raise CheckFailed(f"{into / 'output_0_0.raw'}: expected 10 floats, found {size} bytes")

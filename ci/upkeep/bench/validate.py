@@ -1,0 +1,96 @@
+"""Validating the whole wheels tree, as a process: ours against readelf over the same files.
+
+readelf prints headers and judges nothing; it shows what the reading alone costs. `one second` is a clock: the
+claim is that validation with every rule, the compiler's answer among them, takes no longer.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from ci.upkeep.bench.frame import Aim, Benchmark, Contender
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import Report
+from provisioning.base.settings import DEFAULT_PROFILE, ROOT, store_path
+from provisioning.manifest import load_profile
+from provisioning.store import EVERYTHING, Store
+from provisioning.validation.scan import Cache, libraries
+
+COMPONENT: Literal["qnn-sdk"] = "qnn-sdk"
+WARM, COLD, FILES, READELF, SECOND = "warm", "cold", "files only, warm", "readelf", "one second"
+AIMS = (Aim(WARM, SECOND, 1.0), Aim(COLD, SECOND, 0.5))
+
+
+@contextmanager
+def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
+    """The tree with all targets and arches, from the user's store; `quick` has nothing to make smaller."""
+    readelf = shutil.which("readelf")
+    if readelf is None:
+        raise EnvironmentLacking(
+            "expected readelf on PATH, found none", remedy="apt-get install binutils, which has it"
+        )
+    component = load_profile(DEFAULT_PROFILE).components[COMPONENT]
+    root = Store(store_path()).provision(COMPONENT, component, EVERYTHING).root
+    files = [library.path for library in libraries(root, Cache(None))]
+    headers = [readelf, "-hdlVW", *map(str, files)]
+    validate = functools.partial(_validate, root, work / "store")
+    # Fills the cache, and takes first-use costs of both away from the first round.
+    for flags in ((), ("--tree", str(root))):
+        validate(work, *flags)
+    subprocess.run(headers, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    yield Benchmark(
+        contenders=(
+            Contender(WARM, validate, _check(len(files))),
+            Contender(COLD, lambda into: validate(into, "--no-cache"), _check(len(files))),
+            Contender(FILES, lambda into: validate(into, "--tree", str(root)), _check(len(files))),
+            Contender(READELF, lambda into: _headers(headers, into)),
+            Contender(SECOND, lambda into: time.sleep(1.0)),
+        ),
+        aims=AIMS,
+        facts={"libraries": len(files), "bytes": sum(path.stat().st_size for path in files)},
+    )
+
+
+def _validate(sdk: Path, store: Path, into: Path, *flags: str) -> None:
+    """The tree is given as the user's own SDK, so that the cache is the benchmark's own."""
+    dropped = ("LD_LIBRARY_PATH", "ADSP_LIBRARY_PATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY")
+    environ = {name: value for name, value in os.environ.items() if name not in dropped}
+    subprocess.run(
+        [sys.executable, "-m", "provisioning", "validate", "--profile", DEFAULT_PROFILE, *flags],
+        cwd=ROOT,
+        env={
+            **environ,
+            "QNN_SDK_ROOT": str(sdk),
+            "QNN_CI_STORE": str(store),
+            "QNN_CI_REPORTS": str(into / "reports"),
+        },
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def _headers(command: list[str], into: Path) -> None:
+    with (into / "headers.txt").open("wb") as out:
+        subprocess.run(command, stdout=out, stderr=subprocess.DEVNULL, check=False)
+
+
+def _check(count: int) -> Callable[[Path], None]:
+    def check(directory: Path) -> None:
+        report = Report.read(directory / "reports" / "validate.json")
+        if report.findings or report.metrics["libraries"] != count:
+            raise CheckFailed(
+                f"expected {count} libraries and no finding, found {report.metrics['libraries']} and"
+                f" {[finding.message for finding in report.findings]}",
+                remedy="nox -s validate",
+            )
+
+    return check

@@ -1,0 +1,176 @@
+"""What each test is known to do: manifests/delegate/<profile>.toml, and how long it takes: durations.json."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+from ci.upstream.pool import Verdict
+from provisioning.base.errors import ManifestError
+from provisioning.base.settings import MANIFESTS
+
+DIRECTORY = MANIFESTS / "delegate"
+
+HEADER = """\
+# What ExecuTorch's delegate suite does with the {profile} profile where a test does not pass, and why.
+# `outcome`: failed, not_run (skipped, or needs what is not installed), expected_failure (marked so upstream).
+# Without `socs` an entry holds for every chip. `nox -s test_delegate -- --update-ledger` rewrites this file.
+schema = 1
+
+# A fixed choice of quick and different tests for CI: `nox -s test_delegate -- --sample`.
+"""
+
+Kind = Literal["failed", "not_run", "expected_failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    test: str
+    outcome: Kind
+    cause: str
+    socs: tuple[str, ...] = ()
+
+    def covers(self, soc: str) -> bool:
+        return not self.socs or soc in self.socs
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    profile: str
+    expected: tuple[Expected, ...] = ()
+    sample: tuple[str, ...] = ()
+
+    def entry(self, test: str, soc: str) -> Expected | None:
+        return next((each for each in self.expected if each.test == test and each.covers(soc)), None)
+
+    def outcome(self, test: str, soc: str) -> str:
+        entry = self.entry(test, soc)
+        return entry.outcome if entry else "passed"
+
+    def updated(self, verdicts: Iterable[Verdict], causes: Mapping[str, str], soc: str) -> Ledger:
+        """The ledger that these verdicts fulfil. Tests that did not run now keep their entries, and an entry
+        that still holds keeps its cause."""
+        from provisioning.manifest import load_socs
+
+        expected = list(self.expected)
+        for verdict in verdicts:
+            known = self.entry(verdict.test, soc)
+            if verdict.outcome == (known.outcome if known else "passed"):
+                continue
+            if known:
+                expected.remove(known)
+                covered = known.socs or sorted(load_socs())
+                if others := tuple(other for other in covered if other != soc):
+                    expected.append(replace(known, socs=others))
+            if verdict.outcome != "passed":
+                expected.append(
+                    Expected(verdict.test, cast(Kind, verdict.outcome), causes[verdict.test], (soc,))
+                )
+        return replace(self, expected=tuple(sorted(expected, key=lambda each: (each.test, each.socs))))
+
+    def as_toml(self) -> str:
+        lines = [HEADER.format(profile=self.profile) + "sample = ["]
+        lines += [f"  {json.dumps(test)}," for test in self.sample]
+        lines.append("]")
+        for each in self.expected:
+            lines += ["", "[[expected]]", f"test = {json.dumps(each.test)}"]
+            lines.append(f"outcome = {json.dumps(each.outcome)}")
+            if each.socs:
+                lines.append(f"socs = {json.dumps(list(each.socs))}")
+            lines.append(f"cause = {_quoted(each.cause)}")
+        return "\n".join(lines) + "\n"
+
+
+def ledger_path(profile: str) -> Path:
+    return DIRECTORY / f"{profile}.toml"
+
+
+def load_ledger(profile: str, path: Path | None = None) -> Ledger:
+    """Empty where the profile has none yet: then every test is expected to pass."""
+    from pydantic import Field
+
+    from provisioning.manifest import Model, load
+
+    class Row(Model):
+        test: str
+        outcome: Kind
+        cause: str = Field(min_length=1)
+        socs: tuple[str, ...] = ()
+
+    class Table(Model):
+        schema_: Literal[1] = Field(alias="schema")
+        sample: tuple[str, ...] = ()
+        expected: tuple[Row, ...] = ()
+
+    path = path or ledger_path(profile)
+    if not path.is_file():
+        return Ledger(profile)
+    table = load(path, Table)
+    rows = tuple(
+        Expected(row.test, row.outcome, " ".join(row.cause.split()), row.socs) for row in table.expected
+    )
+    for index, row in enumerate(rows):
+        for other in rows[:index]:
+            if other.test == row.test and (not row.socs or not other.socs or set(row.socs) & set(other.socs)):
+                raise ManifestError(
+                    path, "expected", expected="one entry for each test and chip", found=f"{row.test} twice"
+                )
+    return Ledger(profile, rows, table.sample)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a test takes of a core: its CPU time, which other work on the machine does not stretch."""
+
+    seconds: float
+    megabytes: int
+
+
+UNKNOWN = Cost(5.0, 900)
+"""Assumed of a test that was never measured."""
+
+
+def durations_path() -> Path:
+    return DIRECTORY / "durations.json"
+
+
+def load_durations(path: Path | None = None) -> dict[str, Cost]:
+    path = path or durations_path()
+    if not path.is_file():
+        return {}
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["tests"]
+        return {str(test): Cost(float(seconds), int(size)) for test, (seconds, size) in rows.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManifestError(
+            path,
+            "tests",
+            expected='{"test": [seconds, megabytes]}',
+            found=f"{type(error).__name__}: {error}",
+            remedy="nox -s test_delegate -- --update-ledger writes it anew",
+        ) from error
+
+
+def durations_text(costs: Mapping[str, Cost]) -> str:
+    rows = [
+        f"    {json.dumps(test)}: [{cost.seconds:.1f}, {cost.megabytes}]"
+        for test, cost in sorted(costs.items())
+    ]
+    return '{\n  "schema": 1,\n  "tests": {\n' + ",\n".join(rows) + "\n  }\n}\n"
+
+
+def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
+    """With what these runs took; a verdict from the cache measured nothing."""
+    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.broke}
+    return {**costs, **new}
+
+
+def _quoted(text: str) -> str:
+    if len(text) < 90:
+        return json.dumps(text, ensure_ascii=False)
+    body = "\n".join(textwrap.wrap(text.replace("\\", "\\\\").replace('"""', "'''"), 104))
+    return f'"""\n{body}\n"""'

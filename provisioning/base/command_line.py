@@ -1,0 +1,216 @@
+"""The frame of every command line: verbs loaded late, errors shown as a message and a remedy."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from provisioning.base.errors import EnvironmentLacking, ToolkitError
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    module: str
+    summary: str
+
+
+class VerbModule(Protocol):
+    """What a verb's module offers. `EXAMPLES` is shown under --help, one command a line."""
+
+    EXAMPLES: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+STARTED_IN = "QNN_CI_STARTED_IN"
+"""Set by the noxfile: where the user was, which is where relative paths among the arguments begin."""
+
+
+PLACES = (
+    "QNN_CI_STORE",
+    "QNN_CI_REPORTS",
+    "QNN_SDK_ROOT",
+    "ANDROID_NDK_ROOT",
+    "HEXAGON_SDK_ROOT",
+    "EXECUTORCH_ROOT",
+    "EXECUTORCH_RUNTIME_ROOT",
+    "QNN_EXECUTOR_RUNNER",
+)
+"""Variables in which a user names a path; relative ones begin there too."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes no empty path, and makes relative ones whole where the user was in another directory.
+
+    Its subparsers are of this kind too.
+    """
+
+    started_in: str = ""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.register("type", Path, self._path)
+
+    def _path(self, text: str) -> Path:
+        if not text:
+            # It would be the current directory, which who typed "$UNSET" did not mean.
+            raise argparse.ArgumentTypeError("expected a path, found nothing")
+        return _where(self.started_in, text)
+
+
+def _where(started_in: str, text: str) -> Path:
+    return Path(text) if text.startswith("~") else Path(started_in, text)
+
+
+def count(text: str) -> int:
+    """The type of an argument that is a number of things."""
+    if text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+
+
+def duration(text: str) -> float:
+    """The type of an argument that is a time to wait at most, in seconds."""
+    with suppress(ValueError):
+        if 0 < (seconds := float(text)) <= threading.TIMEOUT_MAX:
+            return seconds
+    raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
+
+
+def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:
+    """Find the verb, import only its module, run it; returns the exit code (design.md, contract 5)."""
+    if not argv or argv[0] in ("-h", "--help"):
+        sys.stdout.write(_overview(program, description, verbs))
+        return 0 if argv else 2
+    name, rest = argv[0], list(argv[1:])
+    if name not in verbs:
+        import difflib
+
+        near = difflib.get_close_matches(name, verbs, n=1)
+        hint = f"did you mean `{program} {near[0]}`?" if near else f"`{program} --help` lists the verbs"
+        sys.stderr.write(f"error: there is no verb {name!r}\n  try: {hint}\n")
+        return 2
+    return guarded(lambda: _run_verb(program, name, verbs[name], rest), debug="--debug" in rest)
+
+
+def guarded(work: Callable[[], int], *, debug: bool) -> int:
+    """Turn foreseeable faults into a message, a remedy and an exit code."""
+    code = _READER_LEFT
+    try:
+        with termination_as_interrupt():
+            code = work()
+        # Here, and not by the interpreter at its end, which can only complain.
+        sys.stdout.flush()
+        return code
+    except ToolkitError as error:
+        if debug:
+            traceback.print_exc()
+        show_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except BrokenPipeError:
+        # Before the verdict, that is no pass. Give the interpreter's last flush nowhere to fail.
+        _drop_output()
+        return code
+    except OSError as error:
+        remedy = _MACHINES_FAULTS.get(error.errno or 0)
+        if remedy is None:
+            raise
+        if debug:
+            traceback.print_exc()
+        if error.filename is None:
+            _drop_output()
+        where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "output"
+        show_error(EnvironmentLacking(f"{where}: {error.strerror}", remedy=remedy))
+        return EnvironmentLacking.exit_code
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """A cancelled job ends as an interrupted one: what it started ends too, and its report is written."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+_READER_LEFT = 128 + signal.SIGPIPE
+"""What a shell says of a program that SIGPIPE ended; such as `… | head` is well used to it."""
+
+_MACHINES_FAULTS = {
+    errno.EACCES: "give yourself permission, or choose another place (see --help)",
+    errno.EPERM: "give yourself permission, or choose another place (see --help)",
+    errno.EROFS: "choose a place that can be written to (see --help)",
+    errno.ENOSPC: "free some space, or choose another place (see --help)",
+    errno.EDQUOT: "free some space, or choose another place (see --help)",
+    errno.ENAMETOOLONG: "choose a shorter path (see --help)",
+    errno.ELOOP: "mend the link that leads to itself",
+    errno.EMFILE: "allow more open files: ulimit -n 4096",
+}
+"""Faults of the machine that any file operation may meet; all others are faults of ours."""
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_error(error: ToolkitError) -> None:
+    sys.stderr.write(f"error: {error.message}\n")
+    if error.remedy:
+        sys.stderr.write(f"  try: {error.remedy}\n")
+
+
+def command_line(program: str, argv: Sequence[str]) -> str:
+    """The command as a user would type it again."""
+    import shlex
+
+    return shlex.join([*program.split(), *argv])
+
+
+def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
+    width = max(len(name) for name in verbs)
+    lines = [f"usage: {program} VERB [options]", "", description, ""]
+    lines += [f"  {name:<{width}}  {verb.summary}" for name, verb in verbs.items()]
+    return "\n".join([*lines, "", f"`{program} VERB --help` explains each, with examples.", ""])
+
+
+def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
+    module = cast(VerbModule, importlib.import_module(verb.module))
+    # What this process starts is in no doubt about where it is.
+    started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
+    if started_in:
+        named = [variable for variable in PLACES if os.environ.get(variable)]
+        os.environ.update({variable: str(_where(started_in, os.environ[variable])) for variable in named})
+    parser = Parser(
+        prog=f"{program} {name}",
+        description=verb.summary,
+        epilog=f"examples:\n{module.EXAMPLES.rstrip()}\n" if module.EXAMPLES else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return module.run(parser.parse_args(argv))

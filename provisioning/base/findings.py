@@ -1,0 +1,206 @@
+"""What a check says, and the report file that every stage writes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+
+SCHEMA = 1
+
+T = TypeVar("T")
+Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
+
+
+class Severity(str, enum.Enum):
+    """`error` fails a stage, `warning` fails it under --strict, `note` never does."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Outcome(str, enum.Enum):
+    """`fail`: the checked thing is bad. `error`: the check could not be made."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    rule: str
+    severity: Severity
+    subject: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    kind: str
+    path: str
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, kind: str, path: Path) -> Artifact:
+        with path.open("rb") as stream:
+            digest = hashlib.sha256()
+            while block := stream.read(1 << 20):
+                digest.update(block)
+        return cls(kind, str(path), digest.hexdigest(), path.stat().st_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One stage's result; everything else (console, JUnit, SARIF, HTML) is a rendering of it."""
+
+    stage: str
+    profile: str
+    target: str
+    outcome: Outcome
+    started: str
+    seconds: float
+    findings: tuple[Finding, ...]
+    artifacts: tuple[Artifact, ...]
+    metrics: dict[str, Metric]
+    command: str
+    schema: int = SCHEMA
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+
+    def write(self, directory: Path) -> Path:
+        """Replace `<directory>/<stage>.json` in one step."""
+        path = directory / f"{self.stage}.json"
+        part = directory / f".{self.stage}.json.{os.getpid()}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            part.write_text(self.as_json(), encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise unwritable(path, error) from error
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """Raises ValueError, saying what is wrong, for anything that is not such a report."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+                found = data.get("schema") if isinstance(data, dict) else data
+                raise ValueError(f"expected schema {SCHEMA}, found {found!r}")
+            data["outcome"] = Outcome(data["outcome"])
+            data["findings"] = tuple(
+                _typed(Finding, {**finding, "severity": Severity(finding["severity"])})
+                for finding in data["findings"]
+            )
+            data["artifacts"] = tuple(_typed(Artifact, artifact) for artifact in data["artifacts"])
+            return _typed(cls, data)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{path}: not a report: {what}") from error
+
+
+def unwritable(path: Path, error: OSError) -> UsageError:
+    """Of a report, or of what is kept beside it."""
+    return UsageError(
+        f"cannot write the report {path}: {error.strerror}",
+        remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
+    )
+
+
+def _typed(kind: type[T], data: dict[str, object]) -> T:
+    """The dataclass of these values; text must be text and numbers numbers, for renderings trust them."""
+    made = kind(**data)
+    expected = {"seconds": (int, float), "size": (int,), "schema": (int,), "metrics": (dict,)}
+    for name, value in data.items():
+        if name in ("findings", "artifacts"):
+            continue
+        types = expected.get(name, (str,))
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise TypeError(f"{name} is {value!r}")
+    return made
+
+
+def outcome_of(findings: Iterable[Finding], *, strict: bool = False) -> Outcome:
+    bad = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    return Outcome.FAIL if any(f.severity in bad for f in findings) else Outcome.PASS
+
+
+@dataclass
+class StageRun:
+    """Collects what a stage finds and times it; `finish` makes the report."""
+
+    stage: str
+    profile: str
+    target: str
+    command: str
+    findings: list[Finding] = field(default_factory=list)
+    artifacts: list[Artifact] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    started: str = field(
+        default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    )
+    _clock: float = field(default_factory=time.monotonic)
+
+    def add(self, rule: str, severity: Severity, subject: str, message: str, remedy: str = "") -> None:
+        self.findings.append(Finding(rule, severity, subject, message, remedy))
+
+    @contextmanager
+    def reported(self, reports: Path, rule: str, subject: str = "") -> Iterator[None]:
+        """Around the work: what ends it early, be it a fault or the user, is a finding, and is written.
+
+        `subject` is the stage when it is left out. What comes to its end is left to the caller to write.
+        """
+        try:
+            yield
+        except BaseException as error:
+            fault = self._fault(error)
+            self.add(rule, Severity.ERROR, subject or self.stage, fault.message, fault.remedy)
+            self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
+            raise
+
+    def _fault(self, error: BaseException) -> ToolkitError:
+        if isinstance(error, ToolkitError):
+            return error
+        if isinstance(error, KeyboardInterrupt):
+            return ToolkitError("interrupted", remedy=self.command)
+        return ToolkitError(
+            f"{type(error).__name__}: {error}", remedy=f"report what it printed; repeat with: {self.command}"
+        )
+
+    def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
+        return Report(
+            stage=self.stage,
+            profile=self.profile,
+            target=self.target,
+            outcome=outcome or outcome_of(self.findings, strict=strict),
+            started=self.started,
+            seconds=round(time.monotonic() - self._clock, 3),
+            findings=tuple(self.findings),
+            artifacts=tuple(self.artifacts),
+            metrics=dict(self.metrics),
+            command=self.command,
+        )
+
+
+def severity_counts(findings: Iterable[Finding]) -> Mapping[Severity, int]:
+    counts = dict.fromkeys(Severity, 0)
+    for finding in findings:
+        counts[finding.severity] += 1
+    return counts

@@ -1,0 +1,109 @@
+"""SARIF 2.1.0, for code scanning."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.rendering.text import place_of, visible
+
+LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
+
+_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)", re.ASCII)
+_IN_REPOSITORY = re.compile(
+    r"(?:\.github|ci|docker|docs|manifests|provisioning|tests)/[^\s:]+|noxfile\.py|pyproject\.toml"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """What a catalogue says of one rule."""
+
+    summary: str
+    why: str = ""
+    mend: str = ""
+
+
+def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None) -> str:
+    """One run over all reports. Rules that the catalogue lacks are listed by their id alone."""
+    rules = rules or {}
+    used = sorted({finding.rule for report in reports for finding in report.findings} | set(rules))
+    index = {rule: position for position, rule in enumerate(used)}
+    run = {
+        "tool": {"driver": {"name": "qnn-ci", "rules": [_rule(rule, rules.get(rule)) for rule in used]}},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [_invocation(report) for report in reports],
+        "results": [
+            _result(report, finding, index[finding.rule]) for report in reports for finding in report.findings
+        ],
+    }
+    document = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [run],
+    }
+    # What is no Unicode text, readers of SARIF refuse even as an escape.
+    return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
+
+
+def _invocation(report: Report) -> dict[str, object]:
+    made: dict[str, object] = {
+        "executionSuccessful": report.outcome is not Outcome.ERROR,
+        "commandLine": report.command,
+        "properties": {"stage": report.stage, "outcome": report.outcome.value},
+    }
+    if _UTC.fullmatch(report.started):
+        made["startTimeUtc"] = report.started.replace("+00:00", "Z")
+    return made
+
+
+def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
+    made: dict[str, object] = {"id": rule}
+    if text is not None:
+        made["shortDescription"] = {"text": text.summary}
+        if text.why:
+            made["fullDescription"] = {"text": " ".join(text.why.split())}
+        if text.mend:
+            made["help"] = {"text": text.mend}
+    return made
+
+
+def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, object]:
+    says = visible("\n".join(part for part in (finding.message, finding.remedy) if part))
+    place = place_of(finding.subject)
+    # A line moves while its fault stays, and one line can have several.
+    what = (place[0], finding.message) if place else (finding.subject,)
+    identity = "\0".join((report.stage, report.target, finding.rule, *what))
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": rule_index,
+        "level": LEVELS[finding.severity],
+        "message": {"text": says or finding.rule or report.stage or "–"},
+        "locations": [
+            {
+                "physicalLocation": {
+                    "artifactLocation": {"uri": _uri(report, finding)},
+                    "region": {"startLine": place[1] if place else 1},
+                },
+                "logicalLocations": [{"fullyQualifiedName": visible(f"{report.stage}/{finding.subject}")}],
+            }
+        ],
+        "partialFingerprints": {
+            "qnnCi/v1": hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
+        },
+        "properties": {"stage": report.stage, "profile": report.profile, "target": report.target},
+    }
+
+
+def _uri(report: Report, finding: Finding) -> str:
+    """A file of the repository, which is all that code scanning can show: the subject's, or the profile."""
+    if place := place_of(finding.subject):
+        return quote(place[0], errors="surrogatepass")
+    if _IN_REPOSITORY.fullmatch(finding.subject) and ".." not in finding.subject.split("/"):
+        return quote(finding.subject, errors="surrogatepass")
+    return quote(f"manifests/profiles/{report.profile}.toml", errors="surrogatepass")

@@ -1,0 +1,121 @@
+"""A job summary in GitHub's Markdown."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+
+from provisioning.base.findings import Report, Severity
+from provisioning.base.rendering.text import (
+    by_severity,
+    duration,
+    found,
+    headline,
+    made,
+    plural,
+    scalar_metrics,
+    size,
+    verdict,
+    visible,
+    worst,
+)
+
+LIMIT = 1024 * 1024 - 4096
+"""GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
+
+MARKS = {"pass": "✅", "fail": "❌", "error": "❌", "did not run": "❌", "skipped": "⚪"}
+SEVERITY_MARKS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "🔵"}
+
+# All ASCII punctuation may be escaped in Markdown; a backslash before a letter would be shown.
+_PUNCTUATION = re.compile(r"[\\`*_{}\[\]()#+\-.!|~$@:/]")
+
+
+def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
+    """Verdict, a table of stages, then what each found, the bad first; at most `limit` bytes of UTF-8."""
+    return _cut(list(_rows(reports)), limit)
+
+
+def cell(text: str) -> str:
+    """Any text as the content of a table cell that shows exactly it."""
+    lines = visible(text).strip().split("\n")
+    return "<br>".join(_PUNCTUATION.sub(_entity, html.escape(line, quote=False)) for line in lines)
+
+
+def _entity(match: re.Match[str]) -> str:
+    # An entity, not a backslash: `\|` ends a cell in some viewers, and @ and : would still link.
+    return f"&#{ord(match.group())};"
+
+
+def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
+    """Lines, and whether a line may be left out when there is no room."""
+    yield f"## {MARKS[worst(reports).value]} {headline(reports)}", False
+    yield "", False
+    yield "| stage | verdict | profile | target | found | time |", False
+    yield "| --- | --- | --- | --- | --- | ---: |", False
+    for report in reports:
+        said = verdict(report)
+        cells = (
+            cell(report.stage),
+            f"{MARKS[said]} {said}",
+            cell(report.profile),
+            cell(report.target),
+            found(report),
+            duration(report),
+        )
+        yield f"| {' | '.join(cells)} |", False
+    for report in sorted(reports, key=lambda report: verdict(report) in ("pass", "skipped")):
+        yield from _details(report)
+
+
+def _details(report: Report) -> Iterator[tuple[str, bool]]:
+    metrics, artifacts = scalar_metrics(report), made(report)
+    if not (report.findings or artifacts or metrics) or verdict(report) in ("skipped", "did not run"):
+        # Of a stage that did not run the table has all there is to say.
+        return
+    yield "", False
+    yield f"### {cell(report.stage)}", False
+    if report.findings:
+        yield "", False
+        yield "| | rule | subject | what | mend |", False
+        yield "| --- | --- | --- | --- | --- |", False
+        for severity, group in by_severity(report.findings).items():
+            for f in group:
+                said = " | ".join(cell(text) for text in (f.rule, f.subject, f.message, f.remedy))
+                yield f"| {SEVERITY_MARKS[severity]} | {said} |", True
+    if artifacts:
+        yield "", False
+        yield "| artifact | path | size | sha256 |", False
+        yield "| --- | --- | ---: | --- |", False
+        for a in artifacts:
+            yield f"| {cell(a.kind)} | {cell(a.path)} | {size(a.size)} | {cell(a.sha256[:12])} |", True
+    if metrics:
+        yield "", False
+        yield " · ".join(f"{cell(name)} **{cell(value)}**" for name, value in metrics.items()), True
+    if verdict(report) not in ("pass", "skipped") and report.command:
+        yield "", False
+        yield f"Repeat with: <code>{cell(report.command)}</code>", True
+
+
+def _cut(rows: Sequence[tuple[str, bool]], limit: int) -> str:
+    """Leave out rows from the first that finds no room on, and say how many."""
+    room = limit - 200 - sum(_bytes(line) for line, optional in rows if not optional)
+    kept: list[str] = []
+    left_out = 0
+    for line, optional in rows:
+        if optional:
+            room -= _bytes(line)
+            if room < 0:
+                left_out += 1
+                continue
+        kept.append(line)
+    if left_out:
+        kept += [
+            "",
+            f"**{plural(left_out, 'row')} left out for lack of room; the report files have them all.**",
+        ]
+    return "\n".join(kept) + "\n"
+
+
+def _bytes(line: str) -> int:
+    return len(line.encode()) + 1

@@ -1,0 +1,225 @@
+"""A report for people at a terminal: findings by severity, artifacts, figures, and the verdict last."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from provisioning.base.findings import Artifact, Finding, Report, Severity
+from provisioning.base.rendering.text import (
+    by_severity,
+    duration,
+    errors_of,
+    found,
+    headline,
+    made,
+    one_line,
+    plural,
+    scalar_metrics,
+    seconds,
+    size,
+    verdict,
+    visible,
+    worst,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+SHOWN = 40
+"""Findings of one severity shown; the report file has them all."""
+
+NARROW = 96
+"""Below this many columns a finding is a paragraph, not a row."""
+
+STYLES = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+VERDICTS = {
+    "pass": ("✓ PASS", "bold green"),
+    "fail": ("✗ FAIL", "bold red"),
+    "error": ("✗ ERROR", "bold red"),
+    "did not run": ("✗ DID NOT RUN", "bold red"),
+    "skipped": ("– SKIPPED", "bold yellow"),
+}
+
+
+def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
+    """The report as text of `width` columns, ending in a verdict that is one line however long."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    rules = max((len(one_line(finding.rule)) for finding in report.findings), default=0)
+    for severity, group in by_severity(report.findings).items():
+        parts.append(Text(plural(len(group), severity.value), style=f"bold {STYLES[severity]}"))
+        parts += [_finding(finding, width, min(rules, width // 4)) for finding in group[:SHOWN]]
+        if len(group) > SHOWN:
+            parts.append(Text(f"  … and {len(group) - SHOWN:,} more in {report.stage}.json", style="dim"))
+        parts.append(Text())
+    if artifacts := made(report):
+        parts += [_artifacts(artifacts), Text()]
+    if metrics := scalar_metrics(report):
+        parts += [_metrics(metrics), Text()]
+    return rendered(Group(*parts, _verdict(report)), colour=colour, width=width)
+
+
+def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
+    """All stages in a table, what they made, so many of the errors, and what it comes to."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rows: list[tuple[str | Text, ...]] = [
+        (report.stage, Text(*VERDICTS[verdict(report)]), found(report), duration(report))
+        for report in reports
+    ]
+    parts: list[RenderableType] = [
+        table(("stage", "verdict", "found", "time"), rows, right=frozenset({3})),
+        Text(),
+    ]
+    if artifacts := [artifact for report in reports for artifact in made(report)]:
+        parts += [_artifacts(artifacts), Text()]
+    wrong = errors_of(reports) if errors else []
+    rules = max((len(one_line(finding.rule)) for finding in wrong), default=0)
+    parts += [_finding(finding, width, min(rules, width // 4)) for finding in wrong[:errors]]
+    if len(wrong) > errors:
+        parts.append(Text(f"  … and {plural(len(wrong) - errors, 'more error')}", style="dim"))
+    parts += [Text()] if wrong else []
+    word, style = VERDICTS[worst(reports).value]
+    total = seconds(sum(report.seconds for report in reports))
+    parts.append(
+        Text.assemble((word, style), f"  {headline(reports)}, {total}", no_wrap=True, overflow="ignore")
+    )
+    return rendered(Group(*parts), colour=colour, width=width)
+
+
+def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """Print the report as this terminal takes it."""
+    stream = stream or sys.stdout
+    write(console(report, colour=wants_colour(stream, environ), width=terminal_width(environ)), stream)
+
+
+def write(text: str, stream: TextIO) -> None:
+    """Print, with what the stream's encoding lacks as `?` instead of a traceback.
+
+    Whoever read it may have left: that changes nothing of what is still to be done, nor of the exit code.
+    """
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """NO_COLOR and FORCE_COLOR decide; else a terminal, or GitHub's log, which shows colours."""
+    if environ.get("NO_COLOR"):
+        return False
+    if (environ.get("FORCE_COLOR") or "0") != "0" or environ.get("GITHUB_ACTIONS") == "true":
+        return True
+    return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def terminal_width(environ: Mapping[str, str] = os.environ) -> int:
+    """The terminal's columns, within what reads well; logs get 120."""
+    columns = environ.get("COLUMNS", "")
+    found = (
+        int(columns) if columns.isdecimal() and int(columns) else shutil.get_terminal_size((120, 24)).columns
+    )
+    return min(max(found, 40), 160)
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right: frozenset[int] = frozenset()
+) -> RenderableType:
+    """A plain table with light rules; every cell is taken as it is, never as markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for index, name in enumerate(columns):
+        made.add_column(Text(name), justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(visible(cell)) if isinstance(cell, str) else cell for cell in row))
+    return made
+
+
+def rendered(renderable: RenderableType, *, colour: bool, width: int) -> str:
+    made = _console(colour, width)
+    made.print(renderable, crop=False)
+    text = made.file.getvalue() if isinstance(made.file, io.StringIO) else ""
+    return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _console(colour: bool, width: int) -> Console:
+    from rich.console import Console
+
+    return Console(
+        file=io.StringIO(),
+        width=width,
+        color_system="standard" if colour else None,
+        force_terminal=colour,
+        no_color=not colour,
+        legacy_windows=False,
+        _environ={},
+    )
+
+
+def _finding(finding: Finding, width: int, rule_width: int) -> RenderableType:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    room = width - rule_width - 4
+    rule = Text(one_line(finding.rule), style=STYLES[finding.severity])
+    subject, message = one_line(finding.subject), visible(finding.message).strip()
+    gap = "  " if "\n" not in message and len(subject) + len(message) + 2 <= room else "\n"
+    says = Text(subject, style="bold")
+    says.append(gap + message, style="not bold")
+    if finding.remedy:
+        says.append("\n→ ", style="not bold green")
+        says.append(visible(finding.remedy).strip(), style="not bold")
+    if width < NARROW:
+        return Padding(Text("\n").join([rule, says]), (0, 0, 0, 2))
+    row = Table.grid(padding=(0, 2))
+    row.add_column(width=0)
+    row.add_column(width=rule_width, overflow="fold")
+    row.add_column(overflow="fold")
+    row.add_row("", rule, says)
+    return row
+
+
+def _verdict(report: Report) -> Text:
+    from rich.text import Text
+
+    word, style = VERDICTS[verdict(report)]
+    about = ", ".join(visible(part) for part in (report.profile, report.target) if part)
+    return Text.assemble(
+        (word, style),
+        "  ",
+        (visible(report.stage), "bold"),
+        f"{f' ({about})' if about else ''}: {found(report)}, {duration(report)}",
+        no_wrap=True,
+        overflow="ignore",
+    )
+
+
+def _artifacts(artifacts: Sequence[Artifact]) -> RenderableType:
+    rows = [(a.kind, one_line(a.path), size(a.size), a.sha256[:12]) for a in artifacts]
+    return table(("artifact", "path", "size", "sha256"), rows, right=frozenset({2}))
+
+
+def _metrics(metrics: Mapping[str, str]) -> RenderableType:
+    from rich.text import Text
+
+    line = Text(style="dim")
+    for name, value in metrics.items():
+        line.append(("" if not line else " · ") + f"{visible(name)} {value}")
+    return line

@@ -1,0 +1,155 @@
+"""Words and numbers that every rendering shares."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from provisioning.base.findings import Artifact, Finding, Outcome, Report, Severity, severity_counts
+
+Verdict = Literal["pass", "fail", "error", "did not run", "skipped"]
+
+DID_NOT_RUN = "report.did-not-run"
+"""The finding of a report that stands in for a stage which never ran; a note when that was asked for."""
+
+LOG = "log"
+"""The kind of artifact that holds what a stage printed."""
+
+# Controls but tab and newline, the C1 range, what turns text around, and lone surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_PLACE = re.compile(
+    r"(?P<file>(?!/)(?:[^\s:]*/)?(?:[^\s:/]*\.[A-Za-z_]\w*|BUCK|TARGETS|Dockerfile))"
+    r":(?P<line>[1-9][0-9]{0,6})",
+    re.ASCII,
+)
+
+
+def verdict(report: Report) -> Verdict:
+    for finding in report.findings:
+        if finding.rule == DID_NOT_RUN:
+            return "skipped" if finding.severity is Severity.NOTE else "did not run"
+    return report.outcome.value
+
+
+def worst(reports: Iterable[Report]) -> Outcome:
+    """The outcome of all together but the skipped; nothing at all is no pass.
+
+    A stage that did not run is no worse than the failure that kept it from running.
+    """
+    verdicts = {verdict(report) for report in reports}
+    if "error" not in verdicts and "fail" in verdicts:
+        return Outcome.FAIL
+    return Outcome.PASS if verdicts - {"skipped"} == {"pass"} else Outcome.ERROR
+
+
+def headline(reports: Sequence[Report]) -> str:
+    """What all reports come to, in a line."""
+    verdicts = [verdict(report) for report in reports]
+    ran = len(verdicts) - verdicts.count("skipped")
+    bad = ran - verdicts.count("pass")
+    said = f"{bad} of {plural(ran, 'stage')} did not pass" if bad else f"{plural(ran, 'stage')} passed"
+    if skipped := len(verdicts) - ran:
+        said += f", {skipped} skipped"
+    return said if ran else "no stage has reported"
+
+
+def place_of(subject: str) -> tuple[str, int] | None:
+    """File and line of a subject that is `path:line`, with a relative path that stays below its start."""
+    found = _PLACE.fullmatch(subject)
+    if found is None or ".." in found["file"].split("/"):
+        return None
+    return found["file"], int(found["line"])
+
+
+def visible(text: str) -> str:
+    """The text with everything that would steer a terminal or hide shown as an escape."""
+    return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+
+
+def one_line(text: str) -> str:
+    return " ".join(visible(text).split())
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def counted(report: Report) -> str:
+    """`2 errors, 1 warning`; `nothing found` when there is nothing."""
+    counts = severity_counts(report.findings)
+    return ", ".join(plural(count, kind.value) for kind, count in counts.items() if count) or "nothing found"
+
+
+def found(report: Report) -> str:
+    """What was found in numbers, or why nothing was looked for."""
+    reasons = [finding.message for finding in report.findings if finding.rule == DID_NOT_RUN]
+    return one_line(reasons[0]) if reasons else counted(report)
+
+
+def errors_of(reports: Iterable[Report]) -> list[Finding]:
+    """What is wrong, in order; a second stage that meets the same of the same subject has nothing to add."""
+    errors: dict[tuple[str, ...], Finding] = {}
+    for report in reports:
+        for finding in report.findings:
+            if finding.severity is Severity.ERROR and finding.rule != DID_NOT_RUN:
+                errors.setdefault((finding.rule, finding.subject, finding.message), finding)
+    return list(errors.values())
+
+
+def made(report: Report) -> list[Artifact]:
+    """Artifacts worth a row; a stage's log only where it tells of something."""
+    passed = verdict(report) in ("pass", "skipped")
+    return [artifact for artifact in report.artifacts if not (passed and artifact.kind == LOG)]
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that people read: 4.2 MB."""
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+    return f"{value:,.0f} GB"
+
+
+def seconds(value: float) -> str:
+    if not math.isfinite(value):
+        return "? s"
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def duration(report: Report) -> str:
+    return "–" if verdict(report) in ("did not run", "skipped") else seconds(report.seconds)
+
+
+def by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:
+    """Worst first; severities without findings are left out."""
+    groups: dict[Severity, list[Finding]] = {severity: [] for severity in Severity}
+    for finding in findings:
+        groups[finding.severity].append(finding)
+    return {severity: group for severity, group in groups.items() if group}
+
+
+def scalar_metrics(report: Report) -> dict[str, str]:
+    """The metrics that fit in a line, in the report's order."""
+    shown: dict[str, str] = {}
+    for name, value in report.metrics.items():
+        if isinstance(value, bool):
+            shown[name] = "yes" if value else "no"
+        elif isinstance(value, int):
+            shown[name] = size(value) if name.endswith("bytes") else f"{value:,}"
+        elif isinstance(value, float):
+            shown[name] = seconds(value) if name.endswith("seconds") else f"{value:.4g}"
+        elif isinstance(value, str):
+            shown[name] = one_line(value)
+    return shown

@@ -1,0 +1,104 @@
+"""Variables in the syntax of whoever reads them; what a syntax cannot carry is refused, never bent."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+
+from provisioning.base.errors import UsageError
+
+DOCKER_LINE_LIMIT = 64 * 1024
+"""Docker's reader gives up on a line of this many bytes."""
+
+
+def sh(variables: Mapping[str, str]) -> str:
+    """For `eval "$(…)"` in bash, dash and every POSIX shell: any value can be carried."""
+    return "".join(f"export {name}={_single_quoted(value)}\n" for name, value in variables.items())
+
+
+def as_json(variables: Mapping[str, str]) -> str:
+    return (
+        json.dumps({name: _text("json", name, value) for name, value in variables.items()}, indent=2) + "\n"
+    )
+
+
+def dotenv(variables: Mapping[str, str]) -> str:
+    """For python-dotenv with its default settings."""
+    return "".join(f"{name}={_dotenv_value(name, value)}\n" for name, value in variables.items())
+
+
+def github(variables: Mapping[str, str]) -> str:
+    """For the file that GITHUB_ENV names."""
+    blocks: list[str] = []
+    for name, value in variables.items():
+        delimiter = _delimiter(_text("github", name, value))
+        blocks.append(f"{name}<<{delimiter}\n{value}\n{delimiter}\n")
+    return "".join(blocks)
+
+
+def docker(variables: Mapping[str, str]) -> str:
+    """For `docker run --env-file`, which takes the rest of a line as it is."""
+    lines: list[str] = []
+    for name, value in variables.items():
+        line = f"{name}={_text('docker', name, value)}"
+        if re.search(r"[\r\n]", value):
+            raise _cannot("docker", name, "holds a line break")
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            raise _cannot("docker", name, "is wrapped in quotes, which some versions of docker take off")
+        if len(line.encode()) >= DOCKER_LINE_LIMIT:
+            raise _cannot("docker", name, f"is longer than docker reads ({DOCKER_LINE_LIMIT} bytes a line)")
+        lines.append(f"{line}\n")
+    return "".join(lines)
+
+
+FORMATS: dict[str, Callable[[Mapping[str, str]], str]] = {
+    "sh": sh,
+    "dotenv": dotenv,
+    "github": github,
+    "json": as_json,
+    "docker": docker,
+}
+
+
+def _single_quoted(value: str) -> str:
+    return "'" + value.replace("'", "'\\''") + "'"
+
+
+def _dotenv_value(name: str, value: str) -> str:
+    _text("dotenv", name, value)
+    if "${" in value:
+        raise _cannot("dotenv", name, "holds ${, which python-dotenv would expand even in quotes")
+    if not value.endswith("\\"):
+        if "\r" not in value:
+            return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        # Reading a file turns carriage returns into newlines; only double quotes have an escape for them.
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r") + '"'
+    # python-dotenv would take a backslash before the closing quote for an escape, doubled or not.
+    if re.search(r"[\r\n]|\s#", value) or re.match(r"[\s'\"]", value):
+        raise _cannot("dotenv", name, "ends in a backslash and needs quotes, which is more than it can say")
+    return value
+
+
+def _delimiter(value: str) -> str:
+    """A line that the value does not hold, and that nobody who writes the value can foresee."""
+    while True:
+        delimiter = f"end_{secrets.token_hex(16)}"
+        if delimiter not in value:
+            return delimiter
+
+
+def _text(format_: str, name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _cannot(format_, name, "holds bytes that are not UTF-8") from None
+    return value
+
+
+def _cannot(format_: str, name: str, why: str) -> UsageError:
+    return UsageError(
+        f"the {format_} format cannot carry {name}: its value {why}",
+        remedy="use --format sh, or move what it names to a plainer path",
+    )

@@ -1,0 +1,177 @@
+"""From a component's definition and what is wanted of it to the files of a tree, without touching a disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from provisioning.base.errors import IntegrityError
+from provisioning.base.settings import TARGETS
+from provisioning.inventory import SCHEMA, Item, Origin
+from provisioning.manifest import Archive, Component, Part, Place
+
+GENERATED = "(composed)"
+"""Stands where a part's name does, for files written by us; no part can be named so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is wanted of a component: for these targets, and the Hexagon arches of the chosen SoCs.
+
+    Empty means everything.
+    """
+
+    targets: frozenset[str] = frozenset()
+    arches: frozenset[int] = frozenset()
+
+
+EVERYTHING = Want()
+
+
+def selection_of(component: Component, want: Want) -> dict[str, tuple[str, ...]]:
+    """For each part the rules that `want` takes: `2` all of rule 2, `1:75` rule 1 for arch 75 only.
+
+    `*` is a part without rules, taken whole. A part that is not needed has none, and is not even fetched.
+    """
+    targets = frozenset[str]() if want.targets >= set(TARGETS) else want.targets
+    return {part.name: _atoms(part, targets, want.arches) for part in component.parts}
+
+
+def covers(has: Mapping[str, Sequence[str]], wants: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a tree of the selection `has` serves whoever wants `wants`."""
+    return all(
+        atom in have or atom.partition(":")[0] in have
+        for part, atoms in wants.items()
+        for have in (set(has.get(part, ())),)
+        for atom in atoms
+    )
+
+
+def definition_of(name: str, component: Component) -> str:
+    """A digest of what the component is, whatever is selected of it and wherever its bytes are fetched."""
+    parts = []
+    for part in component.parts:
+        source = part.source.model_dump(mode="json", exclude={"mirrors", "size"})
+        if source.get("sha256"):
+            source.pop("url", None)
+        parts.append([part.name, source, [place.model_dump(mode="json") for place in part.place]])
+    return _digest([SCHEMA, name, component.version, component.build_id, parts])
+
+
+def key_of(definition: str, selection: Mapping[str, Sequence[str]]) -> str:
+    return _digest([definition, sorted((part, list(atoms)) for part, atoms in selection.items())])
+
+
+class Placing:
+    """Says where each member of a part goes; counts what it saw, to explain when nothing fits."""
+
+    def __init__(self, part: Part, want: Want) -> None:
+        self._part = part
+        self._want = want
+        self._strip = part.source.strip if isinstance(part.source, Archive) else ""
+        self._rules = [(re.compile(rule.match), rule) for rule in part.place]
+        self._tops: dict[str, None] = {}
+        self._fitted = 0
+
+    def __call__(self, member: str) -> str | None:
+        self._tops[member.partition("/")[0] + ("/" if "/" in member else "")] = None
+        # Directories come into being with what they hold.
+        if member.endswith("/") or not member.startswith(self._strip):
+            return None
+        path = member[len(self._strip) :]
+        if not self._rules:
+            self._fitted += 1
+            return path
+        for pattern, rule in self._rules:
+            if match := pattern.fullmatch(path):
+                self._fitted += 1
+                return self._destination(path, match, rule)
+        return None
+
+    def check(self, name: str) -> None:
+        """Raise when no member fitted: this is not the archive that the manifest was written for."""
+        if self._fitted:
+            return
+        tops = list(self._tops)
+        found = ", ".join(tops[:8]) + (", …" if len(tops) > 8 else "") if tops else "nothing"
+        expected = f"members below {self._strip!r}" if self._strip else "a member that a place rule fits"
+        raise IntegrityError(
+            f"{name}: expected {expected}, found at the top level: {found}",
+            remedy="correct `strip` or `place` of this part in the manifest, if this is the right archive",
+        )
+
+    def _destination(self, path: str, match: re.Match[str], rule: Place) -> str | None:
+        if rule.targets and self._want.targets and not self._want.targets & set(rule.targets):
+            return None
+        groups = match.groupdict(default="")
+        if self._want.arches and "arch" in groups and int(groups["arch"]) not in self._want.arches:
+            return None
+        return rule.to.format(**groups) if rule.to else path
+
+
+def composed(parts: Iterable[Sequence[Item]]) -> list[Item]:
+    """The files of all parts as one tree; two parts may place the same path only if it is the same file."""
+    taken: dict[str, Item] = {}
+    for items in parts:
+        for item in items:
+            other = taken.setdefault(item.path, item)
+            same = (other.kind, other.sha256, other.link) == (item.kind, item.sha256, item.link)
+            if other is not item and not same:
+                raise IntegrityError(
+                    f"{item.path}: expected one file, found two: from part {other.part} "
+                    f"({_short(other)}) and from part {item.part} ({_short(item)})",
+                    remedy="let a place rule of one of the parts leave it out",
+                )
+    return sorted(taken.values(), key=lambda item: item.path)
+
+
+def sdk_yaml(component: Component, origins: Sequence[Origin], items: Iterable[Item]) -> str:
+    """The identity of an SDK composed from several files, in the official one's place and style."""
+    build_id = f"build_id: {component.build_id}\n" if component.build_id else ""
+    lines = [f"product: QAIRT\nversion: {component.version}\n{build_id}composed_from:"]
+    for origin in origins:
+        lines += [f"  {origin.part}:", f"    file: {origin.name}", f"    sha256: {origin.sha256}"]
+    lines.append("files:")
+    for item in items:
+        lines += [f"  {_scalar(item.path)}:", f"    from: {item.part}"]
+        lines.append(
+            f"    sha256: {item.sha256}" if item.kind == "file" else f"    link: {_scalar(item.link)}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _atoms(part: Part, targets: frozenset[str], arches: frozenset[int]) -> tuple[str, ...]:
+    if not part.place:
+        return ("*",)
+    applying = [
+        (number, rule)
+        for number, rule in enumerate(part.place)
+        if not rule.targets or not targets or targets & set(rule.targets)
+    ]
+    targeted = any(rule.targets for rule in part.place)
+    if targeted and not any(rule.targets for _, rule in applying):
+        return ()
+    atoms: list[str] = []
+    for number, rule in applying:
+        if arches and "arch" in re.compile(rule.match).groupindex:
+            atoms += [f"{number}:{arch}" for arch in sorted(arches)]
+        else:
+            atoms.append(f"{number}")
+    return tuple(atoms)
+
+
+def _digest(value: object) -> str:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _short(item: Item) -> str:
+    return f"sha256 {item.sha256[:12]}…" if item.kind == "file" else f"a link to {item.link}"
+
+
+def _scalar(text: str) -> str:
+    """As YAML writes it: plain where that is safe, else quoted."""
+    return text if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*", text) else json.dumps(text)
