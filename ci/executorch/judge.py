@@ -11,9 +11,9 @@ from pydantic import Field
 
 from ci.executorch.compile import Compiled, Fault
 from ci.executorch.suite import SUITES, Program
-from ci.inspect.program import Context, Delegate, read
-from ci.inspect.program import Program as Inside
 from ci.suites.baseline import Baseline, Tolerances, growth
+from ci.suites.programs.program import Context, Delegate, read
+from ci.suites.programs.program import Program as Inside
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity

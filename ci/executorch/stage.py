@@ -21,8 +21,8 @@ from ci.executorch.compile import (
 )
 from ci.executorch.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
 from ci.executorch.suite import Program, all_programs, choose
-from ci.inspect.against import sdk_arches
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish
 from provisioning.base.command_line import command_line
 from provisioning.base.findings import Finding, Metric, Severity, StageRun

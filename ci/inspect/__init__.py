@@ -1,1 +1,1 @@
-"""What is inside finished programs, read from their bytes alone, and whether a QNN runtime can load them."""
+"""`inspect` and `diagnose`: what is inside a program, and what a failure means."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.inspect.against import Inside, against
-from ci.inspect.onnx_context import CompiledModel, read_model
-from ci.inspect.program import Context, Delegate, Options, Program, TensorInfo, read
+from ci.suites.programs.against_sdk import Inside, against
+from ci.suites.programs.compiled_onnx import CompiledModel, read_model
+from ci.suites.programs.program import Context, Delegate, Options, Program, TensorInfo, read
 
 EXAMPLES = """\
   python -m ci inspect model.pte

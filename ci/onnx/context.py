@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ci.inspect.onnx_context import CONTEXT_OPERATOR, context_beside, read_model
 from ci.onnx.graph import Signature, Tensor, load_graph
+from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
 from provisioning.base.errors import CheckFailed
 
 SCHEMA = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.inspect.onnx_context import CONTEXT_OPERATOR, is_below
+from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR, is_below
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import pytest
 
 from ci.device.bundle import configure, contents, manifest, run, scripts
 from ci.device.bundle.contents import Model
-from ci.inspect.program import Delegate, Options, Program
 from ci.signing import lpai
 from ci.signing.keys import read_root
 from ci.signing.verification import Expected, verify_file
+from ci.suites.programs.program import Delegate, Options, Program
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from tests.support import programs
 from tests.support.elves import AARCH64, HEXAGON, Library, skel

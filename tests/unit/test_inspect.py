@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ci.inspect import verb
-from ci.inspect.against import Answer, against
-from ci.inspect.flatbuffer import LARGEST_VECTOR, Malformed, Reader, Table
-from ci.inspect.program import LARGEST, Context, Options, Program, parse, read
+from ci.suites.programs.against_sdk import Answer, against
+from ci.suites.programs.flatbuffer import LARGEST_VECTOR, Malformed, Reader, Table
+from ci.suites.programs.program import LARGEST, Context, Options, Program, parse, read
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.programs import BUILD_ID, context, no_options, options, program
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from ci.inspect import verb
-from ci.inspect.against import against
-from ci.inspect.flatbuffer import Malformed
-from ci.inspect.onnx_context import DTYPES, CompiledModel, parse_model, read_model
-from ci.inspect.protobuf import Message
+from ci.suites.programs.against_sdk import against
+from ci.suites.programs.compiled_onnx import DTYPES, CompiledModel, parse_model, read_model
+from ci.suites.programs.flatbuffer import Malformed
+from ci.suites.programs.protobuf import Message
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
@@ -162,7 +162,7 @@ class TestRefused:
             read_model(path)
 
     def test_fields_without_end_are_not_counted_to_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ci.inspect.protobuf.MOST_FIELDS", 100)
+        monkeypatch.setattr("ci.suites.programs.protobuf.MOST_FIELDS", 100)
         assert Message(memoryview(b"\x08\x01" * 100)).number(1) == 1
         with pytest.raises(Malformed, match="more than 100 fields"):
             Message(memoryview(b"\x08\x01" * 101))

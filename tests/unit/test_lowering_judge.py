@@ -11,9 +11,9 @@ import pytest
 from ci.executorch.compile import Compiled, Fault
 from ci.executorch.judge import artifact, cost, delegation, fault_finding, faults_of
 from ci.executorch.suite import SHIPPED
-from ci.inspect.program import Delegate, parse
-from ci.inspect.program import Program as Inside
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.suites.programs.program import Delegate, parse
+from ci.suites.programs.program import Program as Inside
 from provisioning.base.diagnosis import Explanation, explain
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Severity

@@ -872,4 +872,4 @@ def test_every_file_that_the_steps_are_made_of_counts_as_the_toolkit() -> None:
     # Options come in as settings, which are part of a run's key; thresholds are judged later; and reading
     # what was compiled decides nothing of it.
     others = {"ci/onnx/options.py", "ci/suites/model.py"}
-    assert {name for name in imported - others if not name.startswith("ci/inspect/")} <= set(TOOLKIT)
+    assert {name for name in imported - others if not name.startswith("ci/suites/programs/")} <= set(TOOLKIT)

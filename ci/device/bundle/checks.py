@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ci.device.bundle.contents import BACKEND, DSP, LPAI, QNN, Item, Model
-from ci.inspect.against import version
-from ci.inspect.program import Program
+from ci.suites.programs.against_sdk import version
+from ci.suites.programs.program import Program
 from provisioning import elf
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.staged import RUNNER
-from ci.inspect.program import Context, Program
-from ci.inspect.program import read as read_program
+from ci.suites.programs.program import Context, Program
+from ci.suites.programs.program import read as read_program
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ci.inspect.flatbuffer import Malformed
+from ci.suites.programs.flatbuffer import Malformed
 
 MOST_FIELDS = 1 << 20
 """No message of a compiled model has more; beyond it is damage, not data."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ci.inspect.flatbuffer import Malformed, Reader, Table
+from ci.suites.programs.flatbuffer import Malformed, Reader, Table
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.build_id import BUILD_ID
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from ci.inspect.onnx_context import CompiledModel
-from ci.inspect.program import Context, Program
+from ci.suites.programs.compiled_onnx import CompiledModel
+from ci.suites.programs.program import Context, Program
 from provisioning.base.errors import CheckFailed, UsageError
 
 Inside: TypeAlias = Program | Context | CompiledModel

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.inspect.flatbuffer import Malformed
-from ci.inspect.program import Context, TensorInfo, bytes_of, context_of
-from ci.inspect.protobuf import Message
+from ci.suites.programs.flatbuffer import Malformed
+from ci.suites.programs.program import Context, TensorInfo, bytes_of, context_of
+from ci.suites.programs.protobuf import Message
 from provisioning.base.errors import CheckFailed
 
 CONTEXT_OPERATOR = "EPContext"
