@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,23 @@ class TestAgainst:
         answer = against(Context(8, (), ("SM8650",), (75,), ()), sdk)
         assert not answer.loads and "names no QNN build" in answer.says[0]
 
+    @pytest.mark.parametrize("silent", [Context(8, (), (), (), ()), Context(8, (BUILD_ID,), (), (), ())])
+    def test_each_part_is_judged_by_itself(self, sdk: Path, silent: Context) -> None:
+        whole = _program(WHOLE)
+        (named,) = whole.delegates
+        both = replace(whole, delegates=(named, replace(named, context=silent, options=None)))
+        answer = against(both, sdk)
+        assert not answer.loads and all(
+            reason.startswith("delegate 1: it names no") for reason in answer.says
+        )
+
+    def test_the_arch_of_the_options_serves_where_the_context_names_none(self, sdk: Path) -> None:
+        whole = _program(program(spec=options(arch=73)))
+        (delegate,) = whole.delegates
+        unnamed = replace(delegate, context=Context(8, (BUILD_ID,), (), (), ()))
+        answer = against(replace(whole, delegates=(unnamed,)), sdk)
+        assert not answer.loads and "it is for HTP v73" in answer.says[0]
+
     def test_a_folder_that_is_not_there_is_wrong_use(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="expected the folder of an SDK"):
             against(parse(WHOLE), tmp_path / "none")
@@ -236,7 +254,7 @@ class TestAgainst:
 
     def test_a_newer_runtime_is_no_promise(self, tmp_path: Path) -> None:
         answer = against(parse(WHOLE), self._sdk(tmp_path, "v2.51.0.261001104044", 75))
-        assert answer.loads and "no promise" in answer.says[0]
+        assert answer.loads and "does not promise" in answer.says[0]
 
     def test_an_arch_that_the_sdk_lacks_is_named(self, sdk: Path) -> None:
         answer = against(parse(program(data=context("SM8850", 81))), sdk)
@@ -248,6 +266,13 @@ class TestAgainst:
 
 
 class TestVerb:
+    def test_a_library_of_qnn_is_no_context_binary(self, tmp_path: Path) -> None:
+        path = tmp_path / "lib Skel.so"
+        path.write_bytes(b"\x7fELF" + bytes(100) + BUILD_ID.encode() + b"\0")
+        with pytest.raises(CheckFailed, match="found an ELF library") as caught:
+            self._run(path)
+        assert caught.value.remedy == f"python -m ci signing inspect '{path}'"
+
     def _run(self, path: Path, *, against: Path | None = None, as_json: bool = False) -> int:
         return verb.run(argparse.Namespace(file=path, against=against, json=as_json))
 

@@ -1,8 +1,9 @@
-"""Whether a QNN runtime can load what is inside, in words."""
+"""Whether an SDK's QNN libraries can load a program, and why."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -16,49 +17,98 @@ Inside: TypeAlias = Program | Context | CompiledModel
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Whether the runtime can load it, and why in words."""
+    """`says`: the reasons, for people."""
 
     loads: bool
     says: tuple[str, ...]
 
 
-def contexts_of(found: Inside) -> list[Context]:
-    if isinstance(found, Program):
-        return [delegate.context for delegate in found.delegates if delegate.context]
-    return [found] if isinstance(found, Context) else found.contexts
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing inside a file that QNN must load."""
+
+    name: str
+    context: Context
+    arches: tuple[int, ...]
+    needs_arch: bool = True
+    online: bool = False
 
 
-def against(found: Inside, sdk: Path) -> Answer:
-    """Compare with the build of the SDK's libQnnHtp and with the Hexagon archs that it has."""
-    contexts = contexts_of(found)
-    if not contexts:
+def against(contents: Inside, sdk: Path) -> Answer:
+    """Compare every part with the builds of the SDK's libQnnHtp and with the Hexagon archs that it has."""
+    parts = list(_parts(contents))
+    if not parts:
         return Answer(True, ("it has nothing for QNN, so any runtime will do",))
     builds, arches = sdk_builds(sdk), sdk_arches(sdk)
-    bad: list[str] = []
-    good: list[str] = []
-    for build in sorted({build for context in contexts for build in context.build_ids}):
+    reasons: dict[tuple[bool, str], list[str]] = {}
+    for part in parts:
+        for reason in (*_judge_builds(part, builds), *_judge_arches(part, arches)):
+            reasons.setdefault(reason, []).append(part.name)
+    loads = all(good for good, _ in reasons)
+    return Answer(
+        loads,
+        tuple(
+            text if len(names) == len(parts) else f"{', '.join(names)}: {text}"
+            for (good, text), names in reasons.items()
+            if good is loads
+        ),
+    )
+
+
+def _parts(contents: Inside) -> Iterator[Part]:
+    if isinstance(contents, Context):
+        yield Part("context", contents, contents.arches)
+    elif isinstance(contents, Program):
+        for index, delegate in enumerate(contents.delegates):
+            if delegate.context is None:
+                continue
+            options = delegate.options
+            yield Part(
+                f"delegate {index}",
+                delegate.context,
+                delegate.context.arches or ((options.arch,) if options and options.arch else ()),
+                needs_arch=options is None or options.processor == "htp",
+                online=options is not None and options.online_prepare,
+            )
+    else:
+        for index, node in enumerate(contents.nodes):
+            if node.context:
+                yield Part(f"context {index}", node.context, node.context.arches)
+
+
+def _judge_builds(part: Part, builds: Sequence[str]) -> Iterator[tuple[bool, str]]:
+    for build in part.context.build_ids:
         if build in builds:
-            good.append(f"both are QNN {build}")
+            yield True, f"both are QNN {build}"
         elif not any(version(build) <= version(other) for other in builds):
-            bad.append(
+            yield (
+                False,
                 f"it was compiled by QNN {build} and this is the older {', '.join(builds)}: QNN refuses a "
                 "newer context binary with error 5000 (Unknown QNN BinaryInfo version); compile it with this "
-                "SDK, or ship the other one's libraries"
+                "SDK, or ship the other one's libraries",
             )
         else:
-            good.append(
+            yield (
+                True,
                 f"it was compiled by QNN {build} and this is the newer {', '.join(builds)}: QNN reads older "
-                "context binaries; measure it, for it is no promise"
+                "context binaries, but does not promise to: run it to be sure",
             )
-    for arch in sorted({arch for context in contexts for arch in context.arches}):
-        if arches and arch not in arches:
-            names = ", ".join(f"v{each}" for each in arches)
-            bad.append(f"it is for HTP v{arch}, and this has {names} alone: the skel would not be found")
-        elif arches:
-            good.append(f"it has HTP v{arch}")
-    if not any(context.build_ids for context in contexts):
-        bad.append("it names no QNN build, so nothing says that it was compiled")
-    return Answer(not bad, tuple(bad or good))
+    if not part.context.build_ids:
+        why = "it is compiled on the device" if part.online else "nothing shows that it was compiled"
+        yield False, f"it names no QNN build ({why}), so this cannot be judged: run it to be sure"
+
+
+def _judge_arches(part: Part, arches: Sequence[int]) -> Iterator[tuple[bool, str]]:
+    if not arches or not part.needs_arch:
+        return
+    names = ", ".join(f"v{each}" for each in arches)
+    for arch in part.arches:
+        if arch in arches:
+            yield True, f"it has HTP v{arch}"
+        else:
+            yield False, f"it is for HTP v{arch}, and this has {names} alone: the skel would not be found"
+    if not part.arches:
+        yield False, f"it names no HTP arch, so this cannot be judged; this has {names}"
 
 
 def sdk_builds(sdk: Path) -> tuple[str, ...]:

@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from ci.suites.programs.flatbuffer import Malformed, Reader, Table
+from provisioning.base.command_line import command_line
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.build_id import BUILD_ID
 
 T = TypeVar("T")
 
 IDENTIFIER = b"ET12"
+ELF = b"\x7fELF"
+"""Libraries of QNN hold a build id too."""
+
 EXTENDED_HEADER = b"eh00"
 LARGEST = 8 << 30
 
@@ -125,9 +129,10 @@ def read(path: Path) -> Program | Context:
     try:
         return parse(data)
     except Malformed as error:
+        signing = command_line("python -m ci signing inspect", [str(path)])
         raise CheckFailed(
             f"{path}: expected an ExecuTorch program or a QNN context binary, found {error}",
-            remedy="compile or download it again",
+            remedy=signing if data[:4] == ELF else "compile or download it again",
         ) from error
 
 
@@ -146,6 +151,8 @@ def bytes_of(path: Path) -> bytes:
 def parse(data: bytes) -> Program | Context:
     if data[4:8] == IDENTIFIER:
         return _program(data)
+    if data[:4] == ELF:
+        raise Malformed("an ELF library")
     context = context_of(memoryview(data))
     if not context.build_ids:
         first = f"it begins {data[:8].hex(' ')}" if data else "it is empty"
