@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.builds.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
+from ci.builds.install import replace as replace_staged
 from ci.builds.output_folders import alone_in, refuse_foreign
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
@@ -307,7 +308,7 @@ def _compile(plan: Plan, jobs: int) -> dict[str, str]:
     try:
         work.install(part, strip=plan.build_type == BUILD_TYPES[0])
         files = _staged(part)
-        _replace(part, plan.dist)
+        replace_staged(part, plan.dist)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     stamp.write_text(
@@ -336,21 +337,6 @@ def _staged(dist: Path) -> dict[str, str]:
         for path in sorted((dist / folder).glob("*"))
         if path.is_file()
     }
-
-
-def _replace(part: Path, dist: Path) -> None:
-    dist.mkdir(parents=True, exist_ok=True)
-    # Of a build from source, whose files these take the place of.
-    (dist / MANIFEST).unlink(missing_ok=True)
-    for folder in STAGED:
-        (dist / folder).mkdir(exist_ok=True)
-        names = {path.name for path in (part / folder).iterdir()}
-        for path in (part / folder).iterdir():
-            # Each in one step: a runner that is running keeps the files it has open.
-            path.replace(dist / folder / path.name)
-        for path in (dist / folder).iterdir():
-            if path.name not in names and path.is_file():
-                path.unlink()
 
 
 def _inspect(plan: Plan, glibc: str, stage: StageRun) -> None:

@@ -169,13 +169,29 @@ def gnu_build_id(path: Path) -> str:
 
 
 def replace(part: Path, dist: Path) -> None:
-    """Put a whole build where the last one is. Its manifest goes first and comes last."""
-    dist.mkdir(parents=True, exist_ok=True)
-    for name in reversed(OURS):
-        _remove(dist / name)
+    """Put a whole build in the place of the last one, whichever stage made that.
+
+    The manifest goes first and comes last. Each file is replaced in one step, so a program that runs from
+    there keeps the files that it has open.
+    """
+    (dist / MANIFEST).unlink(missing_ok=True)
+    places = sorted(path.relative_to(part) for path in part.rglob("*") if path.is_file())
+    for place in sorted(places, key=lambda each: each.name == MANIFEST):
+        (dist / place).parent.mkdir(parents=True, exist_ok=True)
+        (part / place).replace(dist / place)
     for name in OURS:
-        if (part / name).exists():
-            (part / name).replace(dist / name)
+        _remove_others(dist / name, {dist / place for place in places})
+
+
+def _remove_others(path: Path, wanted: set[Path]) -> None:
+    """Remove what is below `path` and not in `wanted`, and folders that are empty then."""
+    if path.is_dir() and not path.is_symlink():
+        for each in path.iterdir():
+            _remove_others(each, wanted)
+        if not any(path.iterdir()):
+            path.rmdir()
+    elif path not in wanted:
+        path.unlink(missing_ok=True)
 
 
 def copy_licences(tree: Path, into: Path, depth: int = _LICENCE_DEPTH) -> None:
@@ -232,10 +248,3 @@ def _public_text(plan: Plan, text: str) -> str:
     for folder, name in reversed(plan.private().items()):
         text = text.replace(str(folder), f"<{name}>")
     return re.sub(r"^\S+: ", "", text)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

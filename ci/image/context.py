@@ -5,7 +5,6 @@ One folder serves all images. What is there and still right is left alone, so th
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
@@ -27,8 +26,10 @@ from provisioning.base.errors import (
     LicenceNotAccepted,
     UpstreamError,
 )
+from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import ROOT
+from provisioning.inventory import hash_file
 from provisioning.verbs.provision import in_ci
 
 if TYPE_CHECKING:
@@ -94,16 +95,22 @@ def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
 
 
 def keep_packages(packages: Sequence[Package], engine: Engine, base: str, apt: Apt, folder: Path) -> None:
-    """Have exactly the locked packages that the base lacks, with the locked hashes."""
+    """Have exactly the locked packages that the base lacks, with the locked hashes.
+
+    They are hashed again each time: they will be installed as they are.
+    """
     stamp = folder.with_name("packages.stamp")
-    current = "\n".join([base, *map(str, packages)])
-    if folder.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == current:
-        return
+    locked = "\n".join([base, *map(str, packages)])
+    if folder.is_dir() and stamp.is_file():
+        fetched = [locked, *map(str, packages_in(folder))]
+        if stamp.read_text(encoding="utf-8") == "\n".join(fetched):
+            return
     stamp.unlink(missing_ok=True)
     say(f"fetching {len(packages)} Debian packages with the apt of {base}")
     fetch_packages([f"{one.name}={one.version}" for one in packages], engine, base, apt, folder)
-    check_packages(packages, packages_in(folder))
-    stamp.write_text(current, encoding="utf-8")
+    fetched_packages = packages_in(folder)
+    check_packages(packages, fetched_packages)
+    replace_text(stamp, "\n".join([locked, *map(str, fetched_packages)]))
 
 
 def check_packages(locked: Iterable[Package], found: Iterable[Package]) -> None:
@@ -152,7 +159,7 @@ def packages_in(folder: Path) -> list[Package]:
     found = []
     for path in sorted(folder.glob("*.deb")):
         name, version, _ = unquote(path.name).split("_")
-        found.append(Package(name, version, hashlib.sha256(path.read_bytes()).hexdigest()))
+        found.append(Package(name, version, hash_file(path)))
     return found
 
 

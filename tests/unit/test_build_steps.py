@@ -219,12 +219,25 @@ def test_a_strip_of_another_machine_is_said(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    for name, content in (("part", "new"), ("dist", "old")):
-        (tmp_path / name / "lib").mkdir(parents=True)
-        (tmp_path / name / "lib" / f"{content}.so").touch()
-    (tmp_path / "dist" / "overlay").mkdir()
+    """Whichever stage made it: nothing is left that tells of files that are gone."""
+    old = (
+        "bin/a",
+        "bin/b",
+        "lib/a.so",
+        "python/a.so",
+        "licences/x/LICENSE",
+        "sbom.cdx.json",
+        "manifest.json",
+    )
+    for place in (*(f"dist/{each}" for each in old), "part/bin/a", "part/lib/new.so"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(place, encoding="utf-8")
+    for users in ("overlay", "notes"):
+        (tmp_path / "dist" / users).mkdir()
     stage.replace(tmp_path / "part", tmp_path / "dist")
-    assert sorted(path.name for path in (tmp_path / "dist").rglob("*")) == ["lib", "new.so", "overlay"]
+    left = sorted(str(path.relative_to(tmp_path / "dist")) for path in (tmp_path / "dist").rglob("*"))
+    assert left == ["bin", "bin/a", "lib", "lib/new.so", "notes", "overlay"]
+    assert (tmp_path / "dist/bin/a").read_text(encoding="utf-8") == "part/bin/a"
 
 
 def test_a_folder_that_may_not_be_written_to_is_no_crash() -> None:

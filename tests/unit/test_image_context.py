@@ -102,11 +102,22 @@ def test_a_package_that_is_not_pinned_is_refused(found: Package) -> None:
     assert caught.value.remedy.startswith("nox -s image -- --lock")
 
 
-def test_packages_that_were_removed_are_fetched_again(apt: AptInContainer, tmp_path: Path) -> None:
-    for _ in range(2):
-        keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
-        shutil.rmtree(tmp_path / "packages")
-    assert len(apt.jobs) == 2
+@pytest.mark.parametrize("change", ["file changed", "file removed", "file added", "folder removed"])
+def test_packages_that_changed_since_they_were_fetched_are_fetched_again(
+    apt: AptInContainer, tmp_path: Path, change: str
+) -> None:
+    folder = tmp_path / "packages"
+    keep_packages([GPP], apt, "base", Apt(), folder)
+    (package,) = folder.glob("*.deb")
+    if change == "folder removed":
+        shutil.rmtree(folder)
+    elif change == "file removed":
+        package.unlink()
+    else:
+        place = package if change == "file changed" else folder / "more_1.0_all.deb"
+        place.write_bytes(b"something else")
+    keep_packages([GPP], apt, "base", Apt(), folder)
+    assert (len(apt.jobs), packages_in(folder)) == (2, [GPP])
 
 
 def test_apt_writes_the_packages_and_nothing_else_and_leaves_them_to_us(

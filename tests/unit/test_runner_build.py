@@ -283,18 +283,6 @@ def test_anything_else_is_built_again(plan: Plan, spoil: Callable[[Plan], object
     assert runner._kept(plan) is None
 
 
-def test_staging_replaces_ours_and_leaves_the_users(plan: Plan, tmp_path: Path) -> None:
-    (plan.dist / "notes.txt").write_text("mine", encoding="utf-8")
-    (plan.dist / "lib" / "libold.so").write_bytes(b"old")
-    part = staged(tmp_path / "part", replace(GOOD, content=b"new"))
-    wanted = runner._staged(part)
-
-    runner._replace(part, plan.dist)
-
-    assert runner._staged(plan.dist) == wanted
-    assert (plan.dist / "notes.txt").read_text(encoding="utf-8") == "mine"
-
-
 def test_an_interrupted_build_leaves_no_older_report_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
