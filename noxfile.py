@@ -174,6 +174,30 @@ def sign_lpai(session: nox.Session) -> None:
 
 
 @nox.session
+def signing(session: nox.Session) -> None:
+    """Inspect or verify the signatures of Hexagon libraries."""
+    run(session, "tools", "-m", "ci", "signing")
+
+
+@nox.session
+def inspect(session: nox.Session) -> None:
+    """Say what is inside a program, and whether a runtime loads it."""
+    run(session, "tools", "-m", "ci", "inspect")
+
+
+@nox.session
+def diagnose(session: nox.Session) -> None:
+    """Explain failures of QNN, FastRPC, the loader and ExecuTorch: `-- LOG` or `-- 14001`."""
+    run(session, "tools", "-m", "ci", "diagnose")
+
+
+@nox.session
+def onnx(session: nox.Session) -> None:
+    """Compile and run ONNX models with ONNX Runtime's QNN provider: `-- compile --help`."""
+    run(session, "onnx", "-m", "ci", "onnx")
+
+
+@nox.session
 def report(session: nox.Session) -> None:
     """Render reports/ as a table, JUnit, SARIF, a job summary or a page."""
     run(session, "tools", "-m", "ci", "report")

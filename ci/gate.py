@@ -32,9 +32,10 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.base.rendering import github_annotations
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.base.rendering.text import LOG, found, seconds, verdict, worst
+from provisioning.base.rendering.text import LOG, found, verdict, worst
 from provisioning.base.rendering.workflow_commands import command
 from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.units import seconds
 
 EXAMPLES = """\
   nox

@@ -11,9 +11,10 @@ from typing import Literal
 from packaging.version import Version as Ordered
 from pydantic import Field, ValidationError
 
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Component, Model, Part, Sha256, Version, Wheel, load, load_profile
+from provisioning.manifest import Component, Part, Sha256, Version, Wheel, load_profile
 
 MANIFEST = MANIFESTS / "compat.toml"
 

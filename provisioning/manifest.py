@@ -1,24 +1,14 @@
-"""Typed, strict loading of everything in manifests/: parse once, then trust."""
+"""What manifests/ says about profiles, chips and Python environments."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    RootModel,
-    StringConstraints,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
 
+from provisioning.base.documents import Model, Regex, load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
 
@@ -30,16 +20,6 @@ Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux"]
 
 
-def _compiles(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from None
-    return value
-
-
-Regex = Annotated[str, AfterValidator(_compiles)]
-
 ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source", "executorch-runtime"]
 
 COMPONENT_VARIABLES = {
@@ -50,10 +30,6 @@ COMPONENT_VARIABLES = {
     "executorch-runtime": "EXECUTORCH_RUNTIME_ROOT",
 }
 """The user's own installation of a component is named by this variable."""
-
-
-class Model(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class Archive(Model):
@@ -194,7 +170,7 @@ class Profile(Model):
     summary: str
     packages: dict[str, Version]
     """Python packages, exact: executorch, torch, torchao."""
-    onnx: dict[str, Version] = {}
+    onnx: dict[str, Version] = Field(default={})
     """Those of ONNX Runtime's lane, which lives in an environment of its own and may use another QNN."""
     host: dict[str, Requirement]
     """cmake, gcc, clang, python, glibc."""
@@ -251,58 +227,6 @@ class PythonEnvironment(Model):
 
 class PythonEnvironments(RootModel[dict[Name, PythonEnvironment]]):
     """manifests/environments.toml."""
-
-
-M = TypeVar("M", bound=BaseModel)
-
-
-def load(path: Path, model: type[M]) -> M:
-    """Read one TOML manifest; any fault names file, key, expected and found."""
-    import sys
-
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
-    except UnicodeDecodeError as error:
-        raise ManifestError(path, "(encoding)", expected="UTF-8", found=str(error)) from error
-    except OSError as error:
-        raise ManifestError(path, "(file)", expected="a readable file", found=str(error)) from error
-    return parse(data, model, path)
-
-
-def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
-    import json
-
-    try:
-        # Through JSON, so that strict mode takes lists for tuples as TOML has no tuples.
-        return model.model_validate_json(json.dumps(data, default=str))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        more = error.error_count() - 1
-        key = ".".join(str(part) for part in first["loc"]) or "(top)"
-        found = "nothing" if first["type"] == "missing" else _shown(first["input"])
-        expected = {"extra_forbidden": "no such key", "missing": "a value"}.get(
-            first["type"], _plain(first["msg"])
-        )
-        raise ManifestError(
-            path, key, expected=expected, found=found + (f" (and {more} more faults)" if more else "")
-        ) from error
-
-
-def _plain(message: str) -> str:
-    """A message of pydantic's as a part of a sentence; patterns and names in it keep their case."""
-    text = message.removeprefix("Value error, ")
-    return text if text[:1] == "`" else text[:1].lower() + text[1:]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:120]}…"
 
 
 def profile_names() -> list[str]:

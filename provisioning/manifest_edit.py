@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from provisioning.base.documents import parse
 from provisioning.base.errors import ManifestError
-from provisioning.manifest import Profile, parse
+from provisioning.manifest import Profile
 
 _HEADER = re.compile(r"^\[\[?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 

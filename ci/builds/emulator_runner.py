@@ -21,7 +21,8 @@ from ci.builds.install import replace as replace_staged
 from ci.builds.output_folders import alone_in, refuse_foreign
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
-from provisioning.base.command_line import command_line, count
+from provisioning.base.command_line import count
+from provisioning.base.commands import typed
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Metric, Outcome, StageRun
@@ -144,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
-    command = command_line("nox -s build_runner --", sys.argv[2:]).removesuffix(" --")
+    command = typed("nox -s build_runner --", sys.argv[2:])
     stage = StageRun("build_runner", selection.profile, selection.target, command)
     with stage.reported(selection.reports, "runner-build", selection.target):
         plan = _plan(args, selection)

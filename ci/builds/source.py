@@ -21,7 +21,7 @@ from ci.builds.plan import Plan
 from ci.builds.request import notes_of, plan_of
 from ci.builds.script import script
 from ci.builds.staged import MANIFEST
-from provisioning.base.command_line import command_line
+from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Outcome, Severity, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
         install = path is not None and args.install
         sys.stdout.write(script(plan, target_only=args.target_only, python_path=path, install=install))
         return 0
-    command = command_line(f"nox -s {stage_name} --", sys.argv[2:]).removesuffix(" --")
+    command = typed(f"nox -s {stage_name} --", sys.argv[2:])
     stage = StageRun(stage_name, selection.profile, target, command)
     with stage.reported(selection.reports, "build", target), disk_faults("--build-dir and --output"):
         _build(args, selection, stage)

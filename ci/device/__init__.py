@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import command_line, duration
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
 from provisioning.base.findings import Outcome, StageRun
 from provisioning.base.settings import add_selection, selection_of
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.rendering.terminal import show
 
     selection = selection_of(args)
-    command = command_line("nox -s run_device --", sys.argv[2:]).removesuffix(" --")
+    command = typed("nox -s run_device --", sys.argv[2:])
     stage = StageRun("run_device", selection.profile, selection.target, command)
     name = args.ssh or args.serial or ""
     with stage.reported(selection.reports, "device", name):

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
 from ci.engine.jobs import Estimate, Job
-from provisioning.base.progress import human_time
+from provisioning.base.units import seconds
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -72,7 +72,7 @@ class Lines(Generic[R]):
         self._say(text, line.look)
 
     def left(self) -> str:
-        return f"about {human_time(self._estimate.left())} left"
+        return f"about {seconds(self._estimate.left())} left"
 
     def _say(self, text: str, look: bool) -> None:
         rest = f"  ({self.left()})" if self._done < self._total else ""

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ci.engine.jobs import Job
 from ci.executorch.verb import add_flags
-from provisioning.base.command_line import command_line, duration
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     check(args.suite or ())
     if args.list:
         return lowering.print_list(args, selection)
-    command = command_line("nox -s test_emulator --", sys.argv[2:]).removesuffix(" --")
+    command = typed("nox -s test_emulator --", sys.argv[2:])
     stage = StageRun("test_emulator", selection.profile, DEFAULT_TARGET, command)
     with stage.reported(selection.reports, "emulator-not-run"):
         _run(args, selection, stage, os.environ)

@@ -15,10 +15,11 @@ from ci.suites.baseline import Baseline, Tolerances, growth
 from ci.suites.programs.program import Context, Delegate, read
 from ci.suites.programs.program import Program as Inside
 from provisioning.base.diagnosis import explain
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Model, load, soc_named
+from provisioning.manifest import soc_named
 
 SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
 PAGE = 4096

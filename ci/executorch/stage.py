@@ -24,7 +24,7 @@ from ci.executorch.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
 from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish
-from provisioning.base.command_line import command_line
+from provisioning.base.commands import typed
 from provisioning.base.findings import Finding, Metric, Severity, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.environment import Environment, resolve
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if args.list:
         return print_list(args, selection)
-    command = command_line("nox -s test_lowering --", sys.argv[2:]).removesuffix(" --")
+    command = typed("nox -s test_lowering --", sys.argv[2:])
     stage = StageRun("test_lowering", selection.profile, DEFAULT_TARGET, command)
     with stage.reported(selection.reports, "lowering-not-run"):
         plan = plan_of(args, selection, os.environ, "lowering")

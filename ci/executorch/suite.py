@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
+from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Model, load
 
 SHIPPED = MANIFESTS / "suites" / "lowering.toml"
 

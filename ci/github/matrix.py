@@ -164,7 +164,7 @@ def _harmless(path: Path) -> bool:
 def _differing_cases(suite: Path, ref: str) -> set[str] | None:
     """Cases whose definition is not what it was; None when the suite of then cannot be read."""
     from ci.executorch.suite import Suite, load_suite
-    from provisioning.manifest import parse
+    from provisioning.base.documents import parse
 
     if sys.version_info >= (3, 11):
         import tomllib

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ci.github.files import give, summarise
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, ROOT
-from provisioning.manifest import Model, load
 
 TABLE = MANIFESTS / "gate.toml"
 OCCASIONS = ("gate", "nightly")

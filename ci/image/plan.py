@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.locks import lock_path
-from provisioning.manifest import Licence, Model, Name, Profile, Sha256, load, load_profile
+from provisioning.manifest import Licence, Name, Profile, Sha256, load_profile
 
 MANIFEST = MANIFESTS / "images.toml"
 PACKAGES = MANIFESTS / "image-packages.txt"

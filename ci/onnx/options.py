@@ -16,9 +16,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Model, Soc, load
+from provisioning.manifest import Soc
 
 MANIFEST = MANIFESTS / "onnx_options.toml"
 

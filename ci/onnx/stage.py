@@ -18,7 +18,7 @@ from ci.onnx.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
 from ci.suites.flags import check
 from ci.suites.stage import finish
-from provisioning.base.command_line import command_line
+from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         for program in programs:
             sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
         return 0
-    command = command_line("nox -s test_onnx --", sys.argv[2:]).removesuffix(" --")
+    command = typed("nox -s test_onnx --", sys.argv[2:])
     stage = StageRun("test_onnx", selection.profile, DEFAULT_TARGET, command)
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()

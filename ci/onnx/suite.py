@@ -11,9 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from ci.onnx.options import Settings, settings_of
 from ci.onnx.precision import PRECISIONS, precision_named
 from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Model, load, soc_named
+from provisioning.manifest import soc_named
 
 SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 

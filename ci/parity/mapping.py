@@ -10,8 +10,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Model, Name, load
+from provisioning.manifest import Name
 
 MAPPING = MANIFESTS / "parity.toml"
 TITLE = "Which Buck and CMake targets are the same, and what differs on purpose"

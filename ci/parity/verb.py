@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.parity.mapping import MAPPING, load_mapping
-    from provisioning.base.command_line import command_line
+    from provisioning.base.commands import typed
     from provisioning.base.errors import UsageError
     from provisioning.base.findings import Outcome, StageRun
     from provisioning.base.rendering import github_annotations, show
@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run and not args.fix:
         raise UsageError("--dry-run changes what --fix does, and there is no --fix", remedy="add --fix")
     selection = selection_of(args)
-    stage = StageRun(
-        "buck_parity", selection.profile, "", command_line("nox -s buck_parity --", sys.argv[2:])
-    )
+    stage = StageRun("buck_parity", selection.profile, "", typed("nox -s buck_parity --", sys.argv[2:]))
     with stage.reported(selection.reports, "parity.not-checked"):
         root = _root(args.executorch, selection, os.environ)
         if args.fix and not args.dry_run and root.resolve().is_relative_to(selection.store.resolve()):

@@ -28,10 +28,10 @@ from provisioning.base.rendering.text import (
     one_line,
     plural,
     scalar_metrics,
-    size,
     verdict,
     worst,
 )
+from provisioning.base.units import size
 
 SHOWN_ERRORS = 8
 """At the top; all are further down."""

@@ -8,7 +8,8 @@ from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, number, table
 from provisioning.base.findings import Metric, Report
-from provisioning.base.rendering.text import plural, size
+from provisioning.base.rendering.text import plural
+from provisioning.base.units import size
 
 STAGE = "test_onnx"
 

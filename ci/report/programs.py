@@ -9,7 +9,8 @@ from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, one_line_code
 from provisioning.base.findings import Finding, Metric, Report, Severity
-from provisioning.base.rendering.text import plural, seconds, size
+from provisioning.base.rendering.text import plural
+from provisioning.base.units import seconds, size
 
 STAGES = ("test_lowering", "test_emulator")
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import command_line, duration
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import Selection, add_selection, selection_of
 
@@ -108,7 +109,7 @@ def command_of(program: str, argv: Sequence[str]) -> str:
             shown[index + 1] = shown[index + 1].split(" ", 1)[0] + " …"
         elif word.startswith("--sign-command="):
             shown[index] = word.split(" ", 1)[0] + " …"
-    return command_line(program, shown)
+    return typed(program, shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.signing import elf, image
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import build_ids
 from provisioning.elf import version_key
 from provisioning.environment import Environment, Root
-from provisioning.manifest import Model, Soc, Version, load, load_profile, load_socs, profile_names, soc_named
+from provisioning.manifest import Soc, Version, load_profile, load_socs, profile_names, soc_named
 from provisioning.validation import tables
 
 ELFSIGNER = Path("tools/elfsigner/elfsigner.py")

@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from provisioning.base.documents import Model, load, parse
 from provisioning.base.errors import ManifestError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Model, load, parse
 
 DIRECTORY = MANIFESTS / "baselines"
 

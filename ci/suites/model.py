@@ -12,9 +12,10 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
-from provisioning.manifest import Model, load_socs, soc_named
+from provisioning.manifest import load_socs, soc_named
 
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import command_line, count, duration
+from provisioning.base.command_line import count, duration
+from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         )
     options = Options(
         selection=selection,
-        command=command_line("nox -s test_delegate --", sys.argv[2:]),
+        command=typed("nox -s test_delegate --", sys.argv[2:]),
         expression=args.expression or "",
         sample=args.sample,
         shard=parse_shard(args.shard) if args.shard else (1, 1),

@@ -93,7 +93,7 @@ def load_ledger(profile: str, path: Path | None = None) -> Ledger:
     """Empty where the profile has none yet: then every test is expected to pass."""
     from pydantic import Field
 
-    from provisioning.manifest import Model, load
+    from provisioning.base.documents import Model, load
 
     class Row(Model):
         test: str

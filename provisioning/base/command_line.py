@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from provisioning.base.errors import EnvironmentLacking, ToolkitError
+from provisioning.base.commands import session as quoted_session
+from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class VerbModule(Protocol):
 
     def run(self, args: argparse.Namespace) -> int: ...
 
+
+OWN_PACKAGES = ("ci", "provisioning")
 
 STARTED_IN = "QNN_CI_STARTED_IN"
 """Set by the noxfile: where the user was, which is where relative paths among the arguments begin."""
@@ -103,11 +106,17 @@ def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequen
         hint = f"did you mean `{program} {near[0]}`?" if near else f"`{program} --help` lists the verbs"
         sys.stderr.write(f"error: there is no verb {name!r}\n  try: {hint}\n")
         return 2
-    return guarded(lambda: _run_verb(program, name, verbs[name], rest), debug="--debug" in rest)
+    session = quoted_session(name, *rest)
+    return guarded(
+        lambda: _run_verb(program, name, verbs[name], rest), debug="--debug" in rest, session=session
+    )
 
 
-def guarded(work: Callable[[], int], *, debug: bool) -> int:
-    """Turn foreseeable faults into a message, a remedy and an exit code."""
+def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
+    """Turn foreseeable errors into a message, a remedy and an exit code.
+
+    `session` is the command that runs the same with all packages installed.
+    """
     code = _READER_LEFT
     try:
         with termination_as_interrupt():
@@ -122,7 +131,7 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # Before the verdict, that is no pass. Give the interpreter's last flush nowhere to fail.
         _drop_output()
@@ -130,7 +139,7 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
     except OSError as error:
         remedy = _MACHINES_FAULTS.get(error.errno or 0)
         if remedy is None:
-            raise
+            return _crashed(error)
         if debug:
             traceback.print_exc()
         if error.filename is None:
@@ -138,6 +147,25 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "output"
         show_error(EnvironmentLacking(f"{where}: {error.strerror}", remedy=remedy))
         return EnvironmentLacking.exit_code
+    except ModuleNotFoundError as error:
+        if not session or (error.name or "").partition(".")[0] in OWN_PACKAGES:
+            return _crashed(error)
+        if debug:
+            traceback.print_exc()
+        message = f"the Python {sys.executable} has no package {error.name}"
+        show_error(EnvironmentLacking(message, remedy=f"{session}, which installs what it needs"))
+        return EnvironmentLacking.exit_code
+    except Exception as error:
+        return _crashed(error)
+
+
+def _crashed(error: Exception) -> int:
+    """An error of our own: its traceback is what a report of it needs."""
+    traceback.print_exc()
+    name = type(error).__name__
+    remedy = "report it with the traceback above and the command"
+    show_error(ToolkitError(f"this is an error in qnn-ci: {name}: {error}", remedy=remedy))
+    return INTERNAL
 
 
 @contextmanager
@@ -181,13 +209,6 @@ def show_error(error: ToolkitError) -> None:
     sys.stderr.write(f"error: {error.message}\n")
     if error.remedy:
         sys.stderr.write(f"  try: {error.remedy}\n")
-
-
-def command_line(program: str, argv: Sequence[str]) -> str:
-    """The command as a user would type it again."""
-    import shlex
-
-    return shlex.join([*program.split(), *argv])
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:

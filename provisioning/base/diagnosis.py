@@ -140,7 +140,7 @@ def codes_in(text: str) -> list[Code]:
 def knowledge() -> Knowledge:
     from pydantic import Field
 
-    from provisioning.manifest import Model, load
+    from provisioning.base.documents import Model, load
 
     class Row(Model):
         id: str

@@ -1,8 +1,14 @@
-"""Every foreseeable fault: an exception that carries its exit code and what to type next."""
+"""Foreseeable errors: each an exception that carries its exit code and what to type next."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+INTERNAL = 70
+"""An error of our own: a crash, as sysexits.h numbers it."""
+
+INTERRUPTED = 130
+"""Interrupted by the user or by the job's cancellation, as shells number it."""
 
 
 class ToolkitError(Exception):
@@ -21,7 +27,7 @@ class CheckFailed(ToolkitError):
 
 
 class UsageError(ToolkitError):
-    """Wrong use of a command."""
+    """The command was used wrongly: its arguments, its variables or a manifest."""
 
     exit_code = 2
 

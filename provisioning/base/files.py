@@ -1,23 +1,48 @@
-"""Files of the user's or the repository's that we write anew."""
+"""Writing files atomically and hashing them."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def replace_text(path: Path, text: str) -> None:
-    """In one step: who reads, is killed or has no room finds the old text or the new, and nothing beside it.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Replace a file atomically: a reader, a kill or a full disk leaves either the old file or the new.
 
-    A link stays one, and a file keeps its mode."""
+    Yields the temporary file to write, which lies beside `path`. A link stays a link, and an existing file
+    keeps its mode. Missing folders are created.
+    """
     real = Path(os.path.realpath(path))
     real.parent.mkdir(parents=True, exist_ok=True)
-    part = real.with_name(f".{real.name}.{os.getpid()}")
+    part = real.with_name(f".{real.name[:100]}.{os.getpid()}-{threading.get_native_id()}")
     try:
-        part.write_text(text, encoding="utf-8")
+        yield part
         with suppress(FileNotFoundError):
             part.chmod(real.stat().st_mode & 0o7777)
         part.replace(real)
     finally:
         part.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    with replacing(path) as part:
+        part.write_bytes(content)
+
+
+def hash_file(path: Path, algorithm: str = "sha256") -> str:
+    """The hexadecimal digest of a file's bytes."""
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

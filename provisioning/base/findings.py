@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import hashlib
 import json
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.files import hash_file, replace_text
 
 SCHEMA = 1
 
@@ -56,11 +55,7 @@ class Artifact:
 
     @classmethod
     def of(cls, kind: str, path: Path) -> Artifact:
-        with path.open("rb") as stream:
-            digest = hashlib.sha256()
-            while block := stream.read(1 << 20):
-                digest.update(block)
-        return cls(kind, str(path), digest.hexdigest(), path.stat().st_size)
+        return cls(kind, str(path), hash_file(path), path.stat().st_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +78,11 @@ class Report:
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     def write(self, directory: Path) -> Path:
-        """Replace `<directory>/<stage>.json` in one step."""
+        """Replace `<directory>/<stage>.json` atomically."""
         path = directory / f"{self.stage}.json"
-        part = directory / f".{self.stage}.json.{os.getpid()}"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            part.write_text(self.as_json(), encoding="utf-8")
-            part.replace(path)
+            replace_text(path, self.as_json())
         except OSError as error:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             raise unwritable(path, error) from error
         return path
 
@@ -126,7 +116,7 @@ def unwritable(path: Path, error: OSError) -> UsageError:
 
 def _typed(kind: type[T], data: dict[str, object]) -> T:
     """The dataclass of these values; text must be text and numbers numbers, for renderings trust them."""
-    made = kind(**data)
+    typed = kind(**data)
     expected = {"seconds": (int, float), "size": (int,), "schema": (int,), "metrics": (dict,)}
     for name, value in data.items():
         if name in ("findings", "artifacts"):
@@ -134,7 +124,7 @@ def _typed(kind: type[T], data: dict[str, object]) -> T:
         types = expected.get(name, (str,))
         if not isinstance(value, types) or isinstance(value, bool):
             raise TypeError(f"{name} is {value!r}")
-    return made
+    return typed
 
 
 def outcome_of(findings: Iterable[Finding], *, strict: bool = False) -> Outcome:
@@ -144,7 +134,7 @@ def outcome_of(findings: Iterable[Finding], *, strict: bool = False) -> Outcome:
 
 @dataclass
 class StageRun:
-    """Collects what a stage finds and times it; `finish` makes the report."""
+    """Collects what a stage finds and times it; `close` writes and shows the report."""
 
     stage: str
     profile: str
@@ -163,19 +153,19 @@ class StageRun:
 
     @contextmanager
     def reported(self, reports: Path, rule: str, subject: str = "") -> Iterator[None]:
-        """Around the work: what ends it early, be it a fault or the user, is a finding, and is written.
+        """Wrap the work: an error or an interruption becomes a finding in a report that is written.
 
-        `subject` is the stage when it is left out. What comes to its end is left to the caller to write.
+        `subject` is the stage unless given. Work that ends normally is written by `close`.
         """
         try:
             yield
         except BaseException as error:
-            fault = self._fault(error)
-            self.add(rule, Severity.ERROR, subject or self.stage, fault.message, fault.remedy)
+            shown = self._shown(error)
+            self.add(rule, Severity.ERROR, subject or self.stage, shown.message, shown.remedy)
             self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
             raise
 
-    def _fault(self, error: BaseException) -> ToolkitError:
+    def _shown(self, error: BaseException) -> ToolkitError:
         if isinstance(error, ToolkitError):
             return error
         if isinstance(error, KeyboardInterrupt):
@@ -197,6 +187,17 @@ class StageRun:
             metrics=dict(self.metrics),
             command=self.command,
         )
+
+    def close(
+        self, reports: Path, *, strict: bool = False, show: Callable[[Report], None] | None = None
+    ) -> int:
+        """Write the report, show it and return the exit code; `show` replaces the terminal's rendering."""
+        report = self.finish(strict=strict)
+        report.write(reports)
+        from provisioning.base.rendering import terminal
+
+        (show or terminal.show)(report)
+        return 0 if report.outcome is Outcome.PASS else 1
 
 
 def severity_counts(findings: Iterable[Finding]) -> Mapping[Severity, int]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from provisioning.base.units import seconds, size
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
@@ -147,24 +149,6 @@ def for_stream(out: TextIO | None = None, environ: Mapping[str, str] = os.enviro
     return Bars(stream) if drawable else Lines(stream)
 
 
-def human_size(count: float) -> str:
-    for unit, digits in (("B", 0), ("kB", 0), ("MB", 1)):
-        if count < 1000:
-            return f"{count:.{digits}f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
-
-
-def human_time(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02} h"
-    return f"{minutes}:{rest:02} min" if minutes else f"{rest} s"
-
-
 def _rows(out: TextIO) -> RichProgress:
     from rich.console import Console
     from rich.progress import (
@@ -191,17 +175,17 @@ def _rows(out: TextIO) -> RichProgress:
 
 def _under_way(piece: _Piece, now: float) -> str:
     rate = (piece.done - piece.began_with) / max(now - piece.began, 1e-6)
-    text = f"{piece.name}: {human_size(piece.done)}"
+    text = f"{piece.name}: {size(piece.done)}"
     if piece.total:
-        text += f" of {human_size(piece.total)} ({piece.done * 100 // piece.total} %)"
-    text += f", {human_size(rate)}/s"
+        text += f" of {size(piece.total)} ({piece.done * 100 // piece.total} %)"
+    text += f", {size(rate)}/s"
     if piece.total and rate > 0:
-        text += f", {human_time((piece.total - piece.done) / rate)} left"
+        text += f", {seconds((piece.total - piece.done) / rate)} left"
     return text
 
 
 def _ended(piece: _Piece, now: float) -> str:
-    text = f"{piece.name}: {human_size(piece.done)}"
+    text = f"{piece.name}: {size(piece.done)}"
     if piece.total is not None and piece.done < piece.total:
-        text += f" of {human_size(piece.total)}, stopped"
-    return f"{text} in {human_time(now - piece.began)}"
+        text += f" of {size(piece.total)}, stopped"
+    return f"{text} in {seconds(now - piece.began)}"

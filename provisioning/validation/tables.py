@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from provisioning.base.documents import Model, Regex, load
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Model, Regex, Target, Version, load
+from provisioning.manifest import Target, Version
 
 System = Literal["host", "aarch64-android", "aarch64-linux", "hexagon"]
 LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.progress import for_stream, human_size
+from provisioning.base.progress import for_stream
 from provisioning.base.settings import add_selection, selection_of, store_path
+from provisioning.base.units import size
 from provisioning.verbs.provision import table
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _verify(args: argparse.Namespace) -> int:
         bad += _say(tree.root.name, faults)
         if not faults:
             count = len(tree.inventory.items)
-            sys.stdout.write(f"{tree.root.name}: whole ({count} files, {human_size(tree.inventory.size)})\n")
+            sys.stdout.write(f"{tree.root.name}: whole ({count} files, {size(tree.inventory.size)})\n")
     broken = [] if args.names else store.broken()
     bad += _say("store", broken)
     if bad:
@@ -142,9 +143,9 @@ def _gc(args: argparse.Namespace) -> int:
         progress=for_stream(),
     )
     for leftover in found:
-        sys.stdout.write(f"{leftover.path}: {leftover.reason} ({human_size(leftover.size)})\n")
+        sys.stdout.write(f"{leftover.path}: {leftover.reason} ({size(leftover.size)})\n")
     verb = "would go" if args.dry_run else "removed"
-    sys.stdout.write(f"{len(found)} things {verb}, {human_size(sum(one.size for one in found))}\n")
+    sys.stdout.write(f"{len(found)} things {verb}, {size(sum(one.size for one in found))}\n")
     return 0
 
 
@@ -197,7 +198,7 @@ class _Described:
             "version": self.version,
             "targets": ",".join(self.targets) or "all",
             "arches": ",".join(map(str, self.arches)) or "all",
-            "size": human_size(self.size),
+            "size": size(self.size),
             "last used": self.last_used,
             "integrity": self.integrity,
             "path": self.path,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.command_line import command_line
+from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric, Outcome, Report, StageRun
 from provisioning.base.settings import Selection, add_selection, selection_of
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         "validate",
         selection.profile,
         ",".join(selection.targets or (selection.target,)),
-        command_line("nox -s validate --", sys.argv[2:]) if sys.argv[2:] else "nox -s validate",
+        typed("nox -s validate --", sys.argv[2:]),
     )
     with stage.reported(selection.reports, "validate", stage.profile):
         results = _validate(stage, selection, args)

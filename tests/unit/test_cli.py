@@ -99,9 +99,27 @@ def test_debug_shows_the_traceback_and_keeps_the_code(
     assert err.endswith("error: it is so\n  try: do that\n")
 
 
-def test_what_nobody_foresaw_is_not_hidden(verbs: dict[str, Verb]) -> None:
-    with pytest.raises(RuntimeError, match="not foreseen"):
-        _main(verbs, "verb", "bug")
+def test_a_crash_of_ours_ends_with_70_and_shows_its_traceback(
+    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(verbs, "verb", "bug") == 70
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and "RuntimeError: not foreseen" in shown.splitlines()[-2]
+
+
+def test_a_verb_whose_packages_are_missing_names_the_session_that_installs_them() -> None:
+    """`-S` leaves the interpreter without site-packages, as in a fresh clone where only nox is installed."""
+    command = [sys.executable, "-S", "-m", "ci", "diagnose", "14001"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert ran.returncode == 3
+    assert "has no package pydantic" in ran.stderr and "Traceback" not in ran.stderr
+    assert "  try: nox -s diagnose -- 14001" in ran.stderr
+
+
+def test_every_verb_has_a_session_of_its_name() -> None:
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    functions = [node for node in noxfile.body if isinstance(node, ast.FunctionDef)]
+    assert {*PROVISIONING, *CI} <= {node.name for node in functions if node.decorator_list}
 
 
 def test_an_interrupt_ends_with_130_and_no_traceback(
@@ -237,8 +255,7 @@ def test_a_fault_of_the_machine_names_the_file(debug: bool, capsys: pytest.Captu
 
 
 def test_a_file_that_we_should_have_had_is_a_fault_of_ours() -> None:
-    with pytest.raises(FileNotFoundError):
-        guarded(lambda: len(Path("/nowhere/at-all").read_text()), debug=False)
+    assert guarded(lambda: len(Path("/nowhere/at-all").read_text()), debug=False) == 70
 
 
 def test_guarding_returns_what_the_work_returns() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Archive, Profile, load
+from provisioning.manifest import Archive, Profile
 from provisioning.manifest_edit import with_source_keys
 
 KEYS: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}

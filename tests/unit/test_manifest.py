@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, TARGETS
 from provisioning.manifest import (
@@ -20,7 +21,6 @@ from provisioning.manifest import (
     PythonEnvironments,
     SocTable,
     Target,
-    load,
     load_environments,
     load_profile,
     load_socs,
@@ -111,7 +111,12 @@ def test_two_parts_of_one_name_are_a_fault(tmp_path: Path) -> None:
 
 def test_a_long_value_is_cut_short(tmp_path: Path) -> None:
     error = loading(tmp_path, VALID.replace('type = "archive"', f'type = "t"\ntag = "{"x" * 5000}"'))
-    assert len(error.found) < 200
+    assert all(len(line) < 400 for line in error.message.splitlines())
+
+
+def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
+    error = loading(tmp_path, VALID.replace("size = 12", "size = 0").replace("schema = 1", "schema = 2"))
+    assert "schema: expected input should be 1" in error.message and "greater than 0" in error.message
 
 
 def test_the_remedy_for_a_file_that_is_no_toml_is_to_correct_the_file(tmp_path: Path) -> None:

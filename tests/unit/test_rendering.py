@@ -22,7 +22,7 @@ from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Repor
 from provisioning.base.rendering import RuleText, console, github_annotations, junit, markdown, sarif, show
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.base.rendering.text import DID_NOT_RUN, headline, seconds, size, visible, worst
+from provisioning.base.rendering.text import DID_NOT_RUN, headline, visible, worst
 from provisioning.base.rendering.workflow_commands import command
 from provisioning.base.settings import ROOT
 
@@ -70,29 +70,6 @@ ABSENT = _report(Finding(DID_NOT_RUN, ERROR, "validate", "there is no report", "
 
 
 # Words and numbers
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (4_234_123, "4.23 MB"),
-        (999_500, "1 MB"),
-        (2_261_832_373, "2.26 GB"),
-        (5 * 10**12, "5,000 GB"),
-    ],
-)
-def test_sizes_are_in_the_unit_that_people_read(count: int, said: str) -> None:
-    assert size(count) == said
-
-
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [(0.25, "0.25 s"), (34.2, "34 s"), (134.2, "2 min 14 s"), (119.9, "120 s"), (float("nan"), "? s")],
-)
-def test_durations_are_in_the_unit_that_people_read(value: float, said: str) -> None:
-    assert seconds(value) == said
 
 
 @given(st.text(st.characters()))

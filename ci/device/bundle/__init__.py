@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import command_line
+from provisioning.base.commands import typed
 from provisioning.base.findings import Outcome, StageRun
 from provisioning.base.settings import add_selection, selection_of
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.rendering.terminal import show
 
     selection = selection_of(args)
-    command = command_line("nox -s bundle --", sys.argv[2:]).removesuffix(" --")
+    command = typed("nox -s bundle --", sys.argv[2:])
     stage = StageRun("bundle", selection.profile, selection.target, command)
     with stage.reported(selection.reports, "bundle", selection.soc), disk_faults("--output"):
         assemble(args, selection, stage)

@@ -27,7 +27,7 @@ from ci.github.rehearse.runner import (
     fresh_environment,
     run_workflow,
 )
-from provisioning.base.command_line import command_line
+from provisioning.base.commands import typed
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity, StageRun
 from provisioning.base.rendering.terminal import rendered, table, terminal_width, wants_colour, write
@@ -44,7 +44,7 @@ TAIL = 30
 def rehearse(args: argparse.Namespace) -> int:
     root = (args.root or ROOT).resolve()
     reports = reports_path(args.reports).absolute()
-    stage = StageRun("rehearse", "", "", command_line("nox -s rehearse --", sys.argv[2:]))
+    stage = StageRun("rehearse", "", "", typed("nox -s rehearse --", sys.argv[2:]))
     with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
         results = _run(args, root, scratch, reports)
     if results is None:

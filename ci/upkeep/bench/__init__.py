@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from ci.upkeep.bench.frame import Benchmark, Measured, measure, metrics_of, rendered
-from provisioning.base.command_line import Verb, command_line, count
+from provisioning.base.command_line import Verb, count
+from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Severity, StageRun
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         f"bench-{args.name}",
         DEFAULT_PROFILE,
         DEFAULT_TARGET,
-        command_line("nox -s bench --", [args.name, "--rounds", str(args.rounds), *options]),
+        typed("nox -s bench --", [args.name, "--rounds", str(args.rounds), *options]),
     )
     module = cast(BenchmarkModule, importlib.import_module(BENCHMARKS[args.name].module))
     with stage.reported(reports, "bench-not-measured", args.name):

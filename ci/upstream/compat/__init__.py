@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 
-from provisioning.base.command_line import command_line, duration
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -36,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
     if args.render:
         write_docs()
         return 0
-    command = command_line("nox -s compat --", sys.argv[2:])
+    command = typed("nox -s compat --", sys.argv[2:])
     return measure_all(selection_of(args), args.build, args.timeout, command, os.environ)

@@ -15,11 +15,11 @@ from provisioning.base.rendering.text import (
     made,
     plural,
     scalar_metrics,
-    size,
     verdict,
     visible,
     worst,
 )
+from provisioning.base.units import size
 
 LIMIT = 1024 * 1024 - 4096
 """GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""

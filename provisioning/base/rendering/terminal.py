@@ -20,12 +20,11 @@ from provisioning.base.rendering.text import (
     one_line,
     plural,
     scalar_metrics,
-    seconds,
-    size,
     verdict,
     visible,
     worst,
 )
+from provisioning.base.units import seconds, size
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from provisioning.base.findings import Artifact, Finding, Outcome, Report, Severity, severity_counts
+from provisioning.base.units import seconds, size
 
 Verdict = Literal["pass", "fail", "error", "did not run", "skipped"]
 
@@ -103,29 +103,6 @@ def made(report: Report) -> list[Artifact]:
     """Artifacts worth a row; a stage's log only where it tells of something."""
     passed = verdict(report) in ("pass", "skipped")
     return [artifact for artifact in report.artifacts if not (passed and artifact.kind == LOG)]
-
-
-def size(count: int) -> str:
-    """Bytes in the unit that people read: 4.2 MB."""
-    if count < 1000:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-    return f"{value:,.0f} GB"
-
-
-def seconds(value: float) -> str:
-    if not math.isfinite(value):
-        return "? s"
-    if value < 10:
-        return f"{value:.2f} s"
-    if value < 120:
-        return f"{value:.0f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest:02d} s"
 
 
 def duration(report: Report) -> str:

@@ -1,0 +1,25 @@
+"""Commands that we print for the user to paste into a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def quoted(*words: str | Path) -> str:
+    """One command, each word quoted where a POSIX shell needs it. Every command we print goes through this.
+
+    Placeholders that the user fills in are written in capitals: quoted("rm", "-rf", path), "FILE".
+    """
+    return shlex.join([str(word) for word in words])
+
+
+def session(name: str, *arguments: str | Path) -> str:
+    """`nox -s NAME -- ARGUMENTS`."""
+    return quoted("nox", "-s", name, *(["--", *arguments] if arguments else []))
+
+
+def typed(program: str, argv: Sequence[str]) -> str:
+    """The command as the user typed it: `program` ends in ` --` where it is a session."""
+    return " ".join([program if argv else program.removesuffix(" --"), *([quoted(*argv)] if argv else [])])

@@ -1,0 +1,82 @@
+"""Strict loading of TOML documents: parse once into a typed, frozen object, then trust it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from provisioning.base.errors import ManifestError
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _compiles(value: str) -> str:
+    try:
+        with warnings.catch_warnings():
+            # Python may read such a pattern otherwise in a later release.
+            warnings.simplefilter("error")
+            re.compile(value)
+    except (re.error, FutureWarning) as error:
+        raise ValueError(f"a regular expression ({error})") from None
+    return value
+
+
+Regex = Annotated[str, AfterValidator(_compiles)]
+
+
+def load(path: Path, model: type[M]) -> M:
+    """Read one TOML file. Any error names file, key, what was expected and what was found."""
+    import sys
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(path, "(encoding)", expected="UTF-8", found=str(error)) from error
+    except OSError as error:
+        raise ManifestError(path, "(file)", expected="a readable file", found=str(error)) from error
+    return parse(data, model, path)
+
+
+def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
+    """The document as `model`. All errors are listed at once; `path` only names the file."""
+    import json
+
+    try:
+        # Through JSON, because strict mode accepts lists as tuples only there, and TOML has no tuples.
+        return model.model_validate_json(json.dumps(data, default=str))
+    except ValidationError as error:
+        first, *others = (_described(each) for each in error.errors(include_url=False))
+        key, expected, found = first
+        more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
+        raise ManifestError(path, key, expected=expected, found=found + more) from error
+
+
+def _described(error: Any) -> tuple[str, str, str]:
+    """(key, expected, found) of one of pydantic's errors."""
+    key = ".".join(str(part) for part in error["loc"]) or "(top)"
+    if error["type"] == "missing":
+        return key, "a value", "nothing"
+    expected = "no such key" if error["type"] == "extra_forbidden" else _lowercase(error["msg"])
+    found = repr(error["input"])
+    return key, expected, found if len(found) <= 120 else f"{found[:120]}…"
+
+
+def _lowercase(message: str) -> str:
+    """A message of pydantic as part of a sentence; patterns and names in it keep their case."""
+    text = message.removeprefix("Value error, ")
+    return text if text[:1] == "`" else text[:1].lower() + text[1:]

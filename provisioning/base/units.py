@@ -1,0 +1,31 @@
+"""Sizes and times as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: `4.2 MB`."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+    return f"{value:,.0f} GB"
+
+
+def seconds(value: float) -> str:
+    """`0.25 s`, `42 s`, `3 min 05 s`, `2 h 07 min`."""
+    if not math.isfinite(value):
+        return "? s"
+    if value < 9.995:
+        return f"{value:.2f} s"
+    if value < 119.5:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,123 @@
+"""The floors of the house: imports go down only (CONTRIBUTING.md). Every import is found by parsing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from provisioning.base.settings import ROOT
+
+ENGINE = {"engine", "suites"}
+STAGES = {"executorch", "onnx", "llm", "upstream", "builds", "parity", "signing", "device", "inspect"}
+STAGES |= {"report"}
+EDGES = {"gate", "github", "image", "upkeep", "__main__"}
+
+KNOWN = {
+    # (importing prefix, imported prefix): the area whose rebuild removes it. This table may only shrink.
+    ("ci.device", "ci.builds"): "signing",
+    ("ci.device", "ci.inspect"): "signing",
+    ("ci.device", "ci.signing"): "signing",
+    ("ci.executorch", "ci.inspect"): "engine",
+    ("ci.onnx", "ci.executorch"): "onnx",
+    ("ci.onnx", "ci.inspect"): "onnx",
+    ("ci.report", "ci.gate"): "signing",
+    ("ci.report", "ci.parity"): "signing",
+    ("ci.upkeep", "tests"): "edges",
+    ("provisioning.verbs.generate", "ci"): "environment",
+}
+
+_MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")
+
+
+@cache
+def _imports() -> frozenset[tuple[str, str]]:
+    """(importing module, imported module) for every import of our own code, wherever in a file it stands."""
+    found = set()
+    for folder in ("provisioning", "ci"):
+        for file in (ROOT / folder).rglob("*.py"):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            for name in _imported(ast.parse(file.read_text(encoding="utf-8"))):
+                if name.partition(".")[0] in ("provisioning", "ci", "tests"):
+                    found.add((module, name))
+    return frozenset(found)
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name modules in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _below(module: str, prefix: str) -> bool:
+    return f"{module}.".startswith(f"{prefix}.")
+
+
+def _allowed(importing: str, imported: str) -> bool:
+    """Whether an import goes down. A stage's own package and what lies on lower floors is allowed."""
+    if _below(imported, "tests"):
+        return False
+    if _below(importing, "provisioning.base"):
+        return _below(imported, "provisioning.base")
+    if _below(importing, "provisioning"):
+        return _below(imported, "provisioning")
+    if _below(imported, "provisioning"):
+        return True
+    from_, to = importing.split(".")[1], [*imported.split("."), ""][1]
+    if from_ == to or from_ in EDGES:
+        return True
+    return to in ENGINE if from_ in STAGES else from_ == "suites" and to == "engine"
+
+
+def _violations() -> set[tuple[str, str]]:
+    return {pair for pair in _imports() if not _allowed(*pair)} | _named_by_provisioning()
+
+
+def _named_by_provisioning() -> set[tuple[str, str]]:
+    """provisioning names no module of ci, not even as text that is imported later."""
+    found = set()
+    for file in (ROOT / "provisioning").rglob("*.py"):
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and _MODULE_IN_TEXT.fullmatch(text):
+                found.add((module, text.partition(":")[0]))
+    return found
+
+
+def _exception(pair: tuple[str, str]) -> tuple[str, str] | None:
+    return next((known for known in KNOWN if _below(pair[0], known[0]) and _below(pair[1], known[1])), None)
+
+
+def test_imports_go_down_only() -> None:
+    bad = sorted(f"{one} imports {other}" for one, other in _violations() if _exception((one, other)) is None)
+    assert not bad, "\n".join(bad)
+
+
+def test_every_known_exception_still_occurs() -> None:
+    occurring = {_exception(pair) for pair in _violations()}
+    gone = [f"{pair} ({area}): delete it" for pair, area in KNOWN.items() if pair not in occurring]
+    assert not gone, "\n".join(gone)
+
+
+def test_every_room_is_on_a_floor() -> None:
+    """A new folder or module directly under ci/ must be given a floor here."""
+    files = [file.relative_to(ROOT / "ci") for file in (ROOT / "ci").rglob("*.py")]
+    rooms = {file.parts[0].removesuffix(".py") for file in files}
+    assert rooms - {"__init__"} <= ENGINE | STAGES | EDGES
+
+
+def test_the_check_itself_finds_what_goes_up() -> None:
+    assert not _allowed("provisioning.base.errors", "provisioning.manifest")
+    assert not _allowed("provisioning.store", "ci.engine.memo")
+    assert not _allowed("ci.engine.jobs", "ci.suites.model")
+    assert not _allowed("ci.suites.model", "ci.executorch.suite")
+    assert not _allowed("ci.onnx.stage", "ci.gate")
+    assert not _allowed("ci.onnx.stage", "ci.executorch.stage")
+    assert _allowed("ci.onnx.stage", "ci.engine.memo.Memo")
+    assert _allowed("ci.gate", "ci.report.publish")
+    assert not _allowed("ci.upkeep.bench.parity", "tests.support")
