@@ -17,11 +17,8 @@ EDGES = {"gate", "github", "image", "upkeep", "__main__"}
 KNOWN = {
     # (importing prefix, imported prefix): the area whose rebuild removes it. This table may only shrink.
     ("ci.device", "ci.builds"): "signing",
-    ("ci.device", "ci.inspect"): "signing",
     ("ci.device", "ci.signing"): "signing",
-    ("ci.executorch", "ci.inspect"): "engine",
     ("ci.onnx", "ci.executorch"): "onnx",
-    ("ci.onnx", "ci.inspect"): "onnx",
     ("ci.report", "ci.gate"): "signing",
     ("ci.report", "ci.parity"): "signing",
     ("ci.upkeep", "tests"): "edges",

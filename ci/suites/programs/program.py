@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ci.suites.programs.flatbuffer import Malformed, Reader, Table
-from provisioning.base.command_line import command_line
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.build_id import BUILD_ID
 
@@ -129,7 +129,7 @@ def read(path: Path) -> Program | Context:
     try:
         return parse(data)
     except Malformed as error:
-        signing = command_line("python -m ci signing inspect", [str(path)])
+        signing = quoted("python", "-m", "ci", "signing", "inspect", path)
         raise CheckFailed(
             f"{path}: expected an ExecuTorch program or a QNN context binary, found {error}",
             remedy=signing if data[:4] == ELF else "compile or download it again",
