@@ -10,23 +10,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ci.builds import sbom
 from ci.builds.outputs import Built
 from ci.builds.plan import Plan
 from ci.builds.recipes import Output
 from ci.builds.staged import MANIFEST
-from ci.builds.tree import SourceTree, adaptors, submodules
+from ci.builds.tree import SourceTree, Submodule, adaptors, submodules
 from provisioning import elf
+from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact
 
 LICENCES = "licences"
-OURS = ("bin", "lib", "python", LICENCES, sbom.NAME, MANIFEST)
+BILL_OF_MATERIALS = "sbom.cdx.json"
+OURS = ("bin", "lib", "python", LICENCES, BILL_OF_MATERIALS, MANIFEST)
 """What a build owns below dist/<target>/."""
 SCHEMA = 1
 
 _LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|copyright)([._-].*)?")
 _LICENCE_DEPTH = 3
+_GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,13 @@ def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> li
     if plan.toolchain.version:
         # Its C++ library is part of what was linked.
         copy_licences(plan.toolchain.roots[0], part / LICENCES / "android-ndk", depth=0)
-    modules = submodules(plan.tree)
-    files = [sbom.File(file.path, file.sha256) for file in staged]
-    bill = sbom.document(
-        _subject(plan.tree), [*_made_from(plan), *map(sbom.ingredient_of, modules)], files, plan.target
-    )
-    (part / sbom.NAME).write_text(bill, encoding="utf-8")
+    items = [
+        *_toolchain_items(plan),
+        *map(submodule_item, submodules(plan.tree)),
+        *(Item(file.path, kind="file", sha256=file.sha256) for file in staged),
+    ]
+    bill = document(_subject(plan.tree), items, {"qnn-ci:target": plan.target})
+    (part / BILL_OF_MATERIALS).write_text(bill, encoding="utf-8")
     manifest = {
         "schema": SCHEMA,
         "target": plan.target,
@@ -215,22 +218,27 @@ def licence_texts(tree: Path, most: int) -> Iterator[Path]:
     yield from walk(tree, 0)
 
 
-def _subject(tree: SourceTree) -> sbom.Ingredient:
-    commit = f"@{tree.commit}" if tree.commit else ""
-    return sbom.Ingredient(
+def _subject(tree: SourceTree) -> Item:
+    return Item(
         "executorch",
         tree.version or tree.commit or "unknown",
         kind="application",
-        purl=f"pkg:github/pytorch/executorch{commit}",
+        purl=package_url("github", "executorch", tree.commit, "pytorch"),
     )
 
 
-def _made_from(plan: Plan) -> Iterable[sbom.Ingredient]:
-    yield sbom.Ingredient("qnn-sdk", plan.sdk.build_id, licence="Qualcomm AI Stack License")
+def submodule_item(submodule: Submodule) -> Item:
+    found = _GITHUB.fullmatch(submodule.url)
+    purl = package_url("github", found[2], submodule.commit, found[1]) if found else ""
+    return Item(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
+
+
+def _toolchain_items(plan: Plan) -> Iterable[Item]:
+    yield Item("qnn-sdk", plan.sdk.build_id, licence="Qualcomm AI Stack License")
     if plan.toolchain.version:
-        yield sbom.Ingredient("android-ndk", plan.toolchain.version, kind="framework")
+        yield Item("android-ndk", plan.toolchain.version, kind="framework")
     else:
-        yield sbom.Ingredient("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
+        yield Item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
 
 
 def _public(plan: Plan, definitions: dict[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.builds import configure, outputs, overlay, sbom, shadow
+from ci.builds import configure, outputs, overlay, shadow
 from ci.builds import install as staging
 from ci.builds.disk import disk_faults
 from ci.builds.execute import execute
@@ -131,7 +131,7 @@ def _stage(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection
     finally:
         shutil.rmtree(part, ignore_errors=True)
     stage.artifacts += [Artifact.of(file.kind, plan.dist / file.place) for file in built]
-    stage.artifacts += [Artifact.of("sbom", plan.dist / sbom.NAME)]
+    stage.artifacts += [Artifact.of("sbom", plan.dist / staging.BILL_OF_MATERIALS)]
     stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
     return True
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import hashlib
-import json
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ci.github.files import give
+from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import MANIFESTS, ROOT
 
@@ -35,11 +34,9 @@ def run(environ: Mapping[str, str]) -> int:
     into.mkdir(parents=True, exist_ok=True)
     archive = into / f"{NAME}-{version}.tar.gz"
     archive.write_bytes(source_archive(ROOT, f"{NAME}-{version}/"))
-    bill = into / f"{NAME}-{version}.spdx.json"
+    bill = into / f"{NAME}-{version}.cdx.json"
     when = dt.datetime.fromtimestamp(int(_git(ROOT, "log", "-1", "--format=%ct")), dt.timezone.utc)
-    bill.write_text(
-        json.dumps(bill_of_materials(version, archive, when, MANIFESTS), indent=2) + "\n", encoding="utf-8"
-    )
+    bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
     sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in (archive, bill))
     (into / "SHA256SUMS").write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
@@ -59,92 +56,52 @@ def source_archive(root: Path, prefix: str) -> bytes:
     return gzip.compress(tar, mtime=0)
 
 
-def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests: Path) -> dict[str, Any]:
-    """SPDX 2.3: the archive, the Python packages that locks name, the components that profiles pin."""
-    own = {
-        "SPDXID": "SPDXRef-qnn-ci",
-        "name": NAME,
-        "versionInfo": version,
-        "downloadLocation": "NOASSERTION",
-        "licenseDeclared": "BSD-3-Clause",
-        "packageFileName": archive.name,
-        "checksums": [{"algorithm": "SHA256", "checksumValue": _sha256(archive)}],
-    }
-    needed = [*locked_packages(manifests), *pinned_components(manifests)]
-    identity = hashlib.sha256(json.dumps([own, needed], sort_keys=True).encode()).hexdigest()
-    return {
-        "spdxVersion": "SPDX-2.3",
-        "dataLicense": "CC0-1.0",
-        "SPDXID": "SPDXRef-DOCUMENT",
-        "name": f"{NAME}-{version}",
-        "documentNamespace": f"urn:{NAME}:{version}:{identity}",
-        "creationInfo": {
-            "created": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "creators": [f"Tool: {NAME}-{version}"],
-        },
-        "packages": [own, *needed],
-        "relationships": [
-            _related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-qnn-ci"),
-            *(_related("SPDXRef-qnn-ci", "DEPENDS_ON", str(package["SPDXID"])) for package in needed),
-        ],
-    }
+def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests: Path) -> str:
+    """The archive, the Python packages that locks name, the components that profiles pin."""
+    release = Item(
+        NAME,
+        version,
+        kind="application",
+        licence="BSD-3-Clause",
+        sha256=_sha256(archive),
+        description=archive.name,
+    )
+    return document(release, [*locked_packages(manifests), *pinned_components(manifests)], created=when)
 
 
-def locked_packages(manifests: Path) -> list[dict[str, Any]]:
-    found: dict[tuple[str, str], set[str]] = {}
+def locked_packages(manifests: Path) -> list[Item]:
+    hashes: dict[tuple[str, str], set[str]] = {}
     for file in sorted((manifests / "locks").glob("*.txt")):
         current: set[str] = set()
         for line in file.read_text(encoding="utf-8").splitlines():
             if match := _LOCKED.match(line):
-                current = found.setdefault((match["name"], match["version"]), set())
+                current = hashes.setdefault((match["name"], match["version"]), set())
             current.update(_HASH.findall(line))
     return [
-        {
-            "SPDXID": _identifier("python", name, version),
-            "name": name,
-            "versionInfo": version,
-            "downloadLocation": "NOASSERTION",
-            "comment": f"one of {len(hashes)} files, whose SHA-256 the lock names" if hashes else "",
-            "externalRefs": [
-                {
-                    "referenceCategory": "PACKAGE-MANAGER",
-                    "referenceType": "purl",
-                    "referenceLocator": f"pkg:pypi/{name.lower()}@{version}",
-                }
-            ],
-        }
-        for (name, version), hashes in sorted(found.items())
+        Item(
+            name,
+            version,
+            purl=package_url("pypi", name, version),
+            description=f"one of {len(files)} files, whose SHA-256 the lock names" if files else "",
+        )
+        for (name, version), files in hashes.items()
     ]
 
 
-def pinned_components(manifests: Path) -> list[dict[str, Any]]:
-    """Not part of the release, but what it brings to whoever accepts the vendor's licence."""
+def pinned_components(manifests: Path) -> list[Item]:
+    """Not part of the release: what provisioning downloads for a user who accepts the vendor's licence."""
     from provisioning.manifest import load_profile
 
-    packages = []
-    for file in sorted((manifests / "profiles").glob("*.toml")):
-        profile = load_profile(file.stem)
-        for name, component in profile.components.items():
-            for part in component.parts:
-                sha256 = getattr(part.source, "sha256", None)
-                packages.append(
-                    {
-                        "SPDXID": _identifier(profile.name, name, part.name),
-                        "name": f"{name} ({part.name}) of the profile {profile.name}",
-                        "versionInfo": component.version,
-                        "downloadLocation": "NOASSERTION",
-                        "checksums": [{"algorithm": "SHA256", "checksumValue": sha256}] if sha256 else [],
-                    }
-                )
-    return packages
-
-
-def _identifier(*parts: str) -> str:
-    return "SPDXRef-" + re.sub(r"[^A-Za-z0-9.-]", "-", "-".join(parts))
-
-
-def _related(one: str, how: str, other: str) -> dict[str, str]:
-    return {"spdxElementId": one, "relationshipType": how, "relatedSpdxElement": other}
+    return [
+        Item(
+            f"{name} ({part.name}) of the profile {file.stem}",
+            component.version,
+            sha256=getattr(part.source, "sha256", None) or "",
+        )
+        for file in sorted((manifests / "profiles").glob("*.toml"))
+        for name, component in load_profile(file.stem).components.items()
+        for part in component.parts
+    ]
 
 
 def _sha256(path: Path) -> str:

@@ -163,8 +163,9 @@ def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
 
 
 def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argparse.Namespace) -> None:
-    from ci.image import sbom
     from ci.image.builders import choose
+    from ci.image.contents import installed_items, vendor_items
+    from provisioning.base.bill_of_materials import Item, document
 
     builder = choose(args.builder)
     sys.stderr.write(f"building {plan.tag} with {builder.name}; its log is {order.log}\n")
@@ -179,10 +180,11 @@ def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argp
         "manifest": order.labels["qnn-ci.manifest"],
     }
     stage.artifacts.append(Artifact("image", plan.tag, str(attributes["Id"]).removeprefix("sha256:"), size))
-    text = sbom.document(plan, sbom.ingredients_of(plan, engine, plan.tag), order.labels)
+    items = [*installed_items(plan, engine, plan.tag), *vendor_items(plan)]
+    text = document(Item(plan.tag, kind="container"), items, order.labels)
     DIST.mkdir(parents=True, exist_ok=True)
     path = DIST / f"{plan.name}.cdx.json"
-    path.write_text(text, encoding="utf-8")
+    replace_text(path, text)
     stage.artifacts.append(Artifact.of("sbom", path))
     stage.add(
         "image-size",

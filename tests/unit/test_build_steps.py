@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from ci.builds import install as stage
-from ci.builds import overlay, sbom, source
+from ci.builds import overlay, source
 from ci.builds.disk import disk_faults
 from ci.builds.execute import Ticker, execute, fault
 from ci.builds.outputs import Built
 from ci.builds.plan import Command, Plan
-from ci.builds.tree import Submodule
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import StageRun
 from tests.support.build_plans import make_plan
@@ -134,35 +132,6 @@ def test_installing_replaces_earlier_adaptors(tree: Path, tmp_path: Path) -> Non
     (tmp_path / "new.so").write_bytes(b"new")
     overlay.install(tree, {"backends/qualcomm/python/PyA.cpython-312.so": tmp_path / "new.so"})
     assert [path.name for path in folder.iterdir()] == ["PyA.cpython-312.so"]
-
-
-SUBJECT = sbom.Ingredient("executorch", "1.5.1", kind="application")
-
-
-def test_the_same_build_has_the_same_bill() -> None:
-    files = [sbom.File("lib/a.so", "ab" * 32)]
-    assert sbom.document(SUBJECT, [], files, "x86_64-linux") == sbom.document(
-        SUBJECT, [], files, "x86_64-linux"
-    )
-
-
-def test_another_file_gives_another_serial_number() -> None:
-    bills = [sbom.document(SUBJECT, [], [sbom.File("a", digest * 64)], "x86_64-linux") for digest in "ab"]
-    assert json.loads(bills[0])["serialNumber"] != json.loads(bills[1])["serialNumber"]
-
-
-def test_a_submodule_is_named_by_its_commit() -> None:
-    found = sbom.ingredient_of(
-        Submodule("third-party/flatcc", "https://github.com/Dvidelabs/flatcc.git", "ab" * 20)
-    )
-    assert (found.name, found.purl) == ("flatcc", f"pkg:github/dvidelabs/flatcc@{'ab' * 20}")
-
-
-def test_references_are_used_once() -> None:
-    ingredients = [sbom.Ingredient("json", "1"), sbom.Ingredient("json", "2")]
-    bill = json.loads(sbom.document(SUBJECT, ingredients, [sbom.File("json@1", "ab" * 32)], "x86_64-linux"))
-    references = [each["bom-ref"] for each in bill["components"]]
-    assert len(references) == len(set(references))
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""What an image holds, for its bill of materials: Debian packages, Python's, and vendors' components."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from ci.image.engine import Engine, Job
+from ci.image.plan import Plan
+from provisioning.base.bill_of_materials import Item, package_url
+from provisioning.base.errors import CheckFailed
+
+LIST_PACKAGES = r"dpkg-query --show --showformat '${Package}\t${Version}\n'"
+LIST_DISTRIBUTIONS = """
+import importlib.metadata as metadata, json
+found = {(d.name, d.version, d.metadata["License-Expression"] or "") for d in metadata.distributions()}
+print(json.dumps(sorted(found)))
+"""
+PYTHONS = "/opt/qnn-ci/environments/{environment}/bin/python"
+
+
+def installed_items(plan: Plan, engine: Engine, image: str) -> list[Item]:
+    """The Debian packages and Python distributions that the image itself lists."""
+    pythons = [
+        shlex.join([PYTHONS.format(environment=environment), "-c", LIST_DISTRIBUTIONS])
+        for environment in plan.environments
+    ]
+    # One container for all: starting it is most of the work.
+    done = engine.run(Job(image, ["sh", "-ec", " && ".join([*pythons, LIST_PACKAGES])], read_only=True))
+    if done.code:
+        raise CheckFailed(
+            f"{image} cannot list what it holds: {done.stderr.strip()}", remedy="build the image again"
+        )
+    lines = done.stdout.splitlines()
+    debian = [line.split("\t") for line in lines[len(pythons) :]]
+    python = [each for line in lines[: len(pythons)] for each in json.loads(line)]
+    return [
+        *(Item(name, version, purl=package_url("deb", name, version, "debian")) for name, version in debian),
+        *(
+            Item(name, version, purl=package_url("pypi", name, version), licence=licence)
+            for name, version, licence in python
+        ),
+    ]
+
+
+def vendor_items(plan: Plan) -> list[Item]:
+    """The parts of the profile's components, as the manifest pins them."""
+    if plan.profile is None:
+        return []
+    components = {name: plan.profile.components[name] for name in plan.components}  # type: ignore[index]
+    return [
+        Item(
+            f"{name}-{part.name}",
+            component.version,
+            purl=package_url("generic", f"{name}-{part.name}", component.version),
+            licence=component.licence.title if component.licence else "",
+            sha256=getattr(part.source, "sha256", None) or "",
+        )
+        for name, component in components.items()
+        for part in component.parts
+    ]

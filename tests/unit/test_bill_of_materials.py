@@ -1,0 +1,118 @@
+"""Bills of materials: what CycloneDX's own schema calls one, with the same bytes for the same content."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.builds.install import submodule_item
+from ci.builds.tree import Submodule
+from ci.github import release
+from ci.image.contents import installed_items, vendor_items
+from ci.image.engine import Done, Engine, Job
+from ci.image.plan import load_images, plan_of
+from ci.image.verb import labels
+from provisioning.base.bill_of_materials import Item, document, package_url
+from provisioning.base.errors import CheckFailed
+from provisioning.base.settings import MANIFESTS
+from provisioning.manifest import load_profile
+from tests.support.bills import faults
+
+BUILD = Item("executorch", "1.5.1", kind="application", purl="pkg:github/pytorch/executorch")
+
+
+class ContainerThatPrints(Engine):
+    def __init__(self, stdout: str, code: int = 0) -> None:
+        self.done = Done(code, stdout, "no such file")
+
+    def run(self, job: Job) -> Done:
+        return self.done
+
+
+DISTRIBUTIONS = '[["rich", "14.0", "MIT"]]\n'
+
+
+def build_bill() -> str:
+    items = [
+        Item("qnn-sdk", "v2.37.0.250724175447_124859", licence="Qualcomm AI Stack License"),
+        Item("android-ndk", "26.2.11394342", kind="framework"),
+        submodule_item(Submodule("third-party/flatcc", "https://github.com/dvidelabs/flatcc.git", "ab" * 20)),
+        submodule_item(Submodule("third-party/own", "ssh://git.example.invalid/own", "")),
+        Item("lib/a b.so", kind="file", sha256="cd" * 32),
+    ]
+    return document(BUILD, items, {"qnn-ci:target": "aarch64-android"})
+
+
+def image_bill(name: str) -> str:
+    plan = plan_of(name)
+    printed = f"{DISTRIBUTIONS * len(plan.environments)}g++\t4:12.2.0-3\n"
+    items = [*installed_items(plan, ContainerThatPrints(printed), "image"), *vendor_items(plan)]
+    return document(Item(plan.tag, kind="container"), items, labels(plan, "debian@sha256:ab", "sha256:ab"))
+
+
+def release_bill(archive: Path) -> str:
+    archive.write_bytes(b"x")
+    return release.bill_of_materials(
+        "1.0", archive, dt.datetime(2026, 1, 2, tzinfo=dt.timezone.utc), MANIFESTS
+    )
+
+
+@pytest.mark.parametrize("kind", ["build", "release", *load_images().images])
+def test_every_bill_is_valid_and_the_same_again(tmp_path: Path, kind: str) -> None:
+    def bill() -> str:
+        if kind == "build":
+            return build_bill()
+        return release_bill(tmp_path / "a.tar.gz") if kind == "release" else image_bill(kind)
+
+    assert faults(bill()) == ""
+    assert bill() == bill()
+
+
+def test_the_schema_refuses_what_is_no_bill() -> None:
+    assert faults(json.dumps({**json.loads(build_bill()), "components": [{"type": "runner", "name": "a"}]}))
+
+
+def test_another_content_has_another_serial_number() -> None:
+    bills = [document(BUILD, [Item("qnn-sdk", version)]) for version in ("v2.37", "v2.48")]
+    assert len({json.loads(bill)["serialNumber"] for bill in bills}) == 2
+
+
+def test_an_item_that_is_named_twice_is_listed_once_with_its_licence_whatever_the_order() -> None:
+    purl = package_url("pypi", "Typing_Extensions", "4")
+    items = [
+        Item("typing_extensions", "4", purl=purl, licence="PSF-2.0"),
+        Item("typing_extensions", "4", purl=purl),
+    ]
+    assert document(BUILD, items) == document(BUILD, items[::-1])
+    (one,) = json.loads(document(BUILD, items))["components"]
+    assert (one["purl"], one["licenses"]) == (
+        "pkg:pypi/typing-extensions@4",
+        [{"license": {"name": "PSF-2.0"}}],
+    )
+
+
+def test_a_build_depends_on_what_it_was_made_of_and_not_on_its_files() -> None:
+    (dependency,) = (d for d in json.loads(build_bill())["dependencies"] if d["ref"] == "subject")
+    assert f"pkg:github/dvidelabs/flatcc@{'ab' * 20}" in dependency["dependsOn"]
+    assert "file:lib/a b.so" not in dependency["dependsOn"]
+
+
+def test_an_image_lists_its_packages_distributions_and_components_with_licences_and_hashes() -> None:
+    components = {one["name"]: one for one in json.loads(image_bill("qnn-2.37-ndk-r26c"))["components"]}
+    sdk = load_profile("qnn-2.37").components["qnn-sdk"]
+    assert sdk.licence is not None
+    part = sdk.parts[0]
+    listed = components[f"qnn-sdk-{part.name}"]
+    assert listed["licenses"] == [{"license": {"name": sdk.licence.title}}]
+    hashes = [one["content"] for one in listed.get("hashes", [])]
+    assert hashes == [digest for digest in [getattr(part.source, "sha256", None)] if digest]
+    assert components["g++"]["purl"].startswith("pkg:deb/debian/g%2B%2B@4")
+    assert components["rich"]["licenses"] == [{"license": {"name": "MIT"}}]
+
+
+def test_an_image_that_cannot_list_what_it_holds_is_an_error() -> None:
+    with pytest.raises(CheckFailed, match="no such file"):
+        installed_items(plan_of("wheels"), ContainerThatPrints("", 1), "image")
