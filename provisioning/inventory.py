@@ -121,11 +121,6 @@ def hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def files_below(root: Path) -> list[str]:
-    """The paths of all files and links, none of them followed."""
-    return [path for path, is_folder in _walk(root) if not is_folder]
-
-
 def faults_of(root: Path, items: Sequence[Item]) -> list[Fault]:
     """Every difference, by reading everything again; sorted by path."""
     expected = {item.path: item for item in items}

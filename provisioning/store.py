@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from provisioning import licences
+from provisioning import leases, licences
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, IntegrityError, Unlocked, UsageError
 from provisioning.component_facts import identity_of
 from provisioning.inventory import (
@@ -39,7 +39,6 @@ from provisioning.inventory import (
     Origin,
     fault_of,
     faults_of,
-    files_below,
     hash_file,
 )
 from provisioning.manifest import Archive, Component, Git, Maven, Part, Wheel
@@ -137,26 +136,36 @@ class Store:
         return found
 
     def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
-        """The tree that serves `want`: made for exactly it, else the smallest that holds it too."""
+        """The tree that serves `want`: made for exactly it, else the smallest that holds it too.
+
+        Until this process ends, `gc` leaves that tree alone.
+        """
         definition = definition_of(component_name, component)
         selection = selection_of(component, want)
+        exact = key_of(definition, selection)
         serving = [
             tree
             for tree in self.trees(f"{component_name}-{component.version}-")
             if tree.inventory.definition == definition and covers(tree.inventory.selection, selection)
         ]
-        if not serving or not any(selection.values()):
+        if not any(selection.values()):
             return None
-        exact = key_of(definition, selection)
-        tree = min(serving, key=lambda tree: (tree.key != exact, len(tree.inventory.items), tree.key))
-        self._touch(tree.root.name)
-        return tree
+        serving.sort(key=lambda tree: (tree.key != exact, len(tree.inventory.items), tree.key))
+        return self._leased(serving)
 
     def find_any(self, component_name: str, component: Component) -> Tree | None:
         """A tree of this component, whatever was selected of it: the one with the most parts."""
         definition = definition_of(component_name, component)
         trees = [t for t in self.trees(f"{component_name}-") if t.inventory.definition == definition]
-        return max(trees, key=lambda tree: len(tree.inventory.origins), default=None)
+        return self._leased(sorted(trees, key=lambda tree: -len(tree.inventory.origins)))
+
+    def _leased(self, trees: Sequence[Tree]) -> Tree | None:
+        """The first of these trees that `gc` did not remove just now; kept until this process ends."""
+        for tree in trees:
+            if leases.take(tree.inventory_path):
+                self._touch(tree.root.name)
+                return tree
+        return None
 
     def last_used(self, tree: Tree) -> float:
         for path in (self._locks / f"{tree.root.name}.used", tree.inventory_path):
@@ -264,28 +273,37 @@ class Store:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> list[Leftover]:
-        """Remove what nobody needs, once nobody is at work in the store; returns what that was.
+        """Remove what nobody needs, once no process changes the store; returns what that was.
 
         That is: trees that are not `referenced`, that were unused for `older_than` seconds or that a wider
         tree makes needless; downloads that no remaining tree came from; what killed processes left.
+        A tree that another process found, and may be reading, stays.
         """
         if not self.path.is_dir():
             return []
-        if dry_run:
-            return self._leftovers(referenced, older_than, all_downloads)
-        with _disk_faults(self.path):
-            self._make()
-            with self._exclusive(progress):
-                found = self._leftovers(referenced, older_than, all_downloads)
-                with self._work_in_progress() as staging:
-                    for number, leftover in enumerate(found):
-                        self._remove(leftover.path, staging / f"{number}")
+        with leases.Removal() as removal:
+            if dry_run:
+                return self._leftovers(referenced, older_than, all_downloads, removal)
+            with _disk_faults(self.path):
+                self._make()
+                with self._exclusive(progress):
+                    found = self._leftovers(referenced, older_than, all_downloads, removal)
+                    with self._work_in_progress() as staging:
+                        for number, leftover in enumerate(found):
+                            self._remove(leftover.path, staging / f"{number}")
+        if progress is not None:
+            for name in removal.in_use:
+                progress.note(f"{name} stays, as another process uses it")
         return found
 
     # Inside
 
     def _leftovers(
-        self, referenced: Callable[[Tree], bool], older_than: float | None, all_downloads: bool
+        self,
+        referenced: Callable[[Tree], bool],
+        older_than: float | None,
+        all_downloads: bool,
+        removal: leases.Removal,
     ) -> list[Leftover]:
         trees = self.trees()
         reasons: dict[str, str] = {}
@@ -298,6 +316,9 @@ class Store:
         for tree in staying:
             if any(_holds(other, tree) for other in staying):
                 reasons[tree.key] = "a wider tree holds all of it"
+        for tree in trees:
+            if tree.key in reasons and not removal.claim(tree.inventory_path):
+                del reasons[tree.key]
         kept = [tree for tree in trees if tree.key not in reasons]
         found = [
             Leftover(tree.root, reasons[tree.key], tree.inventory.size)
@@ -352,6 +373,7 @@ class Store:
             root.rename(staging / "unfinished")
         (staging / "tree").rename(root)
         record.replace(root.with_name(f"{name}.json"))
+        leases.take(root.with_name(f"{name}.json"))
         self._touch(name)
         return Tree(root, inventory.key, inventory.component, inventory.version, inventory)
 
@@ -642,8 +664,8 @@ class _Assembly:
         placing = Placing(part, self._want)
         folder = self._staging / f"part-{part.name}"
         items = []
-        for path in files_below(checkout):
-            place = None if ".git" in path.split("/") else placing(path)
+        for path in git.files(checkout, source):
+            place = placing(path)
             if place is None or not fresh(place):
                 continue
             target = folder / place

@@ -82,6 +82,9 @@ class _Partial:
         fresh.replace(path)
 
 
+_REPLACED = "the file changed on the server"
+
+
 class _StartOver(Exception):
     """What is in the part file does not go with what the server has now."""
 
@@ -164,35 +167,53 @@ class Transfer:
 
     def _from(self, session: requests.Session, url: str) -> Fetched:
         """Attempt after attempt at one address, as long as there is progress or patience."""
-        failures = 0
-        furthest = 0
-        restarts = 0
+        failures = furthest = restarts = 0
         while True:
+            before = _Partial.read(self.record)
             try:
                 return self._attempt(session, url)
             except _StartOver as error:
                 self._discard()
+                reason: str = str(error)
+                fault = None
+            except NetworkFault as error:
+                fault = error
+                reason = _REPLACED if self._was_replaced(before) else ""
+            if reason:
+                failures = furthest = 0
                 restarts += 1
                 if restarts > 2:
                     raise UpstreamError(
-                        f"{redact(url)} changes while it is fetched ({error})", remedy="try again later"
-                    ) from None
-                self.progress.note(f"{self.name}: {error}; starting over")
-            except NetworkFault as fault:
-                done = self.part.stat().st_size if self.part.is_file() else 0
-                failures = 1 if done > furthest else failures + 1
-                furthest = max(furthest, done)
-                if failures >= self.patience.attempts:
-                    raise UpstreamError(
-                        f"{redact(url)}: {fault.reason} ({failures} attempts without progress)",
-                        remedy="check the network and the proxy variables, then run the same command again: "
-                        "it goes on from where it stopped",
-                    ) from None
-                wait = self.patience.delay(failures)
-                if fault.wait is not None:
-                    wait = max(wait, min(fault.wait, self.patience.longest_retry_after))
-                self.progress.note(f"{self.name}: {fault.reason}; again in {wait:.1f} s")
-                self.patience.sleep(wait)
+                        f"{redact(url)} changes while it is fetched ({reason})", remedy="try again later"
+                    )
+                self.progress.note(f"{self.name}: {reason}; starting over")
+            if fault is None:
+                continue
+            done = self.part.stat().st_size if self.part.is_file() else 0
+            failures = 1 if done > furthest else failures + 1
+            furthest = max(furthest, done)
+            if failures >= self.patience.attempts:
+                raise UpstreamError(
+                    f"{redact(url)}: {fault.reason} ({failures} attempts without progress)",
+                    remedy="check the network and the proxy variables, then run the same command again: "
+                    "it goes on from where it stopped",
+                )
+            wait = self.patience.delay(failures)
+            if fault.wait is not None:
+                wait = max(wait, min(fault.wait, self.patience.longest_retry_after))
+            self.progress.note(f"{self.name}: {fault.reason}; again in {wait:.1f} s")
+            self.patience.sleep(wait)
+
+    def _was_replaced(self, before: _Partial | None) -> bool:
+        """Whether the last attempt met another file than the attempt before it."""
+        now = _Partial.read(self.record)
+        if before is None or now is None:
+            return False
+        return any(
+            one != other
+            for one, other in ((before.validator, now.validator), (before.total, now.total))
+            if one and other
+        )
 
     def _attempt(self, session: requests.Session, url: str) -> Fetched:
         partial = self._resumable(url)
@@ -280,9 +301,9 @@ class Transfer:
                 raise _StartOver("the server sent another range than the one asked for")
             fresh = strong_validator(response.headers)
             if partial.url == redact(url) and fresh and partial.validator and fresh != partial.validator:
-                raise _StartOver("the file changed on the server")
+                raise _StartOver(_REPLACED)
             if None not in (found.total, partial.total) and found.total != partial.total:
-                raise _StartOver("the file changed on the server")
+                raise _StartOver(_REPLACED)
             offset = partial.done
             total = found.total
             if total is None and length is not None:

@@ -67,6 +67,12 @@ def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
     return commit
 
 
+def files(checkout: Path, source: Git) -> list[str]:
+    """The files of the commit and its submodules; others, ignored ones for example, are not verified."""
+    listed = _git(["ls-files", "-z", "--recurse-submodules"], checkout, source)
+    return sorted(path for path in listed.split("\0") if path)
+
+
 def _build(source: Git, building: Path) -> str:
     if not (building / ".git").is_dir():
         building.mkdir(parents=True, exist_ok=True)
@@ -111,8 +117,9 @@ def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
     """Tell a pin that is gone from a network that is down; returns when the tag holds the pin."""
     now = _commit_of_tag(source, building)
     if now is None:
+        has_no = f"neither commit {source.commit} nor" if source.commit else "no"
         raise UpstreamError(
-            f"{redact(source.url)} has neither commit {source.commit} nor tag {source.tag}",
+            f"{redact(source.url)} has {has_no} tag {source.tag}",
             remedy="correct url, tag and commit in the manifest",
         ) from error
     if source.commit not in (None, now):
@@ -178,6 +185,13 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
     if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
         return EnvironmentLacking(
             f"{folder}: git {step}: {said}", remedy="free some space or choose another disk"
+        )
+    if refused := re.search(r"returned error: (40[137])", text):
+        return UpstreamError(
+            f"{where}: the server refused the request ({refused[1]}): {said}",
+            remedy="check that your account may read this repository, and set up a git credential helper"
+            if refused[1] != "407"
+            else "put the proxy's user and password into HTTPS_PROXY",
         )
     if re.search(r"could not resolve host|unable to access|timed out|connection", text, re.IGNORECASE):
         return UpstreamError(

@@ -11,6 +11,7 @@ import pytest
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
 from provisioning.manifest import Git
 from provisioning.sources import git
+from tests.support.http_server import FileServer, Reply
 
 
 @pytest.fixture
@@ -188,3 +189,35 @@ def test_a_machine_without_git_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(EnvironmentLacking, match="git is needed") as caught:
         git.checkout(source, tmp_path / "tree")
     assert "secret" not in caught.value.message
+
+
+def test_a_tag_that_is_nowhere_is_named_without_a_pin_too(upstream: Path, tmp_path: Path) -> None:
+    with pytest.raises(UpstreamError) as caught:
+        git.checkout(pinned(upstream, None, "v9"), tmp_path / "tree")
+    assert "has no tag v9" in caught.value.message and "None" not in caught.value.message
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_refuses_is_not_called_a_network_fault(tmp_path: Path, status: int) -> None:
+    with FileServer(b"", usual=Reply(status=status, body=b"no")) as server:
+        source = Git.model_construct(
+            type="git", url=server.url("/tree.git"), tag="v1", commit="a" * 40, submodules=True
+        )
+        with pytest.raises(UpstreamError) as caught:
+            git.checkout(source, tmp_path / "tree")
+    assert "network" not in caught.value.remedy and "credential" in caught.value.remedy
+
+
+def test_only_files_of_the_commit_and_its_submodules_count(upstream: Path, tmp_path: Path) -> None:
+    (upstream / ".gitignore").write_text("*.log\n")
+    source = pinned(upstream, commit(upstream, "ignore logs"), "v2")
+    run(upstream, "tag", "v2")
+    git.checkout(source, tmp_path / "tree")
+    (tmp_path / "tree" / "planted.log").write_text("not of the commit")
+    assert git.checkout(source, tmp_path / "tree") == source.commit
+    assert git.files(tmp_path / "tree", source) == [
+        ".gitignore",
+        ".gitmodules",
+        "file.txt",
+        "third-party/library/library.txt",
+    ]

@@ -191,6 +191,16 @@ def test_progress_gives_patience_back(into: Path, patience: Patience) -> None:
     assert len(server.requests) == 10
 
 
+def test_progress_on_a_file_that_was_replaced_counts_from_its_own_start(
+    into: Path, patience: Patience
+) -> None:
+    """It stopped at byte 80,000 of the old file; each of the many steps on the new one is still progress."""
+    steps = [Reply(cut=10_000)] * 8
+    with FileServer(OTHER, [Reply(cut=80_000), Reply(cut=10_000, fresh_body=BODY), *steps]) as server:
+        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
+    assert fetched.path.read_bytes() == BODY
+
+
 def test_the_same_bytes_again_are_no_progress(into: Path, patience: Patience) -> None:
     with (
         FileServer(BODY, usual=Reply(cut=HALF, ranges=False)) as server,

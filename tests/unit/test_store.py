@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +61,32 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 def paths(root: Path) -> set[str]:
     return {str(p.relative_to(root)) for p in root.rglob("*") if p.is_symlink() or not p.is_dir()}
+
+
+@contextlib.contextmanager
+def reader(house: House, then: str, *, unprivileged: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process that found the SDK's tree and does `then`."""
+    script = (
+        "import json, os, sys\n"
+        "from pathlib import Path\n"
+        "from provisioning.manifest import Component\n"
+        "from provisioning.store import Store, Want\n"
+        "if sys.argv[3] and os.geteuid() == 0: os.seteuid(65534)\n"
+        "sdk = Component.model_validate_json(sys.argv[2])\n"
+        "print(Store(Path(sys.argv[1])).find('qnn-sdk', sdk, Want()).root, flush=True)\n"
+    )
+    command = [sys.executable, "-c", script + then, str(house.store.path), house.sdk.model_dump_json()]
+    with subprocess.Popen(
+        [*command, "yes" if unprivileged else ""],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline().strip()
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_tree_holds_every_file_of_the_archive_unchanged(house: House) -> None:
@@ -438,6 +466,38 @@ class TestGc:
         assert {leftover.path for leftover in house.store.gc(lambda tree: False)} == {tree.root, kept}
         assert house.store.trees() == []
 
+    def test_a_tree_that_another_process_reads_stays_until_that_process_is_gone(self, house: House) -> None:
+        tree = house.store.provision("qnn-sdk", house.sdk)
+        with reader(house, "sys.stdin.read()") as other:
+            assert house.store.gc(lambda tree: False) == []
+            assert house.store.verify(tree) == []
+            other.kill()
+            other.wait()
+            assert tree.root in {one.path for one in house.store.gc(lambda tree: False)}
+
+    def test_what_a_reader_becomes_by_exec_still_reads(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk)
+        with reader(house, "import os; os.execv('/bin/sh', ['sh', '-c', 'echo exec; read line'])") as other:
+            assert other.stdout is not None and other.stdout.readline() == "exec\n"
+            assert house.store.gc(lambda tree: False) == []
+            other.communicate("\n")
+
+    def test_a_store_that_may_only_be_read_serves_readers(self, house: House) -> None:
+        house.store.provision("qnn-sdk", house.sdk)
+        with tempfile.TemporaryDirectory() as anybody:  # pytest's own folders are its user's alone
+            Path(anybody).chmod(0o755)
+            house.store.path.rename(Path(anybody, "store"))
+            house.store = Store(Path(anybody, "store"))
+            folders = [house.store.path, *(path for path in house.store.path.rglob("*") if path.is_dir())]
+            for folder in folders:
+                folder.chmod(0o555)
+            with reader(house, "sys.stdin.read()", unprivileged=True) as other:
+                assert house.store.gc(lambda tree: False) == []
+                other.communicate("")
+                assert other.returncode == 0
+            for folder in folders:
+                folder.chmod(0o755)
+
     def test_a_dry_run_removes_nothing(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk)
         found = house.store.gc(lambda tree: False, dry_run=True)
@@ -599,12 +659,14 @@ class TestGitSource:
         """A component of one commit, with a checkout that stands in for git's."""
 
         def checkout(source: Git, into: Path, progress: object = None) -> str:
-            (into / ".git").mkdir(parents=True, exist_ok=True)
-            (into / ".git/HEAD").write_text("ref")
+            into.mkdir(parents=True, exist_ok=True)
             (into / "script.sh").write_text("#!/bin/sh\n")
             (into / "script.sh").chmod(0o755)
             (into / "latest").unlink(missing_ok=True)
             (into / "latest").symlink_to("script.sh")
+            subprocess.run(["git", "init", "--quiet", into], check=True)
+            subprocess.run(["git", "-C", into, "add", "--all"], check=True)
+            (into / "planted").touch()
             return self.COMMIT
 
         monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
