@@ -16,8 +16,10 @@ from provisioning.base.rendering.text import one_line, plural
 
 INTERRUPTED = 130
 LACKING = 3
-MEANING = (INTERRUPTED, 2, LACKING, 4, 1)
-"""Exit codes of a stage that did not pass, the one that says most about the run first."""
+CRASHED = 70
+"""An error of our own."""
+WORST_FIRST = (INTERRUPTED, CRASHED, 2, LACKING, 4, 1)
+"""The exit codes of a stage that did not pass, the most telling one first."""
 
 PATIENCE = 3.0
 """Seconds that an interrupted stage has before it is told again, and louder."""
@@ -66,7 +68,9 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
         report = Report.read(file)
         if code == 0 and report.outcome is Outcome.PASS:
             return report
-        if code in MEANING and report.outcome is not Outcome.PASS:
+        if code == CRASHED and report.outcome is Outcome.ERROR:
+            return with_causes(report, log)
+        if code in WORST_FIRST and code != CRASHED and report.outcome is not Outcome.PASS:
             return with_causes(report, log)
         fault = f"its report says {report.outcome.value}"
     except (OSError, ValueError) as error:

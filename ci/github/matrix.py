@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.engine.gate_table import gate_table, matches
 from ci.engine.jobs import Job, shard
 from ci.executorch.verb import SUITE
 from ci.suites.flags import add_choice, check
@@ -26,20 +27,14 @@ EXAMPLES = """\
   nox -s matrix -- --suite ../mine/models.toml --changed-since origin/main
 """
 
-ENTRIES = (
-    "ci.executorch.verb",
-    "ci.executorch.lower",
-    "ci.executorch.worker",
-    "ci.executorch.emulate",
-    "ci.__main__",
-    "provisioning.__main__",
-)
-"""What the stages begin with: whatever these import decides every program."""
+STAGES = ("test_lowering", "test_emulator")
+"""The stages that run these programs."""
 
-HARMLESS = (".md", ".rst")
-"""No .txt: a factory may read one, and CMakeLists.txt is one."""
+PAGES = (".md", ".rst")
+"""Harmless in any repository. Not .txt: a factory may read one, and CMakeLists.txt is one."""
 
-HARMLESS_FOLDERS = ("docs/", "tests/", "docker/", ".github/", "ci/upkeep/bench/")
+MODELS = "ci/suites/models/"
+"""Our own models: like a user's, each concerns only the cases that import it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,7 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
 
 
 def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:
-    """By reverse imports: a file of a factory concerns its cases, one of the stages concerns all."""
+    """A file that a factory imports concerns its cases; one not known to be harmless concerns all."""
     from ci.executorch.suite import Program
     from ci.suites.imports import closure
 
@@ -130,7 +125,7 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
             files |= closure(dotted.partition(":")[0], roots)
         for path in files:
             owners.setdefault(path, set()).add(program.case_name)
-    shared = {path for entry in ENTRIES for path in closure(entry, [ROOT])}
+    harmless = gate_table().ignored_by_stages(STAGES)
     cases: set[str] = set()
     for path in changed:
         if path in suites:
@@ -138,9 +133,10 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
             if differing is None:
                 return Affected(None, _shown(path))
             cases |= differing
-        elif path in shared or not (path in owners or _harmless(path)):
+        elif path in owners and not _is_toolkit_code(path):
+            cases |= owners[path]
+        elif not _is_harmless(path, harmless):
             return Affected(None, _shown(path))
-        cases |= owners.get(path, set())
     return Affected(frozenset(cases))
 
 
@@ -148,17 +144,15 @@ def _shown(path: Path) -> str:
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
 
 
-def _harmless(path: Path) -> bool:
-    """Not imported by the stages, and nothing that they read: what is neither is not sure."""
-    if path.name.endswith(HARMLESS):
-        return True
-    if not path.is_relative_to(ROOT):
-        return False
-    name = path.relative_to(ROOT).as_posix()
-    if name.startswith(HARMLESS_FOLDERS):
-        return True
-    # A module of another stage; a deleted one may have been anybody's.
-    return name.startswith(("ci/", "provisioning/")) and name.endswith(".py") and path.is_file()
+def _is_toolkit_code(path: Path) -> bool:
+    name = _shown(path)
+    return name.startswith(("ci/", "provisioning/")) and not name.startswith(MODELS)
+
+
+def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
+    if path.is_relative_to(ROOT):
+        return matches(_shown(path), patterns)
+    return path.name.endswith(PAGES)
 
 
 def _differing_cases(suite: Path, ref: str) -> set[str] | None:

@@ -1,4 +1,4 @@
-"""Which jobs a change needs: rows of manifests/gate.toml, filtered by what changed, split into shards."""
+"""Choose the jobs for a change: rows of manifests/gate.toml, by the changed files, split into shards."""
 
 from __future__ import annotations
 
@@ -11,47 +11,21 @@ import shlex
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field
-
+from ci.engine.gate_table import GATE_TABLE, GateTable, Row, gate_table, matches
 from ci.github.files import give, summarise
-from provisioning.base.documents import Model, load
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
-from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, ROOT
+from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
-TABLE = MANIFESTS / "gate.toml"
 OCCASIONS = ("gate", "nightly")
 
 WORTH_A_JOB = 90
 """Seconds of work: less than that is no reason for one more machine, which takes a minute to be ready."""
-
-
-class Row(Model):
-    stage: str
-    minutes: Annotated[int, Field(gt=0, le=360)]
-    arguments: str = ""
-    paths: tuple[str, ...] = ()
-    shards: Annotated[int, Field(ge=1)] = 1
-    suite: Annotated[int, Field(ge=0)] = 0
-    provision: bool = False
-    runner: bool = False
-    targets: str = "x86_64-linux"
-    executorch: bool = False
-    submodules: bool = False
-    packages: tuple[str, ...] = ()
-    own: bool = False
-    profiles: tuple[str, ...] = ()
-    when: Literal["gate", "nightly"] = "gate"
-
-
-class Table(Model):
-    everywhere: tuple[str, ...]
-    row: dict[str, Row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +61,7 @@ class Having:
 def run(environ: Mapping[str, str]) -> int:
     """Reads QNN_CI_OCCASION, QNN_CI_BASE (a commit, or nothing for everything), QNN_CI_STAGES and what
     `having_of` reads."""
-    table = load_table()
+    table = gate_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
         raise UsageError(f"QNN_CI_OCCASION={occasion}: expected one of {', '.join(OCCASIONS)}")
@@ -96,7 +70,7 @@ def run(environ: Mapping[str, str]) -> int:
     stages = environ.get("QNN_CI_STAGES", "")
     rows = named_only(table.row, stages)
     having = having_of(environ)
-    chosen, reasons = choose(rows, table.everywhere, occasion, changed, having, named=bool(stages.strip()))
+    chosen, reasons = choose(table, rows, occasion, changed, having, named=bool(stages.strip()))
     since = base if changed is not None else ""
     jobs = []
     for name, row in chosen.items():
@@ -109,7 +83,7 @@ def run(environ: Mapping[str, str]) -> int:
     if not jobs:
         raise UsageError(
             "no job is left to run",
-            remedy=f"name stages that {TABLE.relative_to(ROOT)} has, or a suite: gate.yml's inputs",
+            remedy=f"name stages that {GATE_TABLE.relative_to(ROOT)} has, or a suite: gate.yml's inputs",
         )
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
@@ -147,10 +121,6 @@ def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(one.strip() for one in re.split(r"[,\n]", environ.get(name, "")) if one.strip())
 
 
-def load_table(path: Path = TABLE) -> Table:
-    return load(path, Table)
-
-
 def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
     """The rows that an adopting repository asked for, by name or stage; all, if it asked for none."""
     wanted = set(stages.replace(",", " ").split())
@@ -161,8 +131,8 @@ def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
 
 
 def choose(
+    table: GateTable,
     rows: Mapping[str, Row],
-    everywhere: Sequence[str],
     occasion: str,
     changed: Sequence[str] | None,
     having: Having,
@@ -175,7 +145,6 @@ def choose(
     """
     chosen: dict[str, Row] = {}
     reasons: dict[str, str] = {}
-    decisive = next((f for f in changed or () if matches(f, everywhere)), "")
     for name, row in rows.items():
         lacking = having.lacks(row)
         if named and lacking:
@@ -192,15 +161,16 @@ def choose(
         if not named and (why := having.about_others(row)):
             reasons[name] = f"left out: {why}"
             continue
-        hit = next((f for f in changed or () if matches(f, row.paths)), "")
-        if not row.paths:
+        ignored = table.ignored_by(row)
+        cause = next((file for file in changed or () if not matches(file, ignored)), "")
+        if not ignored:
             reasons[name] = "always runs"
         elif changed is None:
-            reasons[name] = "runs: what changed is not asked or not known"
-        elif hit or decisive:
-            reasons[name] = f"runs: {hit or decisive} changed"
+            reasons[name] = "runs: which files changed is not known"
+        elif cause:
+            reasons[name] = f"runs: {cause} changed"
         else:
-            reasons[name] = "left out: nothing it depends on changed"
+            reasons[name] = "left out: only files that it ignores changed"
             continue
         chosen[name] = row
     return chosen, reasons
@@ -291,13 +261,3 @@ def changed_files(base: str) -> list[str] | None:
         sys.stderr.write(f"what changed since {base} is not known: {done.stderr.strip()}\n")
         return None
     return sorted(name for name in done.stdout.split("\0") if name)
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """`*` stays within a folder, `**` does not."""
-    return any(_pattern(pattern).fullmatch(name) for pattern in patterns)
-
-
-def _pattern(pattern: str) -> re.Pattern[str]:
-    parts = {"**": ".*", "*": "[^/]*"}
-    return re.compile("".join(parts.get(part) or re.escape(part) for part in re.split(r"(\*\*|\*)", pattern)))

@@ -83,12 +83,13 @@ def main(argv: list[str]) -> int:
 def _gate(args: argparse.Namespace) -> int:
     from ci import gate
     from ci.engine import supervision
+    from ci.engine.gate_table import GateStage
 
-    gate.STAGES = tuple(gate.Stage(name, MODULE) for name in args.stages)
+    stages = [GateStage(name=name, program=MODULE) for name in args.stages]
     supervision.PATIENCE = 0.1
     args.only = args.skip = None
     assert selection_of(args).reports == Path(args.reports)
-    return guarded(lambda: gate.run(args), debug=True)
+    return guarded(lambda: gate.run_gate(args, stages), debug=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ci import gate
 from ci.engine import supervision
+from ci.engine.gate_table import GateStage, gate_table
 from ci.report.collect import did_not_run
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import UsageError
@@ -37,23 +38,22 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def stage(name: str, *needs: str) -> gate.Stage:
-    return gate.Stage(name, MODULE, needs)
+def stage(name: str, *needs: str) -> GateStage:
+    return GateStage(name=name, program=MODULE, needs=needs)
 
 
-def _run(reports: Path, *stages: gate.Stage, chosen: list[str] | None = None) -> list[gate.Ran]:
+def _run(reports: Path, *stages: GateStage, chosen: list[str] | None = None) -> list[gate.StageResult]:
     selection = Selection("wheels", "x86_64-linux", "SM8650", reports.parent / "store", reports)
     names = [one.name for one in stages] if chosen is None else chosen
     return gate.run_stages(stages, names, ["--reports", str(reports)], selection)
 
 
-def _whole(reports: Path, monkeypatch: pytest.MonkeyPatch, *stages: gate.Stage, **flags: object) -> int:
-    monkeypatch.setattr(gate, "STAGES", stages)
+def _whole(reports: Path, monkeypatch: pytest.MonkeyPatch, *stages: GateStage, **flags: object) -> int:
     parser = argparse.ArgumentParser()
     gate.configure(parser)
     args = parser.parse_args(["--reports", str(reports)])
     vars(args).update(flags)
-    return gate.run(args)
+    return gate.run_gate(args, stages)
 
 
 def _ran(reports: Path) -> list[str]:
@@ -61,7 +61,7 @@ def _ran(reports: Path) -> list[str]:
     return log.read_text().split() if log.exists() else []
 
 
-def _verdicts(rans: list[gate.Ran]) -> dict[str, str]:
+def _verdicts(rans: list[gate.StageResult]) -> dict[str, str]:
     return {ran.report.stage: verdict(ran.report) for ran in rans}
 
 
@@ -135,7 +135,7 @@ def test_a_failure_that_ends_in_another_way_than_agreed_is_no_pass_of_the_gate(
 def test_no_code_but_zeros_is_a_pass(codes: list[int | None]) -> None:
     report = did_not_run("stage", "")
     passed = all(code in (None, 0) for code in codes)
-    assert (gate.exit_code(gate.Ran(report, code) for code in codes) == 0) == passed
+    assert (gate.exit_code(gate.StageResult(report, code) for code in codes) == 0) == passed
 
 
 def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) -> None:
@@ -152,6 +152,8 @@ def test_exit_code_1_without_a_report_is_not_taken_for_a_verdict(reports: Path) 
         (2, Outcome.ERROR, 2),
         (3, Outcome.ERROR, 3),
         (4, Outcome.ERROR, 4),
+        (70, Outcome.ERROR, 70),
+        (70, Outcome.FAIL, 70),
     ],
 )
 def test_a_stage_that_says_in_its_report_what_kept_it_is_taken_at_its_exit_code(
@@ -162,7 +164,7 @@ def test_a_stage_that_says_in_its_report_what_kept_it_is_taken_at_its_exit_code(
     (reports / "logs").mkdir()
     (reports / "logs" / "one.log").touch()
     ran = gate.judge(stage("one"), code, selection, 1.0, "nox -s one", 0)
-    assert (ran.code, ran.report.outcome) == (kept, outcome)
+    assert (ran.code, ran.report.outcome) == (kept, Outcome.ERROR if code == 70 else outcome)
 
 
 def _death(reports: Path, name: str) -> Finding:
@@ -300,7 +302,8 @@ def test_a_reader_of_the_gate_that_left_does_not_change_its_verdict(reports: Pat
         ((1, 4), 4),
         ((4, 3), 3),
         ((3, 2), 2),
-        ((2, 130), 130),
+        ((2, 70), 70),
+        ((70, 130), 130),
         ((None, 1), 1),
     ],
 )
@@ -308,7 +311,7 @@ def test_the_exit_code_is_the_worst_by_meaning(
     reports: Path, codes: tuple[int | None, ...], code: int
 ) -> None:
     (ran,) = _run(reports, stage("passes"))
-    assert gate.exit_code(gate.Ran(ran.report, one) for one in codes) == code
+    assert gate.exit_code(gate.StageResult(ran.report, one) for one in codes) == code
 
 
 def test_stages_get_the_selection_and_know_that_they_are_under_the_gate(
@@ -341,7 +344,13 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
 def test_programs_are_those_of_a_pull_request_unless_others_are_named(
     reports: Path, monkeypatch: pytest.MonkeyPatch, typed: dict[str, list[str]], given: list[str]
 ) -> None:
-    _whole(reports, monkeypatch, replace(stage("tells-1"), runs_programs=True), stage("tells-2"), **typed)
+    _whole(
+        reports,
+        monkeypatch,
+        stage("tells-1").model_copy(update={"runs_programs": True}),
+        stage("tells-2"),
+        **typed,
+    )
     logs = [(reports / f"logs/tells-{number}.log").read_text() for number in (1, 2)]
     assert f"argv={['tells-1', '--reports', str(reports), *given]}" in logs[0]
     assert f"argv={['tells-2', '--reports', str(reports)]}" in logs[1]
@@ -368,10 +377,10 @@ def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(
 
 
 def test_a_stage_that_was_left_out_is_a_note_and_no_fault_of_the_gate() -> None:
-    left_out = gate.Ran(did_not_run("provision", "left out", asked_for=True))
+    left_out = gate.StageResult(did_not_run("provision", "left out", asked_for=True))
     report = gate.summarised(StageRun("gate", "wheels", "", "nox"), [left_out])
     assert [(f.subject, f.severity) for f in report.findings] == [("provision", Severity.NOTE)]
-    held_up = gate.Ran(did_not_run("validate", "needs provision"))
+    held_up = gate.StageResult(did_not_run("validate", "needs provision"))
     report = gate.summarised(StageRun("gate", "wheels", "", "nox"), [held_up])
     assert [(f.subject, f.severity) for f in report.findings] == [("validate", Severity.ERROR)]
 
@@ -383,7 +392,7 @@ def test_the_gate_ends_in_a_table_and_a_page(
     lines = capfd.readouterr().out.splitlines()
     assert "– SKIPPED" in next(line for line in lines if line.startswith("passes "))
     assert any(line.startswith("✗ FAIL  1 of 1 stage did not pass, 1 skipped") for line in lines)
-    assert lines[-1] == f"the whole of it: {reports / 'index.html'}"
+    assert lines[-1] == f"the whole report: {reports / 'index.html'}"
     assert (reports / "junit.xml").is_file()
 
 
@@ -497,9 +506,4 @@ def test_the_real_stages_are_verbs_that_exist() -> None:
     from provisioning.__main__ import VERBS as PROVISIONING
 
     verbs = {"ci": CI, "provisioning": PROVISIONING}
-    assert all(one.name in verbs[one.program] for one in gate.STAGES)
-
-
-def test_the_real_stages_need_only_earlier_ones() -> None:
-    names = gate.stage_names()
-    assert all(names.index(need) < names.index(one.name) for one in gate.STAGES for need in one.needs)
+    assert all(one.name in verbs[one.program] for one in gate_table().stage)

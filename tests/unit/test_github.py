@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ci import github as verb
+from ci.engine.gate_table import GateTable, Harmless, Row, gate_table
 from ci.github import files, place, plan, release, setup, stage, verdict
 from ci.github.rehearse.commands import pairs
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError, UsageError
@@ -28,12 +29,12 @@ from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import IDENTITY, repository, write
 
 ROWS = {
-    "always": plan.Row(stage="lint", minutes=5),
-    "some": plan.Row(stage="tests", minutes=5, paths=("ci/**", "manifests/*.toml")),
-    "late": plan.Row(stage="bench", minutes=5, when="nightly"),
-    "source": plan.Row(stage="buck_parity", minutes=5, executorch=True, profiles=("qnn-2.37",)),
+    "always": Row(stage="lint", minutes=5),
+    "some": Row(stage="tests", minutes=5, ignores=("pages",)),
+    "late": Row(stage="bench", minutes=5, when="nightly"),
+    "source": Row(stage="buck_parity", minutes=5, executorch=True, profiles=("qnn-2.37",)),
 }
-EVERYWHERE = ("noxfile.py",)
+TABLE = GateTable(harmless={"pages": Harmless(paths=("docs/**",), reason="for people")}, row=ROWS)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,7 @@ EVERYWHERE = ("noxfile.py",)
     [
         ("gate", ["docs/x.md"], ["always"]),
         ("gate", ["docs/x.md", "ci/a/b.py"], ["always", "some"]),
-        ("gate", ["manifests/locks/a.toml"], ["always"]),
-        ("gate", ["noxfile.py"], ["always", "some"]),
+        ("gate", ["no one knows"], ["always", "some"]),
         ("gate", None, ["always", "some"]),
         ("gate", [], ["always"]),
         ("nightly", None, ["always", "some", "late"]),
@@ -51,7 +51,7 @@ EVERYWHERE = ("noxfile.py",)
 def test_a_change_decides_which_rows_run(
     occasion: str, changed: list[str] | None, expected: list[str]
 ) -> None:
-    chosen, reasons = plan.choose(ROWS, EVERYWHERE, occasion, changed, plan.Having("wheels"))
+    chosen, reasons = plan.choose(TABLE, ROWS, occasion, changed, plan.Having("wheels"))
     assert list(chosen) == expected
     assert list(reasons) == list(ROWS)
 
@@ -65,12 +65,12 @@ def test_a_change_decides_which_rows_run(
     ],
 )
 def test_a_row_whose_needs_are_not_met_is_left_out_and_says_why(having: plan.Having, reason: str) -> None:
-    _, reasons = plan.choose(ROWS, EVERYWHERE, "gate", None, having)
+    _, reasons = plan.choose(TABLE, ROWS, "gate", None, having)
     assert reasons["source"] == reason
 
 
 def test_a_row_with_shards_is_a_job_for_each() -> None:
-    row = plan.Row(stage="test_delegate", minutes=9, arguments="-x", shards=2, provision=True)
+    row = Row(stage="test_delegate", minutes=9, arguments="-x", shards=2, provision=True)
     assert list(plan.jobs_of("delegate", row, "gate", "", plan.Having("wheels"))) == [
         {
             "name": f"delegate {n}/2",
@@ -89,7 +89,7 @@ def test_a_row_with_shards_is_a_job_for_each() -> None:
 
 
 def test_a_row_of_the_suite_is_split_as_nox_s_matrix_says() -> None:
-    row = plan.Row(stage="test_lowering", minutes=9, suite=1)
+    row = Row(stage="test_lowering", minutes=9, suite=1)
     (job,) = plan.jobs_of("lowering", row, "gate", "", plan.Having("wheels"))
     assert (job["name"], job["arguments"]) == ("lowering 1/1", "--tag pr --shard 1/1")
 
@@ -254,16 +254,16 @@ def test_another_repository_without_a_suite_has_what_is_about_its_environment(
 
 def test_a_plan_without_a_job_is_an_error_and_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "changed_files", lambda _: ["docs/x.md"])
-    monkeypatch.setattr(plan, "load_table", lambda: plan.Table(everywhere=(), row={"some": ROWS["some"]}))
+    monkeypatch.setattr(plan, "gate_table", lambda: TABLE.model_copy(update={"row": {"some": ROWS["some"]}}))
     with pytest.raises(UsageError, match="no job is left to run"):
         plan.run({"QNN_CI_BASE": "main"})
 
 
 def test_the_table_is_read_strictly(tmp_path: Path) -> None:
     path = tmp_path / "gate.toml"
-    path.write_text('everywhere = []\n[row.a]\nstage = "lint"\nminute = 5\n')
+    path.write_text('[row.a]\nstage = "lint"\nminute = 5\n')
     with pytest.raises(ManifestError):
-        plan.load_table(path)
+        gate_table(path)
 
 
 def test_only_named_stages_are_planned_and_an_unknown_one_is_an_error() -> None:
@@ -315,8 +315,8 @@ def test_programs_are_left_out_only_by_a_change_that_is_known(
 
     monkeypatch.setattr(plan, "suite_matrix", matrix)
     monkeypatch.setattr(plan, "changed_files", lambda _: changed)
-    table = plan.Table(everywhere=(), row={"lowering": plan.Row(stage="test_lowering", minutes=1, suite=1)})
-    monkeypatch.setattr(plan, "load_table", lambda: table)
+    table = GateTable(row={"lowering": Row(stage="test_lowering", minutes=1, suite=1)})
+    monkeypatch.setattr(plan, "gate_table", lambda: table)
     plan.run({"QNN_CI_OCCASION": occasion, "QNN_CI_BASE": "main"})
     assert asked == [since]
 
@@ -325,8 +325,8 @@ def test_a_change_of_nothing_that_matters_leaves_rows_out_at_the_gate_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(plan, "changed_files", lambda _: ["docs/x.md"])
-    table = plan.Table(everywhere=EVERYWHERE, row={name: ROWS[name] for name in ("always", "some")})
-    monkeypatch.setattr(plan, "load_table", lambda: table)
+    table = TABLE.model_copy(update={"row": {name: ROWS[name] for name in ("always", "some")}})
+    monkeypatch.setattr(plan, "gate_table", lambda: table)
     for occasion, expected in (("gate", ["always"]), ("nightly", ["always", "some"])):
         output = tmp_path / occasion
         jobs = planned({"QNN_CI_OCCASION": occasion, "QNN_CI_BASE": "main", "GITHUB_OUTPUT": str(output)})
@@ -339,7 +339,7 @@ def test_an_unknown_occasion_is_wrong_use() -> None:
 
 
 def test_what_a_job_is_given_follows_its_row() -> None:
-    row = plan.Row(stage="s", minutes=7, arguments="-x", submodules=True, packages=("a", "b"), runner=True)
+    row = Row(stage="s", minutes=7, arguments="-x", submodules=True, packages=("a", "b"), runner=True)
     (job,) = plan.jobs_of("name", row, "gate", "", plan.Having("wheels"))
     given = {name: job[name] for name in ("name", "arguments", "submodules", "packages", "runner")}
     assert given == {

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ci import github as verb
+from ci.engine.gate_table import Row, gate_table
 from ci.github import plan
 from ci.github.rehearse.equivalents import EQUIVALENTS
 from ci.github.rehearse.model import (
@@ -27,7 +28,6 @@ from ci.github.rehearse.model import (
     read_workflow,
 )
 from ci.upkeep.bench import BENCHMARKS
-from ci.upkeep.lint import tracked_files
 from provisioning.base.settings import MANIFESTS, ROOT
 
 if sys.version_info >= (3, 11):
@@ -332,7 +332,7 @@ def test_what_is_uploaded_is_kept_for_a_stated_time_and_under_a_name_of_its_own(
 
 def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
     having = plan.Having("qnn-2.37", executorch=True)
-    rows = plan.load_table().row.items()
+    rows = gate_table().row.items()
     made = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", "", having)]
     for key in ("name", "artifact"):
         values = [job[key] for job in made]
@@ -390,45 +390,34 @@ def test_what_signs_or_writes_touches_no_cache(name: str) -> None:
 
 
 def test_every_row_of_the_gate_is_an_existing_session() -> None:
-    stages = {row.stage for row in plan.load_table().row.values()}
+    stages = {row.stage for row in gate_table().row.values()}
     assert stages <= sessions()
 
 
 def test_a_row_that_times_something_names_a_benchmark() -> None:
-    (row,) = [row for row in plan.load_table().row.values() if row.stage == "bench"]
+    (row,) = [row for row in gate_table().row.values() if row.stage == "bench"]
     assert row.arguments.split()[0] in BENCHMARKS
 
 
 def test_every_stage_that_decides_a_change_has_a_row() -> None:
-    rows = {row.stage for row in plan.load_table().row.values()}
+    rows = {row.stage for row in gate_table().row.values()}
     working = {name for name in sessions() if name.startswith(("test_", "build_"))}
     assert {"lint", "tests", "validate", "buck_parity", "image"} | working <= rows
 
 
 def test_what_runs_programs_has_a_runner_to_run_them_with() -> None:
     using = {"test_emulator", "test_delegate", "compat", "bench"}
-    assert {row.stage for row in plan.load_table().row.values() if row.runner} == using
+    assert {row.stage for row in gate_table().row.values() if row.runner} == using
 
 
 def test_what_is_built_from_source_has_the_submodules_of_its_source() -> None:
-    building = {row.stage for row in plan.load_table().row.values() if row.submodules}
+    building = {row.stage for row in gate_table().row.values() if row.submodules}
     assert building == {"build_x86", "build_android", "build_linux_arm64"}
-
-
-def test_the_paths_of_rows_exist() -> None:
-    table = plan.load_table()
-    files = [str(path.relative_to(ROOT)) for path in tracked_files(ROOT)]
-    unmatched = {
-        pattern
-        for pattern in {*table.everywhere, *(p for row in table.row.values() for p in row.paths)}
-        if not any(plan.matches(name, [pattern]) for name in files)
-    }
-    assert unmatched == set()
 
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
     used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
-    (job,) = plan.jobs_of("x", plan.Row(stage="lint", minutes=1), "gate", "", plan.Having("wheels"))
+    (job,) = plan.jobs_of("x", Row(stage="lint", minutes=1), "gate", "", plan.Having("wheels"))
     assert used == set(job)
 
 
