@@ -19,7 +19,8 @@ from provisioning.base.settings import ROOT
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
-COMMON = ("ci.__main__", "provisioning.__main__", "provisioning.verbs.generate", "noxfile")
+COMMON = ("ci.__main__", "provisioning.__main__", "noxfile")
+TABLES = (*COMMON, "provisioning.verbs.generate")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}
@@ -41,11 +42,11 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
     """Every file of ours that a stage imports, or starts as a process, and all text in their code."""
     verbs = [stage, *STARTED_BEFORE.get(stage, ())]
     waiting = [VERBS["ci" if verb in CI else "provisioning"][verb].module for verb in verbs]
-    entries = {module_file(name, [ROOT]) for name in COMMON}
+    tables = {module_file(name, [ROOT]) for name in TABLES}
     files = {path for name in COMMON for path in closure(name, [ROOT])}
     texts: set[str] = set()
     started: set[str] = set()
-    read: set[Path] = {path for path in entries if path}
+    read: set[Path] = {path for path in tables if path}
     while waiting:
         module = waiting.pop()
         if module in started:
