@@ -19,7 +19,6 @@ from pathlib import Path
 
 from ci.engine.gate_table import GateStage, gate_table, stage_names
 from ci.engine.supervision import (
-    INTERRUPTED,
     LACKING,
     LOGS,
     WORST_FIRST,
@@ -30,7 +29,7 @@ from ci.engine.supervision import (
 )
 from ci.report.collect import GATE, did_not_run
 from ci.report.publish import publish
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.base.rendering import github_annotations
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write

@@ -11,14 +11,12 @@ from pathlib import Path
 from ci.engine.transcript import transcript
 from ci.engine.workers.parent import tail
 from provisioning.base.diagnosis import explain
+from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
 from provisioning.base.rendering.text import one_line, plural
 
-INTERRUPTED = 130
-LACKING = 3
-CRASHED = 70
-"""An error of our own."""
-WORST_FIRST = (INTERRUPTED, CRASHED, 2, LACKING, 4, 1)
+LACKING = EnvironmentLacking.exit_code
+WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
 """The exit codes of a stage that did not pass, the most telling one first."""
 
 PATIENCE = 3.0
@@ -68,9 +66,9 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
         report = Report.read(file)
         if code == 0 and report.outcome is Outcome.PASS:
             return report
-        if code == CRASHED and report.outcome is Outcome.ERROR:
+        if code == INTERNAL and report.outcome is Outcome.ERROR:
             return with_causes(report, log)
-        if code in WORST_FIRST and code != CRASHED and report.outcome is not Outcome.PASS:
+        if code in WORST_FIRST and code != INTERNAL and report.outcome is not Outcome.PASS:
             return with_causes(report, log)
         fault = f"its report says {report.outcome.value}"
     except (OSError, ValueError) as error:

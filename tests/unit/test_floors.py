@@ -19,7 +19,6 @@ KNOWN = {
     ("ci.device", "ci.builds"): "signing",
     ("ci.device", "ci.signing"): "signing",
     ("ci.onnx", "ci.executorch"): "onnx",
-    ("ci.report", "ci.gate"): "signing",
     ("ci.report", "ci.parity"): "signing",
     ("ci.upkeep", "tests"): "edges",
     ("provisioning.verbs.generate", "ci"): "environment",
