@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ci.executorch.audit import module_path, source_of
+from ci.suites.accuracy import decibels
 
 MOST_DB = 120.0
 """Outputs nearer than this are the same."""
@@ -92,9 +92,7 @@ def _noise(decibels: float) -> float:
 
 def _decibels(wanted: Tensor, value: Tensor) -> float:
     signal, noise = float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum())
-    if not noise:
-        return MOST_DB
-    return max(-MOST_DB, min(MOST_DB, 10 * math.log10(signal / noise))) if signal else -MOST_DB
+    return max(-MOST_DB, min(MOST_DB, decibels(signal, noise)))
 
 
 def _module(node: torch.fx.Node) -> str:

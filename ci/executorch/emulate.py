@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ci.engine.jobs import Job
 from ci.executorch.verb import add_flags
+from ci.suites.flags import add_accuracy
 from provisioning.base.command_line import duration
 from provisioning.base.commands import typed
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, add_selection, selection_of
@@ -61,13 +62,9 @@ class Measured:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    add_flags(parser)
-    parser.add_argument(
-        "--update-thresholds",
-        action="store_true",
-        help="write thresholds to the suite: what was measured less the margin of tolerances.toml",
-    )
-    parser.add_argument(
+    group = add_flags(parser)
+    add_accuracy(group)
+    group.add_argument(
         "--run-timeout",
         type=duration,
         default=300,
@@ -97,16 +94,20 @@ def _run(args: argparse.Namespace, selection: Selection, stage: Any, environ: Ma
     from ci.engine.installed import ready_runner
     from ci.executorch.compile import Compiled
     from ci.executorch.stage import plan_of
+    from ci.suites.baseline import agree
 
     runner = ready_runner(environ, selection.reports)
     plan = plan_of(args, selection, environ, "emulator")
     compiled = plan.compiled(environ)
     work = {name: each for name, each in compiled.items() if isinstance(each, Compiled)}
     measured = _measure_all(args, plan, runner, work, environ)
+    figures = {name: rounded(each.figures) for name, each in measured.items() if not each.rule}
+    if args.update_baseline or args.update_thresholds:
+        agree(plan.baselines, plan.programs, figures, args.reason, stage.command)
     if args.update_baseline:
-        update(plan, measured)
+        update(plan, compiled, measured)
     if args.update_thresholds:
-        plan = with_thresholds(plan, measured)
+        plan = with_thresholds(plan, figures)
     judge(stage, plan, compiled, measured)
 
 
@@ -126,8 +127,17 @@ def _measure_all(
         "runner": runner_digest(runner),
         "sdk": dict(plan.basis.sdk),
     }
-    keys = {name: key_of({**basis, "program": each.facts["content"]}) for name, each in work.items()}
     programs = {program.name: program for program in plan.programs}
+    keys = {
+        name: key_of(
+            {
+                **basis,
+                "program": each.facts["content"],
+                "non_finite": programs[name].case.non_finite,
+            }
+        )
+        for name, each in work.items()
+    }
     measured: dict[str, Measured] = {}
     for name, key in keys.items():
         if kept := cache.get(key):
@@ -143,7 +153,8 @@ def _measure_all(
     }
 
     def once(job: Job, slot: RunSlot) -> Measured:
-        result = slot.measure(work[job.name], plan.settings.logs / job.name.replace("/", "-"))
+        folder = plan.settings.logs / job.name.replace("/", "-")
+        result = slot.measure(work[job.name], folder, programs[job.name].case.non_finite)
         if findings_of(programs[job.name], result):
             return result
         shutil.rmtree(result.kept or "", ignore_errors=True)
@@ -203,9 +214,9 @@ class RunSlot:
         if self._process is not None and self._process.poll() is None:
             _kill(self._process)
 
-    def measure(self, compiled: Any, folder: Path) -> Measured:
+    def measure(self, compiled: Any, folder: Path, non_finite: bool = False) -> Measured:
         """Run the program on its inputs and compare; the folder keeps everything of this run."""
-        from ci.suites.accuracy import Unusable, compare
+        from ci.suites.accuracy import Unusable, compare, in_files
 
         shutil.rmtree(folder, ignore_errors=True)
         outputs = folder / "outputs"
@@ -227,7 +238,11 @@ class RunSlot:
         if code != 0:
             return Measured(rule="run", message=_ended(code, folder), seconds=seconds, kept=folder)
         try:
-            figures = compare(outputs, folder, facts["expected"], facts["reference"])
+            figures = compare(
+                in_files(outputs, folder, facts["expected"]),
+                in_files(outputs, folder, facts["reference"]),
+                non_finite=non_finite,
+            )
             times = _times(folder / "metrics.json")
         except Unusable as error:
             return Measured(rule=error.rule, message=str(error), seconds=seconds, kept=folder)
@@ -314,23 +329,26 @@ def line_of(result: Measured) -> Line:
 
 def judge(stage: Any, plan: Any, compiled: Mapping[str, Any], measured: Mapping[str, Measured]) -> None:
     from ci.executorch.compile import Fault
-    from ci.executorch.judge import fault_finding
+    from ci.executorch.judge import fault_finding, repeat
+    from ci.suites.findings import placeholder, verdict
     from provisioning.base.findings import Artifact, Finding
 
     rows: dict[str, Any] = {}
     for program in plan.programs:
+        again = repeat(program, "test_emulator")
         result = measured.get(program.name)
         made = compiled.get(program.name)
         findings: list[Finding]
         if result is not None:
             losses = made.facts.get("losses", ()) if made and not isinstance(made, Fault) else ()
             findings = findings_of(program, result, losses)
+            findings += placeholder(program, f"{again} --update-thresholds")
         elif isinstance(made, Fault):
             findings = [fault_finding(program, made, "test_emulator")]
         else:
             findings = [plan.refused[program.name]]
         stage.findings += findings
-        if findings and result is not None and result.kept:
+        if result is not None and result.kept and verdict(findings) == "fail":
             stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.kept.rglob("*.raw"))]
         rows[program.name] = row(program, result, findings, plan.baseline(program).of(program.name))
     stage.metrics |= {
@@ -361,7 +379,7 @@ def findings_of(program: Any, result: Measured, losses: Sequence[Mapping[str, An
         return [wrong("fault", f"expected it not to run ({fault}), found: {found}; correct the suite")]
     if result.rule:
         return [wrong(result.rule, result.message)]
-    if not (misses := missed(program.run.thresholds, result.figures)):
+    if not (misses := missed(program.run.effective_thresholds, result.figures)):
         return []
     said = "; ".join(map(str, misses))
     missing = {miss.figure.startswith("reference") for miss in misses}
@@ -384,12 +402,13 @@ def lost_at(loss: Mapping[str, Any]) -> str:
 def row(program: Any, result: Measured | None, findings: Sequence[Any], agreed: Any) -> dict[str, Any]:
     from ci.executorch.judge import repeat
     from ci.executorch.stage import identity
+    from ci.suites.findings import shown_thresholds, verdict
 
     shown = {
         **identity(program),
-        "verdict": "fail" if findings else "pass",
+        "verdict": verdict(findings),
         "command": repeat(program, "test_emulator"),
-        "thresholds": program.run.thresholds.model_dump(exclude_none=True) if program.run.thresholds else {},
+        "thresholds": shown_thresholds(program),
         "expected_fault": program.run.emulator_fault,
     }
     if result is None or result.rule:
@@ -402,12 +421,16 @@ def row(program: Any, result: Measured | None, findings: Sequence[Any], agreed: 
     }
 
 
-def update(plan: Any, measured: Mapping[str, Measured]) -> None:
+def update(plan: Any, compiled: Mapping[str, Any], measured: Mapping[str, Measured]) -> None:
+    """Costs and accuracy of what ran, so that those of a program are of one build."""
+    from ci.executorch.judge import costs_of
     from ci.executorch.suite import SUITES
 
     for suite, baseline in list(plan.baselines.items()):
         values = {
             program.name: {
+                "build_id": plan.basis.build_id,
+                **costs_of(compiled[program.name]),
                 "accuracy": rounded(measured[program.name].figures),
                 **(
                     {}
@@ -419,7 +442,7 @@ def update(plan: Any, measured: Mapping[str, Measured]) -> None:
             if program.suite == suite and program.name in measured and not measured[program.name].rule
         }
         known = [program.name for program in SUITES.all_programs([suite])]
-        plan.baselines[suite] = baseline.rewritten(plan.basis.build_id, values, known)
+        plan.baselines[suite] = baseline.rewritten(values, known)
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
@@ -427,13 +450,12 @@ def rounded(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in figures.items()}
 
 
-def with_thresholds(plan: Any, measured: Mapping[str, Measured]) -> Any:
-    """Write what was measured to the suites as thresholds, and give the plan judged by these."""
+def with_thresholds(plan: Any, figures: Mapping[str, Mapping[str, float]]) -> Any:
+    """Write the figures to the suites as thresholds, and give the plan judged by these."""
     from ci.executorch.suite import SUITES
     from ci.suites.baseline import load_tolerances
     from ci.suites.thresholds import update_suite
 
-    figures = {name: rounded(each.figures) for name, each in measured.items() if not each.rule}
     changed: dict[str, Any] = {}
     for suite in plan.baselines:
         update_suite(suite, SUITES.programs_of, figures, load_tolerances().sqnr_margin_db)

@@ -179,7 +179,7 @@ def costs_of(compiled: Compiled) -> dict[str, float]:
 
 
 def cost(
-    program: Program, compiled: Compiled, baseline: Baseline, tolerances: Tolerances
+    program: Program, compiled: Compiled, build_id: str, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
     if compiled.facts["delegates"] and compiled.facts["graphs"] < compiled.facts["delegates"]:
         yield Finding(
@@ -191,4 +191,4 @@ def cost(
             f"read {compiled.log}",
         )
     again = f"{repeat(program, 'test_lowering')} --update-baseline"
-    yield from growth(program.name, costs_of(compiled), baseline, tolerances, again)
+    yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)

@@ -21,7 +21,8 @@ from ci.executorch.compile import (
 )
 from ci.executorch.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
 from ci.executorch.suite import Program, all_programs, choose
-from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
+from ci.suites.findings import verdict
 from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish
 from provisioning.base.commands import typed
@@ -158,10 +159,11 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) 
             findings = [
                 *delegation(program, result.facts),
                 *artifact(program, result, plan.basis.build_id),
-                *cost(program, result, baseline, tolerances),
+                *cost(program, result, plan.basis.build_id, baseline, tolerances),
             ]
         stage.findings += findings
-        rows[program.name] = row(program, result, findings, baseline)
+        agreed = baseline.of(program.name)
+        rows[program.name] = row(program, result, findings, plan.basis.build_id, agreed)
     stage.metrics |= {
         "selected": len(plan.programs),
         "cached": cached,
@@ -173,18 +175,20 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) 
 
 
 def row(
-    program: Program, result: Compiled | Fault | None, findings: Sequence[Finding], baseline: Baseline
+    program: Program,
+    result: Compiled | Fault | None,
+    findings: Sequence[Finding],
+    build_id: str,
+    agreed: Recorded | None,
 ) -> dict[str, Metric]:
     """What the page shows of a program."""
-    bad = any(finding.severity is Severity.ERROR for finding in findings)
     shown: dict[str, Metric] = {
         **identity(program),
-        "verdict": "fail" if bad else "pass",
+        "verdict": verdict(findings),
         "command": repeat(program, "test_lowering"),
     }
     if not isinstance(result, Compiled):
         return shown
-    agreed = baseline.of(program.name)
     facts = result.facts
     return shown | {
         "cached": result.cached,
@@ -195,7 +199,7 @@ def row(
         "cpu_operators": len(facts["left"]),
         "partition": facts["partition"],
         "costs": dict(costs_of(result)),
-        "baseline": {name: agreed.cost(name) for name in costs_of(result)} if agreed else {},
+        **beside(costs_of(result), build_id, agreed),
     }
 
 
@@ -217,9 +221,12 @@ def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
             result = results.get(program.name)
             if program.suite == suite and isinstance(result, Compiled):
                 fields: dict[str, object] = dict(costs_of(result))
-                values[program.name] = fields | {"peak_mb": int(result.facts["peak"]) >> 20}
+                values[program.name] = fields | {
+                    "build_id": plan.basis.build_id,
+                    "peak_mb": int(result.facts["peak"]) >> 20,
+                }
         known = [program.name for program in all_programs([suite])]
-        plan.baselines[suite] = baseline.rewritten(plan.basis.build_id, values, known)
+        plan.baselines[suite] = baseline.rewritten(values, known)
 
 
 def print_list(args: argparse.Namespace, selection: Selection) -> int:

@@ -55,7 +55,6 @@ class Input(Model):
 
 class Run(AnyRun):
     scheme: Scheme
-    thresholds: Thresholds | None = None
     emulator_fault: str = ""
     """Part of what the runner says where a program that lowers is known not to run; then no thresholds."""
     qat: bool = False
@@ -78,8 +77,12 @@ class Run(AnyRun):
     cpu_budget: Annotated[int, Field(ge=0)] | None = None
 
     @property
+    def effective_thresholds(self) -> Thresholds | None:
+        return None if self.emulator_fault else super().effective_thresholds
+
+    @property
     def held(self) -> tuple[str, ...]:
-        return ("sqnr_db", "cosine") + (("reference_sqnr_db",) if self.scheme != "fp16" else ())
+        return ("sqnr_db", "reference_sqnr_db") if self.scheme != "fp16" else ("sqnr_db",)
 
     @property
     def kind(self) -> str:
@@ -87,8 +90,8 @@ class Run(AnyRun):
 
     @model_validator(mode="after")
     def _fits(self) -> Run:
-        if (self.thresholds is None) != bool(self.emulator_fault):
-            raise ValueError("thresholds, or emulator_fault in their place")
+        if self.thresholds and self.emulator_fault:
+            raise ValueError("either thresholds or emulator_fault")
         if self.qat and self.scheme not in QAT_SCHEMES:
             raise ValueError(f"one of {', '.join(QAT_SCHEMES)} with qat")
         quantizing = (

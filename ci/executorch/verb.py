@@ -25,12 +25,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_flags(parser)
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Those that test_emulator has too."""
     add_choice(parser, SUITE)
-    add_how(parser).add_argument(
+    group = add_how(parser)
+    group.add_argument(
         "--worker-memory", type=count, metavar="MB", help="what one worker may take [most of what is free]"
     )
+    return group
 
 
 def run(args: argparse.Namespace) -> int:

@@ -67,7 +67,7 @@ def executorch_lane(reports: Path, suite: Path, profile: str) -> dict[Key, Lane]
             costs, figures = rows[0].get("costs", {}), rows[1].get("figures", {})
             lanes[key] = _lane(costs, figures, build_id)
         elif agreed is not None:
-            lanes[key] = replace(_lane(agreed.model_dump(), agreed.accuracy, baseline.build_id), agreed=True)
+            lanes[key] = replace(_lane(agreed.model_dump(), agreed.accuracy, agreed.build_id), agreed=True)
     return lanes
 
 

@@ -10,7 +10,8 @@ from ci.onnx.crosscheck import Key, Lane, key_of_program, markdown
 from ci.onnx.measure import Result
 from ci.onnx.suite import SUITES, Program
 from ci.suites.accuracy import missed
-from ci.suites.baseline import Baseline, Tolerances, growth
+from ci.suites.baseline import Baseline, Tolerances, beside, growth
+from ci.suites.findings import placeholder, shown_thresholds, verdict
 from provisioning.base.findings import Artifact, Finding, Metric, Severity, StageRun
 
 DDR = ("read", "written", "spilled", "filled")
@@ -40,6 +41,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
         yield wrong("onnx-cpu-node", said)
     if not result.facts["forms_equal"]:
         yield wrong("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
+    yield from placeholder(program, f"{again} --update-thresholds")
     if misses := misses_of(program, result):
         yield wrong("onnx-accuracy", "; ".join(misses), "raise the precision or calibrate with more samples")
     if top := result.facts.get("slowest"):
@@ -54,10 +56,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
 
 def misses_of(program: Program, result: Result) -> list[str]:
     figures = result.facts["beside"]["near"]
-    return [
-        str(each).replace("float eager", "the float model on the CPU")
-        for each in missed(program.run.thresholds, figures)
-    ]
+    return [str(each) for each in missed(program.run.effective_thresholds, figures)]
 
 
 def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:
@@ -73,7 +72,8 @@ def cost(program: Program, result: Result, baseline: Baseline, tolerances: Toler
             "the compiler gave no summary of its traffic with DDR",
             f"read what it prints: {SUITES.repeat(program)} --no-cache --keep",
         )
-    yield from growth(program.name, costs_of(result), baseline, tolerances, again)
+    build_id = result.facts["beside"]["record"]["build_id"]
+    yield from growth(program.name, costs_of(result), build_id, baseline, tolerances, again)
 
 
 def costs_of(result: Result) -> dict[str, float]:
@@ -137,20 +137,18 @@ def row(
     program: Program, result: Result, findings: Sequence[Finding], baseline: Baseline, other: Lane | None
 ) -> dict[str, Metric]:
     """What the page shows of a program."""
-    bad = any(finding.severity is Severity.ERROR for finding in findings)
     shown: dict[str, Metric] = {
         "case": program.case_name,
         "run": program.run.name,
         "precision": program.run.precision,
         "soc": program.soc,
         "tags": list(program.run.tags),
-        "verdict": "fail" if bad else "pass",
+        "verdict": verdict(findings),
         "command": SUITES.repeat(program),
-        "thresholds": program.run.thresholds.model_dump(exclude_none=True),
+        "thresholds": shown_thresholds(program),
     }
     if not result.facts:
         return shown
-    agreed = baseline.of(program.name)
     facts = result.facts["beside"]
     lanes: dict[str, Metric] = {"onnx": asdict(lane_of(result))}
     if other is not None:
@@ -161,7 +159,7 @@ def row(
         "nodes": facts["audit"]["nodes"],
         "graphs": facts["audit"]["graphs"],
         "costs": dict(costs_of(result)),
-        "baseline": {name: agreed.cost(name) for name in costs_of(result)} if agreed else {},
+        **beside(costs_of(result), facts["record"]["build_id"], baseline.of(program.name)),
         "slowest": list(result.facts.get("slowest", [])),
         "lanes": lanes,
     }

@@ -252,6 +252,7 @@ def _do_run(
                 soc=program.soc,
                 settings=run.settings(program.soc).as_dict(),
                 profiling=run.profiling,
+                non_finite=program.case.non_finite,
                 into=str(into),
                 **common,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ci.engine.jobs import asked_shard
@@ -14,10 +15,11 @@ from ci.onnx.crosscheck import executorch_lane
 from ci.onnx.judge import cost, costs_of, cross_check, findings_of, misses_of, pairs_of, row
 from ci.onnx.measure import Plan, Result, basis, jobs_of, measured, models_of
 from ci.onnx.process import require_installed
-from ci.onnx.suite import Program, all_programs, choose
-from ci.suites.baseline import Baseline, baseline_path, load_baseline, load_tolerances
+from ci.onnx.suite import Program, all_programs, choose, programs_of
+from ci.suites.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
 from ci.suites.flags import check
 from ci.suites.stage import finish
+from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric, StageRun
@@ -44,8 +46,13 @@ def run(args: argparse.Namespace) -> int:
         cache = VerdictCache(selection.store, "onnx", enabled=not args.no_cache)
         # One that is kept as a verdict alone has no model that --keep could leave.
         results = measured(plan, cache, lambda program, result: not (args.keep or misses_of(program, result)))
+        figures = figures_of(results)
+        if args.update_baseline or args.update_thresholds:
+            agree(plan.baselines, plan.programs, figures, args.reason, command)
         if args.update_baseline:
             update(plan, results)
+        if args.update_thresholds:
+            plan = with_thresholds(plan, figures)
         judge(stage, plan, results, selection)
     return finish(stage, selection)
 
@@ -113,23 +120,38 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
     }
 
 
+def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
+    """As a baseline has them, so that thresholds follow from what it says."""
+    return {
+        name: {figure: round(value, 6) for figure, value in result.facts["beside"]["near"].items()}
+        for name, result in results.items()
+        if result.facts
+    }
+
+
+def with_thresholds(plan: Plan, figures: Mapping[str, Mapping[str, float]]) -> Plan:
+    """Write the figures to the suites as thresholds; returns the plan with programs judged by them."""
+    changed: dict[str, Program] = {}
+    for suite in plan.baselines:
+        update_suite(suite, programs_of, figures, load_tolerances().sqnr_margin_db)
+        again = programs_of(suite, profile=plan.programs[0].profile)
+        changed |= {program.name: program for program in again}
+    return replace(plan, programs=tuple(changed.get(program.name, program) for program in plan.programs))
+
+
 def update(plan: Plan, results: Mapping[str, Result]) -> None:
     """Costs and accuracy of what was compiled, now or earlier, replace those of the baseline."""
+    figures = figures_of(results)
     for suite, baseline in list(plan.baselines.items()):
-        made = {
-            program.name: results[program.name]
-            for program in plan.programs
-            if program.suite == suite and results[program.name].facts
-        }
+        compiled = [each.name for each in plan.programs if each.suite == suite and each.name in figures]
         values = {
             name: {
-                **costs_of(result),
-                "peak_mb": int(result.facts["peak"]) >> 20,
-                "accuracy": {name: round(value, 6) for name, value in result.facts["beside"]["near"].items()},
+                **costs_of(results[name]),
+                "peak_mb": int(results[name].facts["peak"]) >> 20,
+                "accuracy": figures[name],
+                "build_id": results[name].facts["beside"]["record"]["build_id"],
             }
-            for name, result in made.items()
+            for name in compiled
         }
-        builds = {result.facts["beside"]["record"]["build_id"] for result in made.values()}
-        build_id = ", ".join(sorted(builds)) or baseline.build_id
         known = [program.name for program in all_programs([suite])]
-        plan.baselines[suite] = baseline.rewritten(build_id, values, known)
+        plan.baselines[suite] = baseline.rewritten(values, known)

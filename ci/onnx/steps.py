@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ci.onnx.graph import (
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision, precision_named
 from ci.onnx.samples import calibration_samples, checked
-from ci.suites.accuracy import ABOVE, Unusable, figures
+from ci.suites.accuracy import Pair, Unusable, compare
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -129,6 +129,7 @@ def write_context(
     embed: bool,
     log: Path | None,
     profile: Path | None = None,
+    non_finite: bool = False,
 ) -> Written:
     """Compile to `path`, run there, reload and run again, and hold what was written to what was asked for.
 
@@ -166,7 +167,7 @@ def write_context(
         record=record,
         audit=made.audit,
         outputs=made.outputs,
-        near=_near(expected, made.outputs),
+        near=_near(expected, made.outputs, non_finite),
         reload_equal=_equal(made.outputs[:1], again),
         ddr=made.ddr,
     )
@@ -313,6 +314,7 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
             embed=form == "embedded",
             log=log,
             profile=profile,
+            non_finite=order["non_finite"],
         )
 
     for form in ("beside", "embedded"):
@@ -357,25 +359,28 @@ def _as_reply(written: Written) -> dict[str, Any]:
     }
 
 
-def _near(expected: Sequence[Mapping[str, Array]], found: Sequence[Mapping[str, Array]]) -> dict[str, float]:
-    for one, other in zip(expected, found, strict=True):
-        for name in one:
-            if one[name].shape != other[name].shape:
-                raise CheckFailed(
-                    f"output {name}: the float model gives {one[name].shape}, HTP {other[name].shape}",
-                    remedy="pad it in the model to a fixed size, so that both are the same",
-                )
+REMEDIES = {
+    "shape": "pad it in the model to a fixed size, so that HTP gives what the CPU gives",
+    "not-finite": "try --precision u16u8",
+    "reference-not-finite": "look for what the model divides by or takes the logarithm of",
+}
+
+
+def _near(
+    expected: Sequence[Mapping[str, Array]], outputs: Sequence[Mapping[str, Array]], non_finite: bool
+) -> dict[str, float]:
     try:
-        rows = [
-            figures(one[name], other[name])
-            for one, other in zip(expected, found, strict=True)
-            for name in one
-        ]
+        return compare(_pairs(expected, outputs), non_finite=non_finite)
     except Unusable as error:
         raise CheckFailed(
-            f"the outputs cannot be compared: {error}", remedy="try --precision u16u8"
+            f"the outputs cannot be compared: {error}", remedy=REMEDIES.get(error.rule, "")
         ) from error
-    return {name: round((max if name in ABOVE else min)(row[name] for row in rows), 7) for name in rows[0]}
+
+
+def _pairs(expected: Sequence[Mapping[str, Array]], outputs: Sequence[Mapping[str, Array]]) -> Iterator[Pair]:
+    for number, (one, other) in enumerate(zip(expected, outputs, strict=True)):
+        for name in one:
+            yield f"output {name} of sample {number}", one[name], other[name]
 
 
 def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Array]]) -> bool:

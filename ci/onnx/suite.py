@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ci.onnx.options import Settings, settings_of
 from ci.onnx.precision import PRECISIONS, precision_named
-from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
+from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Word
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
@@ -21,7 +21,6 @@ SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 
 class Run(AnyRun):
     precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
-    thresholds: Thresholds
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 4
     """How many samples the ranges are taken from."""

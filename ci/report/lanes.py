@@ -107,6 +107,10 @@ def _every(programs: Mapping[str, Row]) -> Element:
         cells = [each.cell(_lane(row, "onnx"), each.name) for each in figures]
         rows.append(element("tr", head, element("td", verdict, data_label="verdict"), *cells))
     caption = "Accuracy on the emulator against the float model, and what it costs"
+    if others := sorted(
+        {str(row["baseline_build_id"]) for row in programs.values() if "baseline_build_id" in row}
+    ):
+        caption += f"; the baseline has costs of another build, QNN {', '.join(others)}"
     return table("onnx-programs", caption, columns, rows)
 
 

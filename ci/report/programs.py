@@ -8,20 +8,12 @@ from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, one_line_code
+from ci.suites.baseline import COSTS
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
 
 STAGES = ("test_lowering", "test_emulator")
-
-COSTS = {
-    "ddr_read": "DDR read",
-    "ddr_written": "DDR written",
-    "ddr_spilled": "spilled",
-    "ddr_filled": "filled",
-    "pte_bytes": ".pte",
-    "cpu_seconds": "compiling",
-}
 
 FIGURES = {
     "sqnr_db": "SQNR against float",
@@ -175,7 +167,10 @@ def _program(shown: Shown) -> Element:
     if partition := _partition(lowered.get("partition")):
         whole.append(partition)
     whole.extend(_bars("Accuracy on the emulator", _accuracy(ran)))
-    whole.extend(_bars("Cost against the baseline", _costs(lowered)))
+    title = "Cost against the baseline"
+    if other := _text(lowered, "baseline_build_id"):
+        title += f", which another build made: QNN {other}"
+    whole.extend(_bars(title, _costs(lowered)))
     if durations := _durations(lowered, ran):
         whole.append(element("p", ", ".join(durations), class_="soft"))
     for row in shown.rows.values():
@@ -255,13 +250,14 @@ def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
 
 def _costs(row: Mapping[str, Metric]) -> Iterator[Bar]:
     values, agreed = _mapping(row.get("costs")), _mapping(row.get("baseline"))
-    for key, name in COSTS.items():
+    for key, cost in COSTS.items():
         value, mark = _number(values, key), _number(agreed, key)
         if value is None or (not value and not mark):
             continue
         shown = seconds if key.endswith("seconds") else _size
         text = shown(value) + _beside(value, mark, shown)
-        yield Bar(name, value, mark, text, mark is None or value <= mark * 1.02 or key == "cpu_seconds")
+        good = mark is None or value <= mark * 1.02 or key == "cpu_seconds"
+        yield Bar(cost.title or key, value, mark, text, good)
 
 
 def _beside(value: float, agreed: float | None, shown: Callable[[float], str]) -> str:

@@ -1,9 +1,9 @@
-"""How near outputs are to what was expected of them."""
+"""How near a program's outputs are to those expected of it: the one place where they are compared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,21 @@ from typing import Any
 from ci.suites.model import Thresholds
 
 EXACT_DB = 999.0
-"""Stands for the SQNR of outputs without any error, which has no number."""
+"""The SQNR of outputs without any error, which has no number."""
 
-BELOW = ("cosine", "sqnr_db", "top1", "reference_cosine", "reference_sqnr_db")
-ABOVE = ("max_abs", "max_rel")
-
-WORDS = {
-    "cosine": "cosine with float eager",
-    "sqnr_db": "SQNR in dB against float eager",
-    "top1": "top-1 agreement with float eager",
+FIGURES = {
+    "cosine": "cosine with the float model",
+    "sqnr_db": "SQNR in dB against the float model",
+    "top1": "top-1 agreement with the float model",
     "max_abs": "largest absolute error",
     "max_rel": "largest error relative to the largest value",
-    "reference_cosine": "cosine with the quantized model in PyTorch",
-    "reference_sqnr_db": "SQNR in dB against the quantized model in PyTorch",
+    "reference_cosine": "cosine with the quantized model on the CPU",
+    "reference_sqnr_db": "SQNR in dB against the quantized model on the CPU",
 }
+LESS_IS_BETTER = ("max_abs", "max_rel")
+
+Pair = tuple[str, Any, Any]
+"""The name of an output, the array expected and the array computed."""
 
 
 class Unusable(Exception):
@@ -37,40 +38,118 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Missed:
+    """A threshold that a figure does not reach."""
+
     figure: str
-    wanted: float
-    found: float
+    bound: float
+    value: float
 
     def __str__(self) -> str:
-        side = "at least" if self.figure in BELOW else "at most"
-        return f"{WORDS[self.figure]}: expected {side} {self.wanted:.6g}, found {self.found:.6g}"
+        side = "at most" if self.figure in LESS_IS_BETTER else "at least"
+        return f"{FIGURES[self.figure]}: expected {side} {self.bound:.6g}, found {self.value:.6g}"
 
 
 def compare(
-    outputs: Path,
-    folder: Path,
-    expected: Sequence[Sequence[Mapping[str, Any]]],
-    reference: Sequence[Sequence[Mapping[str, Any]]],
+    expected: Iterable[Pair], reference: Iterable[Pair] = (), *, non_finite: bool = False
 ) -> dict[str, float]:
-    """The worst figure over all inferences and outputs, by the names of thresholds."""
-    figures = _worst(outputs, folder, expected)
-    if reference:
-        against = _worst(outputs, folder, reference)
-        figures["reference_cosine"] = against["cosine"]
-        figures["reference_sqnr_db"] = against["sqnr_db"]
-    return {name: round(value, 7) for name, value in figures.items()}
+    """The worst figure over all outputs of all inferences, by the names of thresholds.
+
+    `expected` pairs outputs with the float model's, `reference` with the quantized model's. Raises Unusable
+    for values that are NaN or infinite; with `non_finite` for those alone that the expected array does not
+    have at the same place.
+    """
+    found = _worst(expected, non_finite)
+    against = list(reference)
+    if against:
+        quantized = _worst(against, non_finite)
+        found |= {f"reference_{name}": quantized[name] for name in ("cosine", "sqnr_db")}
+    return {name: round(value, 7) for name, value in found.items()}
 
 
-def _worst(
-    outputs: Path, folder: Path, inferences: Sequence[Sequence[Mapping[str, Any]]]
-) -> dict[str, float]:
-    rows = [
-        figures(_load(folder / row["file"], row), _load(outputs / f"output_{number}_{index}.raw", row))
-        for number, tensors in enumerate(inferences)
-        for index, row in enumerate(tensors)
-    ]
-    worst = {name: min(row[name] for row in rows) for name in ("cosine", "sqnr_db", "top1")}
-    return worst | {name: max(row[name] for row in rows) for name in ABOVE}
+def _worst(pairs: Iterable[Pair], non_finite: bool) -> dict[str, float]:
+    rows = [_figures(*pair, non_finite) for pair in pairs]
+    if not rows:
+        raise Unusable("missing", "expected at least one output to compare, found none")
+    return {name: _worst_of(name, [row[name] for row in rows]) for name in rows[0]}
+
+
+def _worst_of(name: str, values: Sequence[float]) -> float:
+    # min() and max() skip a NaN that does not come first.
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values) if name in LESS_IS_BETTER else min(values)
+
+
+def _figures(name: str, expected: Any, output: Any, non_finite: bool) -> dict[str, float]:
+    import numpy
+
+    wanted, values = numpy.asarray(expected, numpy.float64), numpy.asarray(output, numpy.float64)
+    if wanted.shape != values.shape:
+        raise Unusable("shape", f"{name}: expected the shape {wanted.shape}, found {values.shape}")
+    top1 = _top1(wanted, values)
+    wanted, values = _finite(name, wanted, values, non_finite)
+    largest = float(abs(wanted).max(initial=0))
+    worst = float(abs(values - wanted).max(initial=0))
+    # Dividing by the largest value keeps the squares of very large values finite.
+    scale = max(largest, float(abs(values).max(initial=0))) or 1.0
+    signal, power = float(((wanted / scale) ** 2).sum()), float(((values / scale) ** 2).sum())
+    noise = float((((values - wanted) / scale) ** 2).sum())
+    product = float(((wanted / scale) * (values / scale)).sum())
+    return {
+        "cosine": product / math.sqrt(signal * power) if signal and power else float(noise == 0),
+        "sqnr_db": decibels(signal, noise),
+        "max_abs": worst,
+        "max_rel": worst / largest if largest else float(worst != 0),
+        "top1": top1,
+    }
+
+
+def _finite(name: str, wanted: Any, values: Any, non_finite: bool) -> tuple[Any, Any]:
+    """Both arrays without NaN and infinities, which must be at the same places."""
+    import numpy
+
+    ours, theirs = numpy.isfinite(values), numpy.isfinite(wanted)
+    if not theirs.all() and not non_finite:
+        raise Unusable(
+            "reference-not-finite",
+            f"{name}: {_count(theirs)} values that the model itself gives on the CPU are NaN or infinite; if"
+            " they are meant, write non_finite = true into the case",
+        )
+    same = numpy.equal(wanted, values) | (numpy.isnan(wanted) & numpy.isnan(values))
+    if not (ours | same).all():
+        raise Unusable("not-finite", f"{name}: {_count(ours | same)} values are NaN or infinite")
+    if not (theirs | same).all():
+        raise Unusable(
+            "not-finite", f"{name}: {_count(theirs | same)} values should be NaN or infinite, and are not"
+        )
+    return numpy.where(theirs, wanted, 0), numpy.where(theirs, values, 0)
+
+
+def _count(good: Any) -> str:
+    return f"{int(good.size - good.sum())} of {good.size}"
+
+
+def _top1(wanted: Any, values: Any) -> float:
+    if wanted.ndim == 0 or wanted.shape[-1] < 2:
+        return 1.0
+    rows = wanted.reshape(-1, wanted.shape[-1]), values.reshape(-1, values.shape[-1])
+    return float((rows[0].argmax(-1) == rows[1].argmax(-1)).mean())
+
+
+def decibels(signal: float, noise: float) -> float:
+    """The ratio of two powers: EXACT_DB without noise, -EXACT_DB where nothing of the signal is left."""
+    if not noise:
+        return EXACT_DB
+    ratio = signal / noise
+    return 10 * math.log10(ratio) if 0 < ratio < math.inf else -EXACT_DB
+
+
+def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[Pair]:
+    """What the runner wrote to `outputs`, with the expected arrays in `folder` that the rows describe."""
+    for number, tensors in enumerate(expected):
+        for index, row in enumerate(tensors):
+            path = outputs / f"output_{number}_{index}.raw"
+            yield path.name, _load(folder / row["file"], row), _load(path, row)
 
 
 def _load(path: Path, row: Mapping[str, Any]) -> Any:
@@ -86,39 +165,14 @@ def _load(path: Path, row: Mapping[str, Any]) -> Any:
     return values.reshape(row["shape"])
 
 
-def figures(expected: Any, found: Any) -> dict[str, float]:
-    import numpy
-
-    wanted = numpy.asarray(expected, numpy.float64)
-    values = numpy.asarray(found, numpy.float64)
-    if bad := int(values.size - numpy.isfinite(values).sum()):
-        raise Unusable("not-finite", f"{bad} of {values.size} values are NaN or infinite")
-    error = values - wanted
-    signal, noise = float((wanted**2).sum()), float((error**2).sum())
-    norms = math.sqrt(signal) * float(numpy.linalg.norm(values))
-    largest = float(abs(wanted).max(initial=0))
-    return {
-        "cosine": float((wanted * values).sum()) / norms if norms else float(noise == 0),
-        "sqnr_db": EXACT_DB if noise == 0 else (10 * math.log10(signal / noise) if signal else -EXACT_DB),
-        "max_abs": float(abs(error).max(initial=0)),
-        "max_rel": float(abs(error).max(initial=0)) / largest if largest else float(noise != 0),
-        "top1": _top1(wanted, values),
-    }
-
-
-def _top1(wanted: Any, values: Any) -> float:
-    if wanted.ndim == 0 or wanted.shape[-1] < 2:
-        return 1.0
-    rows = wanted.reshape(-1, wanted.shape[-1]), values.reshape(-1, values.shape[-1])
-    return float((rows[0].argmax(-1) == rows[1].argmax(-1)).mean())
-
-
-def missed(thresholds: Thresholds, figures: Mapping[str, float]) -> list[Missed]:
-    """Written so that a figure that is absent or no number misses."""
-    found = []
-    for name, wanted in thresholds.model_dump(exclude_none=True).items():
+def missed(thresholds: Thresholds | None, figures: Mapping[str, float]) -> list[Missed]:
+    """A figure that is absent or NaN misses its threshold."""
+    if thresholds is None:
+        return []
+    misses = []
+    for name, bound in thresholds.model_dump(exclude_none=True).items():
         value = figures.get(name, math.nan)
-        holds = value >= wanted if name in BELOW else value <= wanted
+        holds = value <= bound if name in LESS_IS_BETTER else value >= bound
         if not holds:
-            found.append(Missed(name, wanted, value))
-    return found
+            misses.append(Missed(name, bound, value))
+    return misses

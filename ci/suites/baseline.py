@@ -1,38 +1,50 @@
-"""What programs cost when it was last agreed on, and how much worse they may become unasked."""
+"""What programs cost and how accurate they were when somebody last agreed to it."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from ci.suites.model import AnyProgram
 from provisioning.base.documents import Model, load, parse
-from provisioning.base.errors import ManifestError
+from provisioning.base.errors import CheckFailed, ManifestError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS
 
 DIRECTORY = MANIFESTS / "baselines"
 
-COSTS = {
-    "ddr_read": "bytes read from DDR",
-    "ddr_written": "bytes written to DDR",
-    "ddr_spilled": "bytes spilled to DDR",
-    "ddr_filled": "bytes filled from DDR",
-    "pte_bytes": "bytes of the .pte",
-    "context_bytes": "bytes of the context and its .onnx",
-    "cpu_seconds": "seconds of compiling",
-}
+
+class Costs(Model):
+    """Of one program; None where it was not measured. The titles are those of tables, the descriptions those
+    of messages."""
+
+    ddr_read: int | None = Field(None, title="DDR read", description="bytes read from DDR")
+    ddr_written: int | None = Field(None, title="DDR written", description="bytes written to DDR")
+    ddr_spilled: int | None = Field(None, title="spilled", description="bytes spilled to DDR")
+    ddr_filled: int | None = Field(None, title="filled", description="bytes filled from DDR")
+    pte_bytes: int | None = Field(None, title=".pte", description="bytes of the .pte")
+    context_bytes: int | None = Field(None, title="context", description="bytes of the context and its .onnx")
+    cpu_seconds: float | None = Field(None, title="compiling", description="seconds of compiling")
 
 
-CostName = Literal[
-    "ddr_read", "ddr_written", "ddr_spilled", "ddr_filled", "pte_bytes", "context_bytes", "cpu_seconds"
-]
+COSTS = Costs.model_fields
+"""The one list of costs: a tolerance, a baseline, a finding and a page name them by these."""
+
+
+def _is_cost(name: str) -> str:
+    if name not in COSTS:
+        raise ValueError(f"one of {', '.join(COSTS)}")
+    return name
+
+
+CostName = Annotated[str, AfterValidator(_is_cost), Field(json_schema_extra={"enum": list(COSTS)})]
 
 
 class Tolerance(Model):
@@ -51,71 +63,103 @@ class Tolerances(Model):
     costs: dict[CostName, Tolerance]
     sqnr_margin_db: Annotated[float, Field(gt=0)]
     """Thresholds are what was measured less this."""
+    cross_check_db: Annotated[float, Field(gt=0)]
+    """By how much the SQNR of the same model may differ between the lanes."""
 
 
-class Recorded(Model):
-    """Of one program. Costs that were never measured are None."""
+class Recorded(Costs):
+    """What is agreed on of one program."""
 
-    ddr_read: int | None = None
-    ddr_written: int | None = None
-    ddr_spilled: int | None = None
-    ddr_filled: int | None = None
-    pte_bytes: int | None = None
-    context_bytes: int | None = None
-    cpu_seconds: float | None = None
+    build_id: str = ""
+    """The QNN that compiled it."""
+    accuracy: dict[str, float] = Field(default_factory=dict)
+    reason: str = ""
+    """Why a lost top-1 was agreed to."""
     peak_mb: int | None = None
     run_seconds: float | None = None
-    accuracy: dict[str, float] = Field(default_factory=dict)
 
     def cost(self, name: str) -> float | None:
         value: float | None = getattr(self, name)
         return value
 
+    def updated(self, fields: Mapping[str, object]) -> Recorded:
+        """With these fields, among them `build_id`; what another build gave does not stay beside them."""
+        same = self.build_id == fields["build_id"]
+        kept = self if same else Recorded(**{name: getattr(self, name) for name in KEPT})
+        return kept.model_copy(update=dict(fields))
+
+
+KEPT = ("peak_mb", "run_seconds", "reason")
+"""What stays when another build compiles the program: estimates for the order of work, and the reason."""
+
 
 class _File(Model):
     schema_: Literal[1] = Field(alias="schema")
-    build_id: str
+    build_id: str = ""
+    """Of all programs, as it was written before each had its own."""
     programs: dict[str, Recorded]
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     path: Path
-    build_id: str = ""
     programs: Mapping[str, Recorded] = field(default_factory=dict)
 
     def of(self, program: str) -> Recorded | None:
         return self.programs.get(program)
 
-    def with_values(self, build_id: str, values: Mapping[str, Mapping[str, object]]) -> Baseline:
-        """With these fields of these programs replaced; everything else stays."""
+    def with_values(self, values: Mapping[str, Mapping[str, object]]) -> Baseline:
+        """With these fields of these programs replaced; other programs stay as they are."""
         programs = dict(self.programs)
         for name, fields in values.items():
-            programs[name] = programs.get(name, Recorded()).model_copy(update=dict(fields))
-        return replace(self, build_id=build_id, programs=programs)
+            programs[name] = programs.get(name, Recorded()).updated(fields)
+        return replace(self, programs=programs)
 
-    def rewritten(
-        self, build_id: str, values: Mapping[str, Mapping[str, object]], known: Iterable[str]
-    ) -> Baseline:
+    def rewritten(self, values: Mapping[str, Mapping[str, object]], known: Iterable[str]) -> Baseline:
         """On disk too: with these values, and without programs that the suite does not have any more."""
-        new = self.with_values(build_id, values)
+        updated = self.with_values(values)
         wanted = {*known, *values}
-        new = replace(new, programs={n: each for n, each in new.programs.items() if n in wanted})
-        new.write()
-        sys.stderr.write(f"wrote {new.path}\n")
-        return new
+        updated = replace(updated, programs={n: each for n, each in updated.programs.items() if n in wanted})
+        updated.write()
+        sys.stderr.write(f"wrote {updated.path}\n")
+        return updated
+
+    def with_reasons(self, figures: Mapping[str, Mapping[str, float]], reason: str, again: str) -> Baseline:
+        """Agree to the top-1 of these programs: what was lost needs a reason, which the baseline keeps.
+
+        Raises CheckFailed where there is none; `again` is the command that updates."""
+        lost = {name: values["top1"] for name, values in figures.items() if self._loses_top1(name, values)}
+        if lost and not reason:
+            named = ", ".join(f"{name} ({value:g})" for name, value in list(lost.items())[:5])
+            raise CheckFailed(
+                f"{len(lost)} programs do not choose as the float model does, or less often than agreed: the"
+                f" top-1 agreement of {named}",
+                remedy=f"find out why; if it is meant, {again} --reason TEXT",
+            )
+        programs = dict(self.programs)
+        for name, values in figures.items():
+            recorded = programs.get(name, Recorded())
+            if name in lost:
+                programs[name] = recorded.model_copy(update={"reason": reason})
+            elif values.get("top1", 0.0) > recorded.accuracy.get("top1", 0.0):
+                programs[name] = recorded.model_copy(update={"reason": ""})
+        return replace(self, programs=programs)
+
+    def _loses_top1(self, name: str, figures: Mapping[str, float]) -> bool:
+        recorded = self.programs.get(name, Recorded())
+        value = figures.get("top1", 1.0)
+        agreed = recorded.accuracy.get("top1", value)
+        return round(value, 6) < agreed or (value == 0 and not recorded.reason)
 
     def write(self) -> None:
         programs = {
-            name: {key: value for key, value in each.model_dump().items() if value not in (None, {})}
+            name: {key: value for key, value in each.model_dump().items() if value not in (None, {}, "")}
             for name, each in sorted(self.programs.items())
         }
         lines = ",\n".join(
             f"    {json.dumps(name)}: {json.dumps(each, sort_keys=True)}" for name, each in programs.items()
         )
-        head = f'{{\n  "schema": 1,\n  "build_id": {json.dumps(self.build_id)},\n  "programs": {{\n'
-        text = f"{head}{lines}\n  }}\n}}\n"
-        replace_text(self.path, text)
+        replace_text(self.path, f'{{\n  "schema": 1,\n  "programs": {{\n{lines}\n  }}\n}}\n')
 
 
 def baseline_path(suite: Path, profile: str) -> Path:
@@ -136,19 +180,53 @@ def load_baseline(path: Path) -> Baseline:
             path, "(syntax)", expected="JSON", found=str(error), remedy="remove it, then --update-baseline"
         ) from error
     read = parse(data, _File, path)
-    return Baseline(path, read.build_id, read.programs)
+    programs = {
+        name: each if each.build_id else each.model_copy(update={"build_id": read.build_id})
+        for name, each in read.programs.items()
+    }
+    return Baseline(path, programs)
 
 
 def load_tolerances() -> Tolerances:
     return load(DIRECTORY / "tolerances.toml", Tolerances)
 
 
-def growth(
-    program: str, costs: Mapping[str, float], baseline: Baseline, tolerances: Tolerances, again: str
-) -> Iterator[Finding]:
-    """Costs that are more than the baseline and its tolerances allow; `again` agrees on them."""
-    agreed = baseline.of(program)
+def agree(
+    baselines: MutableMapping[Path, Baseline],
+    programs: Sequence[AnyProgram[Any, Any]],
+    figures: Mapping[str, Mapping[str, float]],
+    reason: str,
+    command: str,
+) -> None:
+    """Refuse to agree to a lost top-1 without a reason; with one, keep it in the baselines."""
+    for suite, baseline in list(baselines.items()):
+        mine = {each.name for each in programs if each.suite == suite}
+        of_suite = {name: values for name, values in figures.items() if name in mine}
+        agreed = baseline.with_reasons(of_suite, reason, command)
+        if agreed.programs != baseline.programs:
+            agreed.write()
+        baselines[suite] = agreed
+
+
+def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Any]:
+    """The costs that were agreed on, for the row of a report; with their build where it is another."""
     if agreed is None:
+        return {"baseline": {}}
+    other = {} if agreed.build_id == build_id else {"baseline_build_id": agreed.build_id or "unknown"}
+    return {"baseline": {name: agreed.cost(name) for name in costs}, **other}
+
+
+def growth(
+    program: str,
+    costs: Mapping[str, float],
+    build_id: str,
+    baseline: Baseline,
+    tolerances: Tolerances,
+    again: str,
+) -> Iterator[Finding]:
+    """Costs above the baseline and its tolerances; the command `again` agrees to them."""
+    agreed = baseline.of(program)
+    if agreed is None or all(agreed.cost(name) is None for name in COSTS):
         yield Finding(
             "cost-no-baseline",
             Severity.WARNING,
@@ -157,15 +235,17 @@ def growth(
             again,
         )
         return
+    other = "" if build_id == agreed.build_id else f", of QNN {agreed.build_id or 'unknown'}"
     for name, value in costs.items():
-        tolerance, before = tolerances.costs.get(name), agreed.cost(name)  # type: ignore[call-overload]
+        tolerance, before = tolerances.costs.get(name), agreed.cost(name)
         if tolerance is None or before is None or value <= tolerance.most(before):
             continue
+        now = f" with QNN {build_id}" if other else ""
         yield Finding(
             f"cost-{name.replace('_', '-')}",
             Severity(tolerance.severity),
             program,
-            f"expected at most {tolerance.most(before):,.0f} {COSTS[name]} "
-            f"({before:,.0f} in the baseline), found {value:,.0f}",
+            f"expected at most {tolerance.most(before):,.0f} {COSTS[name].description} "
+            f"({before:,.0f} in the baseline{other}), found {value:,.0f}{now}",
             f"see what changed in the graph; if it is meant, {again}",
         )

@@ -51,6 +51,21 @@ def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
+def add_accuracy(group: argparse._ArgumentGroup) -> None:
+    """For the stages that measure accuracy."""
+    group.add_argument(
+        "--update-thresholds",
+        action="store_true",
+        help="write thresholds to the suite: what was measured less the margin of tolerances.toml",
+    )
+    group.add_argument(
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="with --update-…: why a lost top-1 is agreed to; the baseline keeps it",
+    )
+
+
 def check(suites: Sequence[Path]) -> None:
     for path in suites:
         if not path.is_file():

@@ -22,19 +22,30 @@ Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w
 Scalar = bool | int | float | str
 
 
-class Thresholds(Model):
-    """What the emulator's outputs must reach. The unprefixed compare with float eager."""
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Outputs that are all zero have an SQNR of 0 dB, so nothing could miss a lower threshold."""
 
-    cosine: Annotated[float, Field(le=1)] | None = None
-    sqnr_db: float | None = None
-    max_abs: Annotated[float, Field(ge=0)] | None = None
-    max_rel: Annotated[float, Field(ge=0)] | None = None
+
+class Thresholds(Model):
+    """What the emulator's outputs must reach. Names without a prefix compare with the float model."""
+
+    cosine: Share | None = None
+    """For suites that have it. sqnr_db says more: the cosine does not see outputs of another size."""
+    sqnr_db: NotNegative | None = None
+    max_abs: NotNegative | None = None
+    max_rel: NotNegative | None = None
     """Of the largest absolute value of the expected output."""
-    top1: Annotated[float, Field(ge=0, le=1)] | None = None
+    top1: Share | None = None
     """The share of rows in which the largest value is at the same place."""
-    reference_cosine: Annotated[float, Field(le=1)] | None = None
-    reference_sqnr_db: float | None = None
-    """Against the quantized model in PyTorch: what the chip adds, without what quantizing costs."""
+    reference_cosine: Share | None = None
+    reference_sqnr_db: NotNegative | None = None
+    """Against the quantized model on the CPU: what the chip adds, without what quantizing costs."""
+
+    @property
+    def placeholder(self) -> bool:
+        """Outputs that are all zero would pass."""
+        return not self.sqnr_db and not self.cosine and (self.max_rel is None or self.max_rel >= 1)
 
     @model_validator(mode="after")
     def _can_fail(self) -> Thresholds:
@@ -43,11 +54,22 @@ class Thresholds(Model):
         return self
 
 
+PLACEHOLDER = Thresholds(sqnr_db=0)
+"""For a run that names none: whatever was computed passes, with a warning."""
+
+
 class AnyRun(Model):
     label: Word | None = None
     """Tells this run from another of the same kind; [the kind]."""
     socs: tuple[str, ...] = Field(min_length=1)
     tags: tuple[Word, ...] = Field(min_length=1)
+    thresholds: Thresholds | None = None
+    """None until --update-thresholds writes what was measured."""
+
+    @property
+    def effective_thresholds(self) -> Thresholds | None:
+        """None for a run that is not measured."""
+        return self.thresholds or PLACEHOLDER
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -73,6 +95,8 @@ class AnyRun(Model):
 
 
 class AnyCase(Model):
+    non_finite: bool = False
+    """The model gives NaN or infinity; the emulator's outputs must have them at the same places."""
     runs: tuple[AnyRun, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import stat
@@ -13,17 +12,14 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ci.__main__ import VERBS
 from ci.executorch import emulate as emulator
 from ci.executorch.compile import Compiled, Settings
 from ci.executorch.emulate import Measured, RunSlot, _measure_all, findings_of
 from ci.executorch.stage import Plan
-from ci.suites.accuracy import EXACT_DB, Unusable, figures, missed
+from ci.suites.accuracy import EXACT_DB
 from ci.suites.baseline import Baseline
-from ci.suites.model import Thresholds
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
@@ -31,76 +27,6 @@ from provisioning.environment import Environment
 from tests.support.lowering import BASIS, SUITE, make_program
 
 VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
-
-
-class TestFigures:
-    def test_the_same_is_exact(self) -> None:
-        assert figures(VALUES, VALUES) == {
-            "cosine": pytest.approx(1), "sqnr_db": EXACT_DB, "max_abs": 0, "max_rel": 0, "top1": 1,
-        }  # fmt: skip
-
-    def test_a_tenth_of_noise_is_twenty_decibels(self) -> None:
-        assert figures(VALUES, VALUES * 1.1)["sqnr_db"] == pytest.approx(20, abs=0.01)
-
-    def test_the_largest_error_is_of_the_largest_value(self) -> None:
-        moved = VALUES.copy()
-        moved[0, 0] += 0.5
-        found = figures(VALUES, moved)
-        assert found["max_abs"] == pytest.approx(0.5)
-        assert found["max_rel"] == pytest.approx(0.25)
-
-    def test_top1_counts_rows(self) -> None:
-        turned = VALUES.copy()
-        turned[0] = turned[0][::-1]
-        assert figures(VALUES, turned)["top1"] == pytest.approx(2 / 3)
-
-    def test_opposite_signs_show_in_the_cosine(self) -> None:
-        assert figures(VALUES, -VALUES)["cosine"] == pytest.approx(-1)
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-    def test_what_is_not_finite_cannot_be_compared(self, bad: float) -> None:
-        broken = VALUES.copy()
-        broken[1, 1] = bad
-        with pytest.raises(Unusable, match="1 of 12 values are NaN or infinite"):
-            figures(VALUES, broken)
-
-    def test_zeros_against_something_are_not_good(self) -> None:
-        found = figures(VALUES, VALUES * 0)
-        assert found["cosine"] == 0 and found["sqnr_db"] == pytest.approx(0)
-
-    def test_something_against_zeros_is_worse(self) -> None:
-        assert figures(VALUES * 0, VALUES)["sqnr_db"] == -EXACT_DB
-
-    @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=20), st.floats(0.001, 10))
-    @settings(max_examples=60, deadline=None)
-    def test_more_noise_is_never_better(self, values: list[float], noise: float) -> None:
-        wanted = numpy.array(values, "float32")
-        step = numpy.where(numpy.arange(len(values)) % 2, noise, -noise)
-        near, far = figures(wanted, wanted + step), figures(wanted, wanted + 2 * step)
-        assert far["sqnr_db"] <= near["sqnr_db"] and far["max_abs"] >= near["max_abs"]
-
-
-class TestThresholds:
-    @pytest.mark.parametrize(
-        ("wanted", "found", "misses"),
-        [
-            ({"sqnr_db": 30.0}, {"sqnr_db": 30.0}, 0),
-            ({"sqnr_db": 30.0}, {"sqnr_db": 29.99}, 1),
-            ({"cosine": 0.99, "max_abs": 0.5}, {"cosine": 0.995, "max_abs": 0.6}, 1),
-            ({"cosine": 0.99, "max_rel": 0.5}, {"cosine": 0.9, "max_rel": 0.6}, 2),
-            ({"cosine": 0.99, "top1": 1.0}, {"cosine": 1.0, "top1": 0.9}, 1),
-            ({"sqnr_db": 30.0, "reference_sqnr_db": 40.0}, {"sqnr_db": 31.0}, 1),
-            ({"sqnr_db": 30.0}, {"sqnr_db": math.nan}, 1),
-        ],
-    )
-    def test_they_are_held_from_the_right_side(
-        self, wanted: dict[str, float], found: dict[str, float], misses: int
-    ) -> None:
-        assert len(missed(Thresholds(**wanted), found)) == misses
-
-    def test_a_miss_says_what_was_wanted_and_found(self) -> None:
-        (miss,) = missed(Thresholds(sqnr_db=30.0), {"sqnr_db": 12.5})
-        assert str(miss) == "SQNR in dB against float eager: expected at least 30, found 12.5"
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

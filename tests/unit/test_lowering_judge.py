@@ -10,12 +10,10 @@ import pytest
 
 from ci.executorch.compile import Compiled, Fault
 from ci.executorch.judge import artifact, cost, delegation, fault_finding, faults_of
-from ci.executorch.suite import SHIPPED
-from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from ci.suites.baseline import Baseline, Recorded, load_tolerances
 from ci.suites.programs.program import Delegate, parse
 from ci.suites.programs.program import Program as Inside
 from provisioning.base.diagnosis import Explanation, explain
-from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Severity
 from tests.support.lowering import make_program
 from tests.support.programs import BUILD_ID, context, options, program
@@ -141,7 +139,7 @@ class TestCost:
     def _rules(self, tmp_path: Path, agreed: Recorded | None, **facts: Any) -> dict[str, Severity]:
         one = make_program(tmp_path / "suite")
         baseline = _baseline(one.name, agreed)
-        found = cost(one, _compiled(tmp_path, **facts), baseline, TOLERANCES)
+        found = cost(one, _compiled(tmp_path, **facts), BUILD_ID, baseline, TOLERANCES)
         return {finding.rule: finding.severity for finding in found}
 
     @property
@@ -163,7 +161,7 @@ class TestCost:
         (tmp_path / "pad").write_bytes(b"")
         one = make_program(tmp_path / "suite")
         compiled = _compiled(tmp_path, program() + bytes(20_000))
-        found = cost(one, compiled, _baseline(one.name, small), TOLERANCES)
+        found = cost(one, compiled, BUILD_ID, _baseline(one.name, small), TOLERANCES)
         assert [finding.rule for finding in found] == ["cost-pte-bytes"]
 
     def test_slow_compiling_only_warns(self, tmp_path: Path) -> None:
@@ -203,32 +201,3 @@ class TestFault:
         fault = Fault("compile", "it broke", tmp_path / "log")
         finding = fault_finding(make_program(tmp_path), fault, "test_lowering")
         assert finding.remedy.startswith(known.mend)
-
-
-class TestBaseline:
-    def test_it_is_written_one_program_a_line_and_read_again(self, tmp_path: Path) -> None:
-        path = tmp_path / "new/baseline.json"
-        values: dict[str, dict[str, object]] = {
-            "b/8a8w/SM8650": {"ddr_read": 5},
-            "a/fp16/SM8650": {"accuracy": {"sqnr_db": 60.5}},
-        }
-        Baseline(path).with_values(BUILD_ID, values).write()
-        assert [line[:9] for line in path.read_text().splitlines()[4:6]] == ['    "a/fp', '    "b/8a']
-        again = load_baseline(path)
-        assert again.programs["a/fp16/SM8650"].accuracy == {"sqnr_db": 60.5} and again.build_id == BUILD_ID
-
-    def test_updating_keeps_what_was_not_measured(self, tmp_path: Path) -> None:
-        first = Baseline(tmp_path / "b.json").with_values("v", {"a": {"ddr_read": 5, "cpu_seconds": 1.5}})
-        again = first.with_values("v", {"a": {"ddr_read": 6}}).programs["a"]
-        assert (again.ddr_read, again.cpu_seconds) == (6, 1.5)
-
-    def test_a_suite_of_ones_own_has_its_baseline_beside_it(self, tmp_path: Path) -> None:
-        assert baseline_path(tmp_path / "mine.toml", "wheels") == tmp_path / "mine.baseline-wheels.json"
-        assert baseline_path(SHIPPED, "wheels").name == "lowering-wheels.json"
-
-    @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2, "build_id": "", "programs": {}}'])
-    def test_damage_is_named(self, tmp_path: Path, text: str) -> None:
-        path = tmp_path / "b.json"
-        path.write_text(text)
-        with pytest.raises(ManifestError, match=r"b\.json"):
-            load_baseline(path)

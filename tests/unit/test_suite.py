@@ -69,7 +69,7 @@ class TestModel:
             ("tags = ", "tag = ", "tag"),
             ("{ cosine = 0.99 }", "{ cosin = 0.99 }", "cosin"),
             ("{ cosine = 0.99 }", "{ max_abs = 1 }", "nothing would be compared"),
-            ("thresholds = { cosine = 0.99 }", "", "thresholds, or emulator_fault"),
+            ("{ cosine = 0.99 }", "{ sqnr_db = -1 }", "greater than or equal to 0"),
             ('scheme = "8a8w"', 'scheme = "8a4w"\nqat = true', "one of 8a8w"),
             ('scheme = "8a8w"', 'scheme = "fp16"\nunquantized_nodes = ["add"]', "no quantization options"),
             ('scheme = "8a8w"', 'scheme = "16a4w_block"', "block_sizes with 16a4w_block"),

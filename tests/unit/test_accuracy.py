@@ -1,0 +1,186 @@
+"""Figures of accuracy, and thresholds that can be missed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from ci.suites.accuracy import EXACT_DB, Unusable, compare, decibels, in_files, missed
+from ci.suites.findings import placeholder
+from ci.suites.model import Thresholds
+from provisioning.base.findings import Severity
+from tests.support.lowering import SUITE, make_program
+
+VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
+
+
+def figures(expected: Any, output: Any) -> dict[str, float]:
+    return compare([("y", expected, output)])
+
+
+class TestFigures:
+    def test_the_same_is_exact(self) -> None:
+        assert figures(VALUES, VALUES) == {
+            "cosine": 1, "sqnr_db": EXACT_DB, "max_abs": 0, "max_rel": 0, "top1": 1,
+        }  # fmt: skip
+
+    def test_a_tenth_of_noise_is_twenty_decibels(self) -> None:
+        assert figures(VALUES, VALUES * 1.1)["sqnr_db"] == pytest.approx(20, abs=0.01)
+
+    def test_the_largest_error_is_of_the_largest_value(self) -> None:
+        moved = VALUES.copy()
+        moved[0, 0] += 0.5
+        found = figures(VALUES, moved)
+        assert (found["max_abs"], found["max_rel"]) == pytest.approx((0.5, 0.25))
+
+    def test_top1_counts_rows(self) -> None:
+        turned = VALUES.copy()
+        turned[0] = turned[0][::-1]
+        assert figures(VALUES, turned)["top1"] == pytest.approx(2 / 3, abs=1e-6)
+
+    def test_opposite_signs_show_in_the_cosine(self) -> None:
+        assert figures(VALUES, -VALUES)["cosine"] == pytest.approx(-1)
+
+    def test_zeros_against_something_are_bad_and_something_against_zeros_is_worse(self) -> None:
+        found = figures(VALUES, VALUES * 0)
+        assert found["cosine"] == 0 and found["sqnr_db"] == pytest.approx(0)
+        assert figures(VALUES * 0, VALUES)["sqnr_db"] == -EXACT_DB
+
+    def test_values_whose_squares_have_no_number_are_compared_all_the_same(self) -> None:
+        assert figures(numpy.array([1e200]), numpy.array([1.1e200]))["sqnr_db"] == pytest.approx(20)
+
+    @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=20), st.floats(0.001, 10))
+    @settings(max_examples=60, deadline=None)
+    def test_more_noise_is_never_better(self, values: list[float], noise: float) -> None:
+        wanted = numpy.array(values, "float32")
+        step = numpy.where(numpy.arange(len(values)) % 2, noise, -noise)
+        near, far = figures(wanted, wanted + step), figures(wanted, wanted + 2 * step)
+        assert far["sqnr_db"] <= near["sqnr_db"] and far["max_abs"] >= near["max_abs"]
+
+    @given(st.permutations([1.0, 1.5, 3.0]))
+    def test_the_worst_of_several_outputs_counts_whatever_their_order(self, scales: list[float]) -> None:
+        found = compare([("y", VALUES, VALUES * scale) for scale in scales])
+        assert found["sqnr_db"] == pytest.approx(decibels(1, 4)) and found["max_abs"] == pytest.approx(4)
+
+    def test_noise_without_a_number_is_no_accuracy(self) -> None:
+        assert decibels(math.nan, math.nan) == decibels(1.0, math.inf) == -EXACT_DB
+
+
+class TestNotFinite:
+    @staticmethod
+    def broken(value: float) -> Any:
+        values = VALUES.copy()
+        values[1, 1] = value
+        return values
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_an_output_that_is_not_finite_cannot_be_compared(self, value: float) -> None:
+        with pytest.raises(Unusable, match="y: 1 of 12 values are NaN or infinite") as caught:
+            figures(VALUES, self.broken(value))
+        assert caught.value.rule == "not-finite"
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_a_reference_that_is_not_finite_hides_no_wrong_output(self, value: float) -> None:
+        """The second output is all zeros, and its SQNR was taken for that of the first."""
+        pairs = [("first", VALUES, VALUES), ("second", self.broken(value), VALUES * 0)]
+        with pytest.raises(Unusable, match="second") as caught:
+            compare(pairs)
+        assert caught.value.rule == "reference-not-finite"
+        with pytest.raises(Unusable, match="should be NaN or infinite, and are not"):
+            compare(pairs, non_finite=True)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_where_they_are_expected_the_rest_is_compared(self, value: float) -> None:
+        wanted = self.broken(value)
+        assert compare([("y", wanted, wanted)], non_finite=True)["sqnr_db"] == EXACT_DB
+        found = compare([("y", wanted, wanted * 1.1)], non_finite=True)
+        assert found["sqnr_db"] == pytest.approx(20, abs=0.01)
+
+    def test_the_other_infinity_is_another_value(self) -> None:
+        with pytest.raises(Unusable):
+            compare([("y", self.broken(math.inf), self.broken(-math.inf))], non_finite=True)
+
+
+class TestFiles:
+    def _pairs(self, folder: Path, shape: list[int]) -> list[Any]:
+        row = {"file": "float_0_0.raw", "dtype": "float32", "shape": shape}
+        VALUES.tofile(folder / "float_0_0.raw")
+        return list(in_files(folder, folder, [[row]]))
+
+    def test_an_output_that_was_not_written_or_is_cut_off_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(Unusable, match=r"output_0_0\.raw was not written"):
+            self._pairs(tmp_path, [3, 4])
+        VALUES[:2].tofile(tmp_path / "output_0_0.raw")
+        with pytest.raises(Unusable, match="expected 12 values, found 8"):
+            self._pairs(tmp_path, [3, 4])
+
+    def test_no_output_at_all_is_no_agreement(self) -> None:
+        with pytest.raises(Unusable):
+            compare([])
+
+    def test_another_shape_is_another_output(self) -> None:
+        with pytest.raises(Unusable, match="expected the shape"):
+            figures(VALUES, VALUES.reshape(4, 3))
+
+
+class TestThresholds:
+    @pytest.mark.parametrize(
+        ("wanted", "found", "misses"),
+        [
+            ({"sqnr_db": 30.0}, {"sqnr_db": 30.0}, 0),
+            ({"sqnr_db": 30.0}, {"sqnr_db": 29.99}, 1),
+            ({"cosine": 0.99, "max_abs": 0.5}, {"cosine": 0.995, "max_abs": 0.6}, 1),
+            ({"cosine": 0.99, "max_rel": 0.5}, {"cosine": 0.9, "max_rel": 0.6}, 2),
+            ({"cosine": 0.99, "top1": 1.0}, {"cosine": 1.0, "top1": 0.9}, 1),
+            ({"sqnr_db": 30.0, "reference_sqnr_db": 40.0}, {"sqnr_db": 31.0}, 1),
+            ({"sqnr_db": 30.0}, {"sqnr_db": math.nan}, 1),
+        ],
+    )
+    def test_they_are_held_from_the_right_side(
+        self, wanted: dict[str, float], found: dict[str, float], misses: int
+    ) -> None:
+        assert len(missed(Thresholds(**wanted), found)) == misses
+
+    @pytest.mark.parametrize(
+        "wanted",
+        [
+            {"cosine": -1},
+            {"sqnr_db": -math.inf},
+            {"sqnr_db": -0.1},
+            {"sqnr_db": math.nan},
+            {"sqnr_db": 1, "max_abs": math.inf},
+            {"sqnr_db": 1, "max_rel": math.nan},
+            {"sqnr_db": 1, "reference_sqnr_db": -1},
+        ],
+    )
+    def test_one_that_cannot_be_missed_is_refused(self, wanted: dict[str, float]) -> None:
+        with pytest.raises(ValidationError):
+            Thresholds(**wanted)
+
+    @pytest.mark.parametrize(
+        ("thresholds", "warned"),
+        [
+            ("thresholds = { sqnr_db = 0 }", True),
+            ("thresholds = { cosine = 0, top1 = 0 }", True),
+            ("thresholds = { sqnr_db = 0, max_rel = 0.1 }", False),
+            ("thresholds = { sqnr_db = 0.1 }", False),
+            ("", True),
+            ('emulator_fault = "known"', False),
+        ],
+    )
+    def test_a_placeholder_is_warned_of_until_something_was_measured(
+        self, tmp_path: Path, thresholds: str, warned: bool
+    ) -> None:
+        text = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", "{run}").replace("{run}\n{run}", "{run}")
+        program = make_program(tmp_path, text=text, run=thresholds)
+        found = list(placeholder(program, "write them"))
+        assert [(each.rule, each.severity) for each in found] == [
+            ("threshold-placeholder", Severity.WARNING)
+        ] * warned
