@@ -17,8 +17,8 @@ VERBS = {
     "build_linux_arm64": Verb(
         "ci.builds.linux_arm64", "build the backend and the runner for embedded Linux from source"
     ),
-    "bundle": Verb("ci.device.bundle", "the exact files that a device needs, checked as one"),
-    "run_device": Verb("ci.device", "push a bundle to a device, run it and bring back what it says"),
+    "bundle": Verb("ci.device.bundle.verb", "the exact files that a device needs, checked as one"),
+    "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and bring back what it says"),
     "test_delegate": Verb("ci.upstream", "run ExecuTorch's own delegate suite on the HTP emulator"),
     "compat": Verb("ci.upstream.compat", "measure which QNN builds this executorch can drive"),
     "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
@@ -29,8 +29,8 @@ VERBS = {
     "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider"),
     "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator"),
     "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files agree"),
-    "signing": Verb("ci.signing.verb", "inspect, verify and sign Hexagon libraries"),
-    "sign_lpai": Verb("ci.signing.lpai", "sign the Hexagon libraries that LPAI needs"),
+    "signing": Verb("ci.signing.verb", "inspect and verify the signatures of Hexagon libraries"),
+    "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene"),

@@ -1,4 +1,4 @@
-"""What a library's signature is, for people and for programs. Nothing here says that it holds."""
+"""What a library's signature is, for people and for programs. Whether it holds: verification.py."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ci.signing import chain, image, mbn, verification
-from ci.signing.chain import Certificate
+from ci.signing import certificates, mbn, signatures, signed_library, verification
+from ci.signing.certificates import Certificate
 from ci.signing.elf import Malformed
 
 SCHEMA = 1
 
 UNSIGNED = "unsigned"
 TEST_SIGNATURE = "test signature"
-DEVELOPMENT = "development signature"
+REHEARSAL = "rehearsal of signing"
 SIGNED = "signed"
 DAMAGED = "damaged"
 
@@ -46,9 +46,9 @@ class Inspection:
 
 def inspect(path: Path) -> Inspection:
     """UsageError for what cannot be opened; damage is described, not raised."""
-    with image.mapped(path) as data:
+    with signed_library.mapped(path) as data:
         try:
-            parsed, signed = image.parse(data)
+            parsed, signed = signed_library.parse(data)
         except Malformed as error:
             return Inspection(str(path), DAMAGED, problems=(error.message,))
         plain = Inspection(
@@ -67,7 +67,7 @@ def as_text(one: Inspection) -> str:
     return "\n".join([one.file, *(f"  {name:<{width}}  {value}" for name, value in rows)]) + "\n"
 
 
-def _signed(file: str, signed: image.Signed) -> Inspection:
+def _signed(file: str, signed: signed_library.Signed) -> Inspection:
     problems = list(signed.container.problems)
     bindings = verification.Bindings()
     note = ""
@@ -80,10 +80,11 @@ def _signed(file: str, signed: image.Signed) -> Inspection:
     size = {"sha256": 32, "sha384": 48}.get(digest or "", 0)
     return Inspection(
         file=file,
-        kind=_kind(signed, bindings),
+        kind=_kind(signed, bindings, note),
         bits=signed.elf.format.bits,
         arch=signed.elf.arch,
-        segments=len(signed.elf.segments) - (1 if signed.head_index is None else image.SIGNING_HEADERS),
+        segments=len(signed.elf.segments)
+        - (1 if signed.head_index is None else signed_library.SIGNING_HEADERS),
         mbn_version=signed.container.version,
         hash_algorithm=digest,
         hashes=signed.container.part(mbn.HASHES).size // size if size else None,
@@ -102,15 +103,15 @@ def _signed(file: str, signed: image.Signed) -> Inspection:
     )
 
 
-def _kind(signed: image.Signed, bindings: verification.Bindings) -> str:
-    if bindings.serials:
-        return TEST_SIGNATURE
-    return DEVELOPMENT if verification.is_development(signed) else SIGNED
+def _kind(signed: signed_library.Signed, bindings: verification.Bindings, note: str) -> str:
+    if note or signatures.is_rehearsal(verification.chain_of(signed)[0]):
+        return REHEARSAL
+    return TEST_SIGNATURE if bindings.serials else SIGNED
 
 
 def _certificates(area: bytes, problems: list[str]) -> tuple[Certificate, ...]:
     try:
-        return tuple(chain.describe(certificate) for certificate in chain.load(chain.split(area)))
+        return tuple(map(certificates.describe, certificates.load(certificates.split(area))))
     except Malformed as error:
         problems.append(error.message)
         return ()
@@ -137,8 +138,8 @@ def _rows(one: Inspection) -> Iterator[tuple[str, str]]:
     if one.serials is not None:
         yield "serials", ", ".join(f"0x{serial:08x}" for serial in one.serials) or "bound to none"
     yield "anti-rollback", "" if one.anti_rollback is None else str(one.anti_rollback)
-    for role, certificates in (("", one.certificates), ("QTI ", one.qti_certificates)):
-        for index, certificate in enumerate(certificates):
+    for role, chain in (("", one.certificates), ("QTI ", one.qti_certificates)):
+        for index, certificate in enumerate(chain):
             yield f"{role}certificate {index}", certificate.subject
             yield "  valid", f"{certificate.not_before} to {certificate.not_after}"
             yield "  key", f"{certificate.key}, signed with {certificate.signature_hash.upper()}"

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.signing import chain, elf, image, mbn, scheme
+from ci.signing import certificates, elf, mbn, signatures, signed_library
 from ci.signing.elf import Bytes, Malformed
-from ci.signing.image import Range, Signed
-from provisioning.base.errors import ToolkitError
+from ci.signing.signed_library import Range, Signed
 from provisioning.base.findings import Finding, Severity
 
 if TYPE_CHECKING:
@@ -31,7 +30,16 @@ ESSENTIAL = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE, CHAIN, ROOT)
 """A library is verified only when each of these passed."""
 
 
+SIGNER_KNOWN, SIGNER_UNKNOWN = "signing.signer-known", "signing.signer-unknown"
 _REMEDIES = {ROOT: "--root CERT", SIGNATURE: "--allow-unchecked signature"}
+
+
+class Signer(str, enum.Enum):
+    """Who signed a library, as far as its chain shows."""
+
+    NOBODY = "not signed"
+    UNKNOWN = "signed by somebody unknown"
+    KNOWN = "signed under the given root"
 
 
 class Status(str, enum.Enum):
@@ -46,7 +54,7 @@ class Check:
     status: Status
     message: str
     asked: bool = False
-    """The caller asked for it, so that without it nothing is proven."""
+    """The caller asked for it, so it must be checked."""
 
     @property
     def essential(self) -> bool:
@@ -69,16 +77,24 @@ class Expected:
 class Verification:
     checks: tuple[Check, ...]
     unhashed: tuple[Range, ...] = ()
-    development: bool = False
+    rehearsal: bool = False
 
     @property
     def failed(self) -> list[Check]:
         return [c for c in self.checks if c.status is Status.FAILED]
 
     def unproven(self, allowed: Iterable[str] = ()) -> list[Check]:
-        """The essential checks that could not be made and that the caller does not do without."""
+        """The essential checks that could not be made, without those that the caller allowed."""
         skip = set(allowed)
         return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]
+
+    @property
+    def signer(self) -> Signer:
+        if any(check.part == UNSIGNED for check in self.checks):
+            return Signer.NOBODY
+        status = {check.part: check.status for check in self.checks}
+        holds = status.get(CHAIN) == status.get(ROOT) == Status.PASSED
+        return Signer.KNOWN if holds and status[SIGNATURE] is not Status.FAILED else Signer.UNKNOWN
 
     def verdict(self, allowed: Iterable[str] = ()) -> str:
         if self.failed:
@@ -87,49 +103,38 @@ class Verification:
 
 
 def verify(data: Bytes, expected: Expected | None = None) -> Verification:
-    """Never raises for what a file holds: damage is a failed check."""
+    """Never raises for the content of a file: damage is a failed check."""
     expected = expected or Expected()
     try:
-        _, signed = image.parse(data)
-    except Malformed as error:
-        return Verification((Check(STRUCTURE, Status.FAILED, error.message),))
+        _, signed = signed_library.parse(data)
+    except Malformed as damage:
+        return Verification((Check(STRUCTURE, Status.FAILED, damage.message),))
     if signed is None:
         return Verification((Check(UNSIGNED, Status.FAILED, "there is no hash segment"),))
+    chain, error = chain_of(signed)
+    rehearsal = signatures.is_rehearsal(chain) or _has_statement(signed)
     checks = (
         *_structure(signed),
         *_hashes(data, signed),
-        *_authority(signed, expected),
+        *_authority(signed, chain, error, rehearsal, expected),
         *_bindings(signed, expected),
     )
-    return Verification(checks, image.unhashed(data, signed), development=is_development(signed))
+    return Verification(checks, signed_library.unhashed(data, signed), rehearsal)
 
 
 def verify_file(path: Path, expected: Expected | None = None) -> Verification:
-    with image.mapped(path) as data:
+    with signed_library.mapped(path) as data:
         return verify(data, expected)
 
 
-def signed_findings(paths: Iterable[Path]) -> list[Finding]:
-    """See ci.signing.require_signed."""
-    found: list[Finding] = []
-    for path in paths:
-        try:
-            result = verify_file(path)
-        except ToolkitError as error:
-            found.append(
-                Finding("signing.unreadable", Severity.ERROR, str(path), error.message, error.remedy)
-            )
-            continue
-        found += findings_of(path, result, allowed=(SIGNATURE, ROOT))
-    return found
-
-
 def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()) -> Iterator[Finding]:
-    """Errors for what failed or is not proven, a warning for a development signature, notes for the rest."""
+    """Errors for what failed or is not proven, a warning for a rehearsal, notes for the rest."""
     subject = str(path)
     allowed = set(allowed)
     for check in result.checks:
         if check.status is Status.PASSED:
+            if check.part == ROOT and result.signer is Signer.KNOWN:
+                yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
             continue
         if check.status is Status.FAILED:
             remedy = "nox -s sign_lpai" if check.part == UNSIGNED else "sign the unsigned original again"
@@ -139,46 +144,49 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
             remedy = _REMEDIES.get(check.part, "ask whoever signed it; the public format does not tell")
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing.not-proven", Severity.ERROR, subject, message, remedy)
+        elif check.part == ROOT:
+            message = f"signed by somebody unknown: {check.message}"
+            yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _REMEDIES[ROOT])
         else:
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing.not-checked", Severity.NOTE, subject, message, "")
-    if result.development:
+    if result.rehearsal:
         yield Finding(
             "signing.development-only",
             Severity.WARNING,
             subject,
-            scheme.STATEMENT,
+            signatures.STATEMENT,
             "sign with elfsigner, or with your OEM's service, for devices that people buy",
         )
 
 
 def _structure(signed: Signed) -> Iterator[Check]:
-    faults = list(signed.container.problems)
+    problems = list(signed.container.problems)
     head = signed.elf.segments[signed.head_index] if signed.head_index is not None else None
     if head is None:
-        faults.append("there is no placeholder for the ELF header among the program headers")
+        problems.append("there is no placeholder for the ELF header among the program headers")
     elif (signed.head_index, signed.hash_index) != (0, 1):
-        faults.append("the two signing program headers are not the first two")
+        problems.append("the two signing program headers are not the first two")
     if head is not None and (head.offset, head.filesz) != (0, signed.elf.head_size):
-        faults.append(
+        problems.append(
             f"the header placeholder covers bytes {head.offset}..{head.end}, "
             f"the headers are bytes 0..{signed.elf.head_size}"
         )
     if signed.elf.header.phoff != signed.elf.format.header.size:
-        faults.append("the program headers do not follow the ELF header")
+        problems.append("the program headers do not follow the ELF header")
     table = signed.hash_segment
     for index, segment in enumerate(signed.elf.segments):
         if index != signed.hash_index and segment.filesz and _overlap(segment, table):
-            faults.append(f"segment {index} overlaps the hash segment")
-    yield from _verdict(STRUCTURE, faults, "two signing program headers, one hash segment, sizes agree")
+            problems.append(f"segment {index} overlaps the hash segment")
+    yield from _verdict(STRUCTURE, problems, "two signing program headers, one hash segment, sizes agree")
 
 
 def _hashes(data: Bytes, signed: Signed) -> Iterator[Check]:
     algorithm = signed.container.digest
     if algorithm is None:
-        found = signed.container.common.get("hash_algorithm")
+        number = signed.container.common.get("hash_algorithm")
         for part in (HASH_TABLE, HEADERS, SEGMENTS):
-            yield Check(part, Status.UNCHECKED, f"hash algorithm {found} is not publicly defined")
+            yield Check(part, Status.UNCHECKED, f"hash algorithm {number} is not publicly defined")
         return
     size = hashlib.new(algorithm).digest_size
     table = signed.part(mbn.HASHES)
@@ -191,86 +199,108 @@ def _hashes(data: Bytes, signed: Signed) -> Iterator[Check]:
         )
         return
     entries = [table[at : at + size] for at in range(0, len(table), size)]
-    computed = image.segment_digests(data, signed.elf, algorithm)
-    faults = {HASH_TABLE: list[str](), HEADERS: list[str](), SEGMENTS: list[str]()}
+    computed = signed_library.segment_digests(data, signed.elf, algorithm)
+    problems = {HASH_TABLE: list[str](), HEADERS: list[str](), SEGMENTS: list[str]()}
     for index, (entry, digest) in enumerate(zip(entries, computed, strict=True)):
         if entry == digest:
             continue
         segment = signed.elf.segments[index]
         if index == signed.head_index:
-            faults[HEADERS].append(
+            problems[HEADERS].append(
                 "the ELF header or program headers differ from their entry in the hash table"
             )
         elif not any(digest):
-            faults[HASH_TABLE].append(f"entry {index} must be zeros")
+            problems[HASH_TABLE].append(f"entry {index} must be zeros")
         else:
             missing = "has no hash" if not any(entry) else "differs from its hash"
-            faults[SEGMENTS].append(
+            problems[SEGMENTS].append(
                 f"segment {index} (bytes {segment.offset:#x}..{segment.end:#x}) {missing}"
             )
     if signed.head_index is None:
-        faults[HEADERS].append("nothing covers the ELF header and program headers")
-    yield from _verdict(HASH_TABLE, faults[HASH_TABLE], f"{count} entries, {algorithm.upper()}")
-    yield from _verdict(HEADERS, faults[HEADERS], "ELF header and program headers")
-    yield from _verdict(SEGMENTS, faults[SEGMENTS], f"{sum(map(any, computed))} hashed ranges agree")
+        problems[HEADERS].append("nothing covers the ELF header and program headers")
+    yield from _verdict(HASH_TABLE, problems[HASH_TABLE], f"{count} entries, {algorithm.upper()}")
+    yield from _verdict(HEADERS, problems[HEADERS], "ELF header and program headers")
+    yield from _verdict(SEGMENTS, problems[SEGMENTS], f"{sum(map(any, computed))} hashed ranges agree")
 
 
-def _authority(signed: Signed, expected: Expected) -> Iterator[Check]:
+def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:
+    """The certificates, or none and why they cannot be read."""
+    try:
+        chain = certificates.load(certificates.split(signed.part(mbn.CERTIFICATES)))
+    except Malformed as error:
+        return [], error.message
+    return chain, "" if chain else "certificates: there are none"
+
+
+def _has_statement(signed: Signed) -> bool:
+    """Whether its metadata holds text, which nothing but a rehearsal writes."""
+    try:
+        metadata = signed.metadata
+    except Malformed:
+        return False
+    return metadata is not None and bool(metadata.note)
+
+
+def _authority(
+    signed: Signed, chain: list[x509.Certificate], error: str, rehearsal: bool, expected: Expected
+) -> Iterator[Check]:
     """Signature, chain, validity, usage, root."""
     at = expected.at or dt.datetime.now(dt.timezone.utc)
-    try:
-        certificates = chain.load(chain.split(signed.part(mbn.CERTIFICATES)))
-        if not certificates:
-            raise Malformed("certificates", "there are none")
-    except Malformed as error:
-        yield Check(CHAIN, Status.FAILED, error.message)
+    if not chain:
+        yield Check(CHAIN, Status.FAILED, error)
         yield Check(SIGNATURE, Status.FAILED, "there is no attestation certificate to check it with")
         return
-    yield _signature(signed, certificates)
+    yield _signature(signed, chain[0], rehearsal)
     if signed.container.part(mbn.QTI_SIGNATURE).size:
         yield Check("QTI signature", Status.UNCHECKED, "what Qualcomm's own signature covers is not public")
-    faults = list(chain.check(certificates, expected.root, at))
+    problems = list(certificates.check(chain, expected.root, at))
     for part, good in (
-        (CHAIN, f"{len(certificates)} certificates, each signed by the next"),
+        (CHAIN, f"{len(chain)} certificates, each signed by the next"),
         ("usage", "attestation may sign code, the others certificates"),
         ("validity", f"all valid at {at.isoformat(timespec='seconds')}"),
     ):
-        yield from _verdict(part, [f.message for f in faults if f.part == part], good)
-    wrong_root = [f.message for f in faults if f.part == ROOT]
+        yield from _verdict(part, [p.message for p in problems if p.part == part], good)
     if expected.root is None:
         yield Check(
-            ROOT, Status.UNCHECKED, "no root certificate was given, so anybody could have made the chain"
+            ROOT,
+            Status.UNCHECKED,
+            "no root certificate was given, and anybody can make a chain that ends in "
+            f"{certificates.name_of(chain[-1])}",
         )
     else:
-        yield from _verdict(ROOT, wrong_root, "ends in the given root")
-
-
-def _signature(signed: Signed, certificates: list[x509.Certificate]) -> Check:
-    signature = signed.part(mbn.SIGNATURE)
-    if not signature:
-        return Check(SIGNATURE, Status.FAILED, "there is none")
-    public = certificates[0].public_key()
-    if is_development(signed):
-        good = scheme.verify_development(public, signature, signed.signed_part)
-        what = "by the attestation key over MBN header, metadata and hash table"
-        return Check(
-            SIGNATURE,
-            Status.PASSED if good else Status.FAILED,
-            what if good else f"is not one {what}",
+        yield from _verdict(
+            ROOT,
+            [p.message for p in problems if p.part == ROOT],
+            f"ends in the given root {certificates.name_of(expected.root)}",
         )
+
+
+def _signature(signed: Signed, attestation: x509.Certificate, rehearsal: bool) -> Check:
+    signature = signed.part(mbn.SIGNATURE)
+    if not any(signature):
+        # No scheme has a signature of zeros: r and s of ECDSA are at least 1, and RSA's is padded.
+        return Check(SIGNATURE, Status.FAILED, "it is all zeros" if signature else "there is none")
+    if rehearsal:
+        good = signatures.verify_rehearsal(attestation.public_key(), signature, signed.signed_part)
+        return _signature_check(good, "by the attestation key over MBN header, metadata and hash table")
     if signed.container.version in (3, 5):
-        return _legacy_signature(signed, certificates[0])
+        return _legacy_signature(signed, attestation)
     return Check(
         SIGNATURE,
         Status.UNCHECKED,
-        f"the range and encoding of MBN v{signed.container.version} signatures are not public",
+        f"the range and encoding of MBN v{signed.container.version} signatures are not public, so another "
+        "library with the same chain would not be noticed",
     )
+
+
+def _signature_check(good: bool, what: str) -> Check:
+    return Check(SIGNATURE, Status.PASSED if good else Status.FAILED, what if good else f"is not one {what}")
 
 
 def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> Check:
     from cryptography.hazmat.primitives.asymmetric import rsa
 
-    ids = chain.describe(attestation).identities
+    ids = certificates.describe(attestation).identities
     public = attestation.public_key()
     if not isinstance(public, rsa.RSAPublicKey) or not {"SW_ID", "HW_ID"} <= ids.keys():
         return Check(
@@ -280,10 +310,9 @@ def _legacy_signature(signed: Signed, attestation: x509.Certificate) -> Check:
         )
     if max(ids["SW_ID"], ids["HW_ID"]) >= 1 << 64:
         return Check(SIGNATURE, Status.FAILED, "SW_ID or HW_ID has more than 64 bits")
-    digest = scheme.legacy_digest(signed.signed_part, ids["SW_ID"], ids["HW_ID"])
-    good = scheme.verify_legacy(public, signed.part(mbn.SIGNATURE), digest)
-    what = "by the attestation key over MBN header and hash table"
-    return Check(SIGNATURE, Status.PASSED if good else Status.FAILED, what if good else f"is not one {what}")
+    digest = signatures.legacy_digest(signed.signed_part, ids["SW_ID"], ids["HW_ID"])
+    good = signatures.verify_legacy(public, signed.part(mbn.SIGNATURE), digest)
+    return _signature_check(good, "by the attestation key over MBN header and hash table")
 
 
 def _bindings(signed: Signed, expected: Expected) -> Iterator[Check]:
@@ -346,11 +375,8 @@ def bindings(signed: Signed) -> Bindings:
         )
     if signed.container.version == 7:
         return Bindings(software_id=signed.container.common["software_id"])
-    try:
-        certificates = chain.load(chain.split(signed.part(mbn.CERTIFICATES)))
-    except Malformed:
-        return Bindings()
-    ids = chain.describe(certificates[0]).identities if certificates else {}
+    chain, _ = chain_of(signed)
+    ids = certificates.describe(chain[0]).identities if chain else {}
     software = ids.get("SW_ID")
     return Bindings(
         # The upper half is the anti-rollback version, the lower one the kind of software.
@@ -362,25 +388,13 @@ def bindings(signed: Signed) -> Bindings:
     )
 
 
-def is_development(signed: Signed) -> bool:
-    """Whether it claims to be the development signer's: nothing else writes text behind the metadata.
-
-    A claim that somebody tampered with is still one, and then the signature fails rather than being unknown.
-    """
-    try:
-        metadata = signed.metadata
-    except Malformed:
-        return False
-    return metadata is not None and bool(metadata.note)
-
-
 def _overlap(one: elf.Segment, other: elf.Segment) -> bool:
     return one.offset < other.end and other.offset < one.end
 
 
-def _verdict(part: str, faults: list[str], good: str) -> Iterator[Check]:
-    if faults:
-        for fault in faults:
-            yield Check(part, Status.FAILED, fault)
+def _verdict(part: str, problems: list[str], good: str) -> Iterator[Check]:
+    if problems:
+        for problem in problems:
+            yield Check(part, Status.FAILED, problem)
     else:
         yield Check(part, Status.PASSED, good)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ci.signing import elfsigner, image, verification
-from ci.signing.elfsigner import Elfsigner, SignerFailed, SignerOffline
-from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted
+from ci.signing import signed_library, verification
+from ci.signing.lpai import elfsigner
+from ci.signing.lpai.elfsigner import Elfsigner, SignerFailed, SignerOffline
+from provisioning.base.errors import EnvironmentLacking
 from tests.support import hexagon_sdk
-from tests.support.elfsigner_stand_in import DISCLAIMER
 from tests.support.skels import Skel
 
 
@@ -45,35 +45,13 @@ def bench(tmp_path: Path) -> Bench:
 def test_a_library_is_signed_and_is_the_same_program(bench: Bench) -> None:
     made = bench.driver().sign(bench.library, bench.out)
     assert not verification.verify_file(made).failed
-    assert image.differences(bench.library.read_bytes(), made.read_bytes()) == []
-
-
-def test_a_test_signature_is_made(bench: Bench) -> None:
-    made = bench.driver().test_signature(0x1A2B, bench.out)
-    assert made.name == "testsig-0x00001a2b.so"
-    assert "0x00001a2b" in str(hexagon_sdk.runs(bench.sdk)[0]["argv"])
-
-
-def test_the_disclaimer_is_what_consent_is_asked_for(bench: Bench) -> None:
-    bench.driver().sign(bench.library, bench.out)
-    assert len(bench.asked) == 1 and DISCLAIMER.strip() in bench.asked[0]
-
-
-def test_a_version_that_asks_nothing_is_fine(bench: Bench) -> None:
-    hexagon_sdk.behave(bench.sdk, behaviour="no-prompt")
-    assert bench.driver().sign(bench.library, bench.out).is_file() and bench.asked == []
+    assert signed_library.differences(bench.library.read_bytes(), made.read_bytes()) == []
 
 
 def test_a_question_in_other_words_is_answered_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elfsigner, "_QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(elfsigner, "_SILENT_SECONDS", 0.3)
     hexagon_sdk.behave(bench.sdk, behaviour="odd-prompt")
     assert bench.driver().sign(bench.library, bench.out).is_file()
-
-
-def test_refusal_ends_it(bench: Bench) -> None:
-    with pytest.raises(LicenceNotAccepted, match="not accepted") as caught:
-        bench.driver(consent=lambda text: False).sign(bench.library, bench.out)
-    assert "--accept-disclaimer" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,21 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from ci.signing import keys, scheme
-from ci.signing.keys import Identity
+from ci.signing.lpai import rehearsal
+from ci.signing.lpai.rehearsal import Signer
 
 NOW = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
 
 
-def identity(algorithm: str = "ec") -> Identity:
+@cache
+def signer() -> Signer:
     """The same one at every call."""
-    return _identity(algorithm)
+    return rehearsal.new_signer()
 
 
 @cache
-def _identity(algorithm: str) -> Identity:
-    return keys.ephemeral(algorithm)
+def other_signer() -> Signer:
+    return rehearsal.new_signer()
 
 
 def name(common: str, *units: str) -> x509.Name:
@@ -90,17 +91,12 @@ def _keys() -> tuple[Any, Any]:
     return ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
 
 
-def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | None = None) -> Identity:
-    """A chain of two; what is given differs from a good one."""
+def bent(*, root: dict[str, Any] | None = None, attestation: dict[str, Any] | None = None) -> Signer:
+    """A chain of two of somebody unknown; the arguments differ from a good one."""
     root_key, key = _keys()
     top = certificate(name("root"), root_key, name("root"), root_key, **{"ca": True, **(root or {})})
-    below = {"subject": name("att"), "ca": False, **(attestation or {})}
-    low = certificate(key=key, issuer=name("root"), issuer_key=root_key, **below)
-
-    def sign(digest: bytes) -> bytes:
-        return scheme.sign_digest(key, digest)
-
-    return Identity((low, top), "a test", True, scheme.scheme_of(key.public_key()), sign)
+    below = {"subject": name("att"), "issuer": name("root"), "ca": False, **(attestation or {})}
+    return Signer((certificate(key=key, issuer_key=root_key, **below), top), key)
 
 
 @cache
@@ -120,23 +116,15 @@ def legacy(
     return key, [attestation, root]
 
 
-def bent_issuer(issuer: x509.Name) -> Identity:
-    """As `bent`, its attestation certificate naming an issuer that is not the one above it."""
-    root_key, key = _keys()
-    good = bent()
-    low = certificate(name("att"), key, issuer, root_key, ca=False)
-    return Identity((low, good.root), good.origin, True, good.scheme, good.sign)
-
-
 def everything_written(*directories: Path) -> bytes:
     files = [path for directory in directories for path in directory.rglob("*") if path.is_file()]
     return b"\n".join(path.read_bytes() for path in files)
 
 
-def secrets_of(made: list[Any]) -> list[bytes]:
+def secrets_of(keys: list[Any]) -> list[bytes]:
     """Every form in which a private key could show up."""
     found = []
-    for key in made:
+    for key in keys:
         der = key.private_bytes(
             serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -144,7 +132,7 @@ def secrets_of(made: list[Any]) -> list[bytes]:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         numbers = key.private_numbers()
-        value = getattr(numbers, "private_value", None) or numbers.d
+        value = numbers.private_value
         raw = value.to_bytes(-(-value.bit_length() // 8), "big")
         found += [der, raw, raw.hex().encode(), str(value).encode(), *pem.splitlines()[1:-1]]
     return found

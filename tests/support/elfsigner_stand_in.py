@@ -76,21 +76,20 @@ def main() -> int:
 
 
 def sign(args: argparse.Namespace, behaviour: str) -> None:
-    from ci.signing import development, keys
+    from ci.signing.lpai import rehearsal
 
-    identity = keys.ephemeral()
+    signer = rehearsal.new_signer()
     args.outdir.mkdir(parents=True, exist_ok=True)
     if args.testsig:
         serial = int(args.testsig, 16)
-        library = development.test_library(81, (serial,))
-        content = development.sign(library, identity, development.Binding(serials=(serial,)))
+        content = rehearsal.sign(rehearsal.carrier_library(81, (serial,)), signer, (serial,))
         (args.outdir / f"testsig-0x{serial:08x}.so").write_bytes(content)
         return
     for path in [args.infile] if args.infile else sorted(args.directory.glob("*.so")):
         library = path.read_bytes()
         if behaviour == "other-program":
             library = library.replace(b"Qnn", b"QNN")
-        content = development.sign(library, identity, development.Binding())
+        content = rehearsal.sign(library, signer)
         if behaviour == "unsigned":
             content = library
         if behaviour == "partial":

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.device import session, verb
+from ci.device import run_bundle, session
 from ci.device.bundle.manifest import Bundle, File
+from ci.device.run_bundle import the_bundle
 from ci.device.transport import Adb, Answer, Device, Lost, Ssh, TimedOut
-from ci.device.verb import the_bundle
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.findings import StageRun
 from tests.support.local_device import Local
@@ -154,14 +154,14 @@ def test_a_runner_gets_the_flags_that_it_knows(runner: str, flags: tuple[str, ..
     files = (File("models/a.pte", "model", "", 0),)
     bundle = Bundle("aarch64-android", "SM8750", "wheels", "", files, runner)
     args = Namespace(model=None, inputs=None, runner_arg=["--prompt=hi"])
-    assert verb._flags(args, bundle) == ("--model_path", "models/a.pte", *flags)
+    assert run_bundle._flags(args, bundle) == ("--model_path", "models/a.pte", *flags)
 
 
 def test_an_input_list_for_a_runner_that_reads_none_is_refused() -> None:
     files = (File("models/a.pte", "model", "", 0),)
     bundle = Bundle("aarch64-android", "SM8750", "wheels", "", files, "qnn_llama_runner")
     with pytest.raises(UsageError, match="the bundle's runner is qnn_llama_runner"):
-        verb._flags(Namespace(model=None, inputs=Path("list.txt"), runner_arg=[]), bundle)
+        run_bundle._flags(Namespace(model=None, inputs=Path("list.txt"), runner_arg=[]), bundle)
 
 
 def test_an_input_list_is_rewritten_for_the_device(tmp_path: Path) -> None:
@@ -300,9 +300,13 @@ def test_what_a_device_said_before_it_vanished_is_not_lost(bundle: Path) -> None
 
 
 def test_the_log_of_a_run_whose_device_vanished_is_kept(bundle: Path, tmp_path: Path) -> None:
-    job = verb.Job(Bundle("aarch64-linux", "SM8650", "wheels", "", ()), bundle, str(bundle), (), tmp_path)
+    job = run_bundle.Job(
+        Bundle("aarch64-linux", "SM8650", "wheels", "", ()), bundle, str(bundle), (), tmp_path
+    )
     with pytest.raises(Lost):
-        verb._run(Vanishing(), job, Namespace(wrap="", timeout=1.0), StageRun("run_device", "wheels", "", ""))
+        run_bundle._run(
+            Vanishing(), job, Namespace(wrap="", timeout=1.0), StageRun("run_device", "wheels", "", "")
+        )
     assert (tmp_path / "run.log").read_text(encoding="utf-8") == "step 1\n"
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import stat
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from ci.signing import elfsigner
-from ci.signing.elfsigner import Consent
+from ci.signing.lpai import elfsigner
+from ci.signing.lpai.elfsigner import Consent
 from provisioning import licences
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking
 from tests.support.elfsigner_stand_in import DISCLAIMER
 
 
@@ -45,35 +44,10 @@ def test_a_person_is_asked_when_nothing_was_said_beforehand(tmp_path: Path) -> N
     assert person(DISCLAIMER) and questions == ["Do you accept this? [y/N] "]
 
 
-def test_what_was_refused_is_not_on_record(tmp_path: Path) -> None:
-    assert not consent(tmp_path, [], ask=lambda question: False)(DISCLAIMER)
-    assert licences.recorded(tmp_path) == {}
-
-
-def test_words_said_just_before_the_end_are_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy_until_it_ends(conversation: elfsigner._Conversation, *, quiet: bool) -> bool:
-        conversation.child.wait()
-        return False
-
-    monkeypatch.setattr(elfsigner._Conversation, "_asked", busy_until_it_ends)
-    script = (
-        "import time; print('first', flush=True); time.sleep(1); print('the reason'); raise SystemExit(7)"
-    )
-    status, said = elfsigner.converse(
-        [sys.executable, "-c", script], tmp_path, {}, 60, lambda text: True, threading.Event()
-    )
-    assert (status, said) == (7, "first\nthe reason\n")
-
-
 def fake_python(path: Path, version: str) -> str:
     path.write_text(f"#!/bin/sh\necho {version}\n", encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
-
-
-def test_our_own_python_is_used_when_it_is_old_enough() -> None:
-    own = sys.version_info[:2]
-    assert elfsigner.interpreter(None, (own[0], own[1] + 1)) == Path(sys.executable)
 
 
 def test_one_on_path_is_found_when_ours_is_too_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +63,3 @@ def test_which_to_install_is_said_when_none_is_found(tmp_path: Path, monkeypatch
     with pytest.raises(EnvironmentLacking, match=r"before 3.12, found .*new \(3.13\)") as caught:
         elfsigner.interpreter(None, (3, 12))
     assert "uv python install 3.11" in caught.value.remedy
-
-
-def test_a_named_python_that_is_too_new_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match=r"is 3\.12"):
-        elfsigner.interpreter(fake_python(tmp_path / "python", "3 12"), (3, 12))
-
-
-def test_a_named_python_that_does_not_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a Python"):
-        elfsigner.interpreter(str(tmp_path / "gone"), (3, 12))

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from ci.signing import device, keys, lpai, plan, verification
-from ci.signing.keys import read_root
+from ci.signing import verification
+from ci.signing.certificates import read_root
+from ci.signing.lpai import device_serial, libraries, rehearsal, verb
+from ci.signing.lpai.sign import ROOT_NAME
 from provisioning.base.command_line import guarded
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.environment import Environment, Root
 from tests.support import chains, hexagon_sdk
 from tests.support.skels import Skel
 
-CHIP = plan.Chip("SM8850", 6, 81)
+CHIP = libraries.Chip("SM8850", 6, 81)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +34,9 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def sign_lpai(*argv: object) -> int:
     parser = argparse.ArgumentParser()
-    lpai.configure(parser)
+    verb.configure(parser)
     args = parser.parse_args([str(word) for word in argv])
-    return guarded(lambda: lpai.run(args), debug=False)
+    return guarded(lambda: verb.run(args), debug=False)
 
 
 def report(tmp_path: Path) -> dict[str, Any]:
@@ -60,44 +62,45 @@ def own(path: Path, variable: str = "QNN_SDK_ROOT") -> Root:
     return Root(path, "directory", variable)
 
 
-def test_a_chip_without_lpai_is_refused() -> None:
-    with pytest.raises(UsageError, match="SM8650 has no LPAI") as caught:
-        plan.chips(["SM8650"], None)
-    assert "SM8850" in caught.value.remedy
+def test_a_chip_without_lpai_is_refused_and_that_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sign_lpai("--soc", "SM8650") == 2
+    assert (report(tmp_path)["outcome"], report(tmp_path)["findings"][0]["rule"]) == (
+        "error",
+        "signing.stopped",
+    )
+    error = capsys.readouterr().err
+    assert "SM8650 has no LPAI" in error and "SM8850" in error
 
 
 @pytest.mark.parametrize("arch", ["v81", "81", "v6", "6"])
 def test_an_arch_stands_for_the_chips_that_have_it(arch: str) -> None:
-    assert [(chip.lpai, chip.arch) for chip in plan.chips([], arch)] == [(6, 81)]
+    assert [(chip.lpai, chip.arch) for chip in libraries.chips([], arch)] == [(6, 81)]
 
 
 @pytest.mark.parametrize("arch", ["v75", "x", "v600", "-1"])
 def test_an_arch_that_no_chip_with_lpai_has_is_refused(arch: str) -> None:
     with pytest.raises(UsageError, match="no chip with LPAI has arch"):
-        plan.chips([], arch)
+        libraries.chips([], arch)
 
 
 def test_chips_that_need_the_same_libraries_are_signed_once() -> None:
-    assert len(plan.chips(["SM8850", "SAR2230P"], None)) == 1
+    assert len(libraries.chips(["SM8850", "SAR2230P"], None)) == 1
 
 
 @pytest.mark.parametrize("version", ["2.37.0.250724", "2.38.9", "2.9.0"])
 def test_lpai_v6_with_an_older_qnn_is_refused(tmp_path: Path, version: str) -> None:
     sdk = hexagon_sdk.qnn_sdk(tmp_path, version)
     with pytest.raises(EnvironmentLacking, match=f"needs QNN 2.39 or later, found {version}") as caught:
-        plan.check_qnn(CHIP, own(sdk), [])
+        libraries.check_qnn(CHIP, own(sdk), [])
     assert "--profile" in caught.value.remedy
-
-
-@pytest.mark.parametrize("version", ["2.39.0", "2.48.0.260626", "2.100.0"])
-def test_lpai_v6_takes_a_later_qnn(tmp_path: Path, version: str) -> None:
-    assert plan.check_qnn(CHIP, own(hexagon_sdk.qnn_sdk(tmp_path, version)), []) == version
 
 
 def test_without_an_sdk_yaml_the_libraries_say_their_version(tmp_path: Path) -> None:
     library = Skel(content=b"v2.37.0.250724175447_124859 ").write(tmp_path / "libQnnLpaiSkel.so")
     with pytest.raises(EnvironmentLacking, match=r"found 2\.37\.0"):
-        plan.check_qnn(CHIP, None, [library])
+        libraries.check_qnn(CHIP, None, [library])
 
 
 @pytest.mark.parametrize(
@@ -115,36 +118,18 @@ def test_without_an_sdk_yaml_the_libraries_say_their_version(tmp_path: Path) -> 
 )
 def test_the_hexagon_sdk_must_know_the_arch(tmp_path: Path, version: str, arch: int, good: bool) -> None:
     sdk = own(hexagon_sdk.hexagon_sdk(tmp_path, version), "HEXAGON_SDK_ROOT")
-    chip = plan.Chip("X", 6, arch)
+    chip = libraries.Chip("X", 6, arch)
     if good:
-        assert plan.elfsigner(environment(hexagon_sdk=sdk), [], chip).is_file()
+        assert libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip).is_file()
     else:
         with pytest.raises(EnvironmentLacking, match=f"v{arch} needs Hexagon SDK .* found {version}"):
-            plan.elfsigner(environment(hexagon_sdk=sdk), [], chip)
-
-
-def test_the_arch_of_a_library_counts_too(tmp_path: Path) -> None:
-    sdk = own(hexagon_sdk.hexagon_sdk(tmp_path, "6.4.0.0"), "HEXAGON_SDK_ROOT")
-    library = Skel(arch=89).write(tmp_path / "lib.so")
-    with pytest.raises(EnvironmentLacking, match="v89 needs"):
-        plan.elfsigner(environment(hexagon_sdk=sdk), [library], CHIP)
+            libraries.elfsigner_script(environment(hexagon_sdk=sdk), [], chip)
 
 
 def test_without_a_hexagon_sdk_the_ways_out_are_named() -> None:
     with pytest.raises(EnvironmentLacking, match="there is no Hexagon SDK") as caught:
-        plan.elfsigner(environment(), [], CHIP)
+        libraries.elfsigner_script(environment(), [], CHIP)
     assert all(word in caught.value.remedy for word in ("--component hexagon-sdk", "HEXAGON_SDK_ROOT", "dev"))
-
-
-def test_without_the_libraries_an_sdk_that_has_them_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match=r"libQnnLpaiSkel\.so") as caught:
-        plan.libraries(CHIP, environment(qnn_sdk=own(tmp_path)), [], direct=False)
-    assert "--profile qnn-2.48" in caught.value.remedy
-
-
-def test_the_skel_is_what_must_be_signed(tmp_path: Path) -> None:
-    found = plan.libraries(CHIP, environment(qnn_sdk=own(hexagon_sdk.qnn_sdk(tmp_path))), [], direct=False)
-    assert [path.name for path in found] == ["libQnnLpaiSkel.so"]
 
 
 def direct_world(tmp_path: Path) -> Environment:
@@ -164,7 +149,11 @@ def direct_world(tmp_path: Path) -> Environment:
 
 
 def test_direct_mode_signs_all_that_the_dsp_loads(tmp_path: Path) -> None:
-    found = plan.libraries(CHIP, direct_world(tmp_path), [], direct=True)
+    found = libraries.to_sign(CHIP, direct_world(tmp_path), [], direct=True)
+    assert {path.parts[-9] for path in found if path.name == "libc++.so.1"} == {"19.0.07"}
+    mine = Skel(arch=81).write(tmp_path / "mine" / "libqnn_executorch_skel.so")
+    replaced = libraries.to_sign(CHIP, direct_world(tmp_path / "again"), [mine], direct=True)
+    assert [path for path in replaced if path.name == mine.name] == [mine]
     assert sorted(path.name for path in found) == [
         "libQnnLpai.so",
         "libQnnLpaiSkel.so",
@@ -176,21 +165,10 @@ def test_direct_mode_signs_all_that_the_dsp_loads(tmp_path: Path) -> None:
     ]
 
 
-def test_the_highest_hexagon_tools_are_taken(tmp_path: Path) -> None:
-    found = plan.libraries(CHIP, direct_world(tmp_path), [], direct=True)
-    assert {path.parts[-9] for path in found if path.name == "libc++.so.1"} == {"19.0.07"}
-
-
-def test_a_given_library_takes_the_place_of_the_one_of_its_name(tmp_path: Path) -> None:
-    mine = Skel(arch=81).write(tmp_path / "mine" / "libqnn_executorch_skel.so")
-    found = plan.libraries(CHIP, direct_world(tmp_path), [mine], direct=True)
-    assert [path for path in found if path.name == mine.name] == [mine]
-
-
 def test_what_is_not_there_is_named_with_where_it_was_looked_for(tmp_path: Path) -> None:
     world = environment(qnn_sdk=own(hexagon_sdk.qnn_sdk(tmp_path)))
     with pytest.raises(EnvironmentLacking) as caught:
-        plan.libraries(CHIP, world, [], direct=True)
+        libraries.to_sign(CHIP, world, [], direct=True)
     assert "libc++.so.1 (no hexagon-sdk)" in caught.value.message
     assert "--library" in caught.value.remedy
 
@@ -198,36 +176,62 @@ def test_what_is_not_there_is_named_with_where_it_was_looked_for(tmp_path: Path)
 def test_two_libraries_of_one_name_are_refused(tmp_path: Path) -> None:
     paths = [Skel().write(tmp_path / place / "lib.so") for place in ("a", "b")]
     with pytest.raises(UsageError, match="would both become"):
-        plan.libraries(CHIP, None, paths, direct=False)
+        libraries.to_sign(CHIP, None, paths, direct=False)
 
 
-def test_the_development_signer_fills_the_overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QNN_SDK_ROOT", str(hexagon_sdk.qnn_sdk(tmp_path)))
-    assert sign_lpai("--soc", "SM8850", "--signer", "dev", "-o", tmp_path / "overlay") == 0
-    made = tmp_path / "overlay" / "lib" / "lpai-v6" / "signed" / "libQnnLpaiSkel.so"
-    root = read_root(tmp_path / "overlay" / lpai.ROOT_NAME)
-    assert verification.verify_file(made, verification.Expected(root=root)).verdict() == "verified"
-    assert [path.name for path in (tmp_path / "overlay").iterdir()] == ["lib", lpai.ROOT_NAME]
-
-
-def test_the_report_says_that_retail_devices_refuse_it(
+def test_a_rehearsal_fills_the_overlay_and_leaves_the_sdk_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("QNN_SDK_ROOT", str(hexagon_sdk.qnn_sdk(tmp_path)))
-    sign_lpai("--soc", "SM8850", "--signer", "dev")
-    written = report(tmp_path)
-    messages = [f["message"] for f in written["findings"] if f["rule"] == "signing.development-only"]
-    assert len(messages) == 1 and "retail devices never accept it" in messages[0]
-    assert "retail devices never accept it" in capsys.readouterr().out
-    assert (written["outcome"], written["artifacts"][0]["kind"]) == ("pass", "signed-library")
-
-
-def test_the_sdk_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sdk = hexagon_sdk.qnn_sdk(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in sdk.rglob("*")}
+    stamps = {path: path.stat().st_mtime_ns for path in sdk.rglob("*")}
     monkeypatch.setenv("QNN_SDK_ROOT", str(sdk))
-    sign_lpai("--soc", "SM8850", "--signer", "dev")
-    assert {path: path.stat().st_mtime_ns for path in sdk.rglob("*")} == before
+    assert sign_lpai("--soc", "SM8850", "--signer", "dev", "-o", tmp_path / "overlay") == 0
+    made = tmp_path / "overlay" / "lib" / "lpai-v6" / "signed" / "libQnnLpaiSkel.so"
+    root = read_root(tmp_path / "overlay" / ROOT_NAME)
+    assert verification.verify_file(made, verification.Expected(root=root)).verdict() == "verified"
+    assert sorted(path.name for path in (tmp_path / "overlay").iterdir()) == [ROOT_NAME, "lib"]
+    assert {path: path.stat().st_mtime_ns for path in sdk.rglob("*")} == stamps
+    written = report(tmp_path)
+    assert (written["outcome"], written["artifacts"][0]["kind"]) == ("pass", "signed-library")
+    rules = [f["rule"] for f in written["findings"] if f["severity"] == "warning"]
+    assert rules == ["signing.development-only"]
+    assert "no device is known to accept it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["signed", "failed", "interrupted"])
+def test_the_keys_of_a_rehearsal_are_in_nothing_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ending: str
+) -> None:
+    keys = []
+    generate = ec.generate_private_key
+
+    def collect(curve: ec.EllipticCurve) -> ec.EllipticCurvePrivateKey:
+        keys.append(generate(curve))
+        return keys[-1]
+
+    monkeypatch.setattr(ec, "generate_private_key", collect)
+    if ending == "interrupted":
+        monkeypatch.setattr(Path, "chmod", lambda *_: _interrupt())
+    (library := tmp_path / "lib.so").write_bytes(
+        b"no library" if ending == "failed" else Skel(arch=81).encode()
+    )
+    code = sign_lpai("--soc", "SM8850", "--signer", "dev", "--library", library, "-o", tmp_path / "o")
+    assert (code, len(keys)) == ({"signed": 0, "failed": 1, "interrupted": 130}[ending], 3)
+    output = capfd.readouterr()
+    everything = chains.everything_written(tmp_path / "o", tmp_path / "reports")
+    everything += output.out.encode() + output.err.encode()
+    assert [secret for secret in chains.secrets_of(keys) if secret in everything] == []
+    assert list((tmp_path / "o").glob(".*")) == []
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_signed_library_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (library := tmp_path / "lib.so").write_bytes(rehearsal.sign(Skel(arch=81).encode(), chains.signer()))
+    assert sign_lpai("--soc", "SM8850", "--signer", "dev", "--library", library) == 2
+    assert f"{library}: it is signed already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("inside", ["sdk", "store"])
@@ -246,20 +250,8 @@ def test_a_test_signature_is_made_for_a_serial(tmp_path: Path) -> None:
         sign_lpai("--soc", "SM8850", "--signer", "dev", "--serial", "0x1A2B3C4D", "-o", tmp_path / "o") == 0
     )
     made = tmp_path / "o" / "lib" / "lpai-v6" / "signed" / "testsig-0x1a2b3c4d.so"
-    expected = verification.Expected(root=read_root(tmp_path / "o" / lpai.ROOT_NAME), serial=0x1A2B3C4D)
+    expected = verification.Expected(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
     assert verification.verify_file(made, expected).verdict() == "verified"
-
-
-def test_a_signed_library_is_refused_unless_it_is_to_be_replaced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    library = Skel(arch=81).write(tmp_path / "lib.so")
-    base: Sequence[object] = ("--soc", "SM8850", "--signer", "dev", "--library")
-    sign_lpai(*base, library, "-o", tmp_path / "one")
-    once = tmp_path / "one" / "lib" / "lpai-v6" / "signed" / "lib.so"
-    assert sign_lpai(*base, once, "-o", tmp_path / "two") == 2
-    assert "--replace" in capsys.readouterr().err
-    assert sign_lpai(*base, once, "-o", tmp_path / "two", "--replace") == 0
 
 
 def test_a_library_that_is_none_fails_and_the_others_are_signed(tmp_path: Path) -> None:
@@ -273,30 +265,10 @@ def test_a_library_that_is_none_fails_and_the_others_are_signed(tmp_path: Path) 
     ]
 
 
-def test_what_is_refused_is_in_the_report_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sign_lpai("--soc", "SM8650") == 2
-    written = report(tmp_path)
-    assert (written["outcome"], written["findings"][0]["rule"]) == ("error", "signing.stopped")
-    assert "SM8650 has no LPAI" in capsys.readouterr().err
-
-
-def test_the_arguments_of_a_signing_command_are_not_in_the_report() -> None:
-    shown = lpai.command_of(
-        "nox -s sign_lpai --", ["--sign-command", "pkcs11-tool --pin 1234", "--arch", "v6"]
-    )
-    assert "1234" not in shown and "pkcs11-tool" in shown
-    assert "1234" not in lpai.command_of("x", ["--sign-command=pkcs11-tool --pin 1234"])
-
-
-@pytest.mark.parametrize(("text", "serial"), [("0x1", 1), ("0xFFFFFFFF", 0xFFFFFFFF)])
-def test_serials_are_hex(text: str, serial: int) -> None:
-    assert device.parse_serial(text) == serial
-
-
 @pytest.mark.parametrize("text", ["1", "0x", "0x0", "0x100000000", "0xg", "-0x1", "0x1 ", ""])
 def test_what_is_no_serial_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--serial"):
-        device.parse_serial(text)
+        device_serial.parse_serial(text)
 
 
 def fake_adb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -311,7 +283,7 @@ def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.
     fake_adb(
         tmp_path, monkeypatch, '[ "$*" = "-s abc shell cat /sys/devices/soc0/serial_number" ] && echo 4660'
     )
-    assert device.read_serial("abc") == 0x1234
+    assert device_serial.read_serial("abc") == 0x1234
 
 
 @pytest.mark.parametrize(
@@ -321,7 +293,7 @@ def test_the_serial_is_read_from_the_device(tmp_path: Path, monkeypatch: pytest.
         ("echo 'Permission denied'; exit 1", "Permission denied"),
         ("echo 0", "expected 32 bits"),
         ("echo 99999999999", "expected 32 bits"),
-        ("exit 0", "nothing"),
+        ("exit 0", "no answer"),
     ],
 )
 def test_a_device_that_does_not_tell_is_named(
@@ -329,51 +301,4 @@ def test_a_device_that_does_not_tell_is_named(
 ) -> None:
     fake_adb(tmp_path, monkeypatch, script)
     with pytest.raises(EnvironmentLacking, match=words):
-        device.read_serial()
-
-
-def test_without_adb_the_flag_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvironmentLacking, match="no adb") as caught:
-        device.read_serial()
-    assert "--serial" in caught.value.remedy
-
-
-def test_a_binding_that_is_none_is_refused_before_anything_is_signed(tmp_path: Path) -> None:
-    library = Skel(arch=81).write(tmp_path / "lib.so")
-    flags = ("--soc", "SM8850", "--signer", "dev", "--library", library, "--sw-id", "cpu")
-    assert sign_lpai(*flags, "-o", tmp_path / "overlay") == 2
-    assert not (tmp_path / "overlay").exists()
-
-
-@pytest.mark.parametrize("ending", ["signed", "failed", "interrupted"])
-def test_no_secret_is_in_anything_that_a_run_leaves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ending: str
-) -> None:
-    made = [keys._new_key("ec") for _ in range(3)]
-    unused = list(made)
-    monkeypatch.setattr(keys, "_new_key", lambda algorithm: unused.pop())
-    keys.write_chain(tmp_path / "keys", "ec", days=9, passphrase=b"staple-battery-horse")
-    (secret := tmp_path / "keys" / "passphrase").write_bytes(b"staple-battery-horse")
-    secret.chmod(0o600)
-    if ending == "interrupted":
-        monkeypatch.setattr(Path, "chmod", lambda *_: _interrupt())
-    library = tmp_path / "in" / "lib.so"
-    Skel(arch=81).write(library)
-    if ending == "failed":
-        library.write_bytes(b"no library")
-    flags = ("--key", tmp_path / "keys/attestation.key.pem", "--chain", tmp_path / "keys/chain.pem")
-    code = sign_lpai(
-        *("--soc", "SM8850", "--signer", "dev", "--library", library, "-o", tmp_path / "o"),
-        *(*flags, "--passphrase-file", secret),
-    )
-    assert code == {"signed": 0, "failed": 1, "interrupted": 130}[ending]
-    said = capfd.readouterr()
-    everything = chains.everything_written(tmp_path / "o", tmp_path / "reports")
-    everything += said.out.encode() + said.err.encode()
-    assert [s for s in [*chains.secrets_of(made), b"staple-battery-horse"] if s in everything] == []
-    assert list((tmp_path / "o").glob(".*")) == []
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
+        device_serial.read_serial()

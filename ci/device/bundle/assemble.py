@@ -10,6 +10,7 @@ from pathlib import Path
 from ci.builds.staged import RUNNER
 from ci.device.bundle import checks, contents, manifest, scripts
 from ci.device.bundle.contents import Item
+from ci.device.bundle.signatures import signature_findings
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.settings import ROOT, Selection
@@ -42,6 +43,8 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     items += [Item("model", model.path, f"models/{model.path.name}") for model in models]
     items += contents.file_items(args.file)
     stage.findings += checks.check(items, models, selection.target, selection.soc, soc)
+    if signed_items := [item.path for item in items if item.kind == "signed"]:
+        stage.findings += signature_findings(signed_items, args.root)
     stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return

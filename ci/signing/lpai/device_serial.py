@@ -1,26 +1,25 @@
-"""The serial number that a device's test signature is bound to."""
+"""The serial number of a device, which a test signature is bound to."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 
-from ci.signing import process
 from provisioning.base.errors import EnvironmentLacking, UsageError
 
 SERIAL_FILE = "/sys/devices/soc0/serial_number"
 SECONDS = 30.0
-TELLS = f"`adb shell cat {SERIAL_FILE}` tells it, in decimal"
+WHERE = f"`adb shell cat {SERIAL_FILE}` prints it, in decimal"
 
 
 def parse_serial(text: str) -> int:
     """`0x1a2b3c4d` as signing tools write it. UsageError for anything but 1 to 0xffffffff in hex."""
     digits = text.lower().removeprefix("0x")
     if not text.lower().startswith("0x") or not digits or set(digits) - set("0123456789abcdef"):
-        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", remedy=TELLS)
+        raise UsageError(f"--serial {text}: expected hex, as 0x1a2b3c4d", remedy=WHERE)
     serial = int(digits, 16)
     if not 0 < serial <= 0xFFFFFFFF:
-        raise UsageError(f"--serial {text}: expected 32 bits and not 0", remedy=TELLS)
+        raise UsageError(f"--serial {text}: expected 32 bits and not 0", remedy=WHERE)
     return serial
 
 
@@ -40,7 +39,6 @@ def read_serial(device: str | None = None) -> int:
             text=True,
             errors="replace",
             timeout=SECONDS,
-            env=process.plain_environment(),
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -49,9 +47,9 @@ def read_serial(device: str | None = None) -> int:
         ) from error
     answer = done.stdout.strip()
     if done.returncode != 0 or not answer.isdecimal():
-        said = (done.stderr.strip() or answer or "nothing").splitlines()[-1]
+        message = (done.stderr.strip() or answer or "no answer").splitlines()[-1]
         raise EnvironmentLacking(
-            f"the device's serial number could not be read: {said}",
+            f"the device's serial number could not be read: {message}",
             remedy="see `adb devices`; name one of several with --device, or give the number with --serial",
         )
     serial = int(answer)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ci.signing import elf, image
+from ci.signing import elf, signed_library
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -77,7 +77,7 @@ def chips(socs: Sequence[str], arch: str | None) -> list[Chip]:
     return sorted(distinct.values(), key=lambda chip: chip.name)
 
 
-def libraries(
+def to_sign(
     chip: Chip, environment: Environment | None, given: Sequence[Path], *, direct: bool
 ) -> list[Path]:
     """The files to sign. `given` replaces the manifest's list, or in direct mode its entries by name."""
@@ -133,7 +133,7 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
     return version
 
 
-def elfsigner(environment: Environment, files: Iterable[Path], chip: Chip) -> Path:
+def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip) -> Path:
     """The vendor's script, refused when its Hexagon SDK is too old for an arch that is to be signed."""
     root = environment.roots.get("hexagon-sdk")
     if root is None:
@@ -208,7 +208,7 @@ def version_of(component: str, root: Root) -> str:
 
 
 def _arch(path: Path) -> int | None:
-    with image.mapped(path) as data:
+    with signed_library.mapped(path) as data:
         try:
             return elf.parse(data).arch
         except elf.Malformed as error:

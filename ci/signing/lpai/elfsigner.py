@@ -1,12 +1,14 @@
-"""Drive the Hexagon SDK's elfsigner: without a terminal, within a time limit, believing only its files."""
+"""Run the Hexagon SDK's elfsigner without a terminal and within a time limit. Only its files are believed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ci.signing import process
 from provisioning.base.diagnosis import nearest
 from provisioning.base.errors import (
     CheckFailed,
@@ -36,17 +37,19 @@ _NETWORK = re.compile(
     r"|ProxyError|SSLError|timed out",
     re.IGNORECASE,
 )
-_QUIET_SECONDS = 3.0
-"""A script that shows terms and then waits this long waits for an answer, however it worded the question."""
+_SILENT_SECONDS = 3.0
+"""A script that has shown terms and is silent this long waits for an answer."""
 _TICK = 0.2
 _MOST_OUTPUT = 4 << 20
 _SHOWN = 400
 _PROBE = "import sys; print(*sys.version_info[:2])"
 _OLDEST = (3, 6)
+_PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TMPDIR", "TERM", "SYSTEMROOT")
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file", "ssl_cert_dir")
 
 
 class SignerFailed(CheckFailed):
-    """elfsigner did not sign, whatever it said."""
+    """elfsigner did not sign."""
 
 
 class SignerOffline(UpstreamError):
@@ -55,13 +58,13 @@ class SignerOffline(UpstreamError):
 
 @dataclass
 class Consent:
-    """The user's answer to elfsigner's disclaimer: asked once for each wording, then on record."""
+    """The user's answer to elfsigner's disclaimer: asked for once for each wording, then recorded."""
 
     store: Path
     version: str
     """Of the Hexagon SDK, for the record."""
     accept: bool = False
-    """The user said so beforehand: by flag or QNN_CI_ACCEPT_LICENCES."""
+    """The user accepted beforehand: by flag or QNN_CI_ACCEPT_LICENCES."""
     means: str = "--accept-disclaimer"
     ask: Callable[[str], bool] | None = None
     """Show the question to a person; None where there is no terminal."""
@@ -90,7 +93,7 @@ class Consent:
         self.show("elfsigner of the Hexagon SDK says:\n\n" + text.strip() + "\n")
         accepted = self.accept or (self.ask is not None and self.ask("Do you accept this? [y/N] "))
         if accepted:
-            # Its wording is known only now, so that no manifest can name it.
+            # No manifest can name it: its wording is only known now.
             licence = Licence.model_construct(
                 id=wording, title="disclaimer of the Hexagon SDK's elfsigner", url=""
             )
@@ -111,56 +114,56 @@ class Elfsigner:
 
     def sign(self, library: Path, into: Path) -> Path:
         """Sign one library into a fresh directory; returns the file that elfsigner wrote there."""
-        # It runs in another directory, where a relative path means something else.
-        said = self._run(["-i", str(library.absolute()), "-o", str(into.absolute())], into)
-        return self._written(into, library.name, said)
+        # It runs in another directory.
+        output = self._run(["-i", str(library.absolute()), "-o", str(into.absolute())], into)
+        return self._written(into, library.name, output)
 
     def test_signature(self, serial: int, into: Path) -> Path:
-        said = self._run(["-t", f"0x{serial:08x}", "-o", str(into.absolute())], into)
-        return self._written(into, f"testsig-0x{serial:08x}.so", said)
+        output = self._run(["-t", f"0x{serial:08x}", "-o", str(into.absolute())], into)
+        return self._written(into, f"testsig-0x{serial:08x}.so", output)
 
     def _run(self, arguments: Sequence[str], directory: Path) -> str:
         environment = {
-            **process.plain_environment(),
+            **plain_environment(),
             "HEXAGON_SDK_ROOT": str(self.script.parents[2]),
-            # Its own directory is the SDK's, which nothing may write to.
+            # Its own directory is in the SDK, which nothing may write to.
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
         }
         command = [str(self.python), str(self.script), *arguments]
-        status, said = converse(command, directory, environment, self.seconds, self.consent, self.cancelled)
+        status, output = converse(command, directory, environment, self.seconds, self.consent, self.cancelled)
         if status == 0:
-            return said
-        if _NETWORK.search(said):
+            return output
+        if _NETWORK.search(output):
             raise SignerOffline(
-                f"elfsigner could not reach its server (status {status}): {tail(said)}",
+                f"elfsigner could not reach its server (status {status}): {tail(output)}",
                 remedy="check the network and proxy, then run it again",
             )
-        if "No module named 'imp'" in said:
+        if "No module named 'imp'" in output:
             raise EnvironmentLacking(
                 f"{self.python} has no module imp, which elfsigner imports",
                 remedy="uv python install 3.11, or --python PATH",
             )
-        known = nearest(said)
+        known = nearest(output)
         raise SignerFailed(
-            f"elfsigner ended with status {status}: {tail(said)}" + (f". {known}" if known else ""),
+            f"elfsigner ended with status {status}: {tail(output)}" + (f". {known}" if known else ""),
             remedy=known.mend if known else f"run it by hand: {shlex.join(command)}",
         )
 
-    def _written(self, into: Path, name: str, said: str) -> Path:
+    def _written(self, into: Path, name: str, output: str) -> Path:
         files = [path for path in sorted(into.rglob("*.so*")) if path.is_file()]
         named = [path for path in files if path.name == name]
         candidates = named or files
         path = candidates[0] if len(candidates) == 1 else None
         if path is None or path.stat().st_size == 0:
             state = "an empty file" if path else f"{len(files)} files" if files else "no file"
-            if _NETWORK.search(said):
+            if _NETWORK.search(output):
                 raise SignerOffline(
-                    f"elfsigner ended with status 0 and wrote {state}: {tail(said)}",
+                    f"elfsigner ended with status 0 and wrote {state}: {tail(output)}",
                     remedy="check the network and proxy, then run it again",
                 )
             raise SignerFailed(
-                f"elfsigner ended with status 0 and wrote {state} where {name} was expected: {tail(said)}",
+                f"elfsigner ended with status 0 and wrote {state} where {name} was expected: {tail(output)}",
                 remedy="run it by hand to see why",
             )
         return path
@@ -174,7 +177,7 @@ def converse(
     consent: Callable[[str], bool],
     cancelled: threading.Event,
 ) -> tuple[int, str]:
-    """Run, answer questions as `consent` says, return exit status and output. The child never outlives us."""
+    """Run it and answer its questions as `consent` says. Returns exit status and output; ends the child."""
     child = subprocess.Popen(
         list(command),
         cwd=directory,
@@ -187,13 +190,13 @@ def converse(
     try:
         return _Conversation(child, seconds, consent, cancelled).hold()
     finally:
-        process.stop(child)
+        _stop(child)
         for stream in (child.stdin, child.stdout):
             if stream is not None:
                 try:
                     stream.close()
                 except BrokenPipeError:
-                    # It left without reading our answer, which is its right.
+                    # It ended without reading our answer.
                     continue
 
 
@@ -210,14 +213,14 @@ class _Conversation:
         self.consent = consent
         self.cancelled = cancelled
         self.deadline = time.monotonic() + seconds
-        self.said = bytearray()
+        self.output = bytearray()
         self.answered = 0
-        """How much of `said` is behind the last answer."""
+        """How much of `output` came before our last answer."""
 
     def hold(self) -> tuple[int, str]:
         assert self.child.stdout is not None
         descriptor = self.child.stdout.fileno()
-        heard = time.monotonic()
+        last_output = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             while True:
@@ -226,13 +229,13 @@ class _Conversation:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
                         break
-                    self.said += chunk
-                    heard = time.monotonic()
+                    self.output += chunk
+                    last_output = time.monotonic()
                     continue
-                if self._asked(quiet=time.monotonic() - heard > _QUIET_SECONDS):
+                if self._is_question(silent=time.monotonic() - last_output > _SILENT_SECONDS):
                     self._answer()
                 if self.child.poll() is not None and not selector.select(0):
-                    # Its last words are read. Something that it started holds the pipe open.
+                    # All output is read; a process that it started holds the pipe open.
                     break
         while self.child.poll() is None:
             self._check_limits()
@@ -242,50 +245,52 @@ class _Conversation:
     def _check_limits(self) -> None:
         if self.cancelled.is_set():
             raise SignerFailed("elfsigner was stopped", remedy="run it again")
-        if len(self.said) > _MOST_OUTPUT:
-            raise SignerFailed(f"elfsigner talks without end: {tail(self._text(0))}", remedy="run it by hand")
+        if len(self.output) > _MOST_OUTPUT:
+            raise SignerFailed(
+                f"elfsigner prints without end: {tail(self._text(0))}", remedy="run it by hand"
+            )
         if time.monotonic() > self.deadline:
             raise SignerFailed(
                 f"elfsigner did not end within {self.limit:g} s: {tail(self._text(0))}",
                 remedy="run it again, with a higher --time-limit if it was still at work",
             )
 
-    def _asked(self, *, quiet: bool) -> bool:
+    def _is_question(self, *, silent: bool) -> bool:
         text = self._text(self.answered).rstrip(" \t")
         if _QUESTION.search(text.rstrip()):
             return True
-        return quiet and self.answered == 0 and bool(_LEGAL.search(text))
+        return silent and self.answered == 0 and bool(_LEGAL.search(text))
 
     def _answer(self) -> None:
-        asked = time.monotonic()
+        begun = time.monotonic()
         text = self._text(self.answered)
-        self.answered = len(self.said)
+        self.answered = len(self.output)
         if not self.consent(text):
             raise LicenceNotAccepted(
                 "elfsigner's disclaimer was not accepted", remedy="read it, then add --accept-disclaimer"
             )
-        # A person may read for as long as they like.
-        self.deadline += time.monotonic() - asked
+        # Reading the terms does not count.
+        self.deadline += time.monotonic() - begun
         assert self.child.stdin is not None
         try:
             self.child.stdin.write(b"y\n")
             self.child.stdin.flush()
         except BrokenPipeError:
-            # It did not wait for the answer; its exit status tells the rest.
+            # It did not wait for the answer; its exit status decides.
             return
 
     def _text(self, start: int) -> str:
-        return self.said[start:].decode("utf-8", "replace")
+        return self.output[start:].decode("utf-8", "replace")
 
 
-def tail(said: str) -> str:
-    """The last words of an output, for a message."""
-    lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
-    return " | ".join(lines[-4:])[-_SHOWN:] or "it said nothing"
+def tail(output: str) -> str:
+    """The end of an output, for a message."""
+    lines = [line.strip() for line in output.strip().splitlines() if line.strip()]
+    return " | ".join(lines[-4:])[-_SHOWN:] or "no output"
 
 
 def interpreter(named: str | None, below: tuple[int, ...]) -> Path:
-    """A Python that still has what elfsigner imports: the one named, ours, one on PATH or one of uv's."""
+    """A Python that still has the module imp: the one named, ours, one on PATH or one of uv's."""
     if named:
         path = shutil.which(named)
         version = _version(path) if path else None
@@ -340,12 +345,28 @@ def _output(command: Sequence[str]) -> str | None:
             text=True,
             errors="replace",
             timeout=30,
-            env=process.plain_environment(),
+            env=plain_environment(),
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def plain_environment() -> dict[str, str]:
+    """For a tool that signs: what any program needs to run, proxies, and nothing else of ours."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PLAIN or name.startswith("LC_") or name.lower() in _PROXIES
+    }
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End the child and everything it started; it leads its own session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _dotted(version: tuple[int, ...]) -> str:

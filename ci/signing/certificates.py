@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from cryptography import x509
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.signing.elf import Malformed, printable
+from provisioning.base.errors import UsageError
 
 PADDING = b"\xff"
 ALIGN = 16
@@ -43,27 +45,26 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Problem:
     part: str
     message: str
 
 
 def split(area: bytes) -> list[bytes]:
-    """The DER certificates of a certificate area; raises Malformed for anything between or after them
-    that is not 0xff padding."""
-    found: list[bytes] = []
+    """The DER certificates of a certificate area. Raises Malformed unless all else in it is 0xff padding."""
+    ders: list[bytes] = []
     at = 0
     while at < len(area) and area[at : at + 1] != PADDING:
         length = _der_length(area, at)
         if length is None or at + length > len(area):
             raise Malformed("certificates", f"no certificate begins at byte {at} of their area")
-        found.append(area[at : at + length])
+        ders.append(area[at : at + length])
         at += length
-        if len(found) > MOST_CERTIFICATES:
+        if len(ders) > MOST_CERTIFICATES:
             raise Malformed("certificates", f"more than {MOST_CERTIFICATES}")
     if area[at:].strip(PADDING):
         raise Malformed("certificates", "the padding after the last one is not all 0xff")
-    return found
+    return ders
 
 
 def join(chain: Sequence[x509.Certificate]) -> bytes:
@@ -72,7 +73,7 @@ def join(chain: Sequence[x509.Certificate]) -> bytes:
 
 
 def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
-    """Raises Malformed naming the first certificate that is none."""
+    """Raises Malformed, which names the first one that is damaged."""
     loaded = []
     for index, der in enumerate(ders):
         with _reading(f"certificate {index}"):
@@ -84,6 +85,30 @@ def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
             certificate.subject.rfc4514_string()
             loaded.append(certificate)
     return loaded
+
+
+def read_root(path: Path) -> x509.Certificate:
+    """One certificate, PEM or DER. A file with several does not say which of them to trust."""
+    try:
+        content = path.read_bytes()
+        if b"-----BEGIN" in content:
+            roots = x509.load_pem_x509_certificates(content)
+        else:
+            roots = [x509.load_der_x509_certificate(content)]
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read: {error.strerror}", remedy="name a certificate file"
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: expected a certificate, PEM or DER", remedy="name the root certificate"
+        ) from error
+    if len(roots) != 1:
+        raise UsageError(
+            f"{path}: expected the root certificate alone, found {len(roots)} certificates",
+            remedy="name a file that holds the root only",
+        )
+    return roots[0]
 
 
 def describe(certificate: x509.Certificate) -> Certificate:
@@ -118,11 +143,16 @@ def key_type(key: object) -> str:
     return type(key).__name__.strip("_")
 
 
+def name_of(certificate: x509.Certificate) -> str:
+    """The subject as one printable word, for messages."""
+    return f"<{printable(certificate.subject.rfc4514_string())}>"
+
+
 def check(
     certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
-) -> Iterator[Fault]:
-    """Everything wrong with a chain of at least one certificate. It must end in `root`, or in one that
-    signs itself when none is given."""
+) -> Iterator[Problem]:
+    """Everything wrong with a chain of at least one certificate. It must end in `root`; where none is named,
+    in one that signs itself."""
     full = list(certificates)
     ends_itself = full[-1].subject == full[-1].issuer
     if root is not None and not ends_itself and full[-1] != root:
@@ -131,17 +161,17 @@ def check(
         name = _name(index, len(full), certificate)
         yield from _check_validity(name, certificate, at)
         yield from _check_usage(name, certificate, attests=index == 0, below=index - 1)
-        # The last answers for itself, so that a changed root is caught even when nobody names one.
+        # The last one signs itself: a changed root is caught even where nobody names one.
         issuer = full[index + 1] if index + 1 < len(full) else certificate
         if not _issued(certificate, issuer):
-            yield Fault("chain", f"{name} is not signed by {_subject(issuer)}")
+            yield Problem("chain", f"{name} is not signed by {name_of(issuer)}")
         elif (weak := describe(certificate).signature_hash) in ("md5", "sha1"):
-            yield Fault("chain", f"{name} is signed with {weak}, which no longer proves anything")
+            yield Problem("chain", f"{name} is signed with {weak}, which no longer proves anything")
     if root is not None and full[-1] != root:
-        yield Fault(
+        yield Problem(
             "root",
-            f"the chain ends in {_subject(full[-1])} (sha256 {_print(full[-1])}), "
-            f"not in the given root {_subject(root)} (sha256 {_print(root)})",
+            f"the chain ends in {name_of(full[-1])} (sha256 {_fingerprint(full[-1])}), "
+            f"not in the given root {name_of(root)} (sha256 {_fingerprint(root)})",
         )
 
 
@@ -152,42 +182,44 @@ def _reading(what: str) -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except Exception as error:
-        # cryptography meets damaged certificates with a dozen kinds of exception, half of them no ValueError.
+        # cryptography raises a dozen kinds of exception for damaged certificates; half are no ValueError.
         raise Malformed(what, f"not a certificate that can be read: {error}"[:200]) from error
 
 
-def _check_validity(name: str, certificate: x509.Certificate, at: dt.datetime) -> Iterator[Fault]:
+def _check_validity(name: str, certificate: x509.Certificate, at: dt.datetime) -> Iterator[Problem]:
     if at < certificate.not_valid_before_utc:
-        yield Fault("validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}")
+        yield Problem(
+            "validity", f"{name} is not valid before {certificate.not_valid_before_utc.isoformat()}"
+        )
     if at > certificate.not_valid_after_utc:
-        yield Fault("validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}")
+        yield Problem("validity", f"{name} expired on {certificate.not_valid_after_utc.isoformat()}")
 
 
-def _check_usage(name: str, certificate: x509.Certificate, *, attests: bool, below: int) -> Iterator[Fault]:
+def _check_usage(name: str, certificate: x509.Certificate, *, attests: bool, below: int) -> Iterator[Problem]:
     """`below`: how many CA certificates stand between this one and the attestation certificate."""
     constraints = _extension(certificate, x509.BasicConstraints)
     usage = _extension(certificate, x509.KeyUsage)
     if attests:
         if constraints is not None and constraints.ca:
-            yield Fault("usage", f"{name} is a CA's, so it may not sign libraries")
+            yield Problem("usage", f"{name} is a CA's, so it may not sign libraries")
         if usage is not None and not usage.digital_signature:
-            yield Fault("usage", f"{name} may not be used for digital signatures")
+            yield Problem("usage", f"{name} may not be used for digital signatures")
         extended = _extension(certificate, x509.ExtendedKeyUsage)
         allowed = {ExtendedKeyUsageOID.CODE_SIGNING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE}
         if extended is not None and not allowed & set(extended):
-            yield Fault("usage", f"{name} may not be used for code signing")
+            yield Problem("usage", f"{name} may not be used for code signing")
     else:
         if constraints is None or not constraints.ca:
-            yield Fault("usage", f"{name} is not a CA's, so it may not issue certificates")
+            yield Problem("usage", f"{name} is not a CA's, so it may not issue certificates")
         elif constraints.path_length is not None and below > constraints.path_length:
-            yield Fault(
+            yield Problem(
                 "usage", f"{name} allows {constraints.path_length} CA certificates below it, not {below}"
             )
         if usage is not None and not usage.key_cert_sign:
-            yield Fault("usage", f"{name} may not be used to sign certificates")
+            yield Problem("usage", f"{name} may not be used to sign certificates")
     for extension in certificate.extensions:
         if extension.critical and not isinstance(extension.value, _KNOWN_EXTENSIONS):
-            yield Fault("usage", f"{name} has a critical extension that is not understood: {extension.oid}")
+            yield Problem("usage", f"{name} has a critical extension that is not understood: {extension.oid}")
 
 
 T = TypeVar("T", bound=x509.ExtensionType)
@@ -204,7 +236,7 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
     except Exception:
-        # As in _reading: whatever keeps us from checking it, it is not known to be issued.
+        # As in _reading: any error means that it could not be checked.
         return False
     return True
 
@@ -225,12 +257,8 @@ def _der_length(area: bytes, at: int) -> int | None:
 
 def _name(index: int, count: int, certificate: x509.Certificate) -> str:
     role = "attestation" if index == 0 else "root" if index == count - 1 else "CA"
-    return f"the {role} certificate {_subject(certificate)}"
+    return f"the {role} certificate {name_of(certificate)}"
 
 
-def _subject(certificate: x509.Certificate) -> str:
-    return f"<{printable(certificate.subject.rfc4514_string())}>"
-
-
-def _print(certificate: x509.Certificate) -> str:
+def _fingerprint(certificate: x509.Certificate) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()[:16] + "…"

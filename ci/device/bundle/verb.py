@@ -1,0 +1,59 @@
+"""`bundle`: exactly the files that a device needs, checked as one, with scripts to push and run them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from provisioning.base.commands import typed
+from provisioning.base.findings import StageRun
+from provisioning.base.settings import add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s bundle -- --soc SM8750 --target aarch64-android model.pte
+  nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
+  nox -s bundle -- --soc SM8850 --target aarch64-android --lpai model.pte
+  nox -s bundle -- --soc SM8750 --target aarch64-android --runner llama_main --file tokenizer.bin llama.pte
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.pte", help="programs to run there")
+    parser.add_argument(
+        "--dist", type=Path, metavar="DIR", help="the build that the runner is taken from [dist/TARGET]"
+    )
+    parser.add_argument(
+        "--runner", metavar="NAME", help="which of the build's programs runs there [qnn_executor_runner]"
+    )
+    parser.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="goes along as files/NAME, such as a tokenizer; may be repeated",
+    )
+    parser.add_argument("--lpai", action="store_true", help="with LPAI's libraries and its signed skel")
+    parser.add_argument(
+        "--signed", type=Path, metavar="DIR", help="where sign_lpai put what it signed [dist/overlay]"
+    )
+    parser.add_argument(
+        "--root", type=Path, metavar="CERT", help="the root certificate that the signed skel must end in"
+    )
+    parser.add_argument(
+        "--output", "-o", type=Path, metavar="DIR", help="where it is written [dist/bundles/TARGET-SOC]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.builds.disk import disk_faults
+    from ci.device.bundle.assemble import assemble
+
+    selection = selection_of(args)
+    command = typed("nox -s bundle --", sys.argv[2:])
+    stage = StageRun("bundle", selection.profile, selection.target, command)
+    with stage.reported(selection.reports, "bundle", selection.soc), disk_faults("--output"):
+        assemble(args, selection, stage)
+    return stage.close(selection.reports)

@@ -1,0 +1,174 @@
+"""Running a bundle on a device and judging what came back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.builds.staged import RUNNER
+from ci.device import claim, session, transport
+from ci.device.bundle.manifest import NAME as MANIFEST
+from ci.device.bundle.manifest import Bundle, read_bundle
+from ci.device.transport import Device
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.settings import ROOT, Selection
+from provisioning.environment import DEVICE_DIRECTORIES
+
+BUNDLES = ROOT / "dist" / "bundles"
+_TAIL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    bundle: Bundle
+    folder: Path
+    where: str
+    """The folder on the device."""
+    flags: tuple[str, ...]
+    into: Path
+
+
+def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    job = _job(args, selection)
+    stage.target = job.bundle.target
+    job.into.mkdir(parents=True, exist_ok=True)
+    with _device(args, job.bundle) as device, claim.claimed(device, job.where, wait=args.wait):
+        _push(device, job, args.inputs, stage)
+        if not args.push_only:
+            _run(device, job, args, stage)
+
+
+def _job(args: argparse.Namespace, selection: Selection) -> Job:
+    """All that can be refused is refused before anything is sent."""
+    folder = args.bundle or the_bundle(BUNDLES, _kind(args, selection), selection.socs)
+    bundle = read_bundle(folder)
+    where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
+    if not where.startswith("/") or where.strip("/") == "" or any(c in where for c in ";'\"\n"):
+        raise UsageError(f"--device-dir: expected a folder from / on without quotes or `;`, found {where!r}")
+    flags = () if args.push_only else _flags(args, bundle)
+    return Job(bundle, folder, where, flags, (args.output or selection.reports / "device").absolute())
+
+
+def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
+    """The only bundle that `bundle` made, of those for a target and a chip where these are named."""
+    named = [f"{target or '*'}-{soc}" for soc in socs] or [f"{target or '*'}-*"]
+    found = sorted({path.parent for name in named for path in bundles.glob(f"{name}/{MANIFEST}")})
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UsageError(
+            f"{bundles}: expected a bundle ({' or '.join(named)}) in it, found none",
+            remedy="make one with nox -s bundle, or name another: nox -s run_device -- BUNDLE",
+        )
+    raise UsageError(
+        f"{bundles} holds {len(found)} bundles that fit: {', '.join(path.name for path in found)}",
+        remedy=f"name one: nox -s run_device -- {found[0]}",
+    )
+
+
+def _kind(args: argparse.Namespace, selection: Selection) -> str:
+    """The target that was named, or that the way to the device goes with; empty for any."""
+    if selection.targets:
+        return selection.target
+    return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
+        (bool(args.ssh), bool(args.serial)), ""
+    )
+
+
+def _push(device: Device, job: Job, listed: Path | None, stage: StageRun) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        inputs = session.stage_inputs(listed, Path(scratch)) if listed else {}
+        pushed = session.push(device, job.where, session.files_of(job.bundle, job.folder, inputs))
+    stage.metrics |= {
+        "device": device.name,
+        "pushed": list(pushed.sent),
+        "removed": list(pushed.removed),
+        "unchanged": pushed.unchanged,
+        "pushed_bytes": pushed.size,
+    }
+
+
+def _run(device: Device, job: Job, args: argparse.Namespace, stage: StageRun) -> None:
+    try:
+        ran = session.run(device, job.where, job.flags, wrapper=args.wrap, seconds=args.timeout)
+    except transport.Lost as lost:
+        _keep(job.into / "run.log", lost.out, "log", stage)
+        raise
+    _keep(job.into / "run.log", ran.out, "log", stage)
+    stage.metrics["exit_code"] = ran.code
+    outputs = session.fetch_outputs(device, job.where, job.into / session.OUTPUTS)
+    stage.artifacts += [Artifact.of("output", path) for path in outputs]
+    stage.metrics["outputs"] = len(outputs)
+    if ran.code != 0:
+        _explain(ran, device, job.into, stage, args.timeout)
+
+
+def _device(args: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[Device]:
+    if args.ssh:
+        if args.serial:
+            raise UsageError("--serial is of adb, --ssh of another way: give one of them")
+        return transport.ssh(args.ssh, args.ssh_config)
+    if bundle.target != "aarch64-android" and not args.serial:
+        raise UsageError(
+            f"the bundle is for {bundle.target}: expected --ssh USER@HOST, found none",
+            remedy="--ssh USER@HOST; a Linux device that speaks adb is named with --serial",
+        )
+    return transport.adb(args.serial)
+
+
+def _flags(args: argparse.Namespace, bundle: Bundle) -> tuple[str, ...]:
+    models = {Path(place).name: place for place in bundle.models}
+    name = args.model or (next(iter(models)) if len(models) == 1 else None)
+    if name is None or name not in models:
+        found = ", ".join(models) or "none"
+        raise UsageError(
+            f"--model: expected one of the bundle's, which are {found}", remedy="name one with --model NAME"
+        )
+    flags = ["--model_path", models[name]]
+    if bundle.runner == RUNNER.name:
+        flags += ["--output_folder_path", session.OUTPUTS]
+        if args.inputs:
+            flags += ["--input_list_path", session.INPUT_LIST]
+    elif args.inputs:
+        raise UsageError(
+            f"--inputs: lists are read by {RUNNER.name}, and the bundle's runner is {bundle.runner}",
+            remedy="give it its own arguments with --runner-arg",
+        )
+    return (*flags, *args.runner_arg)
+
+
+def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seconds: float) -> None:
+    system = device.system_log()
+    if system:
+        _keep(into / "system.log", system, "log", stage)
+    if ran.code is None:
+        message = f"the runner did not end within {seconds:g} s and was stopped"
+    else:
+        message = f"the runner ended with exit code {ran.code}{_signal(ran.code)}"
+    lines = [line for line in ran.out.splitlines() if line.strip()][-_TAIL:]
+    remedy = f"read {into / 'run.log'}"
+    stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), remedy)
+    for text, subject in ((ran.out, "run.log"), (system, "system.log")):
+        for shown in explain(text):
+            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {shown.id}", shown.cause, shown.mend)
+
+
+def _signal(code: int) -> str:
+    """What a shell says of a program that was killed, in words."""
+    try:
+        return f" ({signal.Signals(code - 128).name})"
+    except ValueError:
+        return ""
+
+
+def _keep(path: Path, text: str, kind: str, stage: StageRun) -> None:
+    path.write_text(text, encoding="utf-8")
+    stage.artifacts.append(Artifact.of(kind, path))

@@ -1,0 +1,212 @@
+"""A rehearsal of signing: a standard hash segment (MBN v6) under a chain made for the run.
+
+It shows that the whole way works (sign, verify, bundle, push) where there is no Hexagon SDK. No device is
+known to accept the result. What is signed and how is defined in docs/signing-format.md.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ci.signing import certificates, elf, mbn, signatures, signed_library
+from ci.signing.elf import Bytes, Elf, Header, Malformed, Segment
+from provisioning.base.errors import UsageError
+
+SOFTWARE_ID = 0x04
+"""The audio DSP's, which LPAI runs on."""
+
+DAYS = 365
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A chain and the key of its first certificate. The key is in memory only."""
+
+    chain: tuple[x509.Certificate, ...]
+    """Attestation first, root last."""
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @property
+    def root(self) -> x509.Certificate:
+        return self.chain[-1]
+
+    @property
+    def root_pem(self) -> bytes:
+        return self.root.public_bytes(serialization.Encoding.PEM)
+
+
+def new_signer() -> Signer:
+    """Root, CA and attestation certificates. All keys are new; those of root and CA are forgotten at once."""
+    keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(3)]
+    names = [_subject(role) for role in ("attestation", "CA", "root")]
+    start = dt.datetime.now(dt.timezone.utc).replace(microsecond=0) - dt.timedelta(minutes=5)
+    chain = tuple(
+        _certificate(names[level], keys[level], names[issuer], keys[issuer], level, start)
+        for level, issuer in ((0, 1), (1, 2), (2, 2))
+    )
+    return Signer(chain, keys[0])
+
+
+def sign(data: Bytes, signer: Signer, serials: Sequence[int] = ()) -> bytes:
+    """The signed library, bound to the devices with these serials (up to 8; none: any device).
+
+    Raises Malformed, or UsageError for a library that is signed already.
+    """
+    parsed, signed = signed_library.parse(data)
+    if signed is not None:
+        raise UsageError("it is signed already", remedy="name the unsigned original")
+    _check_section_table(data, parsed)
+    if parsed.header.phnum + signed_library.SIGNING_HEADERS > elf.MOST_SEGMENTS:
+        raise Malformed("program headers", f"no room for two more beside {parsed.header.phnum}")
+    chain = certificates.join(signer.chain)
+    metadata = mbn.Metadata(software_id=SOFTWARE_ID, serials=tuple(serials), note=signatures.STATEMENT).pack()
+    digest_size = hashlib.new(signatures.DIGEST).digest_size
+    hashes_size = (len(parsed.segments) + signed_library.SIGNING_HEADERS) * digest_size
+    blob_size = 4 * 12 + len(metadata) + hashes_size + signatures.REHEARSAL_SIZE + len(chain)
+    head, shift, start = _new_head(parsed, blob_size)
+    digests = [
+        hashlib.new(signatures.DIGEST, head).digest(),
+        bytes(digest_size),
+        *signed_library.segment_digests(data, parsed, signatures.DIGEST),
+    ]
+    covered = mbn.v6_signed_part(metadata, b"".join(digests), signatures.REHEARSAL_SIZE, len(chain))
+    blob = covered + signatures.sign_rehearsal(signer.key, covered) + chain
+    body = bytearray(data)
+    elf.shift_sections(body, parsed.format, parsed.header, shift)
+    return b"".join((head, bytes(start - len(head)), blob, bytes(shift - start - len(blob)), bytes(body)))
+
+
+def carrier_library(arch: int, serials: Sequence[int]) -> bytes:
+    """The smallest Hexagon library, to carry a signature that is bound to a device and nothing else."""
+    head = elf.ELF32.header.size + elf.ELF32.segment.size
+    content = "".join(f"testsig 0x{serial:08x}\n" for serial in serials).encode()
+    header = Header(
+        ident=b"\x7fELF\x01\x01\x01".ljust(16, b"\0"),
+        type=3,
+        machine=elf.EM_HEXAGON,
+        version=1,
+        entry=0,
+        phoff=elf.ELF32.header.size,
+        shoff=0,
+        flags=int(str(arch), 16),
+        ehsize=elf.ELF32.header.size,
+        phentsize=elf.ELF32.segment.size,
+        phnum=1,
+        shentsize=0,
+        shnum=0,
+        shstrndx=0,
+    )
+    size = head + len(content)
+    load = Segment(elf.PT_LOAD, 0, 0, 0, size, size, 4, signed_library.HASH_ALIGN)
+    return elf.pack_head(elf.ELF32, header, (load,)) + content
+
+
+def _new_head(parsed: Elf, blob_size: int) -> tuple[bytes, int, int]:
+    """(ELF header and program headers, how far the original moves, where the hash segment begins)."""
+    form = parsed.format
+    count = len(parsed.segments) + signed_library.SIGNING_HEADERS
+    head_size = form.header.size + count * form.segment.size
+    start = elf.align_up(head_size, signed_library.HASH_ALIGN)
+    shift = elf.align_up(start + blob_size, _alignment(parsed.segments))
+    loaded = [s.paddr + s.memsz for s in parsed.segments if s.type == elf.PT_LOAD]
+    address = elf.align_up(max(loaded, default=0), signed_library.HASH_ALIGN)
+    signing = (
+        Segment(elf.PT_NULL, 0, 0, 0, head_size, 0, signed_library.HEAD_FLAGS, 0),
+        Segment(
+            elf.PT_NULL,
+            start,
+            address,
+            address,
+            blob_size,
+            elf.align_up(blob_size, signed_library.HASH_ALIGN),
+            signed_library.HASH_FLAGS,
+            signed_library.HASH_ALIGN,
+        ),
+    )
+    header = replace(
+        parsed.header,
+        phoff=form.header.size,
+        phnum=count,
+        shoff=parsed.header.shoff + shift if parsed.header.shoff else 0,
+    )
+    if header.shoff > form.most:
+        raise Malformed("ELF header", "e_shoff becomes too large for its class")
+    return elf.pack_head(form, header, (*signing, *(s.moved(shift) for s in parsed.segments))), shift, start
+
+
+def _alignment(segments: Sequence[Segment]) -> int:
+    """What the original must move by a multiple of, so that every p_offset stays congruent to p_vaddr."""
+    alignments = [s.align for s in segments if s.type == elf.PT_LOAD]
+    for alignment in alignments:
+        if alignment > 1 << 20 or alignment & (alignment - 1):
+            raise Malformed("program headers", f"a load segment's alignment is {alignment:#x}")
+    return max(signed_library.HASH_ALIGN, *alignments)
+
+
+def _check_section_table(data: Bytes, parsed: Elf) -> None:
+    start, end = elf.section_table(data, parsed)
+    if any(s.filesz and s.offset < end and start < s.end for s in parsed.segments):
+        raise Malformed(
+            "section headers", "they lie inside a segment, so they cannot move without changing it"
+        )
+
+
+def _subject(role: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, signatures.REHEARSAL),
+            x509.NameAttribute(NameOID.COMMON_NAME, f"qnn-ci rehearsal {role}"),
+        ]
+    )
+
+
+def _certificate(
+    subject: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    level: int,
+    start: dt.datetime,
+) -> x509.Certificate:
+    ca = level > 0
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + dt.timedelta(days=DAYS))
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=level - 1 if ca else None), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=not ca,
+                key_cert_sign=ca,
+                crl_sign=ca,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
+        )
+    )
+    if not ca:
+        builder = builder.add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False
+        )
+    return builder.sign(issuer_key, hashes.SHA384())

@@ -1,0 +1,308 @@
+"""Deciding what is to be signed, signing it, and putting it into the overlay once it is verified."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from ci.signing import signed_library, verification
+from ci.signing.lpai import device_serial, libraries, rehearsal
+from ci.signing.lpai.elfsigner import Consent, Elfsigner, interpreter
+from ci.signing.lpai.libraries import Chip
+from ci.signing.signatures import STATEMENT
+from provisioning import licences
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.files import replace_bytes
+from provisioning.base.findings import Artifact, Finding, Metric, Severity, StageRun
+from provisioning.base.settings import Selection
+from provisioning.environment import Environment, resolve
+
+ROOT_NAME = "development-root.pem"
+WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """Makes a file in a fresh directory: elfsigner, or a rehearsal."""
+
+    name: str
+    library: Callable[[Path, Path], Path]
+    test_signature: Callable[[int, Path], Path]
+    root: x509.Certificate | None = None
+    """Of a rehearsal: all that it signs must end in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file to make: a signed `source`, or a test signature for the device `serial`."""
+
+    source: Path | None
+    serial: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.source.name if self.source else f"testsig-0x{self.serial:08x}.so"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be signed for one chip."""
+
+    chip: Chip
+    qnn: str
+    jobs: tuple[Job, ...]
+    signer: Signer
+
+    def as_metric(self, overlay: Path) -> dict[str, Metric]:
+        return {
+            "soc": self.chip.name,
+            "arch": self.chip.arch,
+            "qnn": self.qnn,
+            "signer": self.signer.name,
+            "libraries": [job.name for job in self.jobs],
+            "overlay": str(overlay),
+        }
+
+
+def sign(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    """Everything that can be refused is refused before anything is signed."""
+    chips = libraries.chips(selection.socs or (selection.soc,), args.arch)
+    serial = _serial(args)
+    environment = _environment(args, selection)
+    overlay = _overlay(args.output, environment, selection)
+    chain = rehearsal.new_signer() if args.signer == "dev" else None
+    cancelled = threading.Event()
+    planned = [_plan(args, chip, serial, environment, selection, chain, cancelled) for chip in chips]
+    _announce(planned, environment)
+    for work in planned:
+        stage.metrics[f"lpai-v{work.chip.lpai}"] = work.as_metric(overlay)
+        watched = _watched(environment, work.chip)
+        before = _inventory(watched)
+        try:
+            _sign_jobs(work.jobs, work.signer, overlay, overlay / work.chip.directory, stage, cancelled)
+        finally:
+            for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
+                message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
+                remedy = "provision it again, or repair it: python -m provisioning store repair"
+                stage.add("signing.sdk-changed", Severity.ERROR, changed, message, remedy)
+    if chain is not None:
+        with _writing(overlay / ROOT_NAME):
+            replace_bytes(overlay / ROOT_NAME, chain.root_pem)
+
+
+def _plan(
+    args: argparse.Namespace,
+    chip: Chip,
+    serial: int,
+    environment: Environment | None,
+    selection: Selection,
+    chain: rehearsal.Signer | None,
+    cancelled: threading.Event,
+) -> Work:
+    files = [] if serial else libraries.to_sign(chip, environment, args.library, direct=args.direct)
+    qnn = libraries.check_qnn(chip, environment.roots.get("qnn-sdk") if environment else None, files)
+    if chain is not None:
+        signer = _rehearsal(chain, chip)
+    else:
+        assert environment is not None
+        signer = _elfsigner(args, environment, selection, chip, files, cancelled)
+    jobs = (Job(None, serial),) if serial else tuple(Job(path) for path in files)
+    return Work(chip, qnn, jobs, signer)
+
+
+def _announce(planned: Sequence[Work], environment: Environment | None) -> None:
+    lines = [STATEMENT] if any(work.signer.root for work in planned) else []
+    for work in planned:
+        chip = work.chip
+        what = f"LPAI v{chip.lpai}, Hexagon v{chip.arch}, QNN {work.qnn or 'unknown'}"
+        lines.append(f"{chip.name}: {what}: {len(work.jobs)} to sign with {work.signer.name}")
+    for component, root in (environment.roots if environment else {}).items():
+        if root.origin == "directory":
+            lines.append(f"  {component}: {root.path} ({root.variable})")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentLacking(f"{path}: {error.strerror}", remedy="-o names another directory") from error
+
+
+def _sign_jobs(
+    jobs: Sequence[Job],
+    signer: Signer,
+    overlay: Path,
+    into: Path,
+    stage: StageRun,
+    cancelled: threading.Event,
+) -> None:
+    """Sign side by side; one that fails does not keep the others from being signed."""
+    with _writing(into):
+        into.mkdir(parents=True, exist_ok=True)
+        # Beside the overlay's files, so that each can be put in place in one step.
+        work = tempfile.TemporaryDirectory(prefix=".signing-", dir=overlay)
+    stopped: list[ToolkitError] = []
+    with work, ThreadPoolExecutor(WORKERS) as pool:
+        running = [
+            (job, pool.submit(_sign_one, job, signer, Path(work.name) / str(index), into))
+            for index, job in enumerate(jobs)
+        ]
+        try:
+            for job, future in running:
+                try:
+                    path, findings = future.result()
+                except CheckFailed as error:
+                    stage.add("signing.failed", Severity.ERROR, job.name, error.message, error.remedy)
+                except ToolkitError as error:
+                    cancelled.set()
+                    stopped.append(error)
+                else:
+                    stage.findings += findings
+                    stage.artifacts.append(Artifact.of("signed-library", path))
+                    sys.stdout.write(f"  signed {path}\n")
+        except BaseException:
+            cancelled.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    if stopped:
+        raise stopped[0]
+
+
+def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
+    """Sign, verify the result as a stranger would, and only then put it in place."""
+    work.mkdir()
+    result = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)
+    place = into / job.name
+    expected = verification.Expected()
+    if signer.root is not None:
+        expected = verification.Expected(root=signer.root, serial=job.serial or None)
+    verified = verification.verify_file(result, expected)
+    allowed = (verification.SIGNATURE, verification.ROOT)
+    findings = [
+        finding
+        for finding in verification.findings_of(place, verified, allowed=allowed)
+        # Who signed is known: it was done just now.
+        if finding.rule not in (verification.SIGNER_KNOWN, verification.SIGNER_UNKNOWN)
+    ]
+    errors = [finding.message for finding in findings if finding.severity is Severity.ERROR]
+    if job.source and not errors:
+        with signed_library.mapped(job.source) as before, signed_library.mapped(result) as after:
+            errors += signed_library.differences(before, after)
+    if errors:
+        raise CheckFailed(
+            f"{signer.name} wrote a file that is not {job.name} signed: {'; '.join(errors)}",
+            remedy="nothing was put into the overlay; run it again",
+        )
+    with _writing(place):
+        result.chmod(0o644)
+        result.replace(place)
+    return place, findings
+
+
+def _rehearsal(chain: rehearsal.Signer, chip: Chip) -> Signer:
+    def library(source: Path, into: Path) -> Path:
+        with signed_library.mapped(source) as data:
+            try:
+                signed = rehearsal.sign(data, chain)
+            except UsageError as error:
+                raise UsageError(f"{source}: {error.message}", remedy=error.remedy) from error
+        return _written(into / source.name, signed)
+
+    def test_signature(serial: int, into: Path) -> Path:
+        signed = rehearsal.sign(rehearsal.carrier_library(chip.arch, (serial,)), chain, (serial,))
+        return _written(into / Job(None, serial).name, signed)
+
+    return Signer("the rehearsal signer", library, test_signature, chain.root)
+
+
+def _elfsigner(
+    args: argparse.Namespace,
+    environment: Environment,
+    selection: Selection,
+    chip: Chip,
+    files: Sequence[Path],
+    cancelled: threading.Event,
+) -> Signer:
+    table = libraries.load_table()
+    script = libraries.elfsigner_script(environment, files, chip)
+    below = tuple(map(int, table.python_below.split(".")))
+    python = interpreter(args.python, below)
+    by_variable = Consent.LICENCE in licences.named((), os.environ)
+    consent = Consent(
+        store=selection.store,
+        version=libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
+        accept=args.accept_disclaimer or by_variable,
+        means="--accept-disclaimer" if args.accept_disclaimer else licences.VARIABLE,
+        ask=_ask if sys.stdin is not None and sys.stdin.isatty() else None,
+        show=functools.partial(print, file=sys.stderr),
+    )
+    seconds = table.time_limit_seconds if args.time_limit is None else args.time_limit
+    driver = Elfsigner(script, python, seconds, consent, cancelled)
+    return Signer("elfsigner", driver.sign, driver.test_signature)
+
+
+def _environment(args: argparse.Namespace, selection: Selection) -> Environment | None:
+    """None where it is not needed: a rehearsal with libraries that the user names."""
+    if args.signer == "dev" and not args.direct and (args.library or args.serial or args.from_device):
+        return None
+    return resolve(selection, os.environ)
+
+
+def _serial(args: argparse.Namespace) -> int:
+    if args.serial is not None:
+        return device_serial.parse_serial(args.serial)
+    return device_serial.read_serial(args.device) if args.from_device else 0
+
+
+def _overlay(output: Path, environment: Environment | None, selection: Selection) -> Path:
+    overlay = output.absolute()
+    roots = [root.path for root in environment.roots.values()] if environment else []
+    for root in (*roots, selection.store):
+        if overlay.resolve().is_relative_to(root.resolve()):
+            raise UsageError(
+                f"{overlay} is inside {root}, which nothing may write to", remedy="-o names another directory"
+            )
+    return overlay
+
+
+def _watched(environment: Environment | None, chip: Chip) -> list[Path]:
+    """Folders of the SDKs that a signer might write to, and must not."""
+    roots = environment.roots if environment else {}
+    folders = {
+        "qnn-sdk": [Path("lib") / f"lpai-v{chip.lpai}"],
+        "hexagon-sdk": [Path("tools/elfsigner")],
+    }
+    return [roots[name].path / place for name, below in folders.items() if name in roots for place in below]
+
+
+def _inventory(directories: Sequence[Path]) -> Mapping[str, tuple[int, int]]:
+    stamps = {}
+    for directory in directories:
+        for path in directory.rglob("*"):
+            status = path.lstat()
+            stamps[str(path)] = (status.st_size, status.st_mtime_ns)
+    return stamps
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def _ask(question: str) -> bool:
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

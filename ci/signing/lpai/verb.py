@@ -1,0 +1,74 @@
+"""`sign_lpai`: sign the Hexagon libraries that LPAI needs, into an overlay beside the SDK."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
+from provisioning.base.settings import add_selection, selection_of
+
+EXAMPLES = """\
+  nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850
+  python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --direct --accept-disclaimer
+  python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --from-device
+  python -m ci sign_lpai --soc SM8850 --signer dev --library build/libmine_skel.so
+  python -m ci sign_lpai --soc SM8850 --signer dev --serial 0x1a2b3c4d
+"""
+
+OVERLAY = Path("dist/overlay")
+TARGET = "aarch64-linux"
+"""Its SDK tree holds the Hexagon libraries and needs no compiler beside it."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    what = parser.add_argument_group("what to sign")
+    what.add_argument("--arch", help="instead of --soc: Hexagon arch (v81) or LPAI version (v6)")
+    what.add_argument("--direct", action="store_true", help="all that ExecuTorch on the DSP loads")
+    what.add_argument(
+        "--library",
+        type=Path,
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="these files; with --direct, in place of those of the same name",
+    )
+    serial = what.add_mutually_exclusive_group()
+    serial.add_argument("--serial", help="a test signature for this device (0x…) instead of libraries")
+    serial.add_argument("--from-device", action="store_true", help="the same, its serial read with adb")
+    what.add_argument("--device", metavar="ADB_SERIAL", help="which of several devices to read")
+    how = parser.add_argument_group("how")
+    how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
+    how.add_argument("-o", "--output", type=Path, default=OVERLAY, help="the overlay [%(default)s]")
+    how.add_argument(
+        "--accept-disclaimer",
+        action="store_true",
+        help="elfsigner's, which is shown once [QNN_CI_ACCEPT_LICENCES=hexagon-elfsigner]",
+    )
+    how.add_argument(
+        "--time-limit",
+        type=duration,
+        metavar="SECONDS",
+        help="for each run of elfsigner [manifests/lpai.toml]",
+    )
+    how.add_argument("--python", metavar="PATH", help="to run elfsigner with; an older one than most have")
+    how.add_argument("--strict", action="store_true", help="warnings fail too")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.signing.lpai.sign import sign
+    from provisioning.base.findings import StageRun
+
+    selection = selection_of(args)
+    if not selection.targets:
+        selection = replace(selection, target=TARGET)
+    command = typed("nox -s sign_lpai --", sys.argv[2:])
+    stage = StageRun("sign_lpai", selection.profile, selection.target, command)
+    with stage.reported(selection.reports, "signing.stopped"):
+        sign(args, selection, stage)
+    return stage.close(selection.reports, strict=args.strict)
