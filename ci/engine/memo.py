@@ -1,20 +1,574 @@
-"""A content-addressed cache of verdicts: the same inputs give the same verdict without running again."""
+"""What is remembered of work: its key, what it touched, and what came out.
+
+`find` gives an entry only while its key is equal, everything that the work touched is unchanged and the files
+of the result are whole. Otherwise it says why not, and the work is done again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
+import shutil
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from ci.engine.interpreter import digest_of_value
+from ci.engine.watch import Stamp, digest_of, is_young, listing_of, stamp_of
+from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric as Json
+from provisioning.base.settings import ROOT
 
-FORMAT = 1
-"""Part of every key: a new value forgets everything that was kept."""
+FORMAT = 2
+"""Part of every key: a new value forgets everything that was remembered."""
+
+ENTRIES = 8
+"""Entries of one key, told apart by what they touched: so many branches do not evict each other."""
+
+UNUSED_SECONDS = 60 * 86400.0
+ORPHAN_SECONDS = 86400.0
+"""A folder that no entry names may belong to another process, which has yet to write its entry."""
+
+MOST_DIGESTS = 50_000
+
+Input = tuple[str, str, str]
+"""Kind, name and state of something that work depends on; `_State` computes the state of today."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The result of work, with the folder of its files if it has any."""
+
+    result: dict[str, Any]
+    folder: Path | None = None
+    cached: bool = True
+    not_remembered: str = ""
+    """Why the memo did not take it; empty where it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why work has to be done: `models/net.py changed`, `never done`."""
+
+    why: str
+
+
+class Roots:
+    """Names for directories that differ between clones and machines: `{suite}/net.py`."""
+
+    def __init__(self, named: Mapping[str, Path | str]) -> None:
+        self._named = [(name, str(path).rstrip("/")) for name, path in named.items()]
+        pairs = {(name, spelt) for name, path in self._named for spelt in (path, os.path.realpath(path))}
+        order = list(named)
+        self._prefixes = sorted(pairs, key=lambda pair: (-len(pair[1]), order.index(pair[0])))
+
+    def name(self, path: str) -> str:
+        for name, prefix in self._prefixes:
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return f"{{{name}}}{path[len(prefix) :]}"
+        return path
+
+    def path(self, name: str) -> str:
+        for root, path in self._named:
+            if name.startswith(f"{{{root}}}"):
+                return path + name[len(root) + 2 :]
+        return name
+
+
+def roots_of(suite: Path, store: Path, python: str = "") -> Roots:
+    """The roots of a suite's programs: the suite's repository, this toolkit, the interpreter, the store."""
+    return Roots(
+        {"toolkit": ROOT, "suite": repository_of(suite), "python": python or sys.prefix, "store": store}
+    )
+
+
+def repository_of(suite: Path) -> Path:
+    """The nearest folder around the suite with a `.git`, or the suite's own."""
+    folder = suite.absolute().parent
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+
+
+@dataclass
+class Touched:
+    """What work touched, in the words of `ci.engine.interpreter.touched` and of `ci.engine.watch.Seen`."""
+
+    opened: dict[str, Stamp] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    looked: dict[str, str] = field(default_factory=dict)
+    listed: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    unoffered: dict[str, list[str]] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Touched:
+        """From a worker's reply."""
+        opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
+        names = ("digests", "looked", "listed", "environment", "unoffered")
+        rest = {name: dict(data.get(name, {})) for name in names}
+        return cls(opened=opened, unseen=list(data.get("unseen", ())), **rest)
+
+
+class Digests:
+    """SHA-256 of files, by stamp: bytes are read where the stamp differs or is too recent."""
+
+    def __init__(self, store: Path) -> None:
+        self._path = store / "cache" / "memo" / "digests.json"
+        self._known: dict[str, list[Any]] = {}
+        self._changed = False
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+            if isinstance(known, dict):
+                self._known = known
+
+    def of(self, path: str) -> tuple[str, Stamp]:
+        """Raises OSError for what is not a file that can be read."""
+        stamp = stamp_of(os.stat(path))
+        known = self._known.get(path)
+        if known and known[:4] == list(stamp) and not is_young(stamp):
+            return str(known[4]), stamp
+        digest = digest_of(path)
+        if stamp_of(os.stat(path)) != stamp:
+            raise OSError(f"{path} changed while it was read")
+        if not is_young(stamp):
+            # Put last, as the most recently used.
+            self._known.pop(path, None)
+            self._known[path] = [*stamp, digest]
+            self._changed = True
+        return digest, stamp
+
+    def save(self) -> None:
+        if not self._changed:
+            return
+        newest = dict(itertools.islice(reversed(self._known.items()), MOST_DIGESTS))
+        # Without it, bytes are read again: it is worth no failure.
+        with contextlib.suppress(OSError):
+            replace_text(self._path, json.dumps(dict(reversed(newest.items()))))
+            self._changed = False
+
+
+class _State:
+    """The state of inputs today, each computed once."""
+
+    def __init__(self, roots: Roots, digests: Digests, environ: Mapping[str, str]) -> None:
+        self.roots, self._digests, self._environ = roots, digests, environ
+        self._known: dict[tuple[str, str], str] = {}
+        self._folders: dict[str, str] = {}
+
+    def of(self, kind: str, name: str) -> str:
+        state = self._known.get((kind, name))
+        if state is None:
+            compute = getattr(self, f"_{kind}", None)
+            self._known[kind, name] = state = compute(name) if compute else "unknown kind"
+        return state
+
+    def _file(self, name: str) -> str:
+        path = self.roots.path(name)
+        try:
+            digest, _ = self._digests.of(path)
+        except OSError:
+            return "absent"
+        return digest + self.target(path)
+
+    def target(self, path: str) -> str:
+        """Where a path leads over symbolic links, so that re-pointing one is a change."""
+        folder, _, file = path.rpartition("/")
+        if folder not in self._folders:
+            self._folders[folder] = os.path.realpath(folder)
+        real = f"{self._folders[folder]}/{file}"
+        if os.path.islink(real):
+            real = os.path.realpath(real)
+        here, there = self.roots.name(path), self.roots.name(real)
+        return "" if here == there else f" -> {there}"
+
+    def _entry(self, name: str) -> str:
+        path = self.roots.path(name)
+        if os.path.isdir(path):
+            return "directory"
+        return "file" if os.path.exists(path) else "absent"
+
+    def _listing(self, name: str) -> str:
+        return listing_of(self.roots.path(name))
+
+    def _variable(self, name: str) -> str:
+        return digest_of_value(self._environ.get(name))
+
+    def _modules(self, name: str) -> str:
+        """Those of the named modules that the directory offers; `name` is `directory: one two`."""
+        folder, _, names = name.rpartition(": ")
+        wanted = set(names.split())
+        try:
+            offered = {each.partition(".")[0] for each in os.listdir(self.roots.path(folder))}
+        except OSError:
+            return ""
+        return " ".join(sorted(wanted & offered))
+
+    def _distribution(self, name: str) -> str:
+        """The installed version; `name` is `directory: distribution`. What it consists of, the files say."""
+        folder, _, distribution = name.rpartition(": ")
+        found = Path(self.roots.path(folder)).glob(f"{distribution}-*.dist-info")
+        versions = sorted(each.name.removesuffix(".dist-info").rpartition("-")[2] for each in found)
+        return " ".join(versions) or "absent"
+
+
+class Memo:
+    """The memory of one kind of work, in `<store>/cache/memo/<kind>`; safe with parallel processes.
+
+    `environ` is that of the processes that do the work. With `reuse=False` (`--no-cache`) nothing is found,
+    and what is done is remembered all the same."""
+
+    def __init__(
+        self,
+        store: Path,
+        kind: str,
+        roots: Roots,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        reuse: bool = True,
+    ) -> None:
+        self._top = store / "cache" / "memo"
+        self._kind = self._top / kind
+        self._roots, self._reuse = roots, reuse
+        self._environ, self._digests = environ, Digests(store)
+        self._state = self._today()
+        self._sets: dict[str, tuple[Input, ...] | None] = {}
+        self._changes: dict[str, str] = {}
+        self._count = itertools.count()
+
+    def find(self, subject: str, key: Mapping[str, Json]) -> Entry | Miss:
+        """What is remembered of work with this key; `subject` names it in `Miss.why` and between keys."""
+        if not self._reuse:
+            return Miss("--no-cache")
+        why = ""
+        for path in self._entries(key):
+            entry = _load(path)
+            change = self._change(entry) if entry else "its entry is damaged"
+            if not change and entry:
+                folder = path.parent / entry["folder"] if entry["folder"] else None
+                change = self._damage(folder, entry["files"])
+                if not change:
+                    for used in filter(None, (path, folder)):
+                        with contextlib.suppress(OSError):
+                            os.utime(used)
+                    return Entry(entry["result"], folder)
+            why = why or change
+        return Miss(why or self._new_key(subject, key))
+
+    def remember(
+        self,
+        subject: str,
+        key: Mapping[str, Json],
+        result: Mapping[str, Any],
+        touched: Touched,
+        folder: Path | None = None,
+        common: Touched | None = None,
+        own: Sequence[Path] = (),
+    ) -> Entry:
+        """Keep a result; `folder`, which `scratch` gave, moves into the store.
+
+        `common` is what a worker touched before any work: entries share it. What lies below `own` is no
+        input: the work's other folders. What cannot be remembered, and what has no room, stays where it is,
+        and the entry says why."""
+        common = common or Touched()
+        reasons = [*touched.unseen, *common.unseen]
+        below = tuple(f"{each}/" for each in (*own, *([folder] if folder else ())))
+        inputs = list(self._inputs(touched, reasons, below))
+        shared = list(self._inputs(common, reasons, below))
+        if reasons:
+            return Entry(dict(result), folder, cached=False, not_remembered=reasons[0])
+        try:
+            return self._write(subject, key, result, sorted(set(inputs)), sorted(set(shared)), folder)
+        except OSError as error:
+            return Entry(dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}")
+
+    def forget(self, key: Mapping[str, Json]) -> None:
+        """Remove what `find` would give: the same work has failed since."""
+        for path in list(self._entries(key)):
+            entry = _load(path)
+            if entry is None or not self._change(entry):
+                path.unlink(missing_ok=True)
+
+    def scratch(self) -> Path:
+        """A new folder for the files of a result, on the store's file system."""
+        folder = self._kind / "work" / f"{os.getpid()}-{time.monotonic_ns()}-{next(self._count)}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def close(self) -> None:
+        """Keep the digests, and remove what nobody asked for in a long time."""
+        self._digests.save()
+        prune(self._top)
+
+    def _entries(self, key: Mapping[str, Json]) -> Iterator[Path]:
+        """The most recently used first."""
+        found = []
+        for path in self._folder(key).glob("*.json"):
+            with contextlib.suppress(OSError):
+                found.append((path.stat().st_mtime_ns, path))
+        yield from (path for _, path in sorted(found, reverse=True))
+
+    def _folder(self, key: Mapping[str, Json]) -> Path:
+        name = key_of(key)
+        return self._kind / name[:2] / name
+
+    def _change(self, entry: Mapping[str, Any]) -> str:
+        """What differs from when the entry was made; empty for nothing."""
+        for name in entry["sets"]:
+            if name not in self._changes:
+                inputs = self._set(name)
+                damaged = "its list of inputs is damaged"
+                self._changes[name] = damaged if inputs is None else self._first(inputs)
+            if self._changes[name]:
+                return self._changes[name]
+        return self._first(entry["inputs"])
+
+    def _first(self, inputs: Iterable[Sequence[str]]) -> str:
+        changed = [each for each in inputs if self._state.of(each[0], each[1]) != each[2]]
+        if not changed:
+            return ""
+        # A distribution's new version says more than the first of its files.
+        kind, name, before = min(changed, key=lambda each: (ORDER.index(each[0]), each[1]))
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 and kind != "distribution" else ""
+        return _words(kind, name, before, self._state.of(kind, name)) + more
+
+    def _set(self, name: str) -> tuple[Input, ...] | None:
+        if name not in self._sets:
+            path = self._top / "sets" / name[:2] / f"{name}.json"
+            self._sets[name] = None
+            with contextlib.suppress(OSError, ValueError):
+                text = path.read_text(encoding="utf-8")
+                if hashlib.sha256(text.encode()).hexdigest() == name:
+                    self._sets[name] = tuple((kind, one, state) for kind, one, state in json.loads(text))
+                    os.utime(path)
+        return self._sets[name]
+
+    def _damage(self, folder: Path | None, files: Mapping[str, str]) -> str:
+        for name, digest in files.items():
+            try:
+                if folder is None or self._digests.of(str(folder / name))[0] != digest:
+                    return f"{name} of the result is damaged"
+            except OSError:
+                return f"{name} of the result is missing"
+        return ""
+
+    def _new_key(self, subject: str, key: Mapping[str, Json]) -> str:
+        last = _load(self._subject(subject))
+        if last is None:
+            return "never done"
+        before, after = dict(_flat(last["parts"])), dict(_flat(key))
+        for name in sorted({*before, *after}):
+            if before.get(name) != after.get(name):
+                return f"{name}: {_short(before.get(name))} → {_short(after.get(name))}"
+        return "its remembered result is gone"
+
+    def _subject(self, subject: str) -> Path:
+        name = hashlib.sha256(subject.encode("utf-8", "surrogateescape")).hexdigest()
+        return self._kind / "subjects" / f"{name}.json"
+
+    def _today(self) -> _State:
+        return _State(self._roots, self._digests, self._environ)
+
+    def _inputs(self, touched: Touched, reasons: list[str], own: tuple[str, ...]) -> Iterator[Input]:
+        name, today = self._roots.name, self._today()
+        folders: dict[str, None] = {}
+        for path, stamp in touched.opened.items():
+            if path.startswith(own):
+                continue
+            source = _source(path)
+            try:
+                digest, now = self._digests.of(source)
+            except OSError:
+                reasons.append(f"{path} is gone since it was read")
+                return
+            if source == path and (now != stamp or touched.digests.get(path, digest) != digest):
+                reasons.append(f"{path} changed while it was read")
+                return
+            folders[source] = None
+            yield "file", name(source), digest + today.target(source)
+        for path, state in touched.looked.items():
+            if path not in touched.opened and not path.startswith(own) and "/__pycache__" not in path:
+                yield "entry", name(path), state
+        for path, state in touched.listed.items():
+            if not f"{path}/".startswith(own) and "/__pycache__" not in path:
+                yield "listing", name(path), state
+        for variable, state in touched.environment.items():
+            yield "variable", variable, state
+        for path, names in touched.unoffered.items():
+            named = f"{name(path)}: {' '.join(names)}"
+            yield "modules", named, today.of("modules", named)
+        for folder, distribution in distributions_of(folders):
+            named = f"{name(folder)}: {distribution}"
+            yield "distribution", named, today.of("distribution", named)
+
+    def _write(
+        self,
+        subject: str,
+        key: Mapping[str, Json],
+        result: Mapping[str, Any],
+        inputs: Sequence[Input],
+        shared: Sequence[Input],
+        made: Path | None,
+    ) -> Entry:
+        names = [self._write_set(shared)] if shared else []
+        name = key_of({"inputs": [list(each) for each in inputs], "sets": names})[:32]
+        top = self._folder(key)
+        top.mkdir(parents=True, exist_ok=True)
+        files: dict[str, str] = {}
+        folder: Path | None = None
+        if made is not None:
+            paths = sorted(path for path in made.rglob("*") if path.is_file())
+            files = {path.relative_to(made).as_posix(): digest_of(str(path)) for path in paths}
+            # Named by its content, so that none is replaced while another process reads it.
+            folder = top / f"{name}-{key_of(dict(files))[:16]}"
+            if self._damage(folder, files):
+                shutil.rmtree(folder, ignore_errors=True)
+                made.rename(folder)
+            else:
+                shutil.rmtree(made, ignore_errors=True)
+        _store(
+            top / f"{name}.json",
+            {
+                "inputs": [list(each) for each in inputs],
+                "sets": names,
+                "result": dict(result),
+                "folder": folder.name if folder else None,
+                "files": files,
+            },
+        )
+        _store(self._subject(subject), {"parts": dict(key)})
+        for path in list(self._entries(key))[ENTRIES:]:
+            path.unlink(missing_ok=True)
+        return Entry(dict(result), folder, cached=False)
+
+    def _write_set(self, inputs: Sequence[Input]) -> str:
+        text = json.dumps([list(each) for each in inputs], separators=(",", ":"))
+        name = hashlib.sha256(text.encode()).hexdigest()
+        if self._set(name) is None:
+            replace_text(self._top / "sets" / name[:2] / f"{name}.json", text)
+            self._sets[name] = tuple(inputs)
+        return name
+
+
+ORDER = ("distribution", "file", "entry", "modules", "listing", "variable")
+
+
+def _words(kind: str, name: str, before: str, now: str) -> str:
+    shown = name.partition("}/")[2] if name.startswith("{suite}/") else name
+    if kind == "distribution":
+        title, old, new = name.rpartition(": ")[2], before.partition(" ")[0], now.partition(" ")[0]
+        return f"{title} was installed anew" if old == new else f"{title} {old} → {new}"
+    if kind == "modules":
+        return f"{shown.rpartition(': ')[0]} offers the module {now or before} now"
+    if kind == "variable":
+        return f"environment variable {name} changed"
+    if kind == "listing":
+        return f"other files are in {shown}"
+    if "absent" in (before, now):
+        return f"{shown} is gone" if now == "absent" else f"{shown} is there now"
+    return f"{shown} changed"
+
+
+def _source(path: str) -> str:
+    """The source of bytecode, which is what decides."""
+    folder, _, name = path.rpartition("/")
+    if not name.endswith(".pyc") or not folder.endswith("/__pycache__"):
+        return path
+    source = f"{folder.removesuffix('/__pycache__')}/{name.partition('.')[0]}.py"
+    return source if os.path.exists(source) else path
+
+
+def distributions_of(paths: Iterable[str]) -> set[tuple[str, str]]:
+    """The installed distributions that files belong to, each with the directory where it is installed."""
+    found = set()
+    for path in paths:
+        for mark in ("/site-packages/", "/dist-packages/"):
+            folder, _, rest = path.rpartition(mark)
+            if folder:
+                home = folder + mark.rstrip("/")
+                found |= {(home, each) for each in _owners(home).get(rest.partition("/")[0], ())}
+    return found
+
+
+@cache
+def _owners(folder: str) -> dict[str, set[str]]:
+    """By the top-level names in a directory: the distributions that have files there."""
+    owners: dict[str, set[str]] = {}
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        distribution = record.parent.name.removesuffix(".dist-info").rpartition("-")[0]
+        with contextlib.suppress(OSError):
+            for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
+                top = line.partition(",")[0].partition("/")[0].strip('"')
+                owners.setdefault(top, set()).add(distribution)
+    return owners
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    """A stored document; None, and the file is removed, for one that is damaged."""
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        if whole["digest"] == key_of(whole["document"]):
+            document: dict[str, Any] = whole["document"]
+            return document
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _store(path: Path, document: dict[str, Any]) -> None:
+    replace_text(path, json.dumps({"digest": key_of(document), "document": document}))
+
+
+def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in parts.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def prune(top: Path) -> None:
+    """Remove entries that nobody used in a long time, folders without an entry, and what killed runs left."""
+    now = time.time()
+    for kind in (each for each in top.glob("*") if each.is_dir()):
+        for path in (*kind.glob("*/*.json"), *kind.glob("??/*/*.json")):
+            _remove_unused(path, now - UNUSED_SECONDS)
+        for folder in (*kind.glob("work/*"), *kind.glob("??/*/*-*")):
+            entry = folder.with_name(f"{folder.name.partition('-')[0]}.json")
+            named = _load(entry) if folder.parent.name != "work" else None
+            if folder.is_dir() and not (named and named.get("folder") == folder.name):
+                _remove_unused(folder, now - ORPHAN_SECONDS)
+
+
+def _remove_unused(path: Path, before: float) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime < before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def key_of(inputs: Mapping[str, Any]) -> str:
+    """The key of named inputs; any changed value, and any added or removed name, gives another."""
+    text = json.dumps({"format": FORMAT, "inputs": dict(inputs)}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# The lanes that still keep verdicts by a key alone use what follows.
 
 UNUSED_FOR = 60 * 86400.0
 """Seconds after which a verdict that nobody asked for goes."""
@@ -81,12 +635,6 @@ class VerdictCache:
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / f"{key}.json"
-
-
-def key_of(inputs: Mapping[str, Json]) -> str:
-    """The key of named inputs; any changed value, and any added or removed name, gives another."""
-    text = json.dumps({"format": FORMAT, "inputs": dict(inputs)}, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_of_files(root: Path, files: Iterable[Path]) -> str:

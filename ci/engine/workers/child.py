@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import json
 import os
@@ -12,9 +13,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+from ci.engine import interpreter
+from ci.engine.workers.apart import apart
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -23,10 +28,14 @@ YOUNG = 10_000
 stay; its own figure of 700 costs a sixth of their time."""
 
 
-def serve(descriptor: int, start: Callable[[], Answer]) -> None:
+def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) -> None:
     """Run until stdin ends. `start` does the heavy imports and gives the function that answers orders.
 
-    A reply also says what the process holds then, as `resident`."""
+    A reply also says what the process holds then, as `resident`. With `forks`, each order is done in a fork
+    of this process, which stays as `start` left it: the first reply then says as `touched` what this process
+    touched, and every other reply what its fork touched (ci.engine.memo.Touched)."""
+    if forks:
+        interpreter.begin()
     threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     faulthandler.enable()
     replies = os.fdopen(descriptor, "w", encoding="utf-8")
@@ -35,14 +44,25 @@ def serve(descriptor: int, start: Callable[[], Answer]) -> None:
     # What the imports left is never garbage: keep every later collection from walking it.
     gc.collect()
     gc.freeze()
-    _say(replies, {})
+    _say(replies, {"touched": interpreter.touched()} if forks else {})
     with contextlib.suppress(KeyboardInterrupt):
         for line in sys.stdin:
             order = json.loads(line)
-            log = order.get("log")
-            with output_to(Path(log)) if log else contextlib.nullcontext():
-                reply = answer(order)
+            if forks:
+                reply = apart(functools.partial(_logged, answer, order), order.get("timeout"))
+            else:
+                reply = _logged(answer, order)
             _say(replies, {**reply, "resident": _status("VmRSS")})
+
+
+def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
+    log = order.get("log")
+    with output_to(Path(log)) if log else contextlib.nullcontext():
+        try:
+            return answer(order)
+        except Exception:
+            traceback.print_exc()
+            raise
 
 
 class Meter:

@@ -20,6 +20,9 @@ from ci.engine.jobs import Job
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
+GRACE_SECONDS = 30.0
+"""A worker ends a fork that takes too long by itself; this much later, the worker is ended too."""
+
 START_SECONDS = 300.0
 """For importing torch and executorch on a busy machine."""
 
@@ -40,6 +43,8 @@ class Setup:
     imports: str
     """What the program imports, as said when that fails."""
     remedy: str
+    forks: bool = False
+    """Each order is done in a fork of the worker (`serve(..., forks=True)`), which survives a crash of it."""
     python: str = sys.executable
     start_seconds: float = START_SECONDS
 
@@ -68,6 +73,8 @@ class Gone(Exception):
 class Worker:
     """One process. Not for two threads at once, but for `stop`."""
 
+    touched: Mapping[str, Any]
+    """What it touched before its first order, if it forks."""
     resident: int = 0
     """Bytes that it holds after the last order."""
     gone: bool = False
@@ -98,8 +105,9 @@ class Worker:
         os.close(send)
         self._receive = receive
         self._pending = b""
+        self._ending = threading.Lock()
         try:
-            self._reply(setup.start_seconds)
+            self.touched = self._reply(setup.start_seconds).get("touched", {})
         except Gone as gone:
             text = tail(log, 2000).strip()
             raise EnvironmentLacking(
@@ -113,14 +121,23 @@ class Worker:
         return self.gone or self.resident > RECYCLE_AT
 
     def ask(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The reply to an order; raises Gone, and the process is ended then."""
+        """The reply to an order; raises Gone when the process, or the fork that did the order, ended."""
         assert self._process.stdin is not None
+        timeout = self.setup.timeout if timeout is None else timeout
+        if self.setup.forks:
+            order, patience = {**order, "timeout": timeout}, timeout + GRACE_SECONDS
+        else:
+            patience = timeout
         with contextlib.suppress(BrokenPipeError):
             # That it is gone is seen below, with how it ended.
             self._process.stdin.write((json.dumps(order) + "\n").encode())
             self._process.stdin.flush()
-        reply = self._reply(self.setup.timeout if timeout is None else timeout)
+        reply = self._reply(patience)
         self.resident = int(reply.get("resident", 0))
+        if "late" in reply:
+            raise Gone("timeout", f"no result after {timeout:g} s")
+        if "died" in reply:
+            raise Gone("crash", how_it_ended(reply["died"]))
         return reply
 
     def end(self, grace: float = 0) -> str:
@@ -131,21 +148,25 @@ class Worker:
         self.gone = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        code = self._process.wait()
+        # Under the lock, or `stop` could signal a process that took the number of the one that ended.
+        with self._ending:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            code = self._process.wait()
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         if self._receive >= 0:
             os.close(self._receive)
             self._receive = -1
-        return f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        return how_it_ended(code)
 
     def stop(self) -> None:
         """From another thread: end the process, and leave its descriptors to the thread that reads them."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with self._ending:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
 
     def _reply(self, timeout: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
@@ -168,35 +189,45 @@ R = TypeVar("R")
 
 
 class WorkerSlot(Generic[W, R]):
-    """A slot of the scheduler: one worker, kept from job to job, replaced when it is spent."""
+    """A slot of the scheduler: one worker, kept from job to job, replaced when it cannot take another."""
 
     def __init__(self, take: Callable[[], W], work: Callable[[Job, W], R]) -> None:
         self._take, self._work = take, work
         self._worker: W | None = None
         self._busy = self._closed = False
+        self._lock = threading.Lock()
 
     def run(self, job: Job) -> R:
-        self._busy = True
+        with self._lock:
+            self._busy = True
         try:
-            if self._worker is None:
-                self._worker = self._take()
+            worker = self._worker or self._take()
+            with self._lock:
+                self._worker = worker
                 if self._closed:
-                    self._worker.stop()
-            result = self._work(job, self._worker)
-            if self._worker.spent:
-                self._worker.end()
-                self._worker = None
-            return result
+                    worker.stop()
+            return self._work(job, worker)
         finally:
-            self._busy = False
+            with self._lock:
+                self._busy = False
+                if self._worker is not None and (self._closed or self._worker.spent):
+                    self._worker.end()
+                    self._worker = None
 
     def close(self) -> None:
-        self._closed = True
-        if self._worker is not None:
+        with self._lock:
+            self._closed = True
+            if self._worker is None:
+                return
             self._worker.stop()
-            # A thread that waits for its reply sees the worker go, and puts its things away itself.
+            # A thread that waits for its reply sees the worker go, and ends it itself.
             if not self._busy:
                 self._worker.end()
+                self._worker = None
+
+
+def how_it_ended(code: int) -> str:
+    return f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
 
 
 def tail(log: Path, characters: int = 200_000) -> str:

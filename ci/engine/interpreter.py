@@ -1,0 +1,227 @@
+"""What a Python process knows of its own inputs: modules, look-ups that failed, environment variables.
+
+`begin` is called once, before anything heavy is imported; `touched` says what was touched since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import os
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ci.engine.watch import stamp_of
+
+VOLATILE = frozenset((
+    "PATH", "HOME", "PWD", "OLDPWD", "TMPDIR", "TEMP", "TMP", "USER", "LOGNAME", "SHELL", "HOSTNAME", "_",
+    "TERM", "COLUMNS", "LINES", "SHLVL", "DISPLAY", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE",
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONWARNINGS", "QNN_SDK_ROOT",
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "PYTEST_CURRENT_TEST",
+))  # fmt: skip
+"""Libraries read these for other reasons than what they compute, and the files to which they lead are seen.
+Read by the user's own code, they count."""
+
+UNSET = "unset"
+
+OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
+"""What this code reads, the key of the work has."""
+
+_read: dict[str, str] = {}
+_absent_modules: set[str] = set()
+_opened: set[str] = set()
+_known: set[str] = set()
+_began = 0.0
+
+
+class _Absent:
+    """The last finder: a name that comes so far is nowhere."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        if path is None:
+            _absent_modules.add(name)
+
+
+class _Everything(set[str]):
+    """Stands for a directory's listing, so that each candidate is looked up, and the watch sees which."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def begin() -> None:
+    """Note environment variables, absent modules and opened files from now on; children inherit it.
+
+    Of user's directories no listing is kept, or a new file beside a suite would count as a change, and no
+    bytecode is used, since that is trusted by size and time."""
+    global _began
+    if _began:
+        return
+    _began = time.time()
+    environ: Any = type(os.environ)
+    for name in ("__getitem__", "__iter__"):
+        setattr(environ, name, _noting(name, getattr(environ, name)))
+    sys.meta_path.append(_Absent)
+    sys.addaudithook(_note_open)
+    loader: Any = importlib.machinery.SourceFileLoader
+    stats, finder = loader.path_stats, importlib.machinery.FileFinder
+    fill: Any = finder._fill_cache  # type: ignore[attr-defined]
+
+    def path_stats(self: Any, path: str) -> Any:
+        if not is_installed(path):
+            raise OSError("bytecode is not used")
+        return stats(self, path)
+
+    def fill_cache(self: Any) -> None:
+        if is_installed(self.path):
+            fill(self)
+        else:
+            self._path_cache = self._relaxed_path_cache = _Everything()
+
+    loader.path_stats = path_stats
+    finder._fill_cache = fill_cache  # type: ignore[attr-defined]
+    sys.path_importer_cache.clear()
+
+
+def touched() -> dict[str, Any]:
+    """Since `begin`: variables, the files of modules, opened files and loaded libraries with their stamps,
+    and for each directory of the search path the top-level names that it must not offer."""
+    opened, changed = {}, []
+    for name in sorted({*_opened, *_module_files(), *_libraries()}):
+        path = os.path.abspath(name)
+        if path.startswith(("/proc/", "/sys/", "/dev/")) or not os.path.isfile(path):
+            continue
+        info = os.stat(path)
+        opened[path] = list(stamp_of(info))
+        if max(info.st_ctime, info.st_mtime) > _began:
+            changed.append(path)
+    return {
+        "opened": opened,
+        "environment": dict(_read),
+        "unoffered": unoffered(sys.path, _homes(), _absent_modules),
+        "unseen": [f"{path} changed while it was read" for path in changed],
+    }
+
+
+def forget() -> None:
+    """Begin anew in a fork: what its parent had touched, the parent tells."""
+    _read.clear()
+    _absent_modules.clear()
+    _known.update(sys.modules)
+
+
+def touched_since() -> dict[str, Any]:
+    """Since `forget`: variables, and what `unoffered` takes. Looks at no file, as the fork is watched."""
+    return {"environment": dict(_read), "modules": [list(sys.path), _homes(), sorted(_absent_modules)]}
+
+
+def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[str]) -> dict[str, list[str]]:
+    """By directory of the search path, the modules that would shadow what was imported.
+
+    A module found in one directory must stay absent from those before it, one found nowhere from all."""
+    real = cache(os.path.realpath)
+    entries = list(dict.fromkeys(os.path.abspath(each) for each in path))
+    found: dict[str, list[str]] = {}
+    for index, entry in enumerate(entries):
+        later = {real(each) for each in entries[index + 1 :]}
+        names = {name for name, home in homes.items() if home != entry and real(home) in later}
+        names |= {name for name in absent if name not in homes}
+        if names and os.path.isdir(entry):
+            found[entry] = sorted(names)
+    return found
+
+
+@cache
+def installations() -> tuple[str, ...]:
+    """Where distributions and Python itself are installed, each ending in a slash."""
+    paths = sysconfig.get_paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    found |= {*site.getsitepackages(), site.getusersitepackages()}
+    found |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
+    return tuple(sorted({f"{spelt}/" for each in found for spelt in (each, os.path.realpath(each))}))
+
+
+def is_installed(path: str) -> bool:
+    return f"{path}/".startswith(installations())
+
+
+def digest_of_value(value: str | None) -> str:
+    """Values may be secrets: only their digests are kept."""
+    return UNSET if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _noting(method: str, original: Any) -> Any:
+    def noted(self: Any, *arguments: Any) -> Any:
+        if self is os.environ:
+            reader = _reader()
+            # Walking over all variables counts only in the user's code: libraries copy them for children.
+            names = list(arguments) or (_names(self) if reader == "user" else [])
+            for name in names:
+                counts = reader and (name not in VOLATILE or (reader == "user" and arguments))
+                if counts and isinstance(name, str):
+                    _read.setdefault(name, digest_of_value(_value(self, name)))
+        return original(self, *arguments)
+
+    noted.__name__ = method
+    return noted
+
+
+def _reader() -> str:
+    """Who reads a variable: `user`, `library`, or empty for code of ours."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        # os.py and the abstract mapping lie between the reader and the variable.
+        if name[:1] != "<" and not name.endswith(("/os.py", "/_collections_abc.py")):
+            if name.startswith(OURS):
+                return ""
+            return "library" if is_installed(name) else "user"
+        frame = frame.f_back
+    return "library"
+
+
+def _names(environ: Any) -> list[str]:
+    return [environ.decodekey(key) for key in list(environ._data)]
+
+
+def _value(environ: Any, name: str) -> str | None:
+    value = environ._data.get(environ.encodekey(name))
+    return None if value is None else str(environ.decodevalue(value))
+
+
+def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb", None):
+        _opened.add(arguments[0])
+
+
+def _module_files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file[:1] == "/":
+            yield file
+
+
+def _libraries() -> Iterator[str]:
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        name = line.partition("/")[2]
+        if name and not name.endswith(" (deleted)") and not name.startswith(("memfd:", "dev/", "SYSV")):
+            yield f"/{name}"
+
+
+def _homes() -> dict[str, str]:
+    """The directories where top-level modules were found, of those imported since `forget`."""
+    homes = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." not in name and name not in _known and isinstance(file, str):
+            folder, _, file = file.rpartition("/")
+            homes[name] = folder.rpartition("/")[0] if file.startswith("__init__.") else folder
+    return homes

@@ -1,0 +1,374 @@
+"""See what a process touches, its native code and its children too: files, look-ups, listings, sockets.
+
+The kernel reports system calls to a supervisor (seccomp user notification), which reads the path and lets the
+call go on. The process installs the filter itself, without privileges; children and programs that it executes
+inherit it. What cannot be followed (a connection, a change of root) is named in `Seen.unseen`: such work must
+not be remembered. This is no sandbox: it watches code that does not try to hide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import platform
+import socket
+import stat
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Stamp = tuple[int, int, int, int]
+"""Size, mtime, ctime (nanoseconds) and inode: while these are equal, a file is taken to be the same."""
+
+YOUNG_SECONDS = 2.0
+"""A file changed more recently than this can change again without a new stamp: its bytes decide."""
+
+IGNORED = ("/proc/", "/sys/", "/dev/")
+"""State of the machine and of the process, never an input; shared memory in /dev/shm is one."""
+
+LOADER_CACHE = "/etc/ld.so.cache"
+"""Every installed package rewrites it; the libraries found through it are seen themselves."""
+
+LOCAL_SERVICES = ("/run/nscd/", "/var/run/nscd/", "/run/systemd/", "/dev/log")
+"""Sockets of name services and of the log, which say nothing that a program computes with."""
+
+
+class Call(NamedTuple):
+    """What a system call means, and which of its arguments hold directory, path and flags."""
+
+    what: Literal["open", "open2", "create", "folder", "look", "run", "list", "connect", "escape"]
+    directory: int | None = None
+    path: int = 0
+    flags: int = 0
+
+
+_AT = Call("look", 0, 1)
+_CALLS = {
+    "x86_64": (
+        0xC000003E,
+        317,
+        {
+            2: Call("open", None, 0, 1),
+            257: Call("open", 0, 1, 2),
+            437: Call("open2", 0, 1, 2),
+            85: Call("create"),
+            83: Call("folder"),
+            258: Call("folder", 0, 1),
+            **dict.fromkeys((4, 6, 21, 89), Call("look")),
+            **dict.fromkeys((262, 332, 269, 439, 267), _AT),
+            59: Call("run"),
+            322: Call("run", 0, 1),
+            **dict.fromkeys((78, 217), Call("list")),
+            **dict.fromkeys((42, 49), Call("connect")),
+            **dict.fromkeys((161, 165, 155, 272, 304, 308), Call("escape")),
+        },
+    ),
+    "aarch64": (
+        0xC00000B7,
+        277,
+        {
+            56: Call("open", 0, 1, 2),
+            437: Call("open2", 0, 1, 2),
+            34: Call("folder", 0, 1),
+            **dict.fromkeys((79, 291, 48, 439, 78), _AT),
+            221: Call("run"),
+            281: Call("run", 0, 1),
+            61: Call("list"),
+            **dict.fromkeys((203, 200), Call("connect")),
+            **dict.fromkeys((51, 40, 41, 97, 265, 268), Call("escape")),
+        },
+    ),
+}
+_IO_URING_SETUP = 425
+_AT_FDCWD = -100
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_CONTINUE = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Unavailable(Exception):
+    """The kernel or the container does not let a process be watched; the message says why."""
+
+
+@dataclass
+class Seen:
+    """What was touched, by absolute path; the first touch of a path decides."""
+
+    opened: dict[str, Stamp] = field(default_factory=dict)
+    """Regular files whose bytes were read or executed, with their stamp at that moment."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of opened files that had just been changed: their SHA-256 at that moment."""
+    looked: dict[str, str] = field(default_factory=dict)
+    """Paths asked about but not read: `absent`, `file` or `directory`."""
+    listed: dict[str, str] = field(default_factory=dict)
+    """Directories whose names were read, with `listing_of` at that moment."""
+    unseen: dict[str, None] = field(default_factory=dict)
+    """In words, what happened that cannot be followed; work with any of it must not be remembered."""
+    written: set[str] = field(default_factory=set)
+    """Files and directories that the work itself made: they and what is below them are no inputs."""
+
+
+def stamp_of(info: os.stat_result) -> Stamp:
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+
+
+def is_young(stamp: Stamp, now: float | None = None) -> bool:
+    """Too recent for its stamp to be trusted; true of a stamp from the future as well."""
+    return max(stamp[1], stamp[2]) / 1e9 > (time.time() if now is None else now) - YOUNG_SECONDS
+
+
+def listing_of(path: str) -> str:
+    """The digest of a directory's names, or `absent`; what Python compiles on the way does not count."""
+    try:
+        names = sorted(name for name in os.listdir(path) if name != "__pycache__")
+    except OSError:
+        return "absent"
+    return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def digest_of(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def install() -> int:
+    """Watch this process from here on, for good; returns the descriptor for `Supervisor`.
+
+    Every watched call waits until the supervisor answers, so hand the descriptor over first of all."""
+    arch, number, calls = _table()
+
+    def step(code: int, yes: int, no: int, value: int) -> bytes:
+        return struct.pack("HBBI", code, yes, no, value)
+
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    numbers = sorted(calls)
+    count = len(numbers)
+    # Calls of another architecture, or of x32, are notified too: the supervisor cannot read those.
+    program = step(load, 0, 0, 4) + step(equal, 0, count + 4, arch) + step(load, 0, 0, 0)
+    program += step(equal, count + 3, 0, _IO_URING_SETUP) + step(at_least, count + 1, 0, 0x40000000)
+    for index, each in enumerate(numbers):
+        program += step(equal, count - index, 0, each)
+    program += step(answer, 0, 0, 0x7FFF0000)
+    program += step(answer, 0, 0, 0x7FC00000)
+    program += step(answer, 0, 0, 0x00050000 | errno.ENOSYS)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer)), 16
+    )
+    no_new_privileges, new_listener = 38, 8
+    if _libc.prctl(no_new_privileges, 1, 0, 0, 0):
+        raise Unavailable(f"prctl: {os.strerror(ctypes.get_errno())}")
+    descriptor = int(_libc.syscall(number, 1, new_listener, header))
+    if descriptor < 0:
+        raise Unavailable(f"seccomp: {os.strerror(ctypes.get_errno())}")
+    return descriptor
+
+
+def _table() -> tuple[int, int, dict[int, Call]]:
+    machine = platform.machine()
+    if machine not in _CALLS or struct.calcsize("P") != 8:
+        raise Unavailable(f"no table of system calls for {machine}")
+    return _CALLS[machine]
+
+
+class Supervisor:
+    """Answers the calls of one watched process and its children, and notes what they touch."""
+
+    def __init__(self, listener: int) -> None:
+        self.seen = Seen()
+        self.listener = listener
+        self._arch, _, self._calls = _table()
+        self._request, self._response = bytearray(80), bytearray(24)
+        self._known: set[tuple[str, bool]] = set()
+
+    def close(self) -> None:
+        """What is still watched fails from here on: end it first."""
+        os.close(self.listener)
+
+    def answer(self) -> None:
+        """Note one call and let it go on; the listener must be readable."""
+        request = self._request
+        request[:] = bytes(len(request))
+        try:
+            fcntl.ioctl(self.listener, _RECEIVE, request)
+        except OSError as error:
+            # The caller was killed meanwhile.
+            if error.errno in (errno.ENOENT, errno.EINTR):
+                return
+            raise
+        number, process, _, call, arch, _, *arguments = struct.unpack("QIIiIQ6Q", request)
+        try:
+            self._note(process, call, arch, arguments)
+        except ProcessLookupError:
+            pass
+        except OSError as error:
+            self._unseen(f"what {_program(process)} touches: {error.strerror or error}")
+        struct.pack_into("QqiI", self._response, 0, number, 0, 0, _CONTINUE)
+        try:
+            fcntl.ioctl(self.listener, _SEND, self._response)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINTR):
+                raise
+
+    def _note(self, process: int, number: int, arch: int, arguments: list[int]) -> None:
+        call = self._calls.get(number) if arch == self._arch else None
+        if call is None:
+            self._unseen(f"{_program(process)}, a program of another architecture")
+        elif call.what == "escape":
+            self._unseen(f"{_program(process)} changed what paths mean (system call {number})")
+        elif call.what == "connect":
+            self._connection(process, arguments)
+        elif call.what == "list":
+            self._listing(os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}"))
+        else:
+            self._path(process, call, arguments)
+
+    def _path(self, process: int, call: Call, arguments: list[int]) -> None:
+        raw = _text(process, arguments[call.path])
+        if not raw:
+            return
+        path = os.fsdecode(raw)
+        if path[0] != "/":
+            path = f"{self._base(process, call, arguments)}/{path}"
+        reading, replacing = call.what == "run", call.what == "create"
+        making = call.what in ("create", "folder")
+        if call.what in ("open", "open2"):
+            flags = arguments[call.flags]
+            if call.what == "open2":
+                flags = struct.unpack("Q", _memory(process, flags, 8))[0]
+            reading, replacing, making = _intent(flags)
+        known = (path, reading)
+        if known in self._known and not (replacing or making):
+            return
+        self._known.add(known)
+        path = path if "/../" in path else os.path.normpath(path)
+        self._touch(path, reading, replacing, making)
+        if call.what == "run":
+            self._interpreter(path)
+
+    def _base(self, process: int, call: Call, arguments: list[int]) -> str:
+        descriptor = _AT_FDCWD if call.directory is None else _signed(arguments[call.directory])
+        place = "cwd" if descriptor == _AT_FDCWD else f"fd/{descriptor}"
+        return os.readlink(f"/proc/{process}/{place}")
+
+    def _touch(self, path: str, reading: bool, replacing: bool = False, making: bool = False) -> None:
+        seen = self.seen
+        if _ignored(path) or self._own(path):
+            return
+        try:
+            info = os.stat(path)
+        except OSError:
+            # A link that leads nowhere is absent too.
+            if making:
+                seen.written.add(path)
+            else:
+                seen.looked.setdefault(path, "absent")
+            return
+        if stat.S_ISDIR(info.st_mode):
+            seen.looked.setdefault(path, "directory")
+        elif not stat.S_ISREG(info.st_mode):
+            return
+        elif replacing:
+            seen.written.add(path)
+        elif not reading:
+            seen.looked.setdefault(path, "file")
+        elif path not in seen.opened:
+            seen.opened[path] = stamp = stamp_of(info)
+            if is_young(stamp):
+                with contextlib.suppress(OSError):
+                    seen.digests[path] = digest_of(path)
+
+    def _interpreter(self, path: str) -> None:
+        """The kernel opens a script's interpreter itself."""
+        with contextlib.suppress(OSError), open(path, "rb") as stream:
+            first = stream.readline(512)
+            if first.startswith(b"#!") and (words := first[2:].split()):
+                self._touch(os.fsdecode(words[0]), True)
+
+    def _listing(self, path: str) -> None:
+        if not _ignored(f"{path}/") and not self._own(path) and path not in self.seen.listed:
+            self.seen.listed[path] = listing_of(path)
+
+    def _own(self, path: str) -> bool:
+        written = self.seen.written
+        while len(path) > 1:
+            if path in written:
+                return True
+            path = path.rpartition("/")[0]
+        return False
+
+    def _connection(self, process: int, arguments: list[int]) -> None:
+        address = _memory(process, arguments[1], max(2, min(arguments[2], 110)))
+        family = struct.unpack_from("H", address)[0]
+        if family == socket.AF_UNIX:
+            name = os.fsdecode(address[2:].split(b"\0")[0])
+            if not name.startswith(LOCAL_SERVICES):
+                self._unseen(f"{_program(process)} connected to the socket {name or 'without a name'}")
+        elif family in (socket.AF_INET, socket.AF_INET6):
+            self._unseen(f"{_program(process)} used the network")
+
+    def _unseen(self, what: str) -> None:
+        self.seen.unseen[what] = None
+
+
+def _intent(flags: int) -> tuple[bool, bool, bool]:
+    """Whether an open reads what is there, replaces it, and makes it where there is nothing."""
+    if flags & (os.O_PATH | os.O_DIRECTORY):
+        return False, False, False
+    access = flags & os.O_ACCMODE
+    replacing = access != os.O_RDONLY and bool(flags & (os.O_TRUNC | os.O_EXCL))
+    return access != os.O_WRONLY and not replacing, replacing, bool(flags & os.O_CREAT)
+
+
+def _ignored(path: str) -> bool:
+    return (path.startswith(IGNORED) and not path.startswith("/dev/shm/")) or path == LOADER_CACHE
+
+
+def _signed(value: int) -> int:
+    low = value & 0xFFFFFFFF
+    return low - (1 << 32) if low & 0x80000000 else low
+
+
+class _Slice(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _memory(process: int, address: int, length: int) -> bytes:
+    """Up to `length` bytes of another process; fewer where its memory ends at a page."""
+    buffer = ctypes.create_string_buffer(length)
+    ours = _Slice(ctypes.addressof(buffer), length)
+    first = min(length, 4096 - address % 4096)
+    theirs = (_Slice * 2)(_Slice(address, first), _Slice(address + first, length - first))
+    count = _libc.process_vm_readv(
+        process, ctypes.byref(ours), ctypes.c_ulong(1), theirs, ctypes.c_ulong(2 if length > first else 1), 0
+    )
+    if count < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return buffer.raw[:count]
+
+
+def _text(process: int, address: int) -> bytes:
+    if not address:
+        return b""
+    for length in (256, 4096):
+        text, ended, _ = _memory(process, address, length).partition(b"\0")
+        if ended:
+            return text
+    raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+
+
+def _program(process: int) -> str:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{process}/exe"))
+    except OSError:
+        return "a program"

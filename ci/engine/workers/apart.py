@@ -1,0 +1,158 @@
+"""Do an order in a fork of this process, watched, so that no order sees what another left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ci.engine import interpreter
+from ci.engine.watch import Supervisor, Unavailable, install
+
+_SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+_UNFORESEEN = 70
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def apart(work: Callable[[], dict[str, Any]], timeout: float | None = None) -> dict[str, Any]:
+    """The reply of `work` with what it touched as `touched`, or how the process ended as `died` or `late`.
+
+    Everything that the work started has ended then. It has a temporary directory of its own."""
+    # What the work leaves running comes to this process, which ends it.
+    _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    temporary = tempfile.mkdtemp(prefix="qnn-ci-")
+    receive, send = os.pipe()
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if not child:
+        os.close(receive)
+        ours.close()
+        _work(work, theirs, send, temporary)
+    os.close(send)
+    theirs.close()
+    try:
+        supervisor, reason = _supervisor(ours)
+        text, code = _wait(child, receive, supervisor, timeout)
+    finally:
+        ours.close()
+        os.close(receive)
+        _end_children()
+        shutil.rmtree(temporary, ignore_errors=True)
+    if code is None:
+        return {"late": timeout}
+    if code or not text:
+        return {"died": code}
+    reply: dict[str, Any] = json.loads(text)
+    path, homes, absent = reply["touched"].pop("modules")
+    reply["touched"]["unoffered"] = interpreter.unoffered(path, homes, absent)
+    if supervisor is None:
+        reply["touched"]["unseen"] = [f"what native code opens cannot be seen here ({reason})"]
+    else:
+        supervisor.close()
+        reply["touched"] |= _seen(supervisor, temporary)
+    return reply
+
+
+def _work(work: Callable[[], dict[str, Any]], channel: socket.socket, send: int, temporary: str) -> None:
+    """The child's whole life."""
+    try:
+        _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        os.environ["TMPDIR"] = tempfile.tempdir = temporary
+        interpreter.forget()
+        try:
+            listener = install()
+            socket.send_fds(channel, [b"+"], [listener])
+            os.close(listener)
+        except Unavailable as error:
+            channel.sendall(f"-{error}".encode())
+        channel.close()
+        reply = work()
+        reply["touched"] = interpreter.touched_since()
+        with open(send, "w", encoding="utf-8") as stream:
+            json.dump(reply, stream)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(_UNFORESEEN)
+
+
+def _supervisor(channel: socket.socket) -> tuple[Supervisor | None, str]:
+    said, listeners, _, _ = socket.recv_fds(channel, 1000, 1)
+    if listeners:
+        return Supervisor(listeners[0]), ""
+    return None, said[1:].decode() or "the process ended at once"
+
+
+def _wait(
+    child: int, receive: int, supervisor: Supervisor | None, timeout: float | None
+) -> tuple[bytes, int | None]:
+    """What the child wrote and how it ended; None when it was ended because the time was up."""
+    deadline = time.monotonic() + (timeout or float("inf"))
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    for each in (receive, ended, *([supervisor.listener] if supervisor else ())):
+        poll.register(each, select.POLLIN)
+    text, reading, running = b"", True, True
+    try:
+        while reading or running:
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                return text, None
+            for ready, events in poll.poll(None if timeout is None else rest * 1000 + 1):
+                if ready == ended:
+                    running = False
+                    poll.unregister(ended)
+                    # A child that it left may hold the pipe; what was written is there by now.
+                    reading = reading and bool(select.select([receive], [], [], 0)[0])
+                elif ready == receive:
+                    block = os.read(receive, 1 << 20)
+                    text += block
+                    if not block or not (running or select.select([receive], [], [], 0)[0]):
+                        reading = False
+                        poll.unregister(receive)
+                elif supervisor and events & select.POLLIN:
+                    supervisor.answer()
+                else:
+                    poll.unregister(ready)
+        return text, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        os.close(ended)
+
+
+def _end_children() -> None:
+    """All that is left of the work; what they started becomes ours as they end, and goes too."""
+    while children := list(_children()):
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for child in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, 0)
+
+
+def _children() -> Iterator[int]:
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield from map(int, (task / "children").read_text(encoding="ascii").split())
+
+
+def _seen(supervisor: Supervisor, temporary: str) -> dict[str, Any]:
+    seen = asdict(supervisor.seen)
+    for name in ("opened", "digests", "looked", "listed"):
+        seen[name] = {
+            path: state for path, state in seen[name].items() if not f"{path}/".startswith(f"{temporary}/")
+        }
+    return {**seen, "unseen": list(seen["unseen"]), "written": []}

@@ -1,0 +1,471 @@
+"""What is remembered of work, on small real work: what changes, is done again; what does not, is not."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, prune, repository_of
+from ci.engine.workers.parent import Gone, Setup, Worker
+
+WORKER = """
+import importlib, sys
+from ci.engine.workers.child import serve
+
+def start():
+    def answer(order):
+        sys.path[:0] = order["path"]
+        if order["into"]:
+            with open(order["into"] + "/out.txt", "w") as stream:
+                stream.write(str(importlib.import_module(order["module"]).work()))
+        return {"value": importlib.import_module(order["module"]).work()}
+    return answer
+
+serve(int(sys.argv[1]), start, forks=True)
+"""
+
+NATIVE = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.fgetc.argtypes = [ctypes.c_void_p]
+def work():
+    stream = libc.fopen(b"HERE/w.bin", b"r")
+    return libc.fgetc(stream) if stream else -1
+"""
+
+
+class Place:
+    """A clone of a repository with modules, a worker, and a memo over a store."""
+
+    def __init__(self, folder: Path, store: Path, environ: dict[str, str] | None = None) -> None:
+        self.folder, self.store = folder, store
+        (folder / ".git").mkdir(parents=True)
+        self.environ = dict(os.environ) | (environ or {})
+        self.path = [str(folder)]
+        self.worker: Worker | None = None
+        self.done = 0
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("HERE", str(self.folder)), encoding="utf-8")
+        old = time.time() - 100
+        os.utime(path, (old, old))
+        return path
+
+    def memo(self, **options: Any) -> Memo:
+        roots = Roots({"suite": self.folder, "python": sys.prefix, "store": self.store})
+        return Memo(self.store, "test", roots, environ=self.environ, **options)
+
+    def do(self, module: str = "net", *, files: bool = False, **options: Any) -> tuple[Any, str]:
+        """The result, and why the work was done; empty when it was remembered."""
+        memo = self.memo(**options)
+        key = {"module": module}
+        answer = memo.find(module, key)
+        if isinstance(answer, Entry):
+            memo.close()
+            return answer.result["value"], ""
+        self.done += 1
+        if self.worker is None:
+            self.worker = Worker(setup_of(self))
+        into = memo.scratch() if files else None
+        order = {"module": module, "path": self.path, "into": str(into) if into else ""}
+        reply = self.worker.ask(order)
+        common = Touched.of(self.worker.touched)
+        entry = memo.remember(
+            module, key, {"value": reply["value"]}, Touched.of(reply["touched"]), into, common
+        )
+        memo.close()
+        return reply["value"], answer.why + (
+            f"; not remembered: {entry.not_remembered}" * bool(entry.not_remembered)
+        )
+
+
+def setup_of(place: Place) -> Setup:
+    return Setup(
+        command=("-c", WORKER),
+        environment=place.environ,
+        logs=place.store / "logs",
+        timeout=20,
+        imports="nothing",
+        remedy="",
+        forks=True,
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    # `net` reads what the worker's own start does not: `data` beside it.
+    made = Place(tmp_path / "clone", tmp_path / "store")
+    yield made
+    if made.worker:
+        made.worker.end()
+
+
+def later(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def repoint(link: Path, target: str) -> None:
+    link.unlink()
+    link.symlink_to(target)
+
+
+def upgrade(packages: Path) -> None:
+    (packages / "part-1.0.dist-info").rename(packages / "part-2.0.dist-info")
+    later(packages / "part" / "__init__.py", "x = 2")
+
+
+Change = tuple[dict[str, str], Callable[[Place], object], str]
+CHANGES: dict[str, Change] = {
+    "a module": (
+        {"net.py": "def work(): return 1"},
+        lambda place: later(place.folder / "net.py", "def work(): return 2"),
+        "net.py changed",
+    ),
+    "a module that it imports": (
+        {"net.py": "import part\ndef work(): return part.x", "part.py": "x = 1"},
+        lambda place: later(place.folder / "part.py", "x = 2"),
+        "part.py changed",
+    ),
+    "a module that it imports when called": (
+        {"net.py": "def work():\n import part\n return part.x", "part.py": "x = 1"},
+        lambda place: later(place.folder / "part.py", "x = 2"),
+        "part.py changed",
+    ),
+    "a file that Python reads": (
+        {"net.py": "def work(): return open('HERE/w.bin').read()", "w.bin": "1"},
+        lambda place: later(place.folder / "w.bin", "2"),
+        "w.bin changed",
+    ),
+    "a file that native code reads": (
+        {"net.py": NATIVE, "w.bin": "1"},
+        lambda place: later(place.folder / "w.bin", "2"),
+        "w.bin changed",
+    ),
+    "a file that was not there": (
+        {"net.py": NATIVE},
+        lambda place: later(place.folder / "w.bin", "2"),
+        "w.bin is there now",
+    ),
+    "a file that a child process reads": (
+        {
+            "net.py": "from subprocess import getoutput\ndef work(): return getoutput('cat HERE/w.bin')",
+            "w.bin": "1",
+        },
+        lambda place: later(place.folder / "w.bin", "2"),
+        "w.bin changed",
+    ),
+    "a program that it runs": (
+        {
+            "net.py": "from subprocess import getoutput\ndef work(): return getoutput('sh HERE/tool.sh')",
+            "tool.sh": "echo 1",
+        },
+        lambda place: later(place.folder / "tool.sh", "echo 2"),
+        "tool.sh changed",
+    ),
+    "what a folder holds": (
+        {"net.py": "import os\ndef work(): return len(os.listdir('HERE/data'))", "data/a": ""},
+        lambda place: place.write("data/b", ""),
+        "other files are in data",
+    ),
+    "whether a file exists": (
+        {"net.py": "import os\ndef work(): return os.path.exists('HERE/flag')"},
+        lambda place: place.write("flag", ""),
+        "flag is there now",
+    ),
+    "an environment variable": (
+        {"net.py": "import os\ndef work(): return os.environ.get('NET_WIDTH', '1')"},
+        lambda place: place.environ.update(NET_WIDTH="2"),
+        "environment variable NET_WIDTH changed",
+    ),
+    "a module that shadows another": (
+        {"net.py": "import part\ndef work(): return part.x", "lib/part.py": "x = 1"},
+        lambda place: place.write("part.py", "x = 2"),
+        "part.py is there now",
+    ),
+    "where a link leads": (
+        {"net.py": "def work(): return open('HERE/w.pt').read()", "v1.pt": "1", "v2.pt": "2"},
+        lambda place: repoint(place.folder / "w.pt", "v2.pt"),
+        "w.pt changed",
+    ),
+    "a package that is installed in another version": (
+        {
+            "net.py": "import part\ndef work(): return part.x",
+            "lib/site-packages/part/__init__.py": "x = 1",
+            "lib/site-packages/part-1.0.dist-info/RECORD": "part/__init__.py,,\n",
+        },
+        lambda place: upgrade(place.folder / "lib" / "site-packages"),
+        "part 1.0 → 2.0",
+    ),
+    "a module that was optional": (
+        {"net.py": "try:\n import part\n x = part.x\nexcept ImportError:\n x = 1\ndef work(): return x"},
+        lambda place: place.write("part.py", "x = 2"),
+        "part.py is there now",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
+    files, change, why = CHANGES[what]
+    place.path += [str(place.folder / "lib"), str(place.folder / "lib" / "site-packages")]
+    for name, text in files.items():
+        place.write(name, text)
+    if what == "where a link leads":
+        (place.folder / "w.pt").symlink_to("v1.pt")
+    first, _ = place.do()
+    assert place.do() == (first, "")
+    change(place)
+    if place.worker and what == "an environment variable":
+        place.worker.end()
+        place.worker = None
+    second, reason = place.do()
+    assert why in reason
+    assert first != second
+    assert place.do() == (second, "")
+
+
+def test_two_clones_share_what_is_equal_and_nothing_that_differs(place: Place, tmp_path: Path) -> None:
+    other = Place(tmp_path / "other", place.store)
+    for each in (place, other):
+        each.write("net.py", "from src import part\ndef work(): return part.x")
+        each.write("src/part.py", "x = 1")
+    place.do()
+    assert other.do() == (1, "")
+    later(other.folder / "src" / "part.py", "x = 2")
+    assert other.do() == (2, "src/part.py changed")
+    # Both are remembered beside each other now.
+    assert (place.do(), other.do()) == ((1, ""), (2, ""))
+    assert other.worker
+    other.worker.end()
+
+
+def test_each_program_has_the_files_that_its_module_reads_at_its_top(place: Place) -> None:
+    place.write("shared.py", "text = open('HERE/w.bin').read()")
+    place.write("w.bin", "1")
+    for name in ("one", "two"):
+        place.write(f"{name}.py", "import shared\ndef work(): return shared.text")
+        place.do(name)
+    later(place.folder / "w.bin", "2")
+    assert [place.do(name)[0] for name in ("one", "two")] == ["2", "2"]
+
+
+@pytest.mark.parametrize("back", [100.0, 10_000_000.0])
+def test_an_edit_of_the_same_size_with_the_time_put_back_is_seen(back: float, place: Place) -> None:
+    path = place.write("net.py", "def work(): return 1")
+    times = path.stat()
+    place.do()
+    later(path, "def work(): return 2")
+    os.utime(path, (times.st_atime, times.st_mtime if back == 100.0 else times.st_mtime - back))
+    assert place.do()[0] == 2
+
+
+def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:
+    place.write(
+        "net.py",
+        "def work():\n x = open('HERE/w.bin').read()\n open('HERE/w.bin', 'a').write('1')\n return x",
+    )
+    place.write("w.bin", "1")
+    assert "w.bin changed while it was read" in place.do()[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (
+            "import socket\ndef work(): return socket.socket().connect_ex(('127.0.0.1', 9))",
+            "used the network",
+        ),
+        (
+            "import socket\ndef work(): return socket.socket(socket.AF_UNIX).connect_ex('/tmp/none')",
+            "connected to the socket",
+        ),
+        ("import os\ndef work():\n try: os.chroot('/')\n except OSError: pass\n return 1", "what paths mean"),
+    ],
+)
+def test_what_cannot_be_seen_is_not_remembered(code: str, why: str, place: Place) -> None:
+    place.write("net.py", code)
+    assert why in place.do()[1]
+    assert "never done" in place.do()[1]
+
+
+def test_a_value_of_the_environment_is_never_written(place: Place) -> None:
+    place.environ["NET_TOKEN"] = "hunter2-and-more"
+    place.write("net.py", "import os\ndef work(): return len(os.environ['NET_TOKEN'])")
+    place.do()
+    kept = list(place.store.rglob("*.json"))
+    assert kept
+    assert not any("hunter2" in path.read_text(encoding="utf-8") for path in kept)
+
+
+def test_its_own_files_and_temporary_files_are_no_inputs(place: Place) -> None:
+    place.write(
+        "net.py",
+        "import os, tempfile\ndef work():\n"
+        " d = tempfile.mkdtemp(); open(d + '/x', 'w').write('1'); os.listdir(d)\n"
+        " os.makedirs('HERE/made', exist_ok=True); open('HERE/made/y', 'w').write(d)\n"
+        " return open(d + '/x').read()",
+    )
+    place.do()
+    assert place.do() == ("1", "")
+
+
+def test_no_cache_does_the_work_and_remembers_it(place: Place) -> None:
+    place.write("net.py", "def work(): return 1")
+    assert place.do(reuse=False)[1] == "--no-cache"
+    assert place.do(reuse=False)[1] == "--no-cache"
+    assert place.do() == (1, "")
+
+
+def test_a_failure_removes_what_was_remembered_of_the_same_work(place: Place) -> None:
+    place.write("net.py", "def work(): return 1")
+    place.do()
+    place.memo().forget({"module": "net"})
+    assert place.do()[1] == "its remembered result is gone"
+
+
+def test_the_log_names_the_part_of_the_key_that_changed(place: Place) -> None:
+    memo = place.memo()
+    memo.remember("a", {"run": {"calibration": 4}}, {"value": 1}, Touched())
+    miss = memo.find("a", {"run": {"calibration": 32}})
+    assert miss == Miss("run.calibration: 4 → 32")
+
+
+def test_a_result_keeps_its_files_and_is_gone_with_any_of_them(place: Place) -> None:
+    place.write("net.py", "def work(): return 1")
+    place.do(files=True)
+    memo = place.memo()
+    found = memo.find("net", {"module": "net"})
+    assert isinstance(found, Entry)
+    assert found.folder
+    assert (found.folder / "out.txt").read_text(encoding="utf-8") == "1"
+    (found.folder / "out.txt").write_text("2", encoding="utf-8")
+    assert place.do(files=True)[1] == "out.txt of the result is damaged"
+    shutil.rmtree(found.folder)
+    assert place.do(files=True)[1] == "out.txt of the result is missing"
+    assert place.do(files=True) == (1, "")
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"digest": "0", "document": {}}', "cut"])
+def test_damaged_entries_are_misses(damage: str, place: Place) -> None:
+    place.write("net.py", "def work(): return 1")
+    place.do()
+    for path in place.store.rglob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text[: len(text) // 2] if damage == "cut" else damage, encoding="utf-8")
+    assert place.do()[1]
+    assert place.do() == (1, "")
+
+
+def test_entries_of_one_key_are_bounded_and_the_last_used_stay(place: Place) -> None:
+    path = place.write("net.py", "def work(): return 0")
+    for number in range(ENTRIES + 2):
+        later(path, f"def work(): return {number}")
+        place.do()
+    assert place.do() == (ENTRIES + 1, "")
+    later(path, "def work(): return 0")
+    assert place.do()[1]
+
+
+def test_a_store_without_room_costs_only_the_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    place.write("net.py", "def work(): return 1")
+    monkeypatch.setattr("ci.engine.memo.replace_text", full)
+    assert place.do() == (1, "never done; not remembered: No space left on device")
+
+
+def test_old_entries_and_folders_without_one_go(place: Place) -> None:
+    place.write("net.py", "def work(): return 1")
+    place.do(files=True)
+    top = place.store / "cache" / "memo"
+    (top / "test" / "work" / "killed").mkdir(parents=True)
+    prune(top)
+    assert place.do(files=True) == (1, "")
+    for path in [*top.rglob("*")]:
+        os.utime(path, (0, 0))
+    prune(top)
+    assert not [path for path in top.rglob("*") if path.is_file() and path.name != "digests.json"]
+
+
+def test_a_crash_or_a_timeout_costs_the_order_and_leaves_the_worker(place: Place) -> None:
+    place.write("crash.py", "import ctypes\ndef work(): ctypes.string_at(0)")
+    place.write("hang.py", "import subprocess\ndef work(): subprocess.run(['sleep', '600'])")
+    place.write("net.py", "def work(): return 1")
+    with pytest.raises(Gone, match="SIGSEGV"):
+        place.do("crash")
+    assert place.worker
+    with pytest.raises(Gone, match="no result after 1 s"):
+        place.worker.ask({"module": "hang", "path": place.path, "into": ""}, timeout=1)
+    assert place.do() == (1, "never done")
+
+
+def test_where_nothing_can_be_watched_nothing_is_remembered(place: Place) -> None:
+    # A second listener is refused: so a process that is watched already cannot watch its own children.
+    blocked = (
+        "import os, threading, fcntl; from ci.engine.watch import install, Supervisor; import socket\n"
+        "a, b = socket.socketpair()\n"
+        "if os.fork():\n"
+        " s = Supervisor(socket.recv_fds(a, 1, 1)[1][0])\n"
+        " import select\n"
+        " p = select.poll(); p.register(s.listener, select.POLLIN)\n"
+        " while p.poll()[0][1] & select.POLLIN: s.answer()\n"
+        " os._exit(0)\n"
+        "fd = install(); socket.send_fds(b, [b'+'], [fd]); os.close(fd)\n"
+    )
+    place.write("net.py", "def work(): return 1")
+    setup = setup_of(place)
+    place.worker = Worker(
+        Setup(("-c", blocked + WORKER), setup.environment, setup.logs, 20, "nothing", "", forks=True)
+    )
+    assert "what native code opens cannot be seen here" in place.do()[1]
+    assert place.do()[0] == 1
+
+
+def test_the_root_of_a_suite_is_its_repository(tmp_path: Path) -> None:
+    suite = tmp_path / "clone" / "ci" / "models.toml"
+    suite.parent.mkdir(parents=True)
+    assert repository_of(suite) == suite.parent
+    (tmp_path / "clone" / ".git").write_text("gitdir: elsewhere", encoding="utf-8")
+    assert repository_of(suite) == tmp_path / "clone"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_random_change_of_any_input_does_the_work_again(seed: int, place: Place) -> None:
+    chance = random.Random(seed)
+    names = [f"data/{index}.bin" for index in range(4)] + ["deep/er/x.bin"]
+    place.write("net.py", "import part\ndef work(): return part.text")
+    reads = " + ".join(f"open('HERE/{name}').read()" for name in names)
+    place.write("part.py", f"text = {reads}")
+    for name in names:
+        place.write(name, "0")
+    assert place.do()[0] == "00000"
+    name = chance.choice(names)
+    way = chance.choice(["write", "replace", "link", "remove"])
+    path = place.folder / name
+    expected = "".join("7" if each == name else "0" for each in names)
+    if way == "write":
+        later(path, "7")
+    elif way == "replace":
+        place.write("new", "7").replace(path)
+    elif way == "link":
+        place.write("elsewhere", "7")
+        repoint(path, str(place.folder / "elsewhere"))
+    else:
+        path.unlink()
+        with pytest.raises(Gone):
+            place.do()
+        later(path, "7")
+    assert place.do()[0] == expected
+    assert place.do() == (expected, "")
