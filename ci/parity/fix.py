@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as MappingOf
@@ -51,14 +52,33 @@ def mend(
     return changed
 
 
+def with_line_ends_of(original: str, changed: str) -> str:
+    """The changed text (with LF) with the line ends of the original; a new line takes its neighbour's."""
+    ends = [match[0] for match in re.finditer(r"\r\n|\r|\n", original)]
+    if set(ends) <= {"\n"}:
+        return changed
+    old = re.split(r"\r\n|\r|\n", original)
+    new = changed.split("\n")
+    origin: list[int] = []
+    for tag, start, end, low, high in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        origin += range(start, end) if tag == "equal" else [start] * (high - low)
+    last = len(ends) - 1
+    return "".join(line + ends[min(at, last)] for line, at in zip(new[:-1], origin, strict=False)) + new[-1]
+
+
 def patch(tree: Tree, changed: dict[str, str]) -> str:
-    """A unified diff for `git apply`."""
+    """A unified diff for `git apply`; `changed` has the texts as they are written."""
     lines: list[str] = []
     for path, text in sorted(changed.items()):
-        before = tree.read(path).splitlines(keepends=True)
-        after = text.splitlines(keepends=True)
-        lines += difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+        before, after = (_lines(one) for one in (tree.original(path), text))
+        for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"):
+            lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
     return "".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as git counts them, by LF alone."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _next(checked: Checked, given_up: set[tuple[str, str, str]]) -> Difference | None:

@@ -70,18 +70,24 @@ class Tree:
         if (text := self.over.get(path)) is not None:
             return text
         if path not in self._texts:
-            try:
-                self._texts[path] = (self.root / path).read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise CheckFailed(
-                    f"{path}: expected UTF-8, found {error.object[error.start]:#04x} at byte {error.start}",
-                    remedy=f"save {path} as UTF-8",
-                ) from error
-            except OSError as error:
-                raise CheckFailed(
-                    f"cannot read {path}: {error.strerror}", remedy=f"make {self.root / path} readable"
-                ) from error
+            self._texts[path] = re.sub(r"\r\n?", "\n", self.original(path))
         return self._texts[path]
+
+    def original(self, path: str) -> str:
+        """The text with its own line ends."""
+        if (text := self.over.get(path)) is not None:
+            return text
+        try:
+            return (self.root / path).read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckFailed(
+                f"{path}: expected UTF-8, found {error.object[error.start]:#04x} at byte {error.start}",
+                remedy=f"save {path} as UTF-8",
+            ) from error
+        except OSError as error:
+            raise CheckFailed(
+                f"cannot read {path}: {error.strerror}", remedy=f"make {self.root / path} readable"
+            ) from error
 
     def under(self, folder: str) -> Iterator[str]:
         """Files below a folder (`""` is the whole tree), sorted by directory."""

@@ -1,4 +1,4 @@
-"""`buck_parity`: check that a tree's Buck and CMake files build the same, and mend what is certain."""
+"""`buck_parity`: check that a tree's Buck and CMake files build the same, and fix what is certain."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping as MappingOf
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.files import replace_text
+from provisioning.base.files import replace_bytes
 from provisioning.base.settings import ROOT, Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ci.parity.mapping import Mapping
     from ci.parity.model import Side
     from ci.parity.tree import Tree
-    from provisioning.base.findings import StageRun
+    from provisioning.base.findings import Report, StageRun
 
 EXAMPLES = """\
   nox -s buck_parity -- --executorch ~/executorch
@@ -42,9 +43,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="VARIANT=DIR",
         help="a configured build directory of a variant: CMake's own word counts, and checks ours",
     )
-    parser.add_argument("--fix", action="store_true", help="mend the Buck files where it is certain")
+    parser.add_argument("--fix", action="store_true", help="fix the Buck files where the fix is certain")
     parser.add_argument(
         "--dry-run", action="store_true", help="with --fix: write only the patch, beside the report"
+    )
+    parser.add_argument(
+        "--no-annotations", action="store_true", help="print no annotations on GitHub: the caller does"
     )
 
 
@@ -52,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.parity.mapping import MAPPING, load_mapping
     from provisioning.base.commands import typed
     from provisioning.base.errors import UsageError
-    from provisioning.base.findings import Outcome, StageRun
-    from provisioning.base.rendering import github_annotations, show
+    from provisioning.base.findings import StageRun
 
     if args.dry_run and not args.fix:
         raise UsageError("--dry-run changes what --fix does, and there is no --fix", remedy="add --fix")
@@ -69,12 +72,15 @@ def run(args: argparse.Namespace) -> int:
         mapping_file = args.mapping or MAPPING
         mapping = load_mapping(mapping_file)
         _check(stage, root, mapping_file, mapping, args, selection)
-    report = stage.finish()
-    report.write(selection.reports)
+    return stage.close(selection.reports, show=partial(_show, annotate=not args.no_annotations))
+
+
+def _show(report: Report, *, annotate: bool) -> None:
+    from provisioning.base.rendering import github_annotations, show
+
     show(report)
-    if os.environ.get("GITHUB_ACTIONS") == "true" and not os.environ.get("QNN_CI_GATE"):
+    if annotate and os.environ.get("GITHUB_ACTIONS") == "true":
         sys.stdout.write(github_annotations(report))
-    return 0 if report.outcome is Outcome.PASS else 1
 
 
 def _check(
@@ -87,7 +93,7 @@ def _check(
 ) -> None:
     from ci.parity.check import check
     from ci.parity.compare import Source
-    from ci.parity.fix import mend, patch
+    from ci.parity.fix import mend, patch, with_line_ends_of
     from ci.parity.tree import Tree
     from provisioning.base.findings import Artifact
 
@@ -110,11 +116,12 @@ def _check(
             found = checked(tree.changed(changed))
             selection.reports.mkdir(parents=True, exist_ok=True)
             file = selection.reports / "buck_parity.patch"
-            file.write_text(patch(tree, changed), encoding="utf-8")
+            texts = {path: with_line_ends_of(tree.original(path), text) for path, text in changed.items()}
+            replace_bytes(file, patch(tree, texts).encode())
             stage.artifacts.append(Artifact.of("patch", file))
             if not args.dry_run:
-                for path, text in changed.items():
-                    replace_text(root / path, text)
+                for path, text in texts.items():
+                    replace_bytes(root / path, text.encode())
         stage.metrics["mended"] = before - len(_alike(found))
     _report(stage, tree, found)
 

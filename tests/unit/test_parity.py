@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ci.parity import fix
 from ci.parity.compare import Difference
 from ci.parity.mapping import MAPPING, Deliberate, Dependency, load_mapping
 from ci.parity.rules import RULES
+from ci.parity.tree import Tree
 from ci.report.verb import RENDERINGS
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
@@ -234,6 +236,20 @@ class TestVerb:
         again, clean = self.run(root, "--fix")
         assert (again, clean.artifacts) == (0, ())
 
+    @pytest.mark.parametrize("end", ["\n", "\r\n"])
+    def test_a_fix_keeps_the_files_line_ends_and_its_patch_can_be_applied(self, root: Path, end: str) -> None:
+        file, text = root / RUNTIME_BUCK, _with(RUNTIME_BUCK, FORGOTTEN)[RUNTIME_BUCK]
+        file.write_bytes(text.rstrip("\n").replace("\n", end).encode())
+        before = file.read_bytes()
+        assert self.run(root, "--fix")[0] == 0
+        after = file.read_bytes()
+        assert after.count(b"\n") == after.count(end.encode()) > 0
+        assert not after.endswith(b"\n")
+        file.write_bytes(before)
+        patch = root.parent / "reports" / "buck_parity.patch"
+        subprocess.run(["git", "apply", "--unidiff-zero", "-p1", str(patch)], cwd=root, check=True)
+        assert file.read_bytes() == after
+
     def test_a_dry_run_changes_nothing(self, root: Path) -> None:
         file = root / RUNTIME_BUCK
         text = _with(RUNTIME_BUCK, FORGOTTEN)[RUNTIME_BUCK]
@@ -251,10 +267,11 @@ class TestVerb:
         self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("GITHUB_ACTIONS", "true")
-        monkeypatch.delenv("QNN_CI_GATE", raising=False)
         (root / BACKENDS / "htp" / "New.cpp").write_text("", encoding="utf-8")
         self.run(root)
         assert f"::error file={RUNTIME_BUCK},line=" in capsys.readouterr().out
+        self.run(root, "--no-annotations")
+        assert "::error" not in capsys.readouterr().out
 
     def test_a_tree_of_the_store_is_not_mended(self, root: Path) -> None:
         code, report = self.run(root, "--fix", "--store", str(root.parent))
@@ -361,3 +378,25 @@ def test_the_schema_of_the_mapping_is_committed() -> None:
     assert json.loads(
         (ROOT / "manifests" / "schema" / "parity.json").read_text(encoding="utf-8")
     ) == json.loads(schema())
+
+
+@pytest.mark.parametrize(
+    ("before", "changed", "after"),
+    [
+        ("a\nb", "a\nnew\nb", "a\nnew\nb"),
+        ("a\nb", "a", "a"),
+        ("a\nb\n", "a\nb\nc", "a\nb\nc"),
+        ("a\r\nb", "a\nnew\nb", "a\r\nnew\r\nb"),
+        ("a\r\nb\nc\n", "a\nb\nnew\nc\n", "a\r\nb\nnew\nc\n"),
+        ("a\x0cb\u2028c\n", "a\x0cb\u2028c\nd\n", "a\x0cb\u2028c\nd\n"),
+    ],
+)
+def test_git_applies_the_patch_of_any_fix_and_line_ends_stay(
+    tmp_path: Path, before: str, changed: str, after: str
+) -> None:
+    (tmp_path / "BUCK").write_bytes(before.encode())
+    tree = Tree(tmp_path)
+    assert fix.with_line_ends_of(tree.original("BUCK"), changed) == after
+    patch = fix.patch(tree, {"BUCK": after})
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode(), check=True)
+    assert (tmp_path / "BUCK").read_bytes() == after.encode()
