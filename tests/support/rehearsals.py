@@ -11,7 +11,8 @@ from pathlib import Path
 from ci.github.rehearse.equivalents import Machine, Repository
 from ci.github.rehearse.expression import Value
 from ci.github.rehearse.model import read_workflow
-from ci.github.rehearse.runner import Choice, JobResult, Rehearsal, fresh_environment, run_workflow
+from ci.github.rehearse.rehearsal import Choice, JobResult, Rehearsal, fresh_environment
+from ci.github.rehearse.runner import run_workflow
 from ci.github.rehearse.verb import make_event, snapshot_of
 
 WORKFLOW = ".github/workflows/w.yml"
@@ -60,8 +61,8 @@ def rehearsal(
         event=event,
         env=fresh_environment({"PATH": "/usr/bin:/bin", "HOME": str(scratch)}, env, Path("/nowhere")),
         slots=threading.Semaphore(slots),
-        say=([] if said is None else said).append,
-        keep_logs=scratch / "logs",
+        print=([] if said is None else said).append,
+        logs=scratch / "logs",
     )
 
 

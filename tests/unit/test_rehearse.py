@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from ci.github import rehearse as verb
-from ci.github.rehearse.runner import Choice, fresh_environment, hash_files
+from ci.github.rehearse.job import hash_files
+from ci.github.rehearse.rehearsal import Choice, fresh_environment
+from ci.github.rehearse.verb import snapshot_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
-from tests.support.rehearsals import SHA, log_of, rehearse, repository
+from tests.support.rehearsals import IDENTITY, SHA, log_of, rehearse, repository
 
 
 def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_what_a_step_sets_for_itself_beats_what_an_earlier_one_set_for_all(tmp_p
         """,
         {"act/action.yml": "runs: {using: composite, steps: [{shell: bash, run: 'test $SET = own'}]}"},
     )
-    assert jobs["a"].fault == ""
+    assert jobs["a"].failure == ""
 
 
 def test_a_step_speaks_of_its_own_variables_in_its_condition_and_all_else(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
         ("always", "success"),
     ]
     assert jobs["a"].result == "failure"
-    assert jobs["a"].fault == "breaks: ended with exit code 3"
+    assert jobs["a"].failure == "breaks: ended with exit code 3"
 
 
 def test_a_failed_pipe_fails_only_where_the_shell_is_named(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_a_failure_inside_an_action_is_named_and_its_later_steps_still_run(tmp_p
         "jobs: {a: {steps: [{uses: $/actions/greet, with: {who: nobody}}]}}",
         {"actions/greet/action.yml": ACTION, "actions/greet/word.txt": ""},
     )
-    assert jobs["a"].fault.startswith("$/actions/greet: a step of $/actions/greet failed: ")
+    assert jobs["a"].failure.startswith("$/actions/greet: a step of $/actions/greet failed: ")
     assert "after " in log_of(jobs["a"])
 
 
@@ -433,7 +435,7 @@ UPLOAD = f"actions/upload-artifact@{SHA}"
 def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: str) -> None:
     job = rehearse(tmp_path, f"jobs: {{a: {{steps: [{step}]}}}}")["a"]
     assert job.result == "failure"
-    assert says in job.fault
+    assert says in job.failure
     assert says in log_of(job)
 
 
@@ -470,7 +472,7 @@ def test_a_checkout_is_the_commit_with_as_much_history_as_asked_for(tmp_path: Pa
               - run: test "$(git -C p rev-parse --is-shallow-repository)" = true
         """,
     )["a"]
-    assert job.fault == ""
+    assert job.failure == ""
 
 
 PROPOSE = f"peter-evans/create-pull-request@{SHA}"
@@ -514,7 +516,7 @@ def test_without_changes_no_pull_request_would_be_opened(tmp_path: Path) -> None
               - run: test "${{{{ steps.pr.outputs.pull-request-operation }}}}" = none
         """,
     )["a"]
-    assert job.fault == ""
+    assert job.failure == ""
 
 
 def test_masked_values_reach_nobody(tmp_path: Path) -> None:
@@ -536,7 +538,7 @@ def test_masked_values_reach_nobody(tmp_path: Path) -> None:
     assert "it is ***" in log_of(job)
     assert job.summary == "*** too\n"
     assert [one.shown() for one in job.annotations] == ["error: ***: ***: it is ***"]
-    assert job.fault == "say ***: ended with exit code 1"
+    assert job.failure == "say ***: ended with exit code 1"
     assert "hush" not in "\n".join([*said, *(step.title for step in job.steps), log_of(job)])
 
 
@@ -626,7 +628,7 @@ def test_a_step_has_the_variables_and_the_event_that_github_gives_it(tmp_path: P
               - {run: test "$PWD" = "$RUNNER_TEMP", working-directory: "${{ runner.temp }}"}
         """,
     )["a"]
-    assert job.result == "success", job.fault
+    assert job.result == "success", job.failure
     lines = log_of(job).splitlines()
     assert f"push refs/heads/main main {SHA} Linux" in lines
     assert f'"after": "{SHA}"' in log_of(job)
@@ -833,3 +835,124 @@ def test_a_workflow_that_runs_by_the_clock_is_rehearsed(
     by_the_clock = '{schedule: [{cron: "1 3 * * *"}]}'
     code, _ = run_verb(tmp_path, workflow='test "$GITHUB_EVENT_NAME" = schedule', on=by_the_clock)
     assert code == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("expression", "known"),
+    [
+        ("steps.wrote.outputs.yes", True),
+        ("steps.wrote.outputs.sometimes", True),
+        ("steps.wrote.outputs.typo", False),
+        ("steps.used.outputs.out", True),
+        ("steps.used.outputs.typo", False),
+        ("steps.cache.outputs.cache-matched-key", True),
+        ("steps.cache.outputs.typo", False),
+        ("steps.skipped.outputs.anything", True),
+        ("needs.before.outputs.out", True),
+        ("needs.before.outputs.typo", False),
+        ("matrix.n", True),
+        ("matrix.only-in-another-row", True),
+        ("matrix.typo", False),
+        ("secrets.GITHUB_TOKEN", True),
+        ("secrets.MINE", False),
+    ],
+)
+def test_an_output_that_nothing_can_give_is_an_error_and_not_an_empty_text(
+    tmp_path: Path, expression: str, known: bool
+) -> None:
+    text = f"""
+        jobs:
+          before: {{outputs: {{out: ''}}, steps: [{{run: 'true'}}]}}
+          a:
+            needs: before
+            strategy: {{matrix: {{include: [{{n: 1}}, {{only-in-another-row: 2}}]}}}}
+            steps:
+              - {{id: wrote, run: 'echo yes=1 >> "$GITHUB_OUTPUT"; if false; then echo sometimes=1; fi'}}
+              - {{id: used, uses: ./act}}
+              - {{id: cache, uses: actions/cache/restore@{SHA}, with: {{path: x, key: k}}}}
+              - {{id: skipped, if: false, run: exit 1}}
+              - run: test -z "${{{{ {expression} }}}}" -o -n "x"
+        """
+    action = "outputs: {out: {value: ''}}\nruns: {using: composite, steps: [{shell: bash, run: 'true'}]}\n"
+    text = text.replace("- {id: used", f"- {{uses: actions/checkout@{SHA}}}\n              - {{id: used")
+    if known:
+        assert rehearse(tmp_path, text, {"act/action.yml": action})["a (1)"].result == "success"
+    else:
+        with pytest.raises(UsageError, match=r"is not known here"):
+            rehearse(tmp_path, text, {"act/action.yml": action})
+
+
+def test_secrets_are_refused_where_a_workflow_is_called_with_them(tmp_path: Path) -> None:
+    called = "on: {workflow_call: {secrets: {mine: {}}}}\njobs: {b: {steps: [{run: 'true'}]}}\n"
+    files = {".github/workflows/called.yml": called}
+    text = "jobs: {a: {uses: ./.github/workflows/called.yml%s}}"
+    assert rehearse(tmp_path / "without", text % "", files)["a / b"].result == "success"
+    with pytest.raises(UsageError, match=r"jobs\.a\.secrets: a rehearsal has no secrets"):
+        rehearse(tmp_path / "with", text % ", secrets: inherit", files)
+
+
+def test_no_more_rows_than_max_parallel_run_side_by_side(tmp_path: Path) -> None:
+    alone = f"mkdir {tmp_path}/alone; sleep 0.05; rmdir {tmp_path}/alone"
+    strategy = "{max-parallel: 1, matrix: {n: [1, 2, 3]}}"
+    text = f"jobs: {{a: {{strategy: {strategy}, steps: [{{shell: bash, run: '{alone}'}}]}}}}"
+    jobs = rehearse(tmp_path, text, slots=3)
+    assert {job.result for job in jobs.values()} == {"success"}
+
+
+def test_a_cancelled_rehearsal_still_runs_what_always_runs(tmp_path: Path) -> None:
+    """As on GitHub: steps and jobs with `always()` clean up after those that were ended."""
+    started = tmp_path / "started"
+
+    def interrupt() -> None:
+        while not started.exists():
+            time.sleep(0.01)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(
+            tmp_path,
+            f"""
+            jobs:
+              a:
+                steps:
+                  - run: touch {started}; sleep 60
+                  - run: touch {tmp_path}/next
+                  - if: always() && job.status == 'cancelled'
+                    run: sleep 0.3; touch {tmp_path}/always
+              b: {{needs: a, steps: [{{run: 'touch {tmp_path}/b'}}]}}
+              c: {{needs: a, if: always(), steps: [{{run: 'touch {tmp_path}/c'}}]}}
+            """,
+        )
+    assert {name for name in ("next", "always", "b", "c") if (tmp_path / name).exists()} == {"always", "c"}
+
+
+def test_uncommitted_changes_of_every_kind_are_in_the_snapshot(tmp_path: Path) -> None:
+    inner = repository(tmp_path / "inner", {"file": "1"})
+    root = repository(tmp_path / "root", {"folder/file": "", "gone": "", "kept": ""})
+
+    def git(*arguments: str, cwd: Path = root) -> str:
+        command = ["git", "-c", "protocol.file.allow=always", *IDENTITY, *arguments]
+        return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
+
+    for name in ("dirty", "moved"):
+        git("submodule", "add", "--quiet", str(inner), name)
+    git("commit", "--quiet", "-m", "with submodules")
+    (root / "dirty" / "file").write_text("changed")
+    (root / "moved" / "file").write_text("2")
+    git("commit", "--quiet", "-a", "-m", "newer", cwd=root / "moved")
+    (root / "folder" / "file").unlink()
+    (root / "folder").rmdir()
+    (root / "folder").write_text("a file now")
+    (root / "gone").unlink()
+    (root / "link").symlink_to("kept")
+    (root / "link to folder").symlink_to("dirty")
+    snapshot = tmp_path / "snapshot"
+    _, lacking = snapshot_of(root, snapshot, uncommitted=True)
+    assert lacking == 1, "what is not committed in the submodule"
+    assert (snapshot / "folder").read_text() == "a file now"
+    assert not (snapshot / "gone").exists()
+    assert (snapshot / "link to folder").is_symlink() and (snapshot / "link").is_symlink()
+    newer = git("rev-parse", "HEAD", cwd=root / "moved")
+    assert git("rev-parse", "HEAD:moved", cwd=snapshot) == newer
+    assert git("status", "--porcelain", cwd=snapshot) == ""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.github.rehearse.commands import FORBIDDEN, Annotation, Told, entries, masked, pairs
+from ci.github.rehearse.commands import FORBIDDEN, Annotation, StepOutput, entries, masked, pairs
 from provisioning.base.errors import CheckFailed
 from provisioning.base.rendering.variables import github
 from provisioning.base.rendering.workflow_commands import command
@@ -61,22 +61,22 @@ def test_path_entries_are_lines(tmp_path: Path) -> None:
 
 
 def test_an_annotation_of_ours_is_understood() -> None:
-    told = Told()
-    told.hear(command("error", "50% of\nlines", title="a: b, c", file="x.py", line="3"))
+    told = StepOutput()
+    told.read(command("error", "50% of\nlines", title="a: b, c", file="x.py", line="3"))
     assert told.annotations == [Annotation("error", "a: b, c", "50% of\nlines", "x.py", "3")]
 
 
 def test_a_masked_value_is_hidden_longest_first() -> None:
-    told = Told()
-    told.hear("::add-mask::secret")
-    told.hear("::add-mask::secret-and-more")
+    told = StepOutput()
+    told.read("::add-mask::secret")
+    told.read("::add-mask::secret-and-more")
     assert masked("secret-and-more, secret", told.masks) == "***, ***"
 
 
 def test_of_a_masked_value_of_several_lines_each_is_hidden_and_of_an_empty_one_nothing() -> None:
-    told = Told()
-    told.hear("::add-mask::one%0A%0Atwo")
-    told.hear("::add-mask:: ")
+    told = StepOutput()
+    told.read("::add-mask::one%0A%0Atwo")
+    told.read("::add-mask:: ")
     assert masked("one\n\ntwo, one and two, a b", told.masks) == "***, *** and ***, a b"
 
 
@@ -99,23 +99,23 @@ def test_an_annotation_says_what_it_has(annotation: Annotation, shown: str) -> N
 
 
 def test_commands_stop_when_told_to() -> None:
-    told = Told()
+    told = StepOutput()
     for line in ("::stop-commands::tok", "::error::hidden", "::tok::", "::warning::seen"):
-        told.hear(line)
+        told.read(line)
     assert [one.message for one in told.annotations] == ["seen"]
 
 
 def test_text_that_only_looks_like_a_command_is_no_annotation() -> None:
-    told = Told()
+    told = StepOutput()
     for line in ("error::x", "::error x", "say ::error::x", "::group::g"):
-        told.hear(line)
+        told.read(line)
     assert told.annotations == []
 
 
 @pytest.mark.parametrize("name", ["set-output", "set-env", "save-state", "add-path", "Set-Output"])
 def test_commands_that_github_withdrew_fail(name: str) -> None:
-    with pytest.raises(CheckFailed, match="no longer taken"):
-        Told().hear(f"::{name} name=a::b")
+    with pytest.raises(CheckFailed, match="no longer takes"):
+        StepOutput().read(f"::{name} name=a::b")
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_a_step_may_not_set_the_runners_own_variables(name: str, forbidden: bool
 
 
 def test_of_a_steps_annotations_only_ten_of_a_level_are_shown() -> None:
-    told = Told()
+    told = StepOutput()
     for number in range(12):
-        told.hear(f"::error::{number}")
-    told.hear("::notice::last")
+        told.read(f"::error::{number}")
+    told.read("::notice::last")
     assert [one.message for one in told.shown()] == [*map(str, range(10)), "last"]
     assert told.dropped() == 2

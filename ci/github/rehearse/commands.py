@@ -1,4 +1,4 @@
-"""What a step tells the runner: the files that GITHUB_ENV and its like name, and commands in its output."""
+"""What a step passes to the runner: the files that GITHUB_ENV and others name, and commands in its output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ESCAPES = {"%0D": "\r", "%0A": "\n", "%25": "%"}
 _PROPERTY_ESCAPES = {**_ESCAPES, "%3A": ":", "%2C": ","}
 
 FORBIDDEN = re.compile(r"^(?:GITHUB_\w+|RUNNER_\w+|NODE_OPTIONS)$", re.IGNORECASE)
-"""What a step may not set for later ones."""
+"""Variables that a step may not set for later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,15 @@ class Annotation:
 
 
 @dataclass(slots=True)
-class Told:
-    """What the output of a step said to the runner."""
+class StepOutput:
+    """The workflow commands in a step's output."""
 
     annotations: list[Annotation] = field(default_factory=list)
     masks: list[str] = field(default_factory=list)
     _stopped: str = ""
 
     def shown(self) -> list[Annotation]:
-        """Those that GitHub shows for one step: so many of each level, and of the rest not a word."""
+        """The annotations that GitHub shows for one step: the first few of each level."""
         return [one for level in LEVELS for one in self._of(level)[:PER_LEVEL]]
 
     def dropped(self) -> int:
@@ -62,8 +62,8 @@ class Told:
     def _of(self, level: str) -> list[Annotation]:
         return [one for one in self.annotations if one.level == level]
 
-    def hear(self, line: str) -> None:
-        """One line of output; anything that is no command is ignored."""
+    def read(self, line: str) -> None:
+        """Take one line of output; ignore it if it is no command."""
         if self._stopped:
             if line.strip() == f"::{self._stopped}::":
                 self._stopped = ""
@@ -94,7 +94,7 @@ class Told:
             self._stopped = data
         elif name in ("set-env", "set-output", "add-path", "save-state"):
             raise CheckFailed(
-                f"the workflow command ::{name}:: is no longer taken by GitHub",
+                f"GitHub no longer takes the workflow command ::{name}::",
                 remedy="write to the file that the environment names instead",
             )
 

@@ -1,4 +1,4 @@
-"""What stands in for the actions of others: they do the same to this machine's files, and nothing more."""
+"""Local equivalents of other people's actions: they do the same to the files of this machine, and no more."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What all jobs of a rehearsal share, as they share GitHub's services."""
+    """What jobs share on GitHub: the repository, caches and artifacts."""
 
     repository: Repository
     """The rehearsed one."""
@@ -72,9 +72,9 @@ class Place:
     temp: Path
     ref: str
     default_ref: str
-    say: Callable[[str], None]
-    tell: Callable[[str], None]
-    """Said to the rehearsal's user as well: what on GitHub would be seen outside the run."""
+    log: Callable[[str], None]
+    print: Callable[[str], None]
+    """Shown to the rehearsal's user too: what would be seen on GitHub outside the run."""
 
     def path(self, text: str) -> Path:
         return self.workspace / Path(text).expanduser()
@@ -95,9 +95,10 @@ class Equivalent:
     what: str
     """In a few words, for the log."""
     inputs: frozenset[str]
-    """Those honoured, or without meaning here; any other is an error."""
+    """The inputs that are honoured or have no meaning here; any other is an error."""
     act: Callable[[Mapping[str, str], Place], Done]
     required: frozenset[str] = frozenset()
+    outputs: frozenset[str] = frozenset()
 
 
 def equivalent(uses: str) -> Equivalent:
@@ -144,9 +145,9 @@ def checkout(inputs: Mapping[str, str], place: Place) -> Done:
 
 def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
     running = ".".join(map(str, sys.version_info[:3]))
-    asked = inputs.get("python-version", "")
-    if asked and not f"{running}.".startswith(f"{asked}."):
-        place.say(f"asked for Python {asked}; this machine's {running} stands in")
+    wanted = inputs.get("python-version", "")
+    if wanted and not f"{running}.".startswith(f"{wanted}."):
+        place.log(f"wanted is Python {wanted}; this machine's {running} stands in")
     # Each job has its own, as two that install into one at the same time break it.
     home = place.temp / "python"
     if not (home / "bin" / "python").exists():
@@ -172,13 +173,13 @@ def cache_restore(inputs: Mapping[str, str], place: Place) -> Done:
     if found is None:
         if inputs.get("fail-on-cache-miss") == "true":
             raise CheckFailed(f"no cache has the key {key}")
-        place.say(f"no cache has the key {key}")
+        place.log(f"no cache has the key {key}")
         return Done({"cache-primary-key": key})
     if inputs.get("lookup-only") != "true":
         with tarfile.open(str(found["file"])) as archive:
             for number, path in enumerate(paths):
                 _unpack(archive, number, place.path(path))
-    place.say(f"restored the cache {found['key']}")
+    place.log(f"restored the cache {found['key']}")
     hit = "true" if found["key"] == key else "false"
     return Done({"cache-hit": hit, "cache-primary-key": key, "cache-matched-key": str(found["key"])})
 
@@ -190,11 +191,11 @@ def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
     with place.machine.lock:
         mine = [e for e in _cache_entries(place) if (e["version"], e["ref"]) == (version, place.ref)]
         if any(e["key"] == key for e in mine):
-            place.say(f"there is a cache {key} already, which stays as it is")
+            place.log(f"there is a cache {key} already, which stays as it is")
             return Done()
         there = [(number, place.path(p)) for number, p in enumerate(paths) if place.path(p).exists()]
         if not there:
-            place.say("warning: none of the paths to cache exists")
+            place.log("warning: none of the paths to cache exists")
             return Done()
         place.machine.cache.mkdir(parents=True, exist_ok=True)
         name = hashlib.sha256(f"{key}\n{version}\n{place.ref}".encode()).hexdigest()
@@ -210,7 +211,7 @@ def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
             "when": str(time.time()),
         }
         (place.machine.cache / f"{name}.json").write_text(json.dumps(entry), encoding="utf-8")
-    place.say(f"saved the cache {key}")
+    place.log(f"saved the cache {key}")
     return Done()
 
 
@@ -223,7 +224,7 @@ def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
         said = f"no files match {' '.join(_lines(inputs['path']))}"
         if inputs.get("if-no-files-found", "warn") == "error":
             raise CheckFailed(said)
-        place.say(said)
+        place.log(said)
         return Done()
     target = place.machine.artifacts / name
     with place.machine.lock:
@@ -238,7 +239,7 @@ def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)  # without its mode, as on GitHub
             digest.update(copy.read_bytes())
-    place.say(f"uploaded {len(files)} files as {name}")
+    place.log(f"uploaded {len(files)} files as {name}")
     return Done({"artifact-id": name, "artifact-digest": digest.hexdigest()})
 
 
@@ -257,7 +258,7 @@ def download_artifact(inputs: Mapping[str, str], place: Place) -> Done:
     for one in names:
         to = into if inputs.get("merge-multiple") == "true" else into / one
         shutil.copytree(artifacts / one, to, dirs_exist_ok=True)
-    place.say(f"downloaded {len(names)} artifacts")
+    place.log(f"downloaded {len(names)} artifacts")
     return Done({"download-path": str(into)})
 
 
@@ -278,7 +279,7 @@ def attest(inputs: Mapping[str, str], place: Place) -> Done:
     bundle = place.temp / f"attestation-{len(list(place.temp.glob('attestation-*')))}.json"
     bundle.write_text(json.dumps(statement, indent=2), encoding="utf-8")
     for file in subjects:
-        place.tell(f"would attest {file.name}")
+        place.print(f"would attest {file.name}")
     return Done({"bundle-path": str(bundle)})
 
 
@@ -287,30 +288,41 @@ def create_pull_request(inputs: Mapping[str, str], place: Place) -> Done:
     git = ("-C", str(place.workspace))
     changed = _git(*git, "status", "--porcelain", "--", *added).stdout.splitlines()
     if not changed:
-        place.tell("nothing has changed, so no pull request would be opened")
+        place.print("nothing has changed, so no pull request would be opened")
         return Done({"pull-request-operation": "none"})
     branch = inputs.get("branch", "")
-    place.tell(f"would open the pull request {inputs.get('title', '')!r} from the branch {branch}, with")
+    place.print(f"would open the pull request {inputs.get('title', '')!r} from the branch {branch}, with")
     for line in changed:
-        place.tell(f"  {line}")
+        place.print(f"  {line}")
     for name in ("commit-message", "body"):
-        place.say(f"{name}: {inputs.get(name, '')}")
-    place.say(_git(*git, "diff", "--", *added).stdout)
+        place.log(f"{name}: {inputs.get(name, '')}")
+    place.log(_git(*git, "diff", "--", *added).stdout)
     return Done({"pull-request-operation": "created", "pull-request-number": "0"})
 
 
-_CACHED = frozenset({"path", "key"})
-_CACHE = _CACHED | {"restore-keys", "lookup-only", "fail-on-cache-miss"}
+_CACHE = frozenset({"path", "key"})
 
 EQUIVALENTS: dict[str, Equivalent] = {
     "actions/checkout": Equivalent(
         "a clone of the rehearsed commit",
         frozenset({"repository", "ref", "path", "fetch-depth", "persist-credentials", "submodules"}),
         checkout,
+        outputs=frozenset({"commit", "ref"}),
     ),
-    "actions/setup-python": Equivalent("this machine's Python", frozenset({"python-version"}), setup_python),
-    "actions/cache/restore": Equivalent("a copy from the rehearsal's caches", _CACHE, cache_restore, _CACHED),
-    "actions/cache/save": Equivalent("a copy to the rehearsal's caches", _CACHE, cache_save, _CACHED),
+    "actions/setup-python": Equivalent(
+        "this machine's Python",
+        frozenset({"python-version"}),
+        setup_python,
+        outputs=frozenset({"python-version", "python-path"}),
+    ),
+    "actions/cache/restore": Equivalent(
+        "a copy from the rehearsal's caches",
+        _CACHE | {"restore-keys", "lookup-only", "fail-on-cache-miss"},
+        cache_restore,
+        required=_CACHE,
+        outputs=frozenset({"cache-hit", "cache-primary-key", "cache-matched-key"}),
+    ),
+    "actions/cache/save": Equivalent("a copy to the rehearsal's caches", _CACHE, cache_save, required=_CACHE),
     "actions/upload-artifact": Equivalent(
         "a copy to the rehearsal's artifacts",
         frozenset(
@@ -318,23 +330,27 @@ EQUIVALENTS: dict[str, Equivalent] = {
             | {"include-hidden-files"}
         ),
         upload_artifact,
-        frozenset({"path"}),
+        required=frozenset({"path"}),
+        outputs=frozenset({"artifact-id", "artifact-digest"}),
     ),
     "actions/download-artifact": Equivalent(
         "a copy from the rehearsal's artifacts",
         frozenset({"name", "path", "pattern", "merge-multiple"}),
         download_artifact,
+        outputs=frozenset({"download-path"}),
     ),
     "actions/attest": Equivalent(
         "hashes and an unsigned statement",
         frozenset({"subject-path", "sbom-path"}),
         attest,
-        frozenset({"subject-path"}),
+        required=frozenset({"subject-path"}),
+        outputs=frozenset({"bundle-path"}),
     ),
     "peter-evans/create-pull-request": Equivalent(
         "what would be in it",
         frozenset({"add-paths", "branch", "title", "body", "commit-message", "delete-branch", "token"}),
         create_pull_request,
+        outputs=frozenset({"pull-request-operation", "pull-request-number"}),
     ),
 }
 

@@ -10,9 +10,9 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from provisioning.base.errors import UsageError
 
@@ -77,14 +77,17 @@ class _Filtered(list[Value]):
 
 
 class Known(Mapping[str, Value]):
-    """A context whose names are known: looking up another one is an error."""
+    """A context whose names are known: looking up another one is an error. `empty` may be looked up too."""
 
-    def __init__(self, name: str, values: Mapping[str, Value]) -> None:
+    def __init__(self, name: str, values: Mapping[str, Value], *, empty: Iterable[str] = ()) -> None:
         self.name = name
         self.values_ = {key.lower(): value for key, value in values.items()}
         self.keys_ = list(values)
+        self.empty = {key.lower() for key in empty}
 
     def __getitem__(self, key: str) -> Value:
+        if key.lower() in self.empty - self.values_.keys():
+            return None
         if key.lower() not in self.values_:
             raise UsageError(
                 f"{self.name}.{key} is not known here:"
@@ -297,6 +300,17 @@ def expand(text: str, contexts: Mapping[str, Value], functions: Mapping[str, Fun
     if "${{" in _EMBEDDED.sub("", text):
         raise UsageError(f"an expression in {text!r} is not closed", remedy="close it with }}")
     return _EMBEDDED.sub(lambda m: as_text(evaluate(parse(m[1]), contexts, functions)), text)
+
+
+def expand_all(value: Any, contexts: Mapping[str, Value], functions: Mapping[str, Function]) -> Any:
+    """Any YAML with its expressions evaluated."""
+    if isinstance(value, str):
+        return expand(value, contexts, functions)
+    if isinstance(value, Mapping):
+        return {key: expand_all(one, contexts, functions) for key, one in value.items()}
+    if isinstance(value, list):
+        return [expand_all(one, contexts, functions) for one in value]
+    return value
 
 
 def condition(text: str, contexts: Mapping[str, Value], functions: Mapping[str, Function]) -> bool:

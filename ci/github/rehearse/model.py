@@ -1,4 +1,4 @@
-"""Workflow and action files as typed objects. A key that the rehearsal would not honour is an error."""
+"""Workflow and action files as typed objects. A key that a rehearsal does not honour is an error."""
 
 from __future__ import annotations
 
@@ -67,6 +67,8 @@ class Job:
     env: Mapping[str, object]
     matrix: object
     fail_fast: object
+    max_parallel: object
+    passes_secrets: bool
     timeout_minutes: object
     continue_on_error: object
 
@@ -105,6 +107,7 @@ def read_workflow(root: Path, name: str) -> Workflow:
         events = dict.fromkeys(events)
     events = {str(event): _event(value) for event, value in _mapping(f"{name}: on", events).items()}
     call = _mapping(f"{name}: on.workflow_call", events.get("workflow_call", {}))
+    _known(f"{name}: on.workflow_call", call, {"inputs", "outputs", "secrets"})
     jobs = {
         str(key): _job(f"{name}: jobs.{key}", str(key), value)
         for key, value in _mapping(f"{name}: jobs", data.get("jobs")).items()
@@ -201,6 +204,8 @@ def _job(where: str, key: str, value: object) -> Job:
         env=_mapping(f"{where}.env", data.get("env", {})),
         matrix=strategy.get("matrix"),
         fail_fast=strategy.get("fail-fast", True),
+        max_parallel=strategy.get("max-parallel"),
+        passes_secrets="secrets" in data,
         timeout_minutes=data.get("timeout-minutes", 360),
         continue_on_error=data.get("continue-on-error", False),
     )

@@ -18,15 +18,8 @@ from pathlib import Path
 from ci.github.rehearse.equivalents import Machine, Repository
 from ci.github.rehearse.expression import Value
 from ci.github.rehearse.model import Workflow, matrix_rows, read_workflow
-from ci.github.rehearse.runner import (
-    Choice,
-    Event,
-    JobResult,
-    Rehearsal,
-    called_from,
-    fresh_environment,
-    run_workflow,
-)
+from ci.github.rehearse.rehearsal import Choice, Event, JobResult, Rehearsal, fresh_environment
+from ci.github.rehearse.runner import called_from, run_workflow
 from provisioning.base.commands import typed
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity, StageRun
@@ -62,7 +55,12 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         clone = scratch / "toolkit"
         toolkit = Repository(TOOLKIT, clone, snapshot_of(ROOT, clone, uncommitted=args.uncommitted)[0])
     if dirty:
-        _say(f"note: {dirty} uncommitted changes are not rehearsed; --uncommitted takes them too")
+        hint = (
+            "they are inside submodules or other repositories"
+            if args.uncommitted
+            else "--uncommitted takes them"
+        )
+        _print(f"note: {dirty} uncommitted changes are not rehearsed; {hint}")
     workflow = read_workflow(snapshot, f".github/workflows/{args.workflow.removesuffix('.yml')}.yml")
     event = make_event(workflow, args.event, _base(snapshot, args.base), sha, args.ref, repository=name)
     cache = ROOT / ".nox" / "rehearsal" / "cache" / root.name
@@ -74,15 +72,15 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         event=event,
         env=fresh_environment(os.environ, args.env, ROOT / ".nox"),
         slots=threading.Semaphore(args.jobs),
-        say=_say,
-        keep_logs=logs,
+        print=_print,
+        logs=logs,
         default_branch=DEFAULT_BRANCH,
     )
     if args.list:
         _list(rehearsal, machine.repository, workflow)
         return None
     shutil.rmtree(logs, ignore_errors=True)
-    _say(f"rehearsing {workflow.path} on {event.name} at {sha[:12]}, base {_base_of(event)}")
+    _print(f"rehearsing {workflow.path} on {event.name} at {sha[:12]}, base {_base_of(event)}")
     choice = Choice(tuple(args.only), tuple(args.row))
     if workflow.events[event.name].get("inputs"):
         raise UsageError(
@@ -99,13 +97,13 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
                 remedy="the plan may have left it out: choose another --base, or see `nox -s github -- plan`",
             )
     if args.keep:
-        _say(f"workspaces: {scratch}")
+        _print(f"workspaces: {scratch}")
     return results
 
 
 def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]:
-    """Clone the repository, and lay the working tree's changes over it if wanted: the commit, and how many
-    changes it lacks."""
+    """Clone the repository, with the working tree's changes if wanted: its commit, and how many changes it
+    lacks."""
     git = shutil.which("git")
     if git is None:
         raise EnvironmentLacking("git is not installed", remedy="apt-get install git")
@@ -119,24 +117,44 @@ def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]
             )
         return done.stdout
 
+    def names(*command: str) -> set[str]:
+        return {name for name in run(*command, "-z", cwd=root).split("\0") if name}
+
     # Jobs fetch from it and never write there, so the history need not be copied.
     run("clone", "--quiet", "--shared", str(root), str(into), cwd=root)
     run("config", "uploadpack.allowAnySHA1InWant", "true", cwd=into)
-    # Against the commit, as what is staged is not in it either.
-    listed = run("diff", "--name-only", "--no-renames", "-z", "HEAD", cwd=root)
-    listed += run("ls-files", "-z", "--others", "--exclude-standard", cwd=root)
-    changed = sorted({name for name in listed.split("\0") if name})
-    if not uncommitted or not changed:
-        return run("rev-parse", "HEAD", cwd=into).strip(), len(changed)
-    for name in changed:
-        (into / name).unlink(missing_ok=True)
-        if (root / name).is_file():
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, into / name, follow_symlinks=False)
+    # Against the commit: what is staged is not committed either.
+    diff = ("diff", "--name-only", "--no-renames", "HEAD")
+    entries = run("ls-tree", "-r", "-z", "HEAD", cwd=root) + run("ls-files", "-s", "-z", cwd=root)
+    submodules = {entry.partition("\t")[2] for entry in entries.split("\0") if entry[:7] == "160000 "}
+    changed = names(*diff) | names("ls-files", "--others", "--exclude-standard")
+    # Another commit of a submodule is taken; files that are not committed there cannot be.
+    inside = submodules & (changed - names(*diff, "--ignore-submodules=dirty"))
+    nested = {name for name in changed if name.endswith("/")}
+    lacking = inside | nested if uncommitted else changed
+    taken = changed - lacking
+    if not taken:
+        return run("rev-parse", "HEAD", cwd=into).strip(), len(lacking)
+    for name in taken - submodules:
+        if (into / name).is_symlink() or (into / name).is_file():
+            (into / name).unlink()
+    for name in sorted(taken):
+        source, target = root / name, into / name
+        if name in submodules:
+            head = run("rev-parse", "HEAD", cwd=source).strip() if (source / ".git").exists() else ""
+            entry = ("--add", "--cacheinfo", f"160000,{head},{name}") if head else ("--force-remove", name)
+            run("update-index", *entry, cwd=into)
+        elif source.is_symlink() or source.is_file():
+            if target.is_dir():
+                shutil.rmtree(target)  # a file took its place
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
     who = ["-c", "user.name=rehearsal", "-c", "user.email=rehearsal@localhost"]
-    run("add", "--all", cwd=into)
+    paths = [name for name in taken if name not in submodules]
+    if paths:
+        run("add", "--all", "--", *paths, cwd=into)
     run(*who, "commit", "--quiet", "--no-verify", "--message", "What is not committed yet", cwd=into)
-    return run("rev-parse", "HEAD", cwd=into).strip(), 0
+    return run("rev-parse", "HEAD", cwd=into).strip(), len(lacking)
 
 
 def make_event(
@@ -217,9 +235,9 @@ def _list(rehearsal: Rehearsal, repository: Repository, workflow: Workflow, inde
             rows = f", {len(matrix_rows(job.matrix))} rows"
         elif job.matrix is not None:
             rows = ", rows known when it runs"
-        _say(f"{indent}{job.id}{needs}{rows}")
+        _print(f"{indent}{job.id}{needs}{rows}")
         for step in job.steps:
-            _say(f"{indent}  - {step.title}")
+            _print(f"{indent}  - {step.title}")
         if job.uses:
             found, path = called_from(rehearsal, repository, job.uses)
             _list(rehearsal, found, read_workflow(found.root, path), indent + "  ")
@@ -230,7 +248,7 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
     for job in results:
         if job.result in ("failure", "cancelled"):
             remedy = f"less {job.log}" if job.log else "mend the job that failed before it"
-            stage.add("rehearse.job", Severity.ERROR, job.name, job.fault or job.result, remedy)
+            stage.add("rehearse.job", Severity.ERROR, job.name, job.failure or job.result, remedy)
         if job.result == "left out":
             stage.add("rehearse.left-out", Severity.NOTE, job.name, "was not asked for")
         for one in job.annotations:
@@ -240,15 +258,15 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
         if job.summary:
             summary = reports / "rehearsal" / f"{job.log.stem if job.log else job.name}.md"
             summary.write_text(job.summary, encoding="utf-8")
-    _say("")
+    _print("")
     for job in results:
         if job.result == "failure" and job.log is not None:
-            _say(f"━━ {job.name}: the end of {job.log}")
-            _say("\n".join(job.log.read_text(encoding="utf-8").splitlines()[-TAIL:]))
+            _print(f"━━ {job.name}: the end of {job.log}")
+            _print("\n".join(job.log.read_text(encoding="utf-8").splitlines()[-TAIL:]))
         for one in job.annotations:
-            _say(f"{job.name}: {one.shown()}")
+            _print(f"{job.name}: {one.shown()}")
     rows = [
-        (job.name, job.result, f"{job.seconds:.1f} s", str(len(job.annotations)), job.fault.split("\n")[0])
+        (job.name, job.result, f"{job.seconds:.1f} s", str(len(job.annotations)), job.failure.split("\n")[0])
         for job in results
     ]
     columns = ("job", "result", "time", "annotations", "what failed")
@@ -268,7 +286,7 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
     counts = Counter(job.result for job in results)
     stage.finish().write(reports)
     bad = sum(counts[result] for result in ("failure", "cancelled"))
-    _say(f"{'red' if bad else 'green'}: {', '.join(f'{n} {result}' for result, n in counts.items())}")
+    _print(f"{'red' if bad else 'green'}: {', '.join(f'{n} {result}' for result, n in counts.items())}")
     return 1 if bad else 0
 
 
@@ -282,5 +300,5 @@ def _scratch(*, keep: bool) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     write(f"{text}\n", sys.stdout)

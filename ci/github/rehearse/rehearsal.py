@@ -1,0 +1,143 @@
+"""What all jobs of one rehearsal share: the event, the machine, the environment, and how it is cancelled."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from ci.github.rehearse import commands
+from ci.github.rehearse.equivalents import Machine
+from ci.github.rehearse.expression import Known, Value
+from ci.github.rehearse.model import Workflow
+from provisioning.base.errors import UsageError
+
+Result: TypeAlias = Literal["success", "failure", "cancelled", "skipped", "left out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    name: str
+    ref: str
+    payload: Mapping[str, Value]
+    base_ref: str = ""
+    head_ref: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What part of a workflow to run, as patterns like those of file names."""
+
+    only: tuple[str, ...] = ()
+    """Jobs by id; the jobs that they need run too."""
+    rows: tuple[str, ...] = ()
+    """Of a matrix, only the jobs with these names."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    title: str
+    outcome: Result
+    conclusion: Result
+    seconds: float
+    outputs: Mapping[str, Value]
+
+
+@dataclass(slots=True)
+class JobResult:
+    """One job, or one row of its matrix."""
+
+    name: str
+    result: Result
+    seconds: float = 0.0
+    steps: list[StepResult] = field(default_factory=list)
+    annotations: list[commands.Annotation] = field(default_factory=list)
+    summary: str = ""
+    log: Path | None = None
+    failure: str = ""
+    """Which step failed, and how."""
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    scratch: Path
+    machine: Machine
+    event: Event
+    env: Mapping[str, str]
+    """The environment of a fresh runner."""
+    slots: threading.Semaphore
+    print: Callable[[str], None]
+    logs: Path
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Steps that run are ended; only steps and jobs that say `always()` or `cancelled()` begin."""
+    aborted: threading.Event = field(default_factory=threading.Event)
+    """Those are ended too: interrupted twice, or the workflow has an error."""
+    default_branch: str = "main"
+
+    def abort(self) -> None:
+        self.aborted.set()
+        self.cancelled.set()
+
+
+def github_context(rehearsal: Rehearsal, workflow: Workflow, job: str) -> Known:
+    event, repository = rehearsal.event, rehearsal.machine.repository
+    return Known(
+        "github",
+        {
+            "action": "",
+            "actor": "rehearsal",
+            "api_url": "https://api.github.com",
+            "base_ref": event.base_ref,
+            "event": event.payload,
+            "event_name": event.name,
+            "head_ref": event.head_ref,
+            "job": job,
+            "ref": event.ref,
+            "ref_name": re.sub("^refs/(?:heads|tags|pull)/", "", event.ref),
+            "ref_protected": event.ref == f"refs/heads/{rehearsal.default_branch}",
+            "ref_type": "tag" if event.ref.startswith("refs/tags/") else "branch",
+            "repository": repository.name,
+            "repository_owner": repository.name.split("/")[0],
+            "run_attempt": "1",
+            "run_id": "1",
+            "run_number": "1",
+            "server_url": "https://github.com",
+            "sha": repository.sha,
+            "token": "",
+            "triggering_actor": "rehearsal",
+            "workflow": workflow.name,
+            "workflow_ref": f"{repository.name}/{workflow.path}@{event.ref}",
+            "workflow_sha": repository.sha,
+        },
+    )
+
+
+def fresh_environment(environ: Mapping[str, str], settings: Sequence[str], hidden: Path) -> dict[str, str]:
+    """The environment of a hosted runner: of the user's only what reaches an index or a container engine, and
+    the caches of those. Programs under `hidden` are not found. `settings` are NAME=VALUE."""
+    kept = ("PIP_", "UV_", "SSL_", "LC_", "REQUESTS_", "DOCKER_")
+    named = ("HOME", "LANG", "USER", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "QNN_CI_MIRROR")
+    env = {
+        name: value
+        for name, value in environ.items()
+        if name.upper().startswith(kept) or name.upper() in named
+    }
+    home = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache")
+    env.setdefault("PIP_CACHE_DIR", str(home / "pip"))
+    env.setdefault("UV_CACHE_DIR", str(home / "uv"))
+    path = environ.get("PATH", os.defpath).split(os.pathsep)
+    env["PATH"] = os.pathsep.join(entry for entry in path if not entry.startswith(str(hidden)))
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise UsageError(
+                f"--env {shlex.quote(setting)}: expected NAME=VALUE", remedy="--env QNN_CI_SOC=SM8750"
+            )
+        env[name] = value
+    return env
