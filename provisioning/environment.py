@@ -18,10 +18,10 @@ from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_TARGET,
     OFFICIAL_PROFILE,
-    ROOT,
     Selection,
     store_path,
 )
+from provisioning.overlay import OVERLAY, tree_of
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Profile
@@ -55,9 +55,6 @@ a skel of the system image found before ours gives error 1008."""
 
 INSIDE = {"executorch-source": "executorch"}
 """Components whose own directory is below the store's tree, since its name matters to them."""
-
-OVERLAY = ROOT / "dist" / DEFAULT_TARGET / "overlay"
-"""Where `build_x86` puts the Python of a tree with what it built; tree.txt in it names the tree."""
 
 _DEVICE_LIBRARY_DIRECTORY = re.compile(
     r"/lib/(?:aarch64-[^/]+|hexagon-v\d+|lpai-v\d+|x86_64-windows-[^/]+)(?:/|$)"
@@ -311,7 +308,7 @@ def _variables(
     if entries:
         had = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
         variables["PATH"] = ":".join(entries + had)
-    if "executorch-source" in roots and _overlaid_tree() == roots["executorch-source"].path:
+    if "executorch-source" in roots and tree_of(OVERLAY) == roots["executorch-source"].path:
         kept = [
             entry for entry in environ.get("PYTHONPATH", "").split(":") if entry not in ("", str(OVERLAY))
         ]
@@ -322,11 +319,6 @@ def _variables(
     if selection.target in DEVICE_DIRECTORIES:
         variables["ADSP_LIBRARY_PATH"] = _dsp_path(selection.target, environ, notes)
     return variables, tuple(entries)
-
-
-def _overlaid_tree() -> Path | None:
-    marker = OVERLAY / "tree.txt"
-    return Path(marker.read_text(encoding="utf-8").strip()) if marker.is_file() else None
 
 
 def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:

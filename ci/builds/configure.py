@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.builds import shadow
+from ci.builds.link_tree import link_with_copies
 from ci.builds.plan import SHADOW, Plan
 from provisioning.base.errors import UsageError
 
@@ -107,7 +107,7 @@ def prepare(plan: Plan, before: Memory | None = None) -> None:
     plan.flags_file.write_text(plan.flags(), encoding="utf-8")
     plan.build.mkdir(exist_ok=True)
     if plan.written:
-        shadow.sync(plan.tree.root, plan.written, plan.source)
+        link_with_copies(plan.tree.root, plan.written, plan.source)
     made = asked(plan)
     kept = before.options if before else {}
     options = {name: sorted({*given, *kept.get(name, ())}) for name, given in made.options.items()}

@@ -18,14 +18,16 @@ from pathlib import Path
 
 from ci.builds.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.install import replace as replace_staged
+from ci.builds.loadable import Built, check
 from ci.builds.output_folders import alone_in, refuse_foreign
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
-from ci.builds.staged import LIBRARIES, MANIFEST, PLATFORMS, RUNNER, inspect
+from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
+from provisioning import elf
 from provisioning.base.command_line import count
 from provisioning.base.commands import typed
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.findings import Artifact, Metric, Outcome, StageRun
+from provisioning.base.findings import Artifact, Metric, StageRun
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_TARGET,
@@ -46,6 +48,7 @@ EXAMPLES = """\
 SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
 STAGED = (str(RUNNER.parent), str(LIBRARIES))
+TARGETS = ("x86_64-linux", "aarch64-linux")
 LOG = "build.log"
 STAMP = "staged.json"
 BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
@@ -141,7 +144,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning.base.rendering.terminal import show
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
@@ -160,19 +162,16 @@ def run(args: argparse.Namespace) -> int:
             stage.metrics["backends"] = _backends(plan.dist / RUNNER)
         else:
             _emulate(plan, _plan_here(args, selection), qemu, stage)
-    report = stage.finish()
-    report.write(selection.reports)
-    show(report)
-    return 0 if report.outcome is Outcome.PASS else 1
+    return stage.close(selection.reports)
 
 
 def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
     from provisioning.manifest import load_profile
 
     target = selection.target
-    if target not in PLATFORMS:
+    if target not in TARGETS:
         raise UsageError(
-            f"--target: expected {' or '.join(PLATFORMS)}, found {target}",
+            f"--target: expected {' or '.join(TARGETS)}, found {target}",
             remedy="nox -s build_android builds the runner for Android from ExecuTorch's source",
         )
     if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
@@ -342,13 +341,18 @@ def _staged(dist: Path) -> dict[str, str]:
 
 def _inspect(plan: Plan, glibc: str, stage: StageRun) -> None:
     private = (ROOT, plan.tree, plan.executorch.root, Path.home())
-    inspected = inspect(plan.dist, plan.target, glibc, private)
-    stage.findings += inspected.findings
+    built = [
+        Built("library" if Path(place).parent == LIBRARIES else "runner", plan.dist / place, place)
+        for place in _staged(plan.dist)
+    ]
+    stage.findings += check(built, plan.target, glibc, private)
+    runner = elf.read(plan.dist / RUNNER)
+    needed = [elf.read(file.path).highest("GLIBC") or "0" for file in built]
     stage.metrics |= {
-        "machine": inspected.runner.machine_name,
-        "interpreter": inspected.runner.interpreter,
-        "needed": list(inspected.runner.needed),
-        "glibc": inspected.glibc,
+        "machine": runner.machine_name,
+        "interpreter": runner.interpreter,
+        "needed": list(runner.needed),
+        "glibc": max(needed, key=elf.version_key),
     }
 
 

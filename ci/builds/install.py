@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ci.builds.outputs import Built
+from ci.builds.loadable import Built
 from ci.builds.plan import Plan
 from ci.builds.recipes import Output
-from ci.builds.staged import MANIFEST
 from ci.builds.tree import SourceTree, Submodule, adaptors, submodules
+from ci.engine.dist import MANIFEST
 from provisioning import elf
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed

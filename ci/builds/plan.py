@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ci.builds.cmake import Program
 from ci.builds.recipes import Project, Recipe, filled
-from ci.builds.shadow import written_in
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import OWN_NAME, SourceTree
 
@@ -77,7 +76,7 @@ class Plan:
     @property
     def written(self) -> tuple[str, ...]:
         """Folders of the tree that CMake gets a copy of."""
-        return written_in(self.tree.root, self.recipe.written)
+        return tuple(sorted(each for each in self.recipe.written if (self.tree.root / each).is_dir()))
 
     @property
     def source(self) -> Path:

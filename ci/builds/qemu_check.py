@@ -1,4 +1,7 @@
-"""Another machine's runner under qemu: it must give what this machine's runner gives."""
+"""Another machine's runner under qemu: its outputs on a small program must be those of this machine's runner.
+
+Run as a program, `python -m ci.builds.qemu_check DIR` exports that program: exporting imports torch.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.cmake import Program
-from ci.builds.probe import INPUTS, PROGRAM, list_inputs
-from ci.builds.staged import RUNNER
+from ci.engine.dist import RUNNER
+from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.files import replace_bytes
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import ROOT
 
+PROGRAM = "probe.pte"
+DATA = "probe.raw"
+INPUTS = "probe.txt"
+SHAPE = (1, 3, 8, 8)
 TOLERANCE = 1e-5
 SECONDS = 600.0
 """For a probe that takes a second, and some under qemu."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class Comparison:
     findings: tuple[Finding, ...]
     values: int
     largest_difference: float
 
 
-def compare(dist: Path, here: Path, probe: Path, qemu: Program, sysroot: Path) -> Compared:
+def compare(dist: Path, here: Path, probe: Path, qemu: Program, sysroot: Path) -> Comparison:
     """Run the probe with the runner staged in `dist`, under qemu, and with the one in `here`."""
     with tempfile.TemporaryDirectory() as scratch:
         ours = outputs([str(here / RUNNER)], probe, Path(scratch) / "here")
@@ -38,7 +46,7 @@ def compare(dist: Path, here: Path, probe: Path, qemu: Program, sysroot: Path) -
     return judge(ours, theirs, dist / RUNNER)
 
 
-def judge(ours: list[float], theirs: list[float], subject: Path) -> Compared:
+def judge(ours: list[float], theirs: list[float], subject: Path) -> Comparison:
     largest = max((abs(one - other) for one, other in zip(ours, theirs, strict=False)), default=0.0)
     findings: tuple[Finding, ...] = ()
     # Written so that a NaN on either side fails.
@@ -53,7 +61,7 @@ def judge(ours: list[float], theirs: list[float], subject: Path) -> Compared:
         )
         remedy = "compare the two runners on your own program, and report it with both outputs"
         findings = (Finding("runner-outputs", Severity.ERROR, str(subject), message, remedy),)
-    return Compared(findings, len(theirs), largest)
+    return Comparison(findings, len(theirs), largest)
 
 
 def sysroot_of(compiler: Program) -> Path:
@@ -71,10 +79,10 @@ def sysroot_of(compiler: Program) -> Path:
 
 
 def probe_in(folder: Path) -> Path:
-    """Export the probe there unless it is there already."""
+    """Export the probe program there unless it is there already."""
     if not (folder / PROGRAM).is_file():
         result = subprocess.run(
-            [sys.executable, "-m", "ci.builds.probe", str(folder)],
+            [sys.executable, "-m", "ci.builds.qemu_check", str(folder)],
             capture_output=True,
             text=True,
             cwd=ROOT,
@@ -86,8 +94,28 @@ def probe_in(folder: Path) -> Path:
                 f"{causes(result.stderr)}",
                 remedy="nox -s build_runner uses an environment with torch and executorch",
             )
-    list_inputs(folder)
+    # Written each time: it names the folder, which may have been moved.
+    (folder / INPUTS).write_text(f'"{folder / DATA}"\n', encoding="utf-8")
     return folder
+
+
+def export(into: Path) -> None:
+    import torch
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(512, 10)
+    ).eval()
+    example = (torch.randn(SHAPE),)
+    lowered = to_edge_transform_and_lower(
+        torch.export.export(model, example, strict=True), partitioner=[XnnpackPartitioner()]
+    ).to_executorch()
+    into.mkdir(parents=True, exist_ok=True)
+    example[0].numpy().tofile(into / DATA)
+    # Written last and atomically: where it is, the rest is too.
+    replace_bytes(into / PROGRAM, lowered.buffer)
 
 
 def outputs(command: list[str], probe: Path, into: Path) -> list[float]:
@@ -106,11 +134,11 @@ def outputs(command: list[str], probe: Path, into: Path) -> list[float]:
         )
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(
-            f"{' '.join(command)} did not end within {SECONDS:g} s on the probe", remedy=remedy
+            f"{quoted(*command)} did not end within {SECONDS:g} s on the probe", remedy=remedy
         ) from error
     if result.returncode != 0:
         raise CheckFailed(
-            f"{' '.join(command)} failed on the probe with exit code {result.returncode}:\n"
+            f"{quoted(*command)} failed on the probe with exit code {result.returncode}:\n"
             f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
             remedy=remedy,
         )
@@ -118,3 +146,7 @@ def outputs(command: list[str], probe: Path, into: Path) -> list[float]:
     for path in sorted(into.glob("*")):
         values.frombytes(path.read_bytes())
     return values.tolist()
+
+
+if __name__ == "__main__":
+    export(Path(sys.argv[1]))

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.builds import overlay, toolchain
+from ci.builds import toolchain
 from ci.builds.cmake import find_cmake, find_ninja
 from ci.builds.install import OURS
 from ci.builds.output_folders import refuse_foreign
 from ci.builds.plan import Plan, Sdk, default_jobs
 from ci.builds.recipes import Recipe, for_tree, load_recipe
-from ci.builds.staged import RUNNER
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import open_tree, unread_options
+from ci.engine.dist import RUNNER
+from provisioning import overlay
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, ROOT, Selection
@@ -37,7 +38,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     if args.output:
         refuse_foreign(args.output, str(RUNNER), "--output", OURS)
         if selection.target == DEFAULT_TARGET:
-            refuse_foreign(args.output / overlay.OVERLAY, overlay.MARKER, "--output")
+            refuse_foreign(args.output / overlay.FOLDER, overlay.DESCRIPTION, "--output")
     profile = load_profile(selection.profile)
     recipe = load_recipe(selection.target)
     needs = tuple(_needs(args, recipe))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -12,43 +11,56 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.builds import configure, outputs, overlay, shadow
+from ci.builds import configure, link_tree, loadable
 from ci.builds import install as staging
-from ci.builds.disk import disk_faults
 from ci.builds.execute import execute
 from ci.builds.output_folders import alone_in
-from ci.builds.plan import Plan
+from ci.builds.plan import STEERING, Plan
 from ci.builds.request import notes_of, plan_of
-from ci.builds.script import script
-from ci.builds.staged import MANIFEST
-from provisioning.base.commands import typed
+from ci.builds.tree import adaptors
+from ci.engine.dist import MANIFEST
+from provisioning import overlay
+from provisioning.base.commands import quoted, typed
+from provisioning.base.disk import disk_errors
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
 from provisioning.manifest import load_profile
 
 
 def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
-    from provisioning.base.rendering.terminal import show
 
     for named in args.target or ():
         if named != target:
             raise UsageError(f"{stage_name} builds for {target}, not for {named}")
     selection = replace(selection_of(args), target=target)
     if args.dry_run:
-        plan = plan_of(args, selection, os.environ)
-        path = plan.dist / overlay.OVERLAY if target == DEFAULT_TARGET else None
-        install = path is not None and args.install
-        sys.stdout.write(script(plan, target_only=args.target_only, python_path=path, install=install))
+        sys.stdout.write(script(plan_of(args, selection, os.environ), target_only=args.target_only))
         return 0
-    command = typed(f"nox -s {stage_name} --", sys.argv[2:])
-    stage = StageRun(stage_name, selection.profile, target, command)
-    with stage.reported(selection.reports, "build", target), disk_faults("--build-dir and --output"):
+    stage = StageRun(stage_name, selection.profile, target, typed(f"nox -s {stage_name} --", sys.argv[2:]))
+    with stage.reported(selection.reports, "build", target), disk_errors("--build-dir and --output"):
         _build(args, selection, stage)
-    report = stage.finish()
-    report.write(selection.reports)
-    show(report)
-    return 0 if report.outcome is Outcome.PASS else 1
+    return stage.close(selection.reports)
+
+
+def script(plan: Plan, *, target_only: bool) -> str:
+    """The commands that a build runs. What it does without commands is said in comments."""
+    lines = [f"# {plan.recipe.summary}", f"unset {' '.join(STEERING)}"]
+    lines += [f"export {name}={quoted(value)}" for name, value in plan.variables().items()]
+    lines += [f"# {plan.flags_file} has the compilers' flags."]
+    if plan.written:
+        lines += [f"# {plan.source} has links to {plan.tree.root}, and copies of {', '.join(plan.written)}."]
+    for project in plan.recipe.projects:
+        lines += ["", *(str(command) for command in (plan.configure(project), plan.compile(project)))]
+    outputs = [each for each in plan.recipe.outputs if not (target_only and each.kind == "adaptor")]
+    lines += ["", f"# Checked, and put into {plan.dist} with a manifest and a bill of materials:"]
+    lines += [
+        f"#   {pattern} → {output.to}/"
+        for output in outputs
+        for name in adaptors(output, plan.tree.root)
+        for pattern in staging.patterns(output, name)[:1]
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
@@ -94,7 +106,7 @@ def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:
         execute(plan.compile(project), plan.log, environ, jobs=plan.jobs)
     configure.remember(plan)
     stage.metrics["build_seconds"] = round(time.monotonic() - begun, 2)
-    if written := shadow.changed_since(plan.tree.root, now, (plan.root, plan.dist)):
+    if written := link_tree.changed_since(plan.tree.root, now, (plan.root, plan.dist)):
         stage.add(
             "build-tree",
             Severity.WARNING,
@@ -122,8 +134,7 @@ def _stage(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection
             stage.add("build-strip", Severity.WARNING, plan.target, message, remedy)
         placed = staging.assemble(built, part, strip)
         private = dict.fromkeys([*plan.private(), ROOT, Path.home()])
-        for found in outputs.check(placed, outputs.demands_of(plan.target, glibc), private):
-            stage.findings.append(replace(found, subject=str(Path(found.subject).relative_to(part))))
+        stage.findings += loadable.check(placed, plan.target, glibc, private)
         if any(found.severity is Severity.ERROR for found in stage.findings):
             return False
         staging.describe(plan, placed, part, selection.profile)
@@ -151,16 +162,17 @@ def _may_install(plan: Plan, selection: Selection) -> None:
 
 def _put_into_python(plan: Plan, stage: StageRun, *, install: bool) -> None:
     files = dict(_python_files(plan))
-    ours = plan.dist / overlay.OVERLAY
+    ours = plan.dist / overlay.FOLDER
     if install:
-        overlay.install(plan.tree.root, files)
+        link_tree.install(plan.tree.root, files)
         # The environment would put that of an earlier build before the tree.
         shutil.rmtree(ours, ignore_errors=True)
         path = plan.tree.root.parent
     else:
-        path = overlay.make(plan.tree.root, files, ours)
+        link_tree.make_overlay(plan.tree.root, files, ours)
+        path = ours
     stage.metrics["python_path"] = str(path)
-    sys.stdout.write(f"export PYTHONPATH={shlex.quote(str(path))}${{PYTHONPATH:+:$PYTHONPATH}}\n")
+    sys.stdout.write(f"export PYTHONPATH={quoted(path)}${{PYTHONPATH:+:$PYTHONPATH}}\n")
 
 
 def _python_files(plan: Plan) -> Iterator[tuple[str, Path]]:

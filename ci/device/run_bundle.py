@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds.staged import RUNNER
 from ci.device import claim, session, transport
 from ci.device.bundle.manifest import NAME as MANIFEST
 from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
+from ci.engine.dist import RUNNER
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.probe import INPUTS, PROGRAM
-from ci.builds.qemu_check import probe_in
+from ci.builds.qemu_check import INPUTS, PROGRAM, probe_in
 from provisioning.manifest import load_profile
 from provisioning.store import Store, Want
 from tests.support.builds import run_stage

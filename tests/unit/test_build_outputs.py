@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.builds.outputs import Built, check, demands_of
+from ci.builds.loadable import Built, check
 from tests.support.elves import AARCH64, X86_64, Library
 
 LINUX = {"machine": AARCH64, "interpreter": "/lib/ld-linux-aarch64.so.1", "needed": ["libc.so.6"]}
@@ -25,7 +26,7 @@ def rules(
 ) -> list[str]:
     path = library.write(folder / "qnn_executor_runner")
     built = Built(kind, path, "bin/qnn_executor_runner")  # type: ignore[arg-type]
-    return [found.rule for found in check([built], demands_of(target, "2.34"), [Path(private)])]
+    return [found.rule for found in check([built], target, "2.34", [Path(private)])]
 
 
 @pytest.mark.parametrize(("target", "good"), [("aarch64-linux", LINUX), ("aarch64-android", ANDROID)])
@@ -41,7 +42,9 @@ def test_a_good_runner_has_nothing_said_of_it(tmp_path: Path, target: str, good:
         ({"needed": ["libmine.so"]}, "build-needed"),
         ({"runpath": "/opt/build/lib"}, "build-search-path"),
         ({"rpath": "$ORIGIN:/opt/build/lib"}, "build-search-path"),
-        ({"versions": {"libc.so.6": ["GLIBC_2.35"]}}, "build-glibc"),
+        ({"versions": {"libc.so.6": ["GLIBC_2.4", "GLIBC_2.35"]}}, "build-glibc"),
+        ({"versions": {"libc.so.6": ["GLIBC_ABI_DT_RELR"]}}, "build-glibc"),
+        ({"versions": {"libc.so.6": ["GLIBC_ABI_OF_TOMORROW"]}}, "build-glibc"),
         ({"textrel": True}, "build-relocations"),
         ({"execstack": True}, "build-stack"),
         ({"content": b"/srv/me/src/runner.cpp\0"}, "build-paths"),
@@ -82,17 +85,19 @@ def test_a_library_needs_no_loader(tmp_path: Path) -> None:
 
 
 def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
-    runner = Library(**{**LINUX, "needed": ["libqnn_executorch_backend.so"]})  # type: ignore[arg-type]
+    runner = Library(**{**LINUX, "needed": ["libqnn_executorch_backend.so"], "runpath": "$ORIGIN/../lib"})  # type: ignore[arg-type]
     library = Library(machine=AARCH64, soname="libqnn_executorch_backend.so")
     built = [
         Built("runner", runner.write(tmp_path / "r"), "bin/r"),
         Built("library", library.write(tmp_path / "l"), "lib/libqnn_executorch_backend.so"),
     ]
-    assert check(built, demands_of("aarch64-linux", "2.34"), []) == []
+    assert check(built, "aarch64-linux", "2.34", []) == []
+    elsewhere = [built[0], replace(built[1], place="python/libqnn_executorch_backend.so")]
+    assert [each.rule for each in check(elsewhere, "aarch64-linux", "2.34", [])] == ["build-needed"]
 
 
 def test_a_file_that_is_no_elf_is_said(tmp_path: Path) -> None:
     path = tmp_path / "runner"
     path.write_text("<html>", encoding="utf-8")
-    found = check([Built("runner", path, "bin/r")], demands_of("aarch64-linux", "2.34"), [])
+    found = check([Built("runner", path, "bin/r")], "aarch64-linux", "2.34", [])
     assert [each.rule for each in found] == ["build-elf"]

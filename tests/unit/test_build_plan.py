@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ci.builds import configure, shadow, x86
+from ci.builds import configure, x86
 from ci.builds.plan import MEMORY_PER_JOB, Plan, available_memory, default_jobs
 from ci.builds.recipes import load_recipe
 from ci.builds.request import plan_of
-from ci.builds.script import script
+from ci.builds.source import script
 from ci.builds.toolchain import Toolchain, c_compiler_of, cross, ndk
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan
 from tests.support.miniature_executorch import make_tree
-from tests.support.needs import program
 
 
 def test_jobs_are_bounded_by_memory() -> None:
@@ -136,25 +134,6 @@ def test_emptying_takes_the_shadow_too(tmp_path: Path) -> None:
     assert [path.name for path in plan.root.iterdir()] == ["flags.cmake"]
 
 
-def test_the_script_makes_the_shadow_that_a_build_makes(tmp_path: Path) -> None:
-    make_tree(tmp_path / "src", commit=False)
-    plan = make_plan(tmp_path)
-    (plan.tree.root / "third-party" / "flatcc" / "CMakeLists.txt").chmod(0o444)
-    text = script(plan, target_only=False, python_path=None, install=False)
-    until_cmake = text.partition("\n# executorch\n")[0]
-    subprocess.run(["sh", "-c", until_cmake], check=True, timeout=60)
-
-    def listed() -> dict[str, object]:
-        found = sorted(plan.source.rglob("*"))
-        return {str(path): path.readlink() if path.is_symlink() else path.is_file() for path in found}
-
-    by_script = listed()
-    assert (plan.source / "third-party" / "flatcc" / "CMakeLists.txt").stat().st_mode & 0o200
-    configure.empty(plan.root)
-    configure.prepare(plan)
-    assert listed() == by_script
-
-
 def test_flags_keep_a_path_with_spaces_whole(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "a folder")
     assert f"[=[-ffile-prefix-map={tmp_path}/a folder/work/build=build]=]" in plan.flags()
@@ -176,7 +155,7 @@ def test_a_directory_whose_making_was_cut_short_starts_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(shadow, "sync", killed)
+        patched.setattr(configure, "link_with_copies", killed)
         with pytest.raises(KeyboardInterrupt):
             configure.prepare(plan)
     assert configure.readiness(plan).reasons == ("what made it is not known",)
@@ -257,7 +236,7 @@ def test_an_output_folder_with_the_users_files_is_refused(tmp_path: Path, place:
 
 
 def test_an_earlier_builds_output_is_taken_and_what_is_beside_it_is_left(tmp_path: Path) -> None:
-    for place in ("bin/qnn_executor_runner", "lib/libx.so", "overlay/tree.txt", "notes/mine.txt"):
+    for place in ("bin/qnn_executor_runner", "lib/libx.so", "overlay/overlay.json", "notes/mine.txt"):
         (tmp_path / place).parent.mkdir()
         (tmp_path / place).touch()
     with pytest.raises(EnvironmentLacking, match="without the headers"):
@@ -316,34 +295,10 @@ def test_a_toolchain_file_is_known_by_its_content(tmp_path: Path) -> None:
     assert identities[0] != identities[1]
 
 
-@pytest.mark.needs("shellcheck")
-@pytest.mark.parametrize("target", ["x86_64-linux", "aarch64-android", "aarch64-linux"])
-@pytest.mark.parametrize("build_type", ["RelWithDebInfo", "Release"])
-def test_the_script_is_good_shell(tmp_path: Path, target: str, build_type: str) -> None:
-    folder = tmp_path / "a folder"
-    plan = make_plan(folder, target, build_type=build_type)
-    make_tree(folder / "src", commit=False)
-    overlay = folder / "overlay" if target == "x86_64-linux" else None
-    path = tmp_path / "build.sh"
-    path.write_text(script(plan, target_only=False, python_path=overlay, install=False), encoding="utf-8")
-    command = [program("shellcheck"), "--severity=style", str(path)]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stdout) == (0, "")
-
-
-def test_the_script_installs_into_the_tree_when_asked(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, "x86_64-linux")
-    make_tree(tmp_path / "src", commit=False)
-    text = script(plan, target_only=False, python_path=tmp_path / "overlay", install=True)
-    assert f"rm -f {plan.tree.root}/backends/qualcomm/python/Py*.so" in text
-    assert str(tmp_path / "overlay") not in text
-
-
 def test_the_script_for_the_target_alone_has_no_adaptors(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, "x86_64-linux")
     make_tree(tmp_path / "src", commit=False)
-    text = script(plan, target_only=True, python_path=tmp_path / "overlay", install=False)
-    assert "Adaptor" not in text and "overlay" not in text
+    assert "Adaptor" not in script(plan, target_only=True)
 
 
 def test_where_torchs_headers_are_is_said_by_no_binary(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from ci.builds import install as stage
-from ci.builds import overlay, source
-from ci.builds.disk import disk_faults
+from ci.builds import source
 from ci.builds.execute import Ticker, execute, fault
-from ci.builds.outputs import Built
+from ci.builds.loadable import Built
 from ci.builds.plan import Command, Plan
+from provisioning import overlay
+from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import StageRun
 from tests.support.build_plans import make_plan
@@ -85,56 +86,6 @@ def test_a_build_inside_the_build_does_not_count() -> None:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    root = tmp_path / "executorch"
-    for place in ("exir/core.py", "exir/__init__.py", "backends/qualcomm/a.py", "backends/xnnpack/b.py"):
-        (root / place).parent.mkdir(parents=True, exist_ok=True)
-        (root / place).touch()
-    return root
-
-
-def made(tree: Path, tmp_path: Path) -> Path:
-    (tmp_path / "new.so").write_bytes(b"new")
-    files = {"backends/qualcomm/python/PyA.cpython-312.so": tmp_path / "new.so"}
-    return overlay.make(tree, files, tmp_path / "overlay") / "executorch"
-
-
-def test_an_overlay_has_the_tree_and_what_is_new(tree: Path, tmp_path: Path) -> None:
-    root = made(tree, tmp_path)
-    assert (root / "exir" / "core.py").is_file() and (root / "backends" / "xnnpack" / "b.py").is_file()
-    assert (root / "backends/qualcomm/python/PyA.cpython-312.so").read_bytes() == b"new"
-
-
-def test_an_overlay_leaves_earlier_adaptors_out(tree: Path, tmp_path: Path) -> None:
-    old = tree / "backends" / "qualcomm" / "python" / "PyB.cpython-38.so"
-    old.parent.mkdir()
-    old.touch()
-    assert not (made(tree, tmp_path) / "backends/qualcomm/python/PyB.cpython-38.so").exists()
-    assert old.exists()
-
-
-def test_folders_on_the_way_are_packages_and_the_root_is_not(tree: Path, tmp_path: Path) -> None:
-    root = made(tree, tmp_path)
-    folders = (".", "backends", "backends/qualcomm", "backends/qualcomm/python")
-    assert [(root / folder / "__init__.py").exists() for folder in folders] == [False, True, True, True]
-
-
-def test_a_second_overlay_takes_the_place_of_the_first(tree: Path, tmp_path: Path) -> None:
-    made(tree, tmp_path)
-    (tree / "exir" / "core.py").unlink()
-    assert not (made(tree, tmp_path) / "exir" / "core.py").exists()
-
-
-def test_installing_replaces_earlier_adaptors(tree: Path, tmp_path: Path) -> None:
-    folder = tree / "backends" / "qualcomm" / "python"
-    folder.mkdir()
-    (folder / "PyA.cpython-38.so").touch()
-    (tmp_path / "new.so").write_bytes(b"new")
-    overlay.install(tree, {"backends/qualcomm/python/PyA.cpython-312.so": tmp_path / "new.so"})
-    assert [path.name for path in folder.iterdir()] == ["PyA.cpython-312.so"]
-
-
-@pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     return make_plan(tmp_path)
 
@@ -167,7 +118,7 @@ def test_after_installing_into_the_tree_no_overlay_hides_what_was_installed(
     plan.tree.root.mkdir(parents=True)
     run = StageRun("build_x86", "wheels", "x86_64-linux", "")
     source._put_into_python(plan, run, install=False)
-    made = (plan.dist / "overlay" / overlay.MARKER).is_file()
+    made = (plan.dist / "overlay" / overlay.DESCRIPTION).is_file()
     source._put_into_python(plan, run, install=True)
     assert (made, (plan.dist / "overlay").exists()) == (True, False)
     assert f"export PYTHONPATH={plan.tree.root.parent}$" in capsys.readouterr().out
@@ -210,10 +161,10 @@ def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_written_to_is_no_crash() -> None:
-    with pytest.raises(EnvironmentLacking, match="/usr/dist: Permission denied"), disk_faults("--output"):
+    with pytest.raises(EnvironmentLacking, match="/usr/dist: Permission denied"), disk_errors("--output"):
         raise PermissionError(errno.EACCES, "Permission denied", "/usr/dist")
 
 
 def test_an_unforeseen_fault_stays_what_it_is() -> None:
-    with pytest.raises(OSError, match="Bad file descriptor"), disk_faults("--output"):
+    with pytest.raises(OSError, match="Bad file descriptor"), disk_errors("--output"):
         raise OSError(errno.EBADF, "Bad file descriptor")

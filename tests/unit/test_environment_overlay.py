@@ -9,6 +9,7 @@ import pytest
 from provisioning import environment
 from provisioning.base.settings import Selection
 from provisioning.environment import resolve
+from provisioning.overlay import describe
 
 
 class Empty:
@@ -30,7 +31,7 @@ def sdk(tmp_path: Path) -> Path:
 def python_path(sdk: Path, overlaid: Path, monkeypatch: pytest.MonkeyPatch, had: str = "") -> str | None:
     overlay = sdk.parent / "overlay"
     overlay.mkdir()
-    (overlay / "tree.txt").write_text(f"{overlaid}\n", encoding="utf-8")
+    describe(overlay, overlaid)
     monkeypatch.setattr(environment, "OVERLAY", overlay)
     selection = Selection("wheels", "x86_64-linux", "SM8650", sdk.parent / "store", Path("reports"))
     environ = {

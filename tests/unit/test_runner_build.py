@@ -16,11 +16,11 @@ from ci.builds import qemu_check as emulated
 from ci.builds.cmake import Program
 from ci.builds.emulator_runner import Executorch, Plan, find_executorch
 from ci.builds.qemu_check import judge, probe_in
-from ci.builds.staged import RUNNER, inspect
+from ci.engine.dist import RUNNER
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
-from tests.support.elves import AARCH64, Library
+from tests.support.elves import Library
 
 GOOD = Library(
     needed=("libexecutorch.so", "libstdc++.so.6", "libc.so.6"),
@@ -36,40 +36,6 @@ def staged(into: Path, library: Library = GOOD) -> Path:
     library.write(into / RUNNER)
     Library(versions={"libc.so.6": ("GLIBC_2.28",)}).write(into / "lib" / "libexecutorch.so")
     return into
-
-
-def rules(dist: Path, target: str = "x86_64-linux", private: tuple[Path, ...] = ()) -> list[str]:
-    return [finding.rule for finding in inspect(dist, target, "2.34", private).findings]
-
-
-def test_a_good_runner_has_no_finding(tmp_path: Path) -> None:
-    inspected = inspect(staged(tmp_path), "x86_64-linux", "2.34", ())
-
-    assert (inspected.findings, inspected.glibc) == ((), "2.34")
-
-
-@pytest.mark.parametrize(
-    ("library", "rule"),
-    [
-        (replace(GOOD, machine=AARCH64), "runner-machine"),
-        (replace(GOOD, interpreter="/lib/ld-musl-x86_64.so.1"), "runner-interpreter"),
-        (replace(GOOD, runpath="$ORIGIN/../lib:/opt/lib"), "runner-runpath"),
-        (replace(GOOD, runpath="", rpath="$ORIGIN/../lib"), "runner-runpath"),
-        (replace(GOOD, needed=("libgflags.so.2",)), "runner-needed"),
-        (replace(GOOD, versions={"libc.so.6": ("GLIBC_2.4", "GLIBC_2.38")}), "runner-glibc"),
-        (replace(GOOD, content=b"\0/srv/me/src/main.cpp\0"), "runner-paths"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_bad_runner_is_told_by_rule(tmp_path: Path, library: Library, rule: str) -> None:
-    assert rules(staged(tmp_path, library), private=(Path("/srv/me"), Path("/"))) == [rule]
-
-
-def test_a_library_that_needs_a_newer_glibc_is_told(tmp_path: Path) -> None:
-    dist = staged(tmp_path)
-    Library(versions={"libc.so.6": ("GLIBC_2.39",)}).write(dist / "lib" / "libnew.so")
-
-    assert rules(dist) == ["runner-glibc"]
 
 
 def test_equal_outputs_are_fine() -> None:

@@ -7,10 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-from ci.builds.staged import RUNNER
 from ci.device.bundle import checks, contents, manifest, scripts
 from ci.device.bundle.contents import Item
 from ci.device.bundle.signatures import signature_findings
+from ci.engine.dist import RUNNER
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.settings import ROOT, Selection

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds.staged import RUNNER
+from ci.engine.dist import RUNNER
 from ci.suites.programs.program import Context, Program
 from ci.suites.programs.program import read as read_program
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from ci.builds.staged import RUNNER
+from ci.engine.dist import RUNNER
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.findings import Artifact
 from provisioning.environment import DEVICE_DIRECTORIES

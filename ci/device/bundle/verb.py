@@ -48,12 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.builds.disk import disk_faults
     from ci.device.bundle.assemble import assemble
+    from provisioning.base.disk import disk_errors
 
     selection = selection_of(args)
     command = typed("nox -s bundle --", sys.argv[2:])
     stage = StageRun("bundle", selection.profile, selection.target, command)
-    with stage.reported(selection.reports, "bundle", selection.soc), disk_faults("--output"):
+    with stage.reported(selection.reports, "bundle", selection.soc), disk_errors("--output"):
         assemble(args, selection, stage)
     return stage.close(selection.reports)

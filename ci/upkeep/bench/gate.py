@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.builds.staged import RUNNER
+from ci.engine.dist import RUNNER
 from ci.executorch.suite import all_programs, choose
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
 from provisioning.base.errors import CheckFailed, EnvironmentLacking

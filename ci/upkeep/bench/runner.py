@@ -14,9 +14,8 @@ from pathlib import Path
 
 from ci.builds.cmake import Build, find_cmake, find_compiler, find_ninja
 from ci.builds.emulator_runner import CONFIG, find_executorch
-from ci.builds.probe import INPUTS, PROGRAM, SHAPE
-from ci.builds.qemu_check import probe_in
-from ci.builds.staged import RUNNER
+from ci.builds.qemu_check import INPUTS, PROGRAM, SHAPE, probe_in
+from ci.engine.dist import RUNNER
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import (

@@ -1,4 +1,4 @@
-"""What the operating system says when a disk is full or may not be written to."""
+"""A disk that is full or may not be written to, as an error with a remedy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ _FORESEEN = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM,
 
 
 @contextmanager
-def disk_faults(flags: str) -> Iterator[None]:
-    """Say it in the words of this project; `flags` name other folders. What is unforeseen stays as it is."""
+def disk_errors(flags: str) -> Iterator[None]:
+    """Turn what the operating system says of a disk into EnvironmentLacking; other errors pass unchanged.
+
+    `flags` name the options that choose other folders.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _FORESEEN:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        remedy = f"name folders that can be written to with {flags}"
-        raise EnvironmentLacking(f"{where}{error.strerror}", remedy=remedy) from error
+        raise EnvironmentLacking(
+            f"{where}{error.strerror}", remedy=f"name folders that can be written to with {flags}"
+        ) from error

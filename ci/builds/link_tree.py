@@ -1,0 +1,150 @@
+"""An ExecuTorch tree shown in another place by links, so that files put there never reach the tree itself.
+
+CMake sees the tree so, with copies of the folders that its own build writes into. flatcc's project puts its
+library into its source folder: a read-only tree would fail there, and the next target would link it.
+
+Python sees it so too: an overlay has our adaptors and schemas in it, and PYTHONPATH names the folder above
+its executorch/. It has to be the whole tree: an installed wheel would hide folders that have no __init__.py.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from ci.builds.tree import OWN_NAME
+from provisioning.overlay import describe
+
+REPOSITORY = ".git"
+ADAPTORS = "Py*.so"
+STALE = (ADAPTORS, "*.fbs")
+"""Files that an earlier build may have left in the tree beside ours; an overlay has ours alone."""
+
+
+def link_with_copies(tree: Path, copies: Collection[str], into: Path) -> None:
+    """Update `into`: links to the tree, and copies of some folders. Unchanged files keep their time."""
+    _link(tree, into, _with_parents(copies) - set(copies), lambda place: place in copies)
+    for folder in copies:
+        for path in _files(tree / folder):
+            _copy(path, into / path.relative_to(tree))
+
+
+def make_overlay(tree: Path, files: Mapping[str, Path], into: Path) -> None:
+    """`files`: place in the tree → the file to copy there."""
+    part = into.with_name(f".{into.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    parents = {str(PurePosixPath(place).parent) for place in files}
+    folders = _with_parents(parents)
+    _link(tree, part / OWN_NAME, folders, lambda place: _is_stale(place, parents))
+    for folder in folders - {"."}:
+        if not (tree / folder / "__init__.py").is_file():
+            (part / OWN_NAME / folder / "__init__.py").touch()
+    for place, path in files.items():
+        shutil.copyfile(path, part / OWN_NAME / place)
+    describe(part, tree)
+    shutil.rmtree(into, ignore_errors=True)
+    part.replace(into)
+
+
+def install(tree: Path, files: Mapping[str, Path]) -> None:
+    """Copy into the tree itself, and remove adaptors of earlier builds."""
+    for folder in {(tree / place).parent for place in files}:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(ADAPTORS):
+            path.unlink()
+    for place, path in files.items():
+        shutil.copyfile(path, tree / place)
+
+
+def changed_since(tree: Path, when: float, but: Collection[Path] = ()) -> list[str]:
+    """Files of the tree that were made or written after that moment, outside of the folders in `but`."""
+    changed = []
+    for folder, folders, files in os.walk(tree):
+        folders[:] = sorted(name for name in folders if name != REPOSITORY and Path(folder, name) not in but)
+        for name in sorted(files):
+            path = Path(folder, name)
+            if _time_of(path) > when:
+                changed.append(str(path.relative_to(tree)))
+    return changed
+
+
+def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str], bool]) -> None:
+    """Make these folders real ones, and link everything else that they hold in the tree."""
+    for folder in sorted(folders):
+        (into / folder).mkdir(parents=True, exist_ok=True)
+        wanted = set(_places_to_link(tree, folder, folders, without))
+        for path in (into / folder).iterdir():
+            if path.is_symlink() and str(path.relative_to(into)) not in wanted:
+                path.unlink()
+        for place in wanted:
+            link = into / place
+            if not link.is_symlink() or link.readlink() != tree / place:
+                _remove(link)
+                link.symlink_to(tree / place)
+
+
+def _places_to_link(
+    tree: Path, folder: str, folders: Iterable[str], without: Callable[[str], bool]
+) -> Iterator[str]:
+    if (tree / folder).is_dir():
+        for path in (tree / folder).iterdir():
+            place = str(path.relative_to(tree))
+            if place not in folders and path.name != REPOSITORY and not without(place):
+                yield place
+
+
+def _with_parents(folders: Iterable[str]) -> set[str]:
+    """These folders and all that they are in; `.` is the tree."""
+    return {".", *folders}.union(*(map(str, PurePosixPath(folder).parents) for folder in folders))
+
+
+def _is_stale(place: str, parents: Collection[str]) -> bool:
+    path = PurePosixPath(place)
+    return str(path.parent) in parents and any(fnmatch.fnmatch(path.name, pattern) for pattern in STALE)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.name == REPOSITORY:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(path)
+        else:
+            yield path
+
+
+def _copy(path: Path, to: Path) -> None:
+    if path.is_symlink():
+        if not to.is_symlink() or to.readlink() != path.readlink():
+            to.parent.mkdir(parents=True, exist_ok=True)
+            _remove(to)
+            to.symlink_to(path.readlink())
+        return
+    status = path.stat()
+    if to.is_file() and not to.is_symlink():
+        there = to.stat()
+        if (there.st_size, there.st_mtime_ns) == (status.st_size, status.st_mtime_ns):
+            return
+    to.parent.mkdir(parents=True, exist_ok=True)
+    _remove(to)
+    shutil.copy2(path, to)
+    # The store's files are read-only, and the build has to replace some.
+    to.chmod(0o644 | (status.st_mode & 0o111))
+
+
+def _time_of(path: Path) -> float:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return 0.0
+    return max(status.st_mtime, status.st_ctime)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""Would the loader of the target take what was built? Read from the files before they are put into dist/."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ci.builds.recipes import Kind
+from provisioning import elf
+from provisioning.base.errors import CheckFailed
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import DEFAULT_TARGET
+from provisioning.loadable import Demands, complaints
+from provisioning.validation import tables
+
+CLEAN = "check the toolchain, and build with --clean"
+REMEDIES = {
+    "elf": "build with --clean",
+    "machine": CLEAN,
+    "loader": CLEAN,
+    "page-size": "keep -Wl,-z,max-page-size=16384 in the recipe's link_flags, or use NDK r28",
+    "relocations": "compile it all with -fPIC",
+    "stack": "link with -Wl,-z,noexecstack",
+    "needed": "link it statically, or add it to the recipe's outputs",
+    "search-path": "build with --clean; a project that sets INSTALL_RPATH itself needs --cmake-arg",
+    "glibc": "build it where glibc is older, such as in the container of `nox -s image`",
+    "android-api": "keep ANDROID_PLATFORM as the recipe has it, and build with --clean",
+    "paths": "compile what contains it with -ffile-prefix-map, or give build_runner --remap FROM=TO",
+}
+
+_SYSTEM_LIBRARY = re.compile(r"(?:lib(?:c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux-.+\.so\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    machine: str
+    loader: str
+
+
+TARGETS: Mapping[str, Target] = {
+    "x86_64-linux": Target(elf.X86_64, "/lib64/ld-linux-x86-64.so.2"),
+    "aarch64-linux": Target(elf.AARCH64, "/lib/ld-linux-aarch64.so.1"),
+    "aarch64-android": Target(elf.AARCH64, "/system/bin/linker64"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A file on its way to dist/."""
+
+    kind: Kind
+    path: Path
+    place: str
+    """Where it goes below dist/<target>/."""
+
+
+def check(built: Sequence[Built], target: str, glibc: str, private: Iterable[Path]) -> list[Finding]:
+    """`private`: folders of this machine whose names must not be in any file."""
+    demands = _demands(target, glibc)
+    places = {file.place for file in built}
+    # A root such as `/` is in every path of the target's own.
+    private = [folder for folder in private if len(folder.parts) > 1]
+    return [
+        Finding(f"build-{what}", Severity.ERROR, file.place, message, REMEDIES[what])
+        for file in built
+        for what, message in _wrong_with(file, target, demands, places, private)
+    ]
+
+
+def _demands(target: str, glibc: str) -> Demands:
+    machine = TARGETS[target].machine
+    if target == "aarch64-android":
+        android = tables.validation().android
+        return Demands(machine, android_api=android.api, page_size=android.page_size)
+    return Demands(machine, glibc=glibc)
+
+
+def _wrong_with(
+    file: Built, target: str, demands: Demands, places: set[str], private: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
+    try:
+        header = elf.read(file.path)
+    except CheckFailed as error:
+        yield "elf", error.message
+        return
+    yield from complaints(header, demands)
+    if file.kind == "runner" and header.interpreter != TARGETS[target].loader:
+        yield "loader", f"expected {TARGETS[target].loader}, found {header.interpreter or 'none'}"
+    for name in header.needed:
+        if not _provided(name, target) and not _reachable(name, target, file, header, places):
+            yield (
+                "needed",
+                f"it needs {name}, which is neither the system's nor where it searches",
+            )
+    yield from _private_paths(file, private)
+
+
+def _provided(name: str, target: str) -> bool:
+    if target == DEFAULT_TARGET:
+        return _SYSTEM_LIBRARY.fullmatch(name) is not None
+    systems = {str(system): table for system, table in tables.device_libraries().systems.items()}
+    return name in systems[target].provides
+
+
+def _reachable(name: str, target: str, file: Built, header: elf.Elf, places: set[str]) -> bool:
+    """Whether the loader finds a library of this build.
+
+    Libraries are loaded by a program that searches; on Android LD_LIBRARY_PATH names the folder.
+    """
+    if file.kind != "runner" or target == "aarch64-android":
+        return any(PurePosixPath(place).name == name for place in places)
+    folder = posixpath.dirname(file.place)
+    searched = (*header.rpath, *header.runpath)
+    found = (posixpath.normpath(each.replace("$ORIGIN", folder, 1)) for each in searched)
+    return any(posixpath.normpath(f"{each}/{name}") in places for each in found)
+
+
+def _private_paths(file: Built, private: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    content = file.path.read_bytes()
+    for folder in private:
+        found = re.search(re.escape(os.fsencode(folder)) + rb"(?![\w.-])", content)
+        if found:
+            end = content.find(b"\0", found.start())
+            text = content[found.start() : min(end, found.start() + 160)].decode("utf-8", "replace")
+            yield "paths", f"expected no path of this machine inside, found {text}"

@@ -1,0 +1,66 @@
+"""Would the loader of a target take a file? What is wrong with one ELF file, by its headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from provisioning.elf import Elf, version_key
+
+_GLIBC_OF = {"GLIBC_ABI_DT_RELR": "2.36"}
+"""The first glibc that has a symbol version without a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """What a target asks of every file; what is left out is not checked."""
+
+    machine: str = ""
+    bits: int = 64
+    glibc: str = ""
+    """The newest glibc that a file may need."""
+    android_api: int | None = None
+    page_size: int = 0
+
+
+def complaints(elf: Elf, demands: Demands) -> Iterator[tuple[str, str]]:
+    """(what is wrong, message) for everything that is wrong."""
+    if demands.machine and (elf.bits, elf.machine) != (demands.bits, demands.machine):
+        expected = Elf(bits=demands.bits, machine=demands.machine, flags=0)
+        yield (
+            "machine",
+            f"expected {expected.bits}-bit {expected.machine_name}, found {elf.bits}-bit {elf.machine_name}",
+        )
+    least = min(elf.alignments, default=demands.page_size)
+    if least < demands.page_size:
+        yield "page-size", f"expected segments aligned to {demands.page_size:#x}, found {least:#x}"
+    if elf.textrel:
+        yield "relocations", "has text relocations: its code is changed when it is loaded"
+    if elf.execstack:
+        yield "stack", "asks for an executable stack"
+    for entry in (*elf.rpath, *elf.runpath):
+        if not entry.startswith("$ORIGIN"):
+            yield (
+                "search-path",
+                f"expected to search beside itself ($ORIGIN), found {entry!r}",
+            )
+    if demands.glibc:
+        yield from _newer_glibc(elf, demands.glibc)
+    if demands.android_api is not None and (elf.android_api is None or elf.android_api > demands.android_api):
+        found = "none named" if elf.android_api is None else elf.android_api
+        yield "android-api", f"expected Android API {demands.android_api} at most, found {found}"
+
+
+def _newer_glibc(elf: Elf, newest: str) -> Iterator[tuple[str, str]]:
+    needed = elf.highest("GLIBC") or "0"
+    if version_key(needed) > version_key(newest):
+        yield "glibc", f"expected to need glibc {newest} at most, found {needed}"
+    for name in sorted({version for _, version in elf.versions if version.startswith("GLIBC_")}):
+        if name[len("GLIBC_") :].replace(".", "").isdecimal():
+            continue
+        first = _GLIBC_OF.get(name)
+        if first is None or version_key(first) > version_key(newest):
+            yield (
+                "glibc",
+                f"expected to need glibc {newest} at most, found {name}",
+            )

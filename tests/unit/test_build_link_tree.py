@@ -1,0 +1,153 @@
+"""A tree shown by links: to CMake with copies of the folders that it writes into, to Python as an overlay."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ci.builds.link_tree import changed_since, install, link_with_copies, make_overlay
+from provisioning import overlay
+
+COPIED = ("third-party/flatcc",)
+FILES = (
+    "CMakeLists.txt",
+    "exir/core.py",
+    "exir/__init__.py",
+    "backends/qualcomm/a.cpp",
+    "third-party/gflags/b.cpp",
+    "third-party/flatcc/src/c.c",
+    "third-party/flatcc/.git/config",
+    ".git/config",
+)
+ADAPTOR = "backends/qualcomm/python/PyA.cpython-312.so"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "executorch"
+    for place in FILES:
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text(place, encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def shown(tree: Path, tmp_path: Path) -> Path:
+    into = tmp_path / "build" / "tree" / "executorch"
+    link_with_copies(tree, COPIED, into)
+    return into
+
+
+def links(root: Path) -> dict[str, Path]:
+    return {str(path.relative_to(root)): path.readlink() for path in root.rglob("*") if path.is_symlink()}
+
+
+def test_all_but_repositories_is_there_and_only_the_copied_folder_is_a_copy(shown: Path, tree: Path) -> None:
+    listed = [Path(folder, name) for folder, _, names in os.walk(shown, followlinks=True) for name in names]
+    assert {str(path.relative_to(shown)) for path in listed} == {each for each in FILES if ".git" not in each}
+    places = ("CMakeLists.txt", "exir", "backends", "third-party/gflags")
+    assert links(shown) == {place: tree / place for place in places}
+
+
+def test_made_again_nothing_changes_its_time_and_what_the_build_wrote_stays(shown: Path, tree: Path) -> None:
+    (shown / "third-party/flatcc/lib.a").touch()
+
+    def times() -> dict[Path, int]:
+        return {path: path.lstat().st_mtime_ns for path in shown.rglob("*")}
+
+    before = times()
+    link_with_copies(tree, COPIED, shown)
+    assert times() == before
+    assert not (tree / "third-party/flatcc/lib.a").exists()
+
+
+def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
+    source = tree / "third-party/flatcc/src/c.c"
+    source.write_text("changed", encoding="utf-8")
+    os.utime(source, ns=(0, 10**18))
+    (tree / "CMakeLists.txt").unlink()
+    (tree / "version.txt").touch()
+    link_with_copies(tree, COPIED, shown)
+    copy = shown / "third-party/flatcc/src/c.c"
+    assert (copy.read_text(encoding="utf-8"), copy.stat().st_mtime_ns) == ("changed", 10**18)
+    assert sorted(path.name for path in shown.iterdir()) == ["backends", "exir", "third-party", "version.txt"]
+
+
+def test_another_tree_takes_its_place(shown: Path, tree: Path) -> None:
+    other = tree.rename(tree.with_name("other"))
+    link_with_copies(other, COPIED, shown)
+    assert (shown / "backends").readlink() == other / "backends"
+
+
+def test_a_link_becomes_a_folder_when_the_recipe_names_one_more(shown: Path, tree: Path) -> None:
+    link_with_copies(tree, (*COPIED, "backends/qualcomm"), shown)
+    assert not (shown / "backends").is_symlink() and (shown / "backends/qualcomm/a.cpp").is_file()
+
+
+def test_the_copy_of_a_read_only_tree_can_be_written_to(shown: Path, tree: Path) -> None:
+    source = tree / "third-party/flatcc/src/c.c"
+    source.write_text("in the store", encoding="utf-8")
+    source.chmod(0o444)
+    (tree / "third-party/flatcc/src").chmod(0o555)
+    link_with_copies(tree, COPIED, shown)
+    assert all(path.stat().st_mode & 0o200 for path in (shown / "third-party/flatcc").rglob("*"))
+
+
+def test_files_written_since_a_moment_are_named(tree: Path) -> None:
+    now = time.time() + 10
+    assert changed_since(tree, now) == []
+    later = tree / "backends" / "qualcomm" / "generated.h"
+    later.touch()
+    os.utime(later, (now + 1, now + 1))
+    assert changed_since(tree, now) == ["backends/qualcomm/generated.h"]
+    assert changed_since(tree, now, (tree / "backends",)) == []
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    (tmp_path / "new.so").write_bytes(b"new")
+    return {ADAPTOR: tmp_path / "new.so"}
+
+
+def test_an_overlay_has_the_tree_and_our_files_instead_of_earlier_ones(
+    tree: Path, tmp_path: Path, files: dict[str, Path]
+) -> None:
+    old = (tree / ADAPTOR).with_name("PyB.cpython-38.so")
+    old.parent.mkdir()
+    old.touch()
+    make_overlay(tree, files, tmp_path / "overlay")
+    root = tmp_path / "overlay" / "executorch"
+    assert (root / "exir" / "core.py").is_file() and (root / "backends/qualcomm/a.cpp").is_file()
+    assert [path.name for path in (root / ADAPTOR).parent.iterdir()] == ["__init__.py", Path(ADAPTOR).name]
+    assert (root / ADAPTOR).read_bytes() == b"new"
+    assert old.exists()
+    packages = (".", "backends", "backends/qualcomm", "backends/qualcomm/python")
+    assert [(root / each / "__init__.py").exists() for each in packages] == [False, True, True, True]
+
+
+def test_an_overlay_names_its_tree_and_is_made_anew(
+    tree: Path, tmp_path: Path, files: dict[str, Path]
+) -> None:
+    make_overlay(tree, files, tmp_path / "overlay")
+    (tree / "exir" / "core.py").unlink()
+    make_overlay(tree, files, tmp_path / "overlay")
+    assert overlay.tree_of(tmp_path / "overlay") == tree
+    assert not (tmp_path / "overlay" / "executorch" / "exir" / "core.py").exists()
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"schema": 2, "tree": "/t"}'])
+def test_an_overlay_without_a_whole_description_is_of_no_tree(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / overlay.DESCRIPTION).write_text(text, encoding="utf-8")
+    assert overlay.tree_of(tmp_path) is None
+
+
+def test_installing_replaces_earlier_adaptors(tree: Path, files: dict[str, Path]) -> None:
+    folder = (tree / ADAPTOR).parent
+    folder.mkdir()
+    (folder / "PyA.cpython-38.so").touch()
+    install(tree, files)
+    assert [path.name for path in folder.iterdir()] == [Path(ADAPTOR).name]
