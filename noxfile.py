@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -20,23 +21,19 @@ from typing import NoReturn
 import nox
 from filelock import FileLock
 
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))
+from provisioning import pip_settings  # noqa: E402  (needs nothing but Python)
+
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["gate"]
 
-ROOT = Path(__file__).parent
 LOCKS = ROOT / "manifests" / "locks"
+TORCH = ROOT / "manifests" / "torch"
 
 IN_IMAGE = os.environ.get("QNN_CI_ENVIRONMENTS", "")
 """In our images: the folder with environments that are there already, each beside its lock."""
-
-UV_FROM_PIP = {
-    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
-    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
-    "PIP_CERT": "SSL_CERT_FILE",
-}
-"""uv reads none of pip's settings; these carry the user's choice of index over."""
-
 
 # The gate, and what it is made of
 
@@ -301,7 +298,7 @@ def interpreter(session: nox.Session, environment: str) -> str:
                 if line.startswith("# torch: "):
                     _install_torch(session, home, line.removeprefix("# torch: "))
             locked = ["--require-hashes", "--no-deps", "-r", str(lock_file)]
-            session.run(*_installer(python), *locked, external=True, env=_uv_settings())
+            session.run(*_installer(python), *locked, external=True, env=_settings())
             stamp.write_text(wanted, encoding="utf-8")
             session.log(f"The {environment} environment took {time.monotonic() - begun:.0f} s")
     return str(python)
@@ -323,39 +320,55 @@ def _make(session: nox.Session, home: Path) -> None:
 
 def _installer(python: Path) -> list[str]:
     if uv := shutil.which("uv"):
-        return [uv, "pip", "install", "--quiet", *_no_index(), "--python", str(python)]
+        return [*_uv_install(uv), "--python", str(python)]
     return [str(python), "-m", "pip", "install", "--quiet"]
 
 
+def _uv_install(*uv: str) -> list[str]:
+    return [*uv, "pip", "install", "--quiet", *pip_settings.uv_flags(os.environ)]
+
+
 def _install_torch(session: nox.Session, home: Path, requirement: str) -> None:
-    """The CPU build from the user's own index, else from where uv knows it, else whatever the index has."""
+    """The CPU build of the user's index, else of PyTorch's, else the index's own: only builds on record."""
+    cpu, index = TORCH / "cpu.txt", TORCH / "index.txt"
+    accept = "nox -s lock -- --torch"
+    for recorded in (cpu, index):
+        if not re.search(rf"^{re.escape(requirement)}(\+cpu)? ", _read(recorded), re.MULTILINE):
+            session.error(f"{recorded} has no {requirement}; record the builds of your index: {accept}")
     python = home / "bin" / "python"
-    uv = [str(python), "-m", "uv", "pip", "install", *_no_index(), "--python", str(python)]
-    attempts = (
-        [[*_installer(python), "--no-deps", f"{requirement}+cpu"]],
-        [[*_installer(python), "uv"], [*uv, "--no-deps", "--torch-backend=cpu", requirement]],
-    )
-    for commands in attempts:
-        for command in commands:
-            session.run(*command, external=True, env=_uv_settings(), silent=True, success_codes=range(256))
+    output = ""
+    for recorded, pytorchs in ((cpu, False), (cpu, True), (index, False)):
+        if recorded == index:
+            why = f"not on record: {accept}" if _differs(output) else "not to be had"
+            session.warn(f"a CPU build of torch is {why}; trying the index's own, of several GB")
+        command = _installer(python)
+        if pytorchs:
+            if pip_settings.no_index(os.environ):
+                continue
+            command = [*_uv(session), "--python", str(python), "--torch-backend=cpu"]
+        command += ["--no-deps", "--require-hashes", "-r", str(recorded)]
+        output += str(
+            session.run(*command, external=True, env=_settings(), silent=True, success_codes=range(256))
+        )
         if any(home.glob("lib/python*/site-packages/torch-*.dist-info")):
             return
-    session.warn("no CPU build of torch could be had: taking the index's own, which may be several GB")
-    session.run(*_installer(python), requirement, external=True, env=_uv_settings())
+    if _differs(output):
+        session.error(
+            f"your index has {requirement} in a build that is not on record in {TORCH}, so it was not "
+            f"installed; if you trust your index, record it and start again: {accept}"
+        )
+    session.error(f"{requirement} could not be installed:\n{output}")
 
 
-def _no_index() -> list[str]:
-    """For uv, which has no variable for it."""
-    return ["--no-index"] if os.environ.get("PIP_NO_INDEX", "").lower() in ("1", "true", "yes", "on") else []
+def _differs(output: str) -> bool:
+    return re.search("hash mismatch|do not match the hashes", output, re.IGNORECASE) is not None
 
 
-def _uv_settings() -> dict[str, str | None]:
-    settings: dict[str, str | None] = {
-        new: os.environ[old]
-        for old, new in UV_FROM_PIP.items()
-        if os.environ.get(old) and new not in os.environ
-    }
-    if (places := os.environ.get("PIP_FIND_LINKS", "").split()) and "UV_FIND_LINKS" not in os.environ:
-        # pip parts several by spaces, uv by commas.
-        settings["UV_FIND_LINKS"] = ",".join(places)
-    return settings
+def _uv(session: nox.Session) -> list[str]:
+    """The user's own uv, else that of the nox environment's lock."""
+    uv = [found] if (found := shutil.which("uv")) else [interpreter(session, "nox"), "-m", "uv"]
+    return _uv_install(*uv)
+
+
+def _settings() -> dict[str, str | None]:
+    return {**pip_settings.uv_variables(os.environ)}

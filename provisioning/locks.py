@@ -1,12 +1,11 @@
 """manifests/environments.toml → manifests/locks/<environment>.txt, by uv: hashes and no addresses.
 
-Torch is exempt from hashes, as its CPU build differs by index: it is named in a comment, `# torch: torch==…`,
-and what only its CUDA build wants is left out.
+Torch is named in a comment, `# torch: torch==…`, and what only its CUDA build needs is left out: its builds
+differ by index and have their hashes in manifests/torch/ (torch_builds.py).
 """
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioning import pip_settings
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
@@ -136,7 +136,7 @@ def lock(environment: str, *, upgrade: bool = False, upgrade_packages: Sequence[
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     inputs = inputs_of(environment)
     arguments = ["--upgrade"] if upgrade else [f"--upgrade-package={name}" for name in upgrade_packages]
-    new = render(inputs, without_cuda(parse(_resolve(environment, inputs, old, arguments))))
+    new = render(inputs, without_cuda(parse(resolve(environment, inputs, old, arguments))))
     if new == old:
         return False
     replace_text(path, new)
@@ -151,7 +151,7 @@ def parse(text: str) -> list[Entry]:
 
     def close() -> None:
         if line:
-            entries.append(Entry(_name_of(line), line, tuple(sorted(hashes)), via))
+            entries.append(Entry(name_of(line), line, tuple(sorted(hashes)), via))
 
     for raw in text.splitlines():
         stripped = raw.strip()
@@ -188,67 +188,14 @@ def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
 def render(inputs: Sequence[str], entries: Iterable[Entry]) -> str:
     lines = [FIRST_LINE, f"# inputs-sha256: {digest_of(inputs)}"]
     lines += [f"# input: {one}" for one in inputs]
-    lines += [f"# torch: {one}" for one in inputs if _name_of(one) == EXEMPT]
+    lines += [f"# torch: {one}" for one in inputs if name_of(one) == EXEMPT]
     for entry in entries:
-        lines.append(" \\\n".join([entry.line, *(f"    --hash={value}" for value in entry.hashes)]))
+        lines.append(text_of(entry))
     return "\n".join(lines) + "\n"
 
 
-def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's pip settings in uv's words, as uv does not read them; uv's own settings win."""
-    pip = pip_settings(environ)
-    only_local = has_no_index(environ)
-
-    def locations(key: str) -> list[str]:
-        # A local folder holds the wheels of one platform; a lock with their hashes alone serves no other.
-        return [one for one in pip.get(key, "").split() if only_local or one.startswith(("https:", "http:"))]
-
-    result = dict(environ)
-    translations = {
-        "UV_INDEX_URL": pip.get("index-url", ""),
-        "UV_EXTRA_INDEX_URL": " ".join(locations("extra-index-url")),
-        "UV_FIND_LINKS": ",".join(locations("find-links")),
-        "UV_INSECURE_HOST": " ".join(pip.get("trusted-host", "").split()),
-        "SSL_CERT_FILE": pip.get("cert", ""),
-        "ALL_PROXY": pip.get("proxy", ""),
-        # pip takes the best version of all indexes; uv by default only looks at the first with the package.
-        "UV_INDEX_STRATEGY": "unsafe-best-match",
-    }
-    for name, value in translations.items():
-        if value:
-            result.setdefault(name, value)
-    return result
-
-
-def has_no_index(environ: Mapping[str, str]) -> bool:
-    """Whether pip may ask no index. uv has a flag for that, --no-index, and no variable."""
-    return pip_settings(environ).get("no-index", "").lower() in ("1", "true", "yes", "on")
-
-
-def pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """pip's [global] options from its configuration files, lowest first, then PIP_* variables."""
-    home = Path(environ.get("HOME", "~")).expanduser()
-    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [
-        Path("/etc/xdg/pip/pip.conf"),
-        Path("/etc/pip.conf"),
-        home / ".pip" / "pip.conf",
-        config_home / "pip" / "pip.conf",
-        Path(sys.prefix) / "pip.conf",
-    ]
-    if named := environ.get("PIP_CONFIG_FILE"):
-        files = [] if named == os.devnull else [*files, Path(named)]
-    settings: dict[str, str] = {}
-    for file in files:
-        parser = configparser.RawConfigParser()
-        parser.read(file, encoding="utf-8")
-        for section in ("global", "download"):
-            if parser.has_section(section):
-                settings.update(parser.items(section))
-    for name, value in environ.items():
-        if name.startswith("PIP_") and value:
-            settings[name.removeprefix("PIP_").lower().replace("_", "-")] = value
-    return settings
+def text_of(entry: Entry) -> str:
+    return " \\\n".join([entry.line, *(f"    --hash={value}" for value in entry.hashes)])
 
 
 def _plain(line: str) -> str:
@@ -258,7 +205,7 @@ def _plain(line: str) -> str:
     return line
 
 
-def _resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequence[str]) -> str:
+def resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-lock-") as scratch:
         folder = Path(scratch)
         # uv takes supported environments from a project only.
@@ -272,16 +219,15 @@ def _resolve(environment: str, inputs: Sequence[str], old: str, arguments: Seque
         if old:
             output.write_text(old, encoding="utf-8")
         command = [
-            *(_uv(), "pip", "compile", "inputs.in", "--output-file", "lock.txt", "--quiet"),
+            *(uv(), "pip", "compile", "inputs.in", "--output-file", "lock.txt", "--quiet"),
             *("--universal", "--python-version", OLDEST_PYTHON, "--python", sys.executable),
             *("--generate-hashes", "--no-header", "--annotation-style", "line"),
             *("--no-emit-index-url", "--no-emit-find-links"),
-            *(["--no-index"] if has_no_index(os.environ) else []),
+            *pip_settings.uv_flags(os.environ),
             *arguments,
         ]
-        done = subprocess.run(
-            command, cwd=folder, env=uv_environment(os.environ), capture_output=True, text=True, check=False
-        )
+        environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=True)}
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
             said = done.stderr.strip()
             if "unsatisfiable" in said or "No solution found" in said:
@@ -296,7 +242,7 @@ def _resolve(environment: str, inputs: Sequence[str], old: str, arguments: Seque
         return output.read_text(encoding="utf-8")
 
 
-def _uv() -> str:
+def uv() -> str:
     beside = Path(sys.executable).with_name("uv")
     if beside.is_file():
         return str(beside)
@@ -328,6 +274,6 @@ def _comments(text: str, key: str) -> list[str]:
     return [line.removeprefix(f"# {key}: ") for line in text.splitlines() if line.startswith(f"# {key}: ")]
 
 
-def _name_of(requirement: str) -> str:
+def name_of(requirement: str) -> str:
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     return re.sub(r"[-_.]+", "-", match.group()).lower() if match else ""

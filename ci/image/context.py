@@ -57,7 +57,7 @@ def say(text: str) -> None:
 
 def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT) -> None:
     """Bring the context up to what the plan needs."""
-    from provisioning.wheelhouse import Wanted, fill
+    from ci.image.wheelhouse import Wanted, fill
 
     trees = trees_of(plan, store)
     context.mkdir(parents=True, exist_ok=True)

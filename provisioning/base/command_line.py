@@ -127,6 +127,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
     except ToolkitError as error:
         if debug:
             traceback.print_exc()
+            sys.stderr.write(error.output)
         show_error(error)
         return error.exit_code
     except KeyboardInterrupt:

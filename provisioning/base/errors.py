@@ -12,14 +12,18 @@ INTERRUPTED = 130
 
 
 class ToolkitError(Exception):
-    """Base: shown to users as one message and one remedy, with a traceback only under --debug."""
+    """Base: shown to users as one message and one remedy.
+
+    --debug adds the traceback and `output`: what the program that failed (pip, git, CMake) printed.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, remedy: str = "") -> None:
+    def __init__(self, message: str, *, remedy: str = "", output: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        self.output = output
 
 
 class CheckFailed(ToolkitError):

@@ -8,12 +8,11 @@ goes on from there or starts over; it never trusts bytes it cannot account for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from provisioning.base.progress import Progress, Silent
-from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact
+from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
 from provisioning.download.disk import disk_faults
 from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, NotThere, Patience
 from provisioning.download.transfer import Fetched, Transfer
@@ -25,12 +24,13 @@ __all__ = [
     "NotThere",
     "Patience",
     "alone",
+    "copied",
     "fetch",
     "file_name",
     "finished",
     "mirrored",
     "redact",
-    "supplied",
+    "redact_text",
 ]
 
 
@@ -56,26 +56,19 @@ def fetch(
         return transfer.reuse() or transfer.first_of((url, *mirrors))
 
 
-def supplied(
+def copied(
+    local: Path,
     into: Path,
-    supply: Callable[[], AbstractContextManager[Path]],
     *,
     sha256: str | None,
     size: int | None,
     progress: Progress | None = None,
     name: str,
 ) -> Fetched:
-    """Like `fetch`, with the bytes copied from the file that `supply` gives.
-
-    `supply` runs only when the file is needed, and while its lock is held.
-    """
+    """Like `fetch`, for a file of this machine."""
     transfer = Transfer(into, sha256, size, progress or Silent(), name, PATIENCE)
     with alone(into, transfer.progress):
-        found = transfer.reuse()
-        if found is None:
-            with supply() as local:
-                found = transfer.copy(local)
-        return found
+        return transfer.reuse() or transfer.copy(local)
 
 
 def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> Fetched | None:

@@ -45,6 +45,11 @@ def redact(url: str) -> str:
     return urlunsplit((parts.scheme, netloc, parts.path, query, ""))
 
 
+def redact_text(text: str) -> str:
+    """A program's output as it may be shown: every address in it redacted."""
+    return re.sub(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>)]+", lambda match: redact(match.group()), text)
+
+
 def file_name(url: str) -> str:
     """The last piece of the path, safe to show and to use as a file name."""
     last = urlsplit(url).path.rstrip("/").rpartition("/")[2]

@@ -137,12 +137,17 @@ class Transfer:
             )
         digest = hashlib.sha256()
         self._discard()
-        with local.open("rb") as stream, disk_faults(self.into.parent, size), self.part.open("wb") as out:
-            while block := stream.read(BLOCK):
-                digest.update(block)
-                out.write(block)
-            out.flush()
-            self._sync(out.fileno())
+        self.progress.start(self.name, size)
+        try:
+            with local.open("rb") as stream, disk_faults(self.into.parent, size), self.part.open("wb") as out:
+                while block := stream.read(BLOCK):
+                    digest.update(block)
+                    out.write(block)
+                    self.progress.advance(len(block))
+                out.flush()
+                self._sync(out.fileno())
+        finally:
+            self.progress.finish()
         return self._land(str(local), digest.hexdigest(), size, resumed=False)
 
     def first_of(self, urls: Sequence[str]) -> Fetched:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
 from provisioning.base.progress import Progress
-from provisioning.download import alone, redact
+from provisioning.download import alone, redact, redact_text
 
 if TYPE_CHECKING:
     from provisioning.manifest import Git
@@ -179,12 +179,12 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
 
 
 def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = re.sub(r"\b[a-z][a-z0-9+.-]*://[^\s'\"]+", lambda m: redact(m.group()), " ".join(lines[-2:]))[:300]
+    text = redact_text(text)
+    said = " ".join([line.strip() for line in text.splitlines() if line.strip()][-2:])[:300]
     where = redact(source.url)
     if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
         return EnvironmentLacking(
-            f"{folder}: git {step}: {said}", remedy="free some space or choose another disk"
+            f"{folder}: git {step}: {said}", remedy="free some space or choose another disk", output=text
         )
     if refused := re.search(r"returned error: (40[137])", text):
         return UpstreamError(
@@ -192,11 +192,13 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
             remedy="check that your account may read this repository, and set up a git credential helper"
             if refused[1] != "407"
             else "put the proxy's user and password into HTTPS_PROXY",
+            output=text,
         )
     if re.search(r"could not resolve host|unable to access|timed out|connection", text, re.IGNORECASE):
         return UpstreamError(
             f"{where}: the repository could not be reached: {said}",
             remedy="check the network and HTTPS_PROXY, then run the same command again",
+            output=text,
         )
     if re.search(
         r"authentication|could not read username|permission denied|not found|not appear to be",
@@ -206,5 +208,6 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
         return UpstreamError(
             f"{where}: there is no such repository, or it needs credentials: {said}",
             remedy="correct the manifest's url, or set up a git credential helper",
+            output=text,
         )
-    return _Stuck(f"{where}: git {step} failed: {said}", remedy="run the same command again")
+    return _Stuck(f"{where}: git {step} failed: {said}", remedy="run the same command again", output=text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS, store_path
@@ -55,18 +55,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE",
         help="take newer versions: of this package (may be repeated), or of all",
     )
+    parser.add_argument(
+        "--torch", action="store_true", help="record the builds of torch that your package index has"
+    )
     licences.add_flag(parser)
     parser.add_argument("--store", type=Path, help="where provisioned trees live [QNN_CI_STORE, user cache]")
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning import locks
+    from provisioning import locks, torch_builds
     from provisioning.manifest import profile_names
 
     environments = _environments(args.environment)
     profiles = args.profile or profile_names()
     if args.check:
         return _check(environments, profiles)
+    if args.torch:
+        return _record_torch()
     # What was asked for alone is done alone.
     if args.component or args.profile or not args.environment:
         _record(args, profiles)
@@ -76,6 +81,24 @@ def run(args: argparse.Namespace) -> int:
         for name in environments:
             changed = locks.lock(name, upgrade=everything, upgrade_packages=packages)
             sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
+        if torch_builds.problems():
+            return _record_torch()
+    return 0
+
+
+def _record_torch() -> int:
+    from provisioning import torch_builds
+
+    changed = torch_builds.record()
+    for path in changed:
+        sys.stdout.write(f"manifests/torch/{path.name}: written\n")
+    if not changed:
+        sys.stdout.write("manifests/torch: unchanged\n")
+    if problems := torch_builds.problems():
+        raise UpstreamError(
+            f"not every build of torch could be recorded: {'; '.join(problems)}",
+            remedy="name an index that has it: PIP_EXTRA_INDEX_URL=URL before the same command",
+        )
     return 0
 
 
@@ -92,7 +115,7 @@ def _environments(named: list[str]) -> list[str]:
 
 
 def _check(environments: list[str], profiles: list[str]) -> int:
-    from provisioning import locks
+    from provisioning import locks, torch_builds
     from provisioning.manifest import load_profile, load_socs
 
     load_socs()
@@ -110,6 +133,7 @@ def _check(environments: list[str], profiles: list[str]) -> int:
         for path in sorted(locks.LOCKS.glob("*.txt"))
         if path.stem not in locks.lockable()
     ]
+    found += torch_builds.problems()
     if found:
         raise CheckFailed("stale lock files:\n  " + "\n  ".join(found), remedy="nox -s lock")
     if outdated := stale():

@@ -24,11 +24,11 @@ from ci.image.plan import PACKAGES, plan_of
 from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
 from ci.image.verb import labels
+from ci.image.wheelhouse import Wanted, fill
 from ci.upkeep.lint import tracked_files
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from provisioning.manifest import COMPONENT_VARIABLES
-from provisioning.wheelhouse import Wanted, fill
 from tests.support.bills import faults
 from tests.support.engine import make_base, running
 from tests.support.http_server import FileServer, Reply

@@ -1,27 +1,25 @@
-"""The user's own pip and uv against an index on the loopback interface."""
+"""A wheel from the user's own index: real pip, and an index on the loopback interface."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from provisioning.base.errors import IntegrityError, UpstreamError
-from provisioning.download import Fetched
+from provisioning.base.errors import IntegrityError, ManifestError, UpstreamError
 from provisioning.manifest import Wheel
-from provisioning.sources import wheel
-from provisioning.sources.wheel import fetch_wheel
-from tests.support.http_server import FileServer
+from provisioning.sources.wheel import explain, fetch_wheel, python_version
+from tests.support.http_server import FileServer, Reply
 from tests.support.wheels import index_paths, make_wheel
 
 FILENAME = "tiny_sdk-1.0-cp311-cp311-manylinux_2_34_aarch64.whl"
 WHEEL = make_wheel(FILENAME)
+OTHER = "tiny_sdk-0.9-cp311-cp311-manylinux_2_34_aarch64.whl"
 SHA = hashlib.sha256(WHEEL).hexdigest()
-OWN_PIP = partial(wheel._file_from_pip, [sys.executable, "-m", "pip"])
 
 
 def source(sha256: str | None = SHA, filename: str = FILENAME) -> Wheel:
@@ -35,99 +33,95 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setenv("UV_NO_CACHE", "1")
-    monkeypatch.setenv("UV_NO_CONFIG", "1")
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
 
 
-def use(monkeypatch: pytest.MonkeyPatch, *ways: wheel.Way) -> None:
-    monkeypatch.setattr(wheel, "_ways", lambda environ: list(ways))
+def serving(filename: str = FILENAME) -> FileServer:
+    return FileServer(b"", paths=index_paths("tiny-sdk", [(filename, make_wheel(filename))]))
 
 
-@pytest.mark.parametrize("way", [OWN_PIP, wheel._address_from_pip, wheel._address_from_uv])
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_CONFIG_FILE"])
 def test_a_wheel_of_another_platform_comes_from_the_users_index(
-    way: wheel.Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, way)
-    with FileServer(b"", paths=index_paths("tiny-sdk", [(FILENAME, WHEEL)])) as server:
-        monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
-        monkeypatch.setenv("UV_DEFAULT_INDEX", server.url("/simple"))
-        fetched = fetch_wheel(source(), tmp_path)
-    assert (fetched.path, fetched.path.read_bytes()) == (tmp_path / SHA, WHEEL)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [SHA, f"{SHA}.lock"]
+    # Settings about installing do not matter: nothing is installed.
+    monkeypatch.setenv("PIP_REQUIRE_HASHES", "1")
+    with serving() as server:
+        value = server.url("/simple")
+        if variable == "PIP_CONFIG_FILE":
+            (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {value}\n")
+            value = str(tmp_path / "pip.conf")
+        monkeypatch.setenv(variable, value)
+        fetched = fetch_wheel(source(), tmp_path / "downloads")
+    assert (fetched.path, fetched.path.read_bytes()) == (tmp_path / "downloads" / SHA, WHEEL)
 
 
-@pytest.mark.parametrize("setting", ["REQUIRE_HASHES", "USER"])
-def test_settings_about_installing_do_not_stop_it(
-    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"PIP_{setting}", "1")
-    use(monkeypatch, wheel._address_from_pip)
-    with FileServer(b"", paths=index_paths("tiny-sdk", [(FILENAME, WHEEL)])) as server:
-        monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
-        assert fetch_wheel(source(), tmp_path).sha256 == SHA
+def test_a_wheel_that_is_there_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / SHA).write_bytes(WHEEL)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    assert fetch_wheel(source(), tmp_path).size == len(WHEEL)
 
 
-@pytest.mark.parametrize("way", [OWN_PIP, wheel._address_from_uv])
-def test_a_wheel_comes_from_the_users_links(
-    way: wheel.Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_comes_from_the_users_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     links = tmp_path / "li nks"
     links.mkdir()
     (links / FILENAME).write_bytes(WHEEL)
-    use(monkeypatch, way)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    # Nobody listens there, so that asking fails.
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("PIP_FIND_LINKS", links.as_uri())
     assert fetch_wheel(source(), tmp_path / "downloads").sha256 == SHA
 
 
 def test_other_bytes_than_the_manifests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, wheel._address_from_uv)
-    with FileServer(b"", paths=index_paths("tiny-sdk", [(FILENAME, WHEEL)])) as server:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", server.url("/simple"))
+    with serving() as server:
+        monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
         with pytest.raises(IntegrityError, match=f"expected sha256 {'0' * 64}, found {SHA}"):
             fetch_wheel(source("0" * 64), tmp_path)
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
-def test_an_address_that_needs_what_only_pip_has_is_left_to_pip(
+def test_the_indexs_credentials_serve_for_its_files_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> Fetched:
-        raise UpstreamError("the server answered 401")
-
-    use(monkeypatch, refused, OWN_PIP)
-    with FileServer(b"", paths=index_paths("tiny-sdk", [(FILENAME, WHEEL)])) as server:
-        monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
-        assert fetch_wheel(source(), tmp_path).sha256 == SHA
-
-
-@pytest.mark.parametrize("way", [OWN_PIP, wheel._address_from_uv])
-def test_a_wheel_that_the_index_lacks_is_named_without_secrets(
-    way: wheel.Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = "tiny_sdk-0.9-cp311-cp311-manylinux_2_34_aarch64.whl"
-    use(monkeypatch, way)
-    with FileServer(b"", paths=index_paths("tiny-sdk", [(other, make_wheel(other))])) as server:
-        for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
-            monkeypatch.setenv(variable, server.url("/simple", userinfo="me:TOPSECRET@"))
-        with pytest.raises(UpstreamError, match="does not have this wheel") as caught:
-            fetch_wheel(source(), tmp_path)
-    assert FILENAME in caught.value.message
-    assert "TOPSECRET" not in caught.value.message + caught.value.remedy
-
-
-@pytest.mark.parametrize("way", [OWN_PIP, wheel._address_from_uv])
-def test_an_index_that_is_down_is_named(
-    way: wheel.Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(monkeypatch, way)
-    for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"):
-        monkeypatch.setenv(variable, "http://me:TOPSECRET@127.0.0.1:9/simple")
-    with pytest.raises(UpstreamError, match="could not be reached") as caught:
+    with serving() as server:
+        monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple", userinfo="me:TOP%40SECRET@"))
         fetch_wheel(source(), tmp_path)
-    assert caught.value.exit_code == 4
-    assert "TOPSECRET" not in caught.value.message + caught.value.remedy
+        assert server.requests[-1].headers["authorization"] == "Basic bWU6VE9QQFNFQ1JFVA=="
+
+
+@pytest.mark.parametrize("refusal", ["no wheel", "401", "down"])
+def test_what_fails_is_told_without_secrets(
+    refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileServer(b"", usual=Reply(status=401)) if refusal == "401" else serving(OTHER) as server:
+        address = server.url("/simple", userinfo="me:TOPSECRET@")
+        if refusal == "down":
+            address = "http://me:TOPSECRET@127.0.0.1:9/simple"
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        with pytest.raises(UpstreamError) as caught:
+            fetch_wheel(source(), tmp_path)
+    error = caught.value
+    words = {"no wheel": "does not have this wheel", "401": "refused the request", "down": "not be reached"}
+    assert words[refusal] in error.message and FILENAME in error.message
+    assert "ERROR" in error.output
+    assert "TOPSECRET" not in error.message + error.remedy + error.output
+
+
+@given(st.from_regex(r"[A-Z]{8,16}", fullmatch=True))
+def test_no_complaint_carries_a_secret(secret: str) -> None:
+    text = (
+        f"ERROR: could not open https://u:{secret}@i.invalid/simple?key={secret} (tried 'http://{secret}@x/')"
+    )
+    error = explain(source(), text)
+    assert secret not in error.message + error.output
+
+
+def test_a_file_name_that_is_none_is_the_manifests_fault(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="expected a wheel's file name"):
+        fetch_wheel(source(filename="tiny.whl"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [("cp311", "3.11"), ("cp39", "3.9"), ("py3", "3"), ("py2.py3", "3"), ("cp310.cp311", "3.11")],
+)
+def test_the_python_version_is_read_from_the_tag(tag: str, version: str) -> None:
+    assert python_version(tag) == version

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from provisioning import wheelhouse
+from ci.image import wheelhouse
+from ci.image.wheelhouse import Wanted, fill
+from provisioning import torch_builds
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.wheelhouse import Wanted, fill
 from tests.support.wheels import make_wheel
 
 WANTED = Wanted("3.11", "2.36")
@@ -63,18 +64,21 @@ def test_other_bytes_are_refused(lock: Path, index: Path, tmp_path: Path) -> Non
         fill("demo", tmp_path / "wheels", WANTED)
 
 
-def test_torch_comes_as_its_cpu_build_for_the_wanted_system(lock: Path, index: Path, tmp_path: Path) -> None:
+def test_torch_comes_as_a_cpu_build_that_is_on_record(
+    lock: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = tmp_path / "cpu.txt"
+    monkeypatch.setattr(torch_builds, "CPU", recorded)
     (index / TORCH).write_bytes(make_wheel(TORCH))
+    digest = hashlib.sha256((index / TORCH).read_bytes()).hexdigest()
     lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
+    recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(EnvironmentLacking) as caught:
+        fill("demo", tmp_path / "wheels", WANTED)
+    assert "nox -s lock -- --torch" in caught.value.remedy
+    recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{digest}\n")
     fill("demo", tmp_path / "wheels", WANTED)
     assert (tmp_path / "wheels" / TORCH).is_file()
-
-
-def test_an_index_without_it_is_told_with_what_to_set(lock: Path, tmp_path: Path) -> None:
-    lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
-    with pytest.raises(EnvironmentLacking, match=r"no CPU build of torch==2\.13\.0") as caught:
-        fill("demo", tmp_path / "wheels", WANTED)
-    assert "PIP_EXTRA_INDEX_URL" in caught.value.remedy
 
 
 def test_no_newer_glibc_is_taken_than_the_systems() -> None:

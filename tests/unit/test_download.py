@@ -619,14 +619,10 @@ def test_threads_that_want_the_same_file_fetch_it_once(into: Path) -> None:
 
 
 def test_a_file_of_this_machine_passes_the_same_checks(into: Path, tmp_path: Path) -> None:
-    import contextlib
-
     local = tmp_path / "local.bin"
     local.write_bytes(OTHER)
     with pytest.raises(IntegrityError, match="expected sha256"):
-        download.supplied(
-            into, lambda: contextlib.nullcontext(local), sha256=SHA, size=None, name="local.bin"
-        )
+        download.copied(local, into, sha256=SHA, size=None, name="local.bin")
     assert files(into) == []
 
 

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ci.image import context
+from ci.image import context, wheelhouse
 from ci.image.context import Apt, assemble, check_packages, keep_packages, link_tree, packages_in, trees_of
 from ci.image.engine import Done, Engine, Job
 from ci.image.plan import DOCKER, Package, plan_of
-from provisioning import wheelhouse
 from provisioning.base.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
 from provisioning.inventory import Inventory
 from provisioning.store import Store, Tree

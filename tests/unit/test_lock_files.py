@@ -148,38 +148,6 @@ def test_markers_of_the_supported_host_are_dropped_and_others_kept() -> None:
 
 
 class TestTheUsersPipSettings:
-    def test_remote_indexes_become_uvs(self) -> None:
-        found = locks.uv_environment(
-            {
-                "HOME": "/nowhere",
-                "PIP_CONFIG_FILE": "/dev/null",
-                "PIP_INDEX_URL": "https://a.example/simple",
-                "PIP_EXTRA_INDEX_URL": "https://b.example/simple https://c.example/simple",
-            }
-        )
-        assert found["UV_INDEX_URL"] == "https://a.example/simple"
-        assert found["UV_EXTRA_INDEX_URL"] == "https://b.example/simple https://c.example/simple"
-
-    def test_uvs_own_settings_win(self) -> None:
-        found = locks.uv_environment(
-            {
-                "PIP_CONFIG_FILE": "/dev/null",
-                "PIP_INDEX_URL": "https://a.example",
-                "UV_INDEX_URL": "https://u",
-            }
-        )
-        assert found["UV_INDEX_URL"] == "https://u"
-
-    def test_local_folders_are_left_out_as_their_hashes_serve_one_platform(self) -> None:
-        found = locks.uv_environment({"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/srv/wheels"})
-        assert "UV_FIND_LINKS" not in found
-
-    def test_local_folders_are_taken_where_there_is_no_index(self) -> None:
-        found = locks.uv_environment(
-            {"PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "/srv/a /srv/b", "PIP_NO_INDEX": "1"}
-        )
-        assert found["UV_FIND_LINKS"] == "/srv/a,/srv/b"
-
     def test_where_there_is_no_index_none_is_asked(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -191,19 +159,7 @@ class TestTheUsersPipSettings:
         # Nobody listens there, so that asking fails.
         monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
         monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-        assert "demo==1.0" in locks._resolve("demo", ["demo==1.0"], "", [])
-
-    def test_files_are_read_and_variables_go_before_them(self, tmp_path: Path) -> None:
-        config = tmp_path / "pip.conf"
-        config.write_text("[global]\nindex-url = https://file.example\ncert = /ca.pem\n")
-        found = locks.pip_settings(
-            {
-                "PIP_CONFIG_FILE": str(config),
-                "HOME": str(tmp_path),
-                "PIP_INDEX_URL": "https://variable.example",
-            }
-        )
-        assert (found["index-url"], found["cert"]) == ("https://variable.example", "/ca.pem")
+        assert "demo==1.0" in locks.resolve("demo", ["demo==1.0"], "", [])
 
 
 class TestCommittedLocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -13,10 +14,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 
+from provisioning import torch_builds
 from provisioning.base.settings import MANIFESTS, ROOT
+from tests.support.wheels import make_wheel
+
+UV = Path(sys.executable).with_name("uv")
 
 STAND_IN = """\
 import pathlib, signal, sys, time
@@ -95,40 +101,94 @@ def noxfile() -> ModuleType:
     return noxfile
 
 
-@pytest.mark.parametrize(
-    ("pip", "uv"),
-    [
-        ({"PIP_FIND_LINKS": "/srv/a /srv/b"}, {"UV_FIND_LINKS": "/srv/a,/srv/b"}),
-        ({"PIP_FIND_LINKS": "/srv/a", "UV_FIND_LINKS": "/srv/mine"}, {}),
-        ({"PIP_INDEX_URL": "", "PIP_FIND_LINKS": ""}, {}),
-    ],
-)
-def test_where_pip_finds_packages_is_told_to_uv_in_its_own_way(
-    noxfile: ModuleType, pip: dict[str, str], uv: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
-        monkeypatch.delenv(name)
-    for name, value in pip.items():
-        monkeypatch.setenv(name, value)
-    assert noxfile._uv_settings() == uv
+class TestTorch:
+    """A real index, pip and uv, and a torch of a few bytes."""
+
+    WHEEL = "torch-2.13.0+cpu-py3-none-any.whl"
+    PLAIN = "torch-2.13.0-py3-none-any.whl"
+
+    @pytest.fixture
+    def torch(self, tmp_path: Path, noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where recorded builds are; none of the machine's own settings apply."""
+        for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+        monkeypatch.setenv("UV_NO_CACHE", "1")
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setattr(noxfile, "TORCH", tmp_path / "torch")
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "links").mkdir()
+        monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
+        subprocess.run([sys.executable, "-m", "virtualenv", "-q", tmp_path / "home"], check=True)
+        return tmp_path / "torch"
+
+    def offer(self, torch: Path, name: str, *, recorded: bool = True) -> None:
+        content = make_wheel(name)
+        (torch.parent / "links" / name).write_bytes(content)
+        self.record(torch, name, hashlib.sha256(content).hexdigest() if recorded else "0" * 64)
+
+    def record(self, torch: Path, name: str, digest: str) -> None:
+        file = "cpu.txt" if "+cpu" in name else "index.txt"
+        (torch / file).write_text(f"torch=={name.split('-')[1]} \\\n    --hash=sha256:{digest}\n")
+
+    def install(self, torch: Path, noxfile: ModuleType) -> str:
+        """The version installed, or the error."""
+        home = torch.parent / "home"
+        try:
+            noxfile._install_torch(_Session(), home, "torch==2.13.0")
+        except _Stopped as error:
+            assert not list(home.glob("lib/*/site-packages/torch*"))
+            return str(error)
+        return next(home.glob("lib/*/site-packages/torch-*.dist-info")).name
+
+    @pytest.mark.parametrize("installer", ["uv", "pip"])
+    @pytest.mark.parametrize("name", [WHEEL, PLAIN])
+    def test_a_recorded_build_is_installed(
+        self, torch: Path, noxfile: ModuleType, name: str, installer: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shutil, "which", lambda _: str(UV) if installer == "uv" else None)
+        for each in (self.WHEEL, self.PLAIN):
+            self.record(torch, each, "0" * 64)
+        self.offer(torch, name)
+        assert self.install(torch, noxfile) == f"torch-{name.split('-')[1]}.dist-info"
+
+    @pytest.mark.parametrize("installer", ["uv", "pip"])
+    def test_another_build_is_refused_with_the_command_that_accepts_it(
+        self, torch: Path, noxfile: ModuleType, installer: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shutil, "which", lambda _: str(UV) if installer == "uv" else None)
+        for name in (self.WHEEL, self.PLAIN):
+            self.offer(torch, name, recorded=False)
+        error = self.install(torch, noxfile)
+        assert "not on record" in error and "nox -s lock -- --torch" in error
+
+    def test_the_command_records_what_the_users_index_has(
+        self, torch: Path, noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.record(torch, self.PLAIN, "0" * 64)
+        self.offer(torch, self.WHEEL, recorded=False)
+        monkeypatch.setattr(torch_builds, "CPU", torch / "cpu.txt")
+        monkeypatch.setattr(torch_builds, "INDEX", torch / "index.txt")
+        monkeypatch.setattr(torch_builds, "requirement", lambda: "torch==2.13.0")
+        assert torch_builds.record() and torch_builds.problems() == []
+        assert self.install(torch, noxfile) == "torch-2.13.0+cpu.dist-info"
 
 
-@pytest.mark.parametrize(("said", "flags"), [("1", ["--no-index"]), ("true", ["--no-index"]), ("0", [])])
-def test_uv_asks_no_index_where_pip_may_not(
-    noxfile: ModuleType, said: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", said)
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    command = noxfile._installer(Path("/env/bin/python"))
-    assert command == [
-        "/usr/bin/uv",
-        "pip",
-        "install",
-        "--quiet",
-        *flags,
-        "--python",
-        "/env/bin/python",
-    ]
+class _Stopped(Exception):
+    pass
+
+
+class _Session:
+    """What `_install_torch` uses of nox's session."""
+
+    def run(self, *command: str, env: dict[str, str], **_: object) -> str:
+        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    def warn(self, text: str) -> None: ...
+
+    def error(self, text: str) -> NoReturn:
+        raise _Stopped(text)
 
 
 def _environment(folder: Path, name: str, program: str, shell: str = sys.executable) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioning import torch_builds
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.locks import lock_path
 
@@ -55,21 +57,21 @@ def fill(environment: str, into: Path, wanted: Wanted) -> bool:
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     _download(["--require-hashes", "-r", str(lock)], into, wanted)
-    for line in text.splitlines():
-        if line.startswith("# torch: "):
-            _fetch_torch(line.removeprefix("# torch: "), into, wanted)
+    if any(line.startswith("# torch: ") for line in text.splitlines()):
+        _fetch_torch(into, wanted)
     (into / LOCK).write_text(text, encoding="utf-8")
     stamp.write_text(current, encoding="utf-8")
     return True
 
 
-def _fetch_torch(requirement: str, into: Path, wanted: Wanted) -> None:
+def _fetch_torch(into: Path, wanted: Wanted) -> None:
     try:
-        _download([f"{requirement}+cpu"], into, wanted)
+        _download(["--require-hashes", "-r", str(torch_builds.CPU)], into, wanted)
     except UpstreamError as error:
         raise EnvironmentLacking(
-            f"the package index has no CPU build of {requirement}: {error.message}",
-            remedy="name an index that has it: PIP_EXTRA_INDEX_URL=… before the same command",
+            f"the package index has no CPU build of torch that is on record: {error.message}",
+            remedy="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record the build of yours: "
+            + session("lock", "--torch"),
         ) from error
 
 

@@ -1,0 +1,115 @@
+"""manifests/torch/*.txt: which builds of torch sessions and images install, by hash.
+
+The lock files name only torch's version, because its CPU build is not on every index:
+cpu.txt    the CPU build, `torch==VERSION+cpu`
+index.txt  the package index's own build, with what only its CUDA build needs
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from provisioning import locks, pip_settings
+from provisioning.base.errors import ManifestError, UpstreamError
+from provisioning.base.files import replace_text
+from provisioning.base.settings import MANIFESTS
+
+FOLDER = MANIFESTS / "torch"
+CPU, INDEX = FOLDER / "cpu.txt", FOLDER / "index.txt"
+
+
+def requirement() -> str:
+    """`torch==VERSION`, as the environments pin it; empty where none does."""
+    pins = sorted(
+        {
+            line
+            for name in locks.lockable()
+            for line in locks.inputs_of(name)
+            if locks.name_of(line) == locks.EXEMPT
+        }
+    )
+    if len(pins) > 1:
+        raise ManifestError(
+            MANIFESTS / "environments.toml",
+            "(environments)",
+            expected="one version of torch",
+            found=" and ".join(pins),
+        )
+    return "".join(pins)
+
+
+def problems() -> list[str]:
+    """What is stale or wrong in the recorded builds; needs no network."""
+    if not (pin := requirement()):
+        return []
+    found = []
+    for path, wanted in ((CPU, f"{pin}+cpu"), (INDEX, pin)):
+        entries = locks.parse(path.read_text(encoding="utf-8")) if path.is_file() else []
+        if wanted not in [one.line for one in entries]:
+            found.append(f"torch/{path.name}: has no build of {wanted}")
+        found += [f"torch/{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
+    return found
+
+
+def record() -> list[Path]:
+    """Record the builds that the user's index has, beside those on record; returns the files that changed."""
+    pin = requirement()
+    cpu = _cpu_entry(f"{pin}+cpu")
+    resolved = locks.parse(locks.resolve("torch", [pin], "", []))
+    without = {one.name for one in locks.without_cuda(resolved)}
+    own = [one for one in resolved if one.name not in without]
+    texts = {}
+    # An index with both builds offers the CPU build for this pin too.
+    if pin in [one.line for one in own]:
+        texts[INDEX] = _text("The package index's own build of torch, and what only it needs.", own)
+    if cpu.hashes:
+        texts[CPU] = _text("The CPU build of torch, of every index that was asked.", [cpu])
+    changed = [
+        path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in changed:
+        replace_text(path, texts[path])
+    return changed
+
+
+def _cpu_entry(line: str) -> locks.Entry:
+    entries = locks.parse(CPU.read_text(encoding="utf-8")) if CPU.is_file() else []
+    hashes = {value for one in entries if one.line == line for value in one.hashes}
+    # The user's own index, then PyTorch's.
+    for backend in ([], ["--torch-backend=cpu"]):
+        hashes |= _hashes(line, backend)
+    return locks.Entry(locks.EXEMPT, line, tuple(sorted(hashes)), frozenset())
+
+
+def _hashes(line: str, options: list[str]) -> set[str]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    command = [locks.uv(), "pip", "compile", "-", "--no-deps", "--quiet", "--format", "pylock.toml"]
+    done = subprocess.run(
+        [*command, *pip_settings.uv_flags(os.environ), *options],
+        input=line,
+        env={**os.environ, **pip_settings.uv_variables(os.environ)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return set()
+    wheels = [wheel for package in tomllib.loads(done.stdout)["packages"] for wheel in package["wheels"]]
+    if not all("sha256" in wheel.get("hashes", {}) for wheel in wheels):
+        raise UpstreamError(
+            f"the package index has {line} and does not say its sha256",
+            remedy=f"add it by hand to {CPU}: pip download --no-deps {line}, then sha256sum",
+        )
+    return {f"sha256:{wheel['hashes']['sha256']}" for wheel in wheels}
+
+
+def _text(comment: str, entries: list[locks.Entry]) -> str:
+    return "\n".join(
+        [f"# {comment}", "# Written by `nox -s lock -- --torch`.", *map(locks.text_of, entries), ""]
+    )
