@@ -1,47 +1,47 @@
-"""One JUnit case a test, for what shows test results."""
+"""JUnit XML with one case for each test, for services that show test results."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
 from ci.engine.workers.parent import tail
-from ci.upstream.ledger import Ledger
-from ci.upstream.pool import Verdict
+from ci.upstream.ledger import Ledger, Verdict
 from provisioning.base.rendering.junit_xml import clean
 
-MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate_x86"
-
 LOG_CHARACTERS = 8000
-"""Of the log of a test that fails as nobody expected."""
+"""Of the log of an unexpected failure."""
 
 
-def junit_text(verdicts: Iterable[Verdict], ledger: Ledger, soc: str, logs: Path) -> str:
-    """What the ledger names is a skipped case with its cause; a surprise is a failure with its log."""
-    suite = ElementTree.Element("testsuite", name="test_delegate")
-    figures = {"tests": 0, "failures": 0, "skipped": 0}
+def junit_text(
+    verdicts: Iterable[Verdict], ledger: Ledger, soc: str, logs: Path, suite: str, module: str
+) -> str:
+    """A test that the ledger names is a skipped case with its cause; a surprise is a failure with its log."""
+    root = ElementTree.Element("testsuite", name=suite)
+    counts = Counter({"tests": 0, "failures": 0, "skipped": 0})
     for verdict in sorted(verdicts, key=lambda each: each.test):
-        owner, _, name = verdict.test.partition(".")
+        owner, _, name = verdict.test.rpartition(".")
         case = ElementTree.SubElement(
-            suite, "testcase", classname=f"{MODULE}.{owner}", name=name, time=f"{verdict.seconds:.3f}"
+            root, "testcase", classname=f"{module}.{owner}", name=name, time=f"{verdict.seconds:.3f}"
         )
-        figures["tests"] += 1
+        counts["tests"] += 1
         entry = ledger.entry(verdict.test, soc)
         if verdict.outcome != (entry.outcome if entry else "passed"):
-            figures["failures"] += 1
+            counts["failures"] += 1
             reason = verdict.reason or f"passes, and the ledger has it as {entry.outcome if entry else ''}"
             failure = ElementTree.SubElement(case, "failure", message=clean(reason), type=verdict.outcome)
-            failure.text = clean("\n".join(f"{where} {what}".strip() for where, what in verdict.problems))
+            failure.text = clean("\n".join(f"{where} {error}".strip() for where, error in verdict.problems))
             log = tail(logs / f"{verdict.test}.log", LOG_CHARACTERS)
             ElementTree.SubElement(case, "system-out").text = clean(log)
         elif entry:
-            figures["skipped"] += 1
+            counts["skipped"] += 1
             ElementTree.SubElement(case, "skipped", message=clean(f"{entry.outcome}: {entry.cause}"))
         if verdict.cached:
             properties = ElementTree.SubElement(case, "properties")
             ElementTree.SubElement(properties, "property", name="cached", value="true")
-    for name, figure in figures.items():
-        suite.set(name, str(figure))
-    ElementTree.indent(suite)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+    for name, count in counts.items():
+        root.set(name, str(count))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"

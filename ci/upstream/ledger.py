@@ -1,4 +1,4 @@
-"""What each test is known to do: manifests/delegate/<profile>.toml, and how long it takes: durations.json."""
+"""What each test is expected to do (manifests/delegate/<profile>.toml) and to take (durations.json)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
-from ci.upstream.pool import Verdict
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
 
@@ -25,6 +24,25 @@ schema = 1
 """
 
 Kind = Literal["failed", "not_run", "expected_failure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one test did: `passed`, `failed`, `not_run`, or `expected_failure` where upstream marks it so."""
+
+    test: str
+    outcome: str
+    reason: str = ""
+    problems: tuple[tuple[str, str], ...] = ()
+    """The failed subtests, or the test as a whole under an empty name, each with its error."""
+    subtests: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of the worker and its children: other work on the machine does not stretch it."""
+    peak: int = 0
+    cached: bool = False
+    crashed: bool = False
+    """The worker died or took too long, which may be the machine's doing: never remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +70,8 @@ class Ledger:
         return entry.outcome if entry else "passed"
 
     def updated(self, verdicts: Iterable[Verdict], causes: Mapping[str, str], soc: str) -> Ledger:
-        """The ledger that these verdicts fulfil. Tests that did not run now keep their entries, and an entry
-        that still holds keeps its cause."""
+        """The ledger that expects these verdicts. Other tests keep their entries, and an entry that still
+        holds keeps its cause."""
         from provisioning.manifest import load_socs
 
         expected = list(self.expected)
@@ -90,7 +108,7 @@ def ledger_path(profile: str) -> Path:
 
 
 def load_ledger(profile: str, path: Path | None = None) -> Ledger:
-    """Empty where the profile has none yet: then every test is expected to pass."""
+    """Without a file every test is expected to pass."""
     from pydantic import Field
 
     from provisioning.base.documents import Model, load
@@ -124,7 +142,7 @@ def load_ledger(profile: str, path: Path | None = None) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a test takes of a core: its CPU time, which other work on the machine does not stretch."""
+    """What a test is expected to take: CPU time and memory."""
 
     seconds: float
     megabytes: int
@@ -151,7 +169,7 @@ def load_durations(path: Path | None = None) -> dict[str, Cost]:
             "tests",
             expected='{"test": [seconds, megabytes]}',
             found=f"{type(error).__name__}: {error}",
-            remedy="nox -s test_delegate -- --update-ledger writes it anew",
+            remedy="nox -s test_delegate -- --update-ledger writes it again",
         ) from error
 
 
@@ -164,8 +182,8 @@ def durations_text(costs: Mapping[str, Cost]) -> str:
 
 
 def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
-    """With what these runs took; a verdict from the cache measured nothing."""
-    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.broke}
+    """`costs` with what the tests that ran now took."""
+    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.crashed}
     return {**costs, **new}
 
 

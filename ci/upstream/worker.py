@@ -1,96 +1,128 @@
-"""The process that runs the tests: it imports torch and executorch once and serves one test after another."""
+"""The process that runs upstream tests: pytest collects them once, then runs the one that is named next."""
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import importlib
-import inspect
 import os
 import random
 import sys
 import tempfile
-import traceback
-import types
-import unittest
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ci.engine.workers.child import Answer, Meter, forget_torch, serve
 from ci.upstream import shims
 
-MODULE = "executorch.backends.qualcomm.tests.test_qnn_delegate_x86"
-
 SEED = 0
 
 COLLECT_AFTER = 500_000
-"""New objects before the collector runs within a test. Exporting makes many, and few are garbage; that goes
-after each test."""
+"""New objects before the garbage collector runs within a test. Exporting makes many objects and little
+garbage, which is collected after each test."""
+
+ARGUMENTS = (
+    *("-c", os.devnull, "--assert=plain", "--tb=native", "--capture=no", "--quiet"),
+    *(word for name in ("cacheprovider", "logging", "warnings") for word in ("-p", f"no:{name}")),
+)
+"""No configuration of the folder, and nothing that rewrites or captures."""
 
 
-class Result(unittest.TestResult):
-    """Keeps what each test or subtest said, in the order in which it was said."""
+class Recorder:
+    """A pytest plugin that keeps the reports of the test that runs, and of the collection."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.problems: list[dict[str, str]] = []
-        self.skips: list[str] = []
-        self.unavailable: list[str] = []
-        self.subtests = 0
-        self.expected_failure = ""
-        self.unexpected_success = False
+        self.reports: list[pytest.TestReport] = []
+        self.collection_errors: list[str] = []
 
-    def _problem(self, test: object, error: Any, where: str = "") -> None:
-        kind, value, trace = error
-        if issubclass(kind, shims.NotAvailableHere):
-            self.unavailable.append(str(value))
-            return
-        text = "".join(traceback.format_exception(kind, value, trace))
-        last = "".join(traceback.format_exception_only(kind, value)).strip()
-        sys.stderr.write(f"\n{where or test}\n{text}\n")
-        self.problems.append({"where": where, "what": last[:2000]})
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.reports.append(report)
+        if report.failed:
+            sys.stderr.write(f"\n{_subtest(report) or report.nodeid}\n{report.longreprtext}\n")
 
-    def addError(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        self._problem(test, err)
-
-    def addFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        self._problem(test, err)
-
-    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        self.subtests += 1
-        if err is not None:
-            description = getattr(subtest, "_subDescription", lambda: str(subtest))()
-            self._problem(subtest, err, description)
-
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:  # noqa: N802
-        self.skips.append(reason)
-
-    def addExpectedFailure(self, test: unittest.TestCase, err: Any) -> None:  # noqa: N802
-        self.expected_failure = "".join(traceback.format_exception_only(err[0], err[1])).strip()[:2000]
-
-    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802
-        self.unexpected_success = True
-
-    def verdict(self, touched: list[str]) -> tuple[str, str]:
-        """The outcome and its reason. A test that fails after reaching for an absent module was not run."""
-        if self.unavailable or (self.problems and touched):
-            reason = self.unavailable[0] if self.unavailable else str(shims.NotAvailableHere(touched[0]))
-            return "not_run", reason
-        if self.problems:
-            first = self.problems[0]
-            return "failed", f"{first['where']} {first['what'].splitlines()[-1]}".strip()
-        if self.unexpected_success:
-            return "failed", "ExecuTorch marks this test as failing, and it passed"
-        if self.expected_failure:
-            return "expected_failure", self.expected_failure.splitlines()[-1]
-        if self.skips:
-            return "not_run", self.skips[0]
-        return "passed", ""
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.collection_errors.append(report.longreprtext)
 
 
-class _Kept(tempfile.TemporaryDirectory[str]):
-    """Leaves its files: the pool removes the whole scratch directory of a test that passed."""
+class Tests:
+    """The collected tests of a file by name, and the way to run one."""
+
+    def __init__(self, file: Path) -> None:
+        # pytest.main would run all of them; pytest-xdist makes its session in the same way.
+        from _pytest.config import _prepareconfig
+
+        self._recorder = Recorder()
+        config = _prepareconfig([*ARGUMENTS, f"--rootdir={file.parent}", str(file)], [self._recorder])
+        config._do_configure()
+        session = pytest.Session.from_config(config)
+        config.hook.pytest_sessionstart(session=session)
+        session.perform_collect()
+        if self._recorder.collection_errors:
+            raise ImportError(self._recorder.collection_errors[0])
+        self._items = {".".join(item.nodeid.split("::")[1:]): item for item in session.items}
+
+    def __iter__(self) -> Any:
+        return iter(self._items)
+
+    def run(self, name: str, scratch: Path) -> dict[str, object]:
+        """Run one test as in a process of its own: its own folder, and the same random numbers each time."""
+        scratch.mkdir(parents=True, exist_ok=True)
+        tempfile.tempdir = str(scratch)
+        os.chdir(scratch)
+        os.environ["QNN_ARTIFACT_DIR"] = str(scratch)
+        _seed()
+        shims.forget()
+        self._recorder.reports = []
+        item = self._items[name]
+        meter = Meter()
+        # Without a next item, pytest tears down the class and the module too.
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        figures = meter.read()
+        return {"test": name, **verdict_of(self._recorder.reports, shims.touched()), **figures}
+
+
+def verdict_of(reports: list[pytest.TestReport], touched: list[str]) -> dict[str, object]:
+    """The outcome and its reason. A test that fails after it used an absent module was not run."""
+    problems = [{"where": _subtest(each), "what": _error(each)} for each in reports if each.failed]
+    expected = [each for each in reports if each.skipped and hasattr(each, "wasxfail")]
+    skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
+    outcome, reason = "passed", ""
+    if problems and touched:
+        outcome, reason = "not_run", str(shims.NotAvailableHere(touched[0]))
+    elif problems:
+        first = problems[0]
+        outcome, reason = "failed", f"{first['where']} {first['what'].splitlines()[-1]}".strip()
+        if reason == "Failed: Unexpected success":
+            reason = "ExecuTorch marks this test as failing, and it passed"
+    elif expected:
+        outcome, reason = "expected_failure", expected[0].wasxfail or "marked as failing by ExecuTorch"
+    elif skipped:
+        outcome, reason = "not_run", _skip_reason(skipped[0])
+    subtests = sum(bool(_subtest(each)) for each in reports)
+    return {"outcome": outcome, "reason": reason, "problems": problems, "subtests": subtests}
+
+
+def _subtest(report: pytest.TestReport) -> str:
+    """The description of the subtest that this report is about, such as `(i=1)`; else empty."""
+    describe = getattr(report, "_sub_test_description", None)
+    return str(describe()) if describe else ""
+
+
+def _error(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message if crash else report.longreprtext).strip()[:2000] or "failed without a message"
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return reason.removeprefix("Skipped: ")
+
+
+class _KeptDirectory(tempfile.TemporaryDirectory[str]):
+    """Leaves its files: the stage removes the whole scratch folder of a test that passed."""
 
     def cleanup(self) -> None:
         self._finalizer.detach()  # type: ignore[attr-defined]
@@ -102,60 +134,35 @@ class _Kept(tempfile.TemporaryDirectory[str]):
         self.cleanup()
 
 
-def tests_of(module: types.ModuleType) -> Iterator[unittest.TestCase]:
-    def flat(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
-        for item in suite:
-            if isinstance(item, unittest.TestSuite):
-                yield from flat(item)
-            elif isinstance(item, unittest.TestCase):
-                yield item
+def restorer(module: str) -> Callable[[], None]:
+    """A function that gives a module its present names back.
 
-    return flat(unittest.defaultTestLoader.loadTestsFromModule(module))
+    ExecuTorch's `qnn_preprocess` copies all of torch's names into its own when it meets an unknown operator.
+    `range` is `torch.range` from then on, and each later lowering in the same process fails.
+    """
+    names = vars(importlib.import_module(module))
+    saved = dict(names)
 
+    def restore() -> None:
+        if len(names) != len(saved):
+            names.clear()
+            names.update(saved)
 
-def name_of(test: unittest.TestCase) -> str:
-    return f"{type(test).__name__}.{test._testMethodName}"
-
-
-def source_digest(test: unittest.TestCase) -> str:
-    """Of the test's own function; the module around it is part of the suite's digest."""
-    method = getattr(type(test), test._testMethodName)
-    return hashlib.sha256(inspect.getsource(inspect.unwrap(method)).encode()).hexdigest()
-
-
-def run_one(test: unittest.TestCase, scratch: Path) -> dict[str, object]:
-    """Run one test as in a process of its own: its own directory, and the same random numbers each time."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    tempfile.tempdir = str(scratch)
-    os.chdir(scratch)
-    os.environ["QNN_ARTIFACT_DIR"] = str(scratch)
-    _seed()
-    shims.forget()
-    result = Result()
-    meter = Meter()
-    unittest.TestSuite([test]).run(result)
-    figures = meter.read()
-    outcome, reason = result.verdict(shims.touched())
-    return {
-        "test": name_of(test),
-        "outcome": outcome,
-        "reason": reason,
-        "problems": result.problems,
-        "subtests": result.subtests,
-        **figures,
-    }
+    return restore
 
 
 def start() -> Answer:
-    tempfile.TemporaryDirectory = _Kept  # type: ignore[misc,assignment]
+    tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
-    tests = {name_of(test): test for test in tests_of(importlib.import_module(MODULE))}
+    tests = Tests(Path(sys.argv[1]))
+    restore = restorer("executorch.backends.qualcomm.qnn_preprocess")
     gc.set_threshold(COLLECT_AFTER, 50, 100)
 
     def answer(order: dict[str, Any]) -> dict[str, Any]:
         if order["do"] == "list":
-            return {"tests": [[name, source_digest(test)] for name, test in tests.items()]}
-        reply = run_one(tests[order["test"]], Path(order["scratch"]))
+            return {"tests": list(tests)}
+        reply = tests.run(order["test"], Path(order["scratch"]))
+        restore()
         forget_torch()
         return reply
 
@@ -163,7 +170,7 @@ def start() -> Answer:
 
 
 def _seed() -> None:
-    """Most tests draw weights and inputs without one, and torch begins each process with another."""
+    """Most tests draw weights and inputs without a seed, and torch starts each process with another one."""
     import torch
 
     random.seed(SEED)
@@ -172,4 +179,4 @@ def _seed() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), start)
+    serve(int(sys.argv[2]), start)

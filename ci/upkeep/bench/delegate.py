@@ -15,7 +15,7 @@ from pathlib import Path
 from ci.engine.installed import find_runner
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
 from ci.upstream.ledger import load_ledger
-from ci.upstream.stage import worker_environment
+from ci.upstream.suite import worker_environment
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import (

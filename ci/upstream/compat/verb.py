@@ -1,0 +1,41 @@
+"""`compat`: measure which QNN builds the profile's executorch can drive, and write down what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  python -m ci compat
+  python -m ci compat --build 2.51.0 --build 2.50.40
+  python -m ci compat --render
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "--build", action="append", default=[], metavar="QNN", help="only this QNN version; may be repeated"
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="measure nothing: write the table of docs/compat.md anew"
+    )
+    parser.add_argument(
+        "--timeout", type=duration, default=600, metavar="S", help="for each step [%(default)g]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upstream.compat.stage import measure_all, write_docs
+    from provisioning.base.settings import selection_of
+
+    if args.render:
+        write_docs()
+        return 0
+    command = typed("nox -s compat --", sys.argv[2:])
+    return measure_all(selection_of(args), args.build, args.timeout, command, os.environ)

@@ -1,0 +1,124 @@
+"""Compare verdicts with the ledger: findings, counts, and the ledger that would expect these verdicts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.engine.workers.parent import tail
+from ci.upstream.ledger import (
+    Cost,
+    Ledger,
+    Verdict,
+    durations_path,
+    durations_text,
+    ledger_path,
+    measured,
+)
+from provisioning.base.commands import session
+from provisioning.base.diagnosis import Explanation, nearest
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
+
+LOGS_IN_REPORT = 25
+"""Logs of surprises that the report names; all logs are in the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """What is expected of tests on one chip."""
+
+    ledger: Ledger
+    soc: str
+    logs: Path
+
+    def expected(self, test: str) -> str:
+        return self.ledger.outcome(test, self.soc)
+
+    def is_surprise(self, verdict: Verdict) -> bool:
+        return verdict.outcome != self.expected(verdict.test)
+
+    def findings(self, stage: StageRun, verdicts: Iterable[Verdict]) -> None:
+        """A note for every test that the ledger names, an error for every surprise."""
+        for verdict in sorted(verdicts, key=lambda each: each.test):
+            entry = self.ledger.entry(verdict.test, self.soc)
+            if self.is_surprise(verdict):
+                self._surprise(stage, verdict)
+            elif entry:
+                absent = verdict.outcome == "not_run"
+                rule = "delegate-not-run" if absent else "delegate-known-failure"
+                message = f"not run: {entry.cause}" if absent else entry.cause
+                stage.add(rule, Severity.NOTE, verdict.test, message, self._again(stage, verdict))
+
+    def _surprise(self, stage: StageRun, verdict: Verdict) -> None:
+        expected, log = self.expected(verdict.test), self.logs / f"{verdict.test}.log"
+        remedy = self._again(stage, verdict)
+        rule = {"passed": "delegate-passed", "not_run": "delegate-not-run"}.get(
+            verdict.outcome, "delegate-failed"
+        )
+        if verdict.outcome == "passed":
+            entry = self.ledger.entry(verdict.test, self.soc)
+            message = f"passes, and the ledger has it as {expected}: {entry.cause if entry else ''}"
+            remedy = self._again(stage, verdict, "--update-ledger")
+        elif verdict.outcome == "not_run":
+            message = f"was not run: {verdict.reason}"
+        elif expected == "not_run":
+            message = f"runs now and fails: {verdict.reason}"
+            remedy = self._again(stage, verdict, "--update-ledger")
+        elif known := self._explanation(verdict):
+            message, remedy = f"{verdict.reason.rstrip('.')}. {known}", known.mend
+        else:
+            message = f"{verdict.reason} (nothing known matches its log)"
+            remedy = f"read {log}, or {self._again(stage, verdict, '--keep')}"
+        stage.add(rule, Severity.ERROR, verdict.test, message, remedy)
+        if log.is_file() and len(stage.artifacts) < LOGS_IN_REPORT:
+            stage.artifacts.append(Artifact.of("log", log))
+
+    def _again(self, stage: StageRun, verdict: Verdict, *flags: str) -> str:
+        """The command that runs this test again."""
+        words = ["-k", verdict.test.rpartition(".")[2]]
+        if self.ledger.profile != DEFAULT_PROFILE:
+            words += ["--profile", self.ledger.profile]
+        if self.soc != DEFAULT_SOC:
+            words += ["--soc", self.soc]
+        return session(stage.stage, *words, *flags)
+
+    def _explanation(self, verdict: Verdict) -> Explanation | None:
+        return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
+
+    def counts(self, verdicts: Iterable[Verdict]) -> dict[str, int]:
+        """Every verdict counts once as passed, failed, not run or expected failure."""
+        names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
+        total = dict.fromkeys(names, 0)
+        for verdict in verdicts:
+            total["cached"] += verdict.cached
+            if verdict.outcome in ("passed", "not_run"):
+                total[verdict.outcome] += 1
+                total["unexpected_passes"] += verdict.outcome == "passed" and self.is_surprise(verdict)
+            else:
+                total["failed" if self.is_surprise(verdict) else "expected_failures"] += 1
+        return total
+
+    def updated_ledger(
+        self, verdicts: Iterable[Verdict], costs: Mapping[str, Cost], tests: Iterable[str]
+    ) -> Ledger:
+        """Write the ledger that expects these verdicts, and how long the tests took."""
+        verdicts = list(verdicts)
+        causes = {each.test: self._cause(each) for each in verdicts if each.outcome != "passed"}
+        ledger = self.ledger.updated(verdicts, causes, self.soc)
+        costs = measured(costs, verdicts)
+        for path, text in (
+            (ledger_path(ledger.profile), ledger.as_toml()),
+            (durations_path(), durations_text({test: costs[test] for test in tests if test in costs})),
+        ):
+            replace_text(path, text)
+            sys.stderr.write(f"wrote {path}\n")
+        return ledger
+
+    def _cause(self, verdict: Verdict) -> str:
+        if verdict.outcome == "failed" and (known := self._explanation(verdict)):
+            return f"{verdict.reason.rstrip('.')}. {known.cause}"
+        return verdict.reason or verdict.outcome

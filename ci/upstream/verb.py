@@ -1,0 +1,53 @@
+"""`test_delegate`: ExecuTorch's own delegate tests on the HTP emulator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from provisioning.base.command_line import count, duration
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  python -m ci test_delegate
+  python -m ci test_delegate -k 'conv2d and not quantized' --soc SM8750
+  python -m ci test_delegate --sample
+  python -m ci test_delegate --shard 1/4 --jobs 2
+  python -m ci test_delegate --list
+  python -m ci test_delegate --no-cache --fail-fast --keep
+  python -m ci test_delegate --update-ledger
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    choice = parser.add_argument_group("which tests")
+    choice.add_argument(
+        "-k",
+        dest="expressions",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help="parts of names with and, or, not and parentheses; may be repeated",
+    )
+    choice.add_argument("--sample", action="store_true", help="the ledger's sample of quick, different tests")
+    choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
+    choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
+    how = parser.add_argument_group("how")
+    how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
+    how.add_argument(
+        "--timeout", type=duration, default=900, metavar="S", help="end a test after S seconds [%(default)g]"
+    )
+    how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
+    how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
+    how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
+    how.add_argument(
+        "--update-ledger", action="store_true", help="record outcomes and lengths in manifests/delegate"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upstream.stage import run_suite
+    from ci.upstream.suite import DELEGATE
+
+    return run_suite(DELEGATE, args, os.environ)

@@ -1,0 +1,260 @@
+"""`test_delegate` on a small suite, through the command: verdicts, ledger, memory, choice of tests."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ci.upstream import ledger as ledgers
+from ci.upstream import verb
+from ci.upstream.ledger import load_durations, load_ledger
+from provisioning.base.findings import Report, Severity
+from tests.support.upstream_suite import Bench, counts, findings
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One run of every test without a ledger, so that each is judged for itself."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        bench = Bench(tmp_path_factory.mktemp("whole"), monkeypatch)
+        bench.code, bench.report = bench.run("--timeout", "4")
+        yield bench
+
+
+REASONS = {
+    "absent": "was not run: torchvision.models.resnet18 is used, and torchvision is not installed here",
+    "aborts": "crash: ended by signal 11 (SIGSEGV). QNN's x86 libraries",
+    "fails": "AssertionError: 1 != 2 : numbers differ. QNN's x86 libraries",
+    "hangs_in_native_code": "timeout: no result after 4 s",
+    "leaves": "crash: exit code 0",
+    "skips": "was not run: needs a device",
+    "subtests": "(i=1) AssertionError: 1 == 1",
+    "swallows": "was not run: torchvision.models.resnet18 is used",
+    "unexpected": "ExecuTorch marks this test as failing, and it passed",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_every_surprise_is_an_error_with_its_reason(whole: Bench, name: str) -> None:
+    (finding,) = (f for f in whole.report.findings if f.subject == f"TestOps.test_{name}")
+    assert finding.severity is Severity.ERROR
+    assert REASONS[name] in finding.message
+
+
+def test_tests_that_pass_are_counted_and_a_bad_neighbour_does_not_matter(whole: Bench) -> None:
+    passing = {"abs", "poisons", "poisoned", "random_1", "random_2"}
+    assert not passing & findings(whole.report).keys()
+    assert counts(whole.report) == {"passed": len(passing), "failed": 7, "not_run": 3}
+    assert whole.code == 1
+
+
+def test_nothing_that_a_hung_test_started_is_left(whole: Bench) -> None:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                assert str(whole.logs) not in str((entry / "cwd").readlink())
+
+
+def test_files_of_failed_tests_are_kept_and_of_others_only_on_request(whole: Bench, bench: Bench) -> None:
+    kept = {path.name.removeprefix("TestOps.test_") for path in whole.logs.iterdir() if path.is_dir()}
+    assert {"fails", "aborts"} <= kept and "abs" not in kept
+    assert list((whole.logs / "TestOps.test_fails").rglob("model.pte"))
+    stale = bench.logs / "TestOps.test_abs" / "stale"
+    bench.write(stale, "")
+    bench.run("-k", "abs and not absent", "--keep")
+    assert {path.name for path in stale.parent.iterdir()} == {"model.pte"}
+
+
+def test_junit_has_a_case_for_every_test(whole: Bench) -> None:
+    suite = ElementTree.parse(whole.logs / "junit.xml").getroot()
+    failures = {
+        str(case.get("name")).removeprefix("test_") for case in suite if case.find("failure") is not None
+    }
+    assert failures == {*REASONS, "expected"}
+    assert (suite.get("tests"), suite.get("failures")) == ("15", "10")
+    failure = suite.find("testcase[@name='test_subtests']/failure")
+    assert failure is not None and failure.text == "(i=1) AssertionError: 1 == 1"
+
+
+def test_a_run_as_the_ledger_says_passes_and_the_next_one_remembers_it(bench: Bench) -> None:
+    bench.ledger({"fails": "failed", "aborts": "failed", "skips": "not_run"})
+    chosen = ("-k", "fails or aborts or skips", "-k", "*_abs")
+    code, report = bench.run(*chosen)
+    assert (code, counts(report)) == (0, {"passed": 1, "expected_failures": 2, "not_run": 1})
+    assert findings(report) == {
+        "fails": ("delegate-known-failure", Severity.NOTE),
+        "aborts": ("delegate-known-failure", Severity.NOTE),
+        "skips": ("delegate-not-run", Severity.NOTE),
+    }
+    code, report = bench.run(*chosen)
+    # A crash may have any cause, so it runs again.
+    assert (code, bench.executed) == (0, {"aborts"})
+    assert counts(report) == {"passed": 1, "expected_failures": 2, "not_run": 1, "cached": 3}
+    suite = ElementTree.parse(bench.logs / "junit.xml").getroot()
+    assert suite.find("testcase[@name='test_abs']/properties/property[@name='cached']") is not None
+
+
+def test_a_pass_or_a_skip_that_the_ledger_does_not_expect_fails(bench: Bench) -> None:
+    bench.ledger({"abs": "failed"})
+    code, report = bench.run("-k", "*_abs", "-k", "skips")
+    assert (code, findings(report)) == (
+        1,
+        {"abs": ("delegate-passed", Severity.ERROR), "skips": ("delegate-not-run", Severity.ERROR)},
+    )
+    assert counts(report) == {"passed": 1, "unexpected_passes": 1, "not_run": 1}
+    assert report.findings[0].remedy == "nox -s test_delegate -- -k test_abs --update-ledger"
+
+
+@pytest.fixture(scope="module")
+def remembered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield Bench(tmp_path_factory.mktemp("remembered"), monkeypatch)
+
+
+QUALCOMM = "site/executorch/backends/qualcomm"
+CHANGES = {
+    "the test": f"{QUALCOMM}/tests/test_qnn_delegate_x86.py",
+    "a module beside the tests": f"{QUALCOMM}/tests/__init__.py",
+    "executorch's Python": f"{QUALCOMM}/qnn_preprocess.py",
+    "an adaptor of executorch": f"{QUALCOMM}/python/PyQnnManagerAdaptor.so",
+    "the emulator": "sdk/lib/x86_64-linux-clang/libQnnHtp.so",
+    "another library of QNN": "sdk/lib/x86_64-linux-clang/libQnnSystem.so",
+    "the runner": "dist/bin/qnn_executor_runner",
+    "a library of the runner": "dist/lib/libexecutorch.so",
+    "a module that was absent": "site/torchsr/__init__.py",
+}
+
+
+@pytest.mark.parametrize("file", CHANGES.values(), ids=CHANGES)
+def test_a_test_runs_again_when_something_changed(remembered: Bench, file: str) -> None:
+    remembered.run("-k", "*_abs")
+    remembered.run("-k", "*_abs")
+    assert remembered.executed == set()
+    path = remembered.root / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("\n# changed\n")
+    remembered.run("-k", "*_abs")
+    assert remembered.executed == {"abs"}
+
+
+def test_a_test_runs_again_for_another_chip_or_variable(
+    remembered: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered.run("-k", "*_abs")
+    remembered.run("-k", "*_abs", "--soc", "SM8750")
+    assert remembered.executed == {"abs"}
+    monkeypatch.setenv("QNN_BACKEND", "gpu")
+    remembered.run("-k", "*_abs")
+    assert remembered.executed == {"abs"}
+
+
+def test_no_cache_runs_all_and_remembers_it(bench: Bench) -> None:
+    bench.run("-k", "*_abs", "--no-cache")
+    assert bench.executed == {"abs"}
+    bench.run("-k", "*_abs", "--no-cache")
+    assert bench.executed == {"abs"}
+    bench.run("-k", "*_abs")
+    assert bench.executed == set()
+
+
+def test_updating_the_ledger_makes_the_next_run_pass(bench: Bench) -> None:
+    chosen = ("-k", "fails or skips or expected", "-k", "*_abs")
+    assert bench.run(*chosen, "--update-ledger")[0] == 0
+    book = load_ledger("wheels", ledgers.ledger_path("wheels"))
+    assert {each.test.partition("_")[2]: each.outcome for each in book.expected} == {
+        "expected": "expected_failure",
+        "fails": "failed",
+        "skips": "not_run",
+        "unexpected": "failed",
+    }
+    assert "TestOps.test_abs" in load_durations(ledgers.durations_path())
+    assert bench.run(*chosen)[0] == 0
+
+
+def test_fail_fast_stops_and_counts_what_was_not_reached(bench: Bench) -> None:
+    code, report = bench.run("-k", "fails or random or poison", "--fail-fast", "--jobs", "1")
+    assert (code, report.metrics["not_reached"]) == (1, 4)
+    assert "delegate-stopped" in {finding.rule for finding in report.findings}
+
+
+def test_list_sample_and_shards_choose_and_run_nothing_else(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def listed(*flags: str) -> list[str]:
+        assert bench.command("--list", *flags) == 0
+        return [line.split()[1] for line in capsys.readouterr().out.splitlines()[:-1]]
+
+    bench.ledger({"skips": "not_run"}, sample=("abs", "skips"))
+    every = listed()
+    assert len(every) == 15
+    assert sorted(test for i in (1, 2, 3) for test in listed("--shard", f"{i}/3")) == every
+    assert listed("--sample") == ["TestOps.test_abs", "TestOps.test_skips"]
+    assert listed("--sample", "-k", "skips") == ["TestOps.test_skips"]
+    assert not bench.ran.exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--shard", "3/2"),
+        ("--target", "aarch64-linux"),
+        ("--soc", "SM8650,SM8750"),
+        ("-k", "no_such_test"),
+        ("-k", "abs conv"),
+    ],
+)
+def test_usage_errors_run_nothing(bench: Bench, flags: tuple[str, ...]) -> None:
+    assert bench.command(*flags) == 2
+    assert not bench.ran.exists()
+
+
+def test_a_ledger_that_names_no_test_is_refused(bench: Bench) -> None:
+    bench.ledger({"gone": "failed"})
+    assert bench.command() == 2
+
+
+def test_tests_that_cannot_be_imported_are_an_environment_error(bench: Bench) -> None:
+    bench.write(
+        bench.package / "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py", "import nothing"
+    )
+    assert bench.command() == 3
+    assert Report.read(bench.root / "reports" / "test_delegate.json").outcome == "error"
+
+
+def test_an_interrupted_run_says_so_and_keeps_what_it_had(bench: Bench) -> None:
+    bench.ledger({"fails": "failed"})
+
+    def interrupt_once_it_hangs() -> None:
+        while "hangs" not in bench.executed_so_far():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt_once_it_hangs, daemon=True).start()
+    assert bench.command("-k", "fails or hangs", "--jobs", "1") == 130
+    (finding,) = Report.read(bench.root / "reports" / "test_delegate.json").findings
+    assert (finding.rule, finding.message) == ("delegate-not-measured", "interrupted")
+    bench.run("-k", "fails")
+    assert bench.executed == set()
+
+
+def test_help_shows_commands_that_parse() -> None:
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    for line in verb.EXAMPLES.splitlines():
+        parser.parse_args(shlex.split(line)[4:])

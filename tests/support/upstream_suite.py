@@ -1,0 +1,175 @@
+"""A small executorch package with a delegate suite of our own, which the real command and worker run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from ci.__main__ import VERBS
+from ci.upstream import ledger as ledgers
+from ci.upstream.ledger import Expected, Ledger
+from provisioning.base.command_line import main
+from provisioning.base.findings import Report, Severity
+from tests.support.miniature_executorch import make_sdk
+
+TESTS = """\
+import ctypes, os, random, signal, subprocess, sys, tempfile, unittest
+from pathlib import Path
+
+import torchvision
+from executorch.backends.qualcomm import qnn_preprocess
+
+
+class TestOps(unittest.TestCase):
+    def setUp(self):
+        with open(os.environ["RAN"], "a") as ran:
+            ran.write(self._testMethodName + "\\n")
+
+    def test_abs(self):
+        self.assertEqual(Path(tempfile.gettempdir()), Path.cwd())
+        Path("model.pte").touch()
+
+    def test_absent(self):
+        torchvision.models.resnet18()
+
+    def test_aborts(self):
+        print("libc++.so.1: cannot open shared object file", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    @unittest.expectedFailure
+    def test_expected(self):
+        self.fail("known upstream")
+
+    def test_fails(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "model.pte").touch()
+            print("libc++.so.1: cannot open shared object file", flush=True)
+            self.assertEqual(1, 2, "numbers differ")
+
+    def test_hangs_in_native_code(self):
+        subprocess.Popen(["sleep", "600"])
+        ctypes.PyDLL(None).sleep(600)
+
+    def test_leaves(self):
+        os._exit(0)
+
+    def test_poisons(self):
+        vars(qnn_preprocess).update(range=None, added=1)
+
+    def test_poisoned(self):
+        self.assertEqual(qnn_preprocess.lower(), [0, 1])
+
+    def test_random_1(self):
+        self._drawn()
+
+    def test_random_2(self):
+        self._drawn()
+
+    def _drawn(self):
+        file = Path(os.environ["RAN"] + ".drawn")
+        text = str(random.random())
+        self.assertEqual(file.read_text() if file.exists() else text, text)
+        file.write_text(text)
+
+    def test_skips(self):
+        self.skipTest("needs a device")
+
+    def test_subtests(self):
+        for number in range(3):
+            with self.subTest(i=number):
+                self.assertNotEqual(number, 1)
+
+    def test_swallows(self):
+        try:
+            torchvision.models.resnet18()
+        except Exception:
+            self.fail("no model")
+
+    @unittest.expectedFailure
+    def test_unexpected(self):
+        pass
+"""
+
+FILES = {
+    "executorch/__init__.py": "",
+    "executorch/backends/__init__.py": "",
+    "executorch/backends/qualcomm/__init__.py": "",
+    "executorch/backends/qualcomm/qnn_preprocess.py": "def lower():\n    return list(range(2))\n",
+    "executorch/backends/qualcomm/tests/__init__.py": "",
+    "executorch/backends/qualcomm/tests/test_qnn_delegate_x86.py": TESTS,
+    "torch/__init__.py": "def manual_seed(seed): ...\n",
+    "torch/_dynamo.py": "def reset(): ...\n",
+}
+
+
+class Bench:
+    """Runs `test_delegate` on the small suite."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.code: int
+        self.report: Report
+        self.package = root / "site"
+        self.sdk = make_sdk(root / "sdk")
+        self.runner = root / "dist" / "bin" / "qnn_executor_runner"
+        self.logs = root / "reports" / "delegate"
+        self.ran = root / "ran"
+        for name, text in FILES.items():
+            self.write(self.package / name, text)
+        self.write(self.package / "torch/__init__.py", "from . import _dynamo\n" + FILES["torch/__init__.py"])
+        self.write(self.runner, "")
+        self.write(self.runner.parent.parent / "lib" / "libexecutorch.so", "")
+        monkeypatch.setattr(ledgers, "DIRECTORY", root / "manifests")
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("executorch", "torch")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.syspath_prepend(self.package)
+        for name, value in {
+            "PYTHONPATH": self.package,
+            "QNN_SDK_ROOT": self.sdk,
+            "QNN_EXECUTOR_RUNNER": self.runner,
+            "RAN": self.ran,
+        }.items():
+            monkeypatch.setenv(name, str(value))
+
+    def write(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def ledger(self, outcomes: Mapping[str, str], sample: Iterable[str] = ()) -> None:
+        """Expect these outcomes, by names without their class."""
+        rows = tuple(
+            Expected(f"TestOps.test_{name}", outcome, f"known: {name}")  # type: ignore[arg-type]
+            for name, outcome in outcomes.items()
+        )
+        book = Ledger("wheels", rows, tuple(f"TestOps.test_{name}" for name in sample))
+        self.write(ledgers.ledger_path("wheels"), book.as_toml())
+
+    def run(self, *flags: str) -> tuple[int, Report]:
+        """The exit code and the report; `self.executed` has what ran."""
+        self.ran.write_text("", encoding="utf-8")
+        code = self.command(*flags)
+        return code, Report.read(self.root / "reports" / "test_delegate.json")
+
+    def command(self, *flags: str) -> int:
+        folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
+        verbs = {"test_delegate": VERBS["test_delegate"]}
+        return main("python -m ci", "", verbs, ["test_delegate", *folders, "--jobs", "2", *flags])
+
+    def executed_so_far(self) -> str:
+        return self.ran.read_text(encoding="utf-8") if self.ran.exists() else ""
+
+    @property
+    def executed(self) -> set[str]:
+        return {line.removeprefix("test_") for line in self.executed_so_far().split()}
+
+
+def counts(report: Report) -> dict[str, object]:
+    names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
+    return {name: report.metrics[name] for name in names if report.metrics[name]}
+
+
+def findings(report: Report) -> dict[str, tuple[str, Severity]]:
+    return {f.subject.partition("_")[2]: (f.rule, f.severity) for f in report.findings}

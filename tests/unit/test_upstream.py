@@ -1,0 +1,122 @@
+"""Choosing upstream tests by expressions, and the ledger of their outcomes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ci.engine.jobs import Job
+from ci.upstream import ledger as ledgers
+from ci.upstream.expression import matcher
+from ci.upstream.ledger import Cost, Expected, Ledger, Verdict, load_durations, load_ledger
+from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.settings import MANIFESTS
+
+NAMES = {f"TestOps.test_{name}": name for name in ("abs", "conv", "fails", "hangs", "segfault", "skips")}
+
+
+@pytest.mark.parametrize(
+    ("expressions", "chosen"),
+    [
+        (["ABS"], {"abs"}),
+        (["abs or conv"], {"abs", "conv"}),
+        (["abs", "conv"], {"abs", "conv"}),
+        (["not abs"], {"conv", "fails", "hangs", "segfault", "skips"}),
+        (["not (abs or conv) and test_f"], {"fails"}),
+        (["abs or conv and fails"], {"abs"}),
+        (["*.test_a*"], {"abs"}),
+        (["testops"], set(NAMES.values())),
+        ([], set(NAMES.values())),
+    ],
+)
+def test_expressions_choose_by_parts_of_names(expressions: list[str], chosen: set[str]) -> None:
+    matches = matcher(expressions)
+    assert {name for test, name in NAMES.items() if matches(test)} == chosen
+
+
+@pytest.mark.parametrize(
+    "expression", ["", "and", "abs and", "(abs", "abs)", "abs conv", "(abs)(conv)", "a, b"]
+)
+def test_other_expressions_are_usage_errors(expression: str) -> None:
+    with pytest.raises(UsageError, match="is not an expression"):
+        matcher([expression])
+
+
+# The ledger
+
+KNOWN = Expected("TestOps.test_fails", "failed", "the compiler refuses it")
+OUTCOMES = st.sampled_from(["passed", "failed", "not_run", "expected_failure"])
+VERDICTS = st.dictionaries(st.sampled_from(sorted(NAMES)), OUTCOMES)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(VERDICTS, st.sampled_from(["SM8650", "SM8750"])), max_size=4))
+def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str], str]]) -> None:
+    book = Ledger("wheels", (KNOWN,))
+    for outcomes, soc in runs:
+        verdicts = [Verdict(test, outcome) for test, outcome in outcomes.items()]
+        book = book.updated(verdicts, dict.fromkeys(NAMES, "because"), soc)
+        assert {v.test: book.outcome(v.test, soc) for v in verdicts} == outcomes
+
+
+@pytest.mark.parametrize("socs", [(), ("SM8550", "SM8650")])
+def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None:
+    book = Ledger("wheels", (dataclasses.replace(KNOWN, socs=socs),))
+    book = book.updated([Verdict(KNOWN.test, "passed")], {}, "SM8650")
+    assert [book.outcome(KNOWN.test, soc) for soc in ("SM8650", "SM8550")] == ["passed", "failed"]
+
+
+def test_an_update_keeps_a_cause_that_still_holds() -> None:
+    verdict = Verdict(KNOWN.test, "failed")
+    assert Ledger("wheels", (KNOWN,)).updated([verdict], {KNOWN.test: "x"}, "SM8650").expected == (KNOWN,)
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=300))
+def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
+    cause = " ".join(cause.replace('"""', "").split()) or "x"
+    rows = (dataclasses.replace(KNOWN, cause=cause), Expected("T.skips", "not_run", "no", ("SM8650",)))
+    path = tmp_path_factory.mktemp("ledger") / "wheels.toml"
+    path.write_text(Ledger("wheels", rows).as_toml(), encoding="utf-8")
+    assert load_ledger("wheels", path) == Ledger("wheels", rows)
+
+
+@pytest.mark.parametrize("socs", [((), ()), ((), ("SM8650",)), (("SM8650",), ("SM8650", "SM8750"))])
+def test_two_entries_for_one_test_and_chip_are_refused(
+    tmp_path: Path, socs: tuple[tuple[str, ...], tuple[str, ...]]
+) -> None:
+    path = tmp_path / "wheels.toml"
+    rows = tuple(dataclasses.replace(KNOWN, socs=each) for each in socs)
+    path.write_text(Ledger("wheels", rows).as_toml(), encoding="utf-8")
+    with pytest.raises(ManifestError, match="twice"):
+        load_ledger("wheels", path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"tests": {"T.a": 3}}', '{"tests": {"T.a": ["x", 1]}}'])
+def test_damaged_durations_are_an_error_of_the_manifest(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "durations.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ManifestError, match=r"durations\.json"):
+        load_durations(path)
+
+
+def test_only_tests_that_ran_now_are_measured() -> None:
+    verdicts = [
+        Verdict("T.a", "passed", seconds=30, cpu_seconds=3, peak=5 << 20),
+        Verdict("T.b", "passed", seconds=9, cached=True),
+        Verdict("T.c", "failed", seconds=900, crashed=True),
+    ]
+    assert ledgers.measured({"T.b": Cost(1, 1)}, verdicts) == {"T.a": Cost(3, 5), "T.b": Cost(1, 1)}
+
+
+def test_the_committed_ledgers_are_complete() -> None:
+    profiles = {path.stem for path in (MANIFESTS / "profiles").glob("*.toml")}
+    assert {path.stem for path in (MANIFESTS / "delegate").glob("*.toml")} <= profiles
+    book, costs = load_ledger("wheels"), load_durations()
+    assert {each.test for each in book.expected} | set(book.sample) <= costs.keys()
+    jobs = [Job(test, costs[test].seconds) for test in book.sample]
+    assert len(jobs) >= 20 and sum(job.seconds for job in jobs) <= 150
