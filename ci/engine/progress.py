@@ -1,27 +1,23 @@
-"""What a user sees while jobs run: a bar on a terminal, one line a job elsewhere."""
+"""What a user sees while jobs run: bars on a terminal, one line a job elsewhere."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
+from typing import Generic, TextIO, TypeVar
 
 from ci.engine.jobs import Estimate, Job
+from provisioning.base.screen import Display, display_for, new_bar
 from provisioning.base.units import seconds
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is said of a job that ended; one that needs a look stays on the screen."""
+    """What is printed about a job that ended. One that needs a look stays on the screen."""
 
     word: str
     note: str = ""
@@ -34,109 +30,77 @@ def failed(note: str) -> Line:
     return Line("FAILED!", note, look=True)
 
 
-class Lines(Generic[R]):
-    """Told by the scheduler of each job; also a context, so that a bar goes away whatever happens."""
+class JobProgress(Generic[R]):
+    """Shows jobs as the scheduler starts and ends them; a context, so that bars are always removed."""
 
     def __init__(
-        self, what: str, jobs: Sequence[Job], slots: int, line: Callable[[R], Line], out: TextIO | None = None
+        self,
+        what: str,
+        jobs: Sequence[Job],
+        slots: int,
+        line: Callable[[R], Line],
+        out: TextIO,
+        display: Display | None,
     ) -> None:
         self._what, self._line = what, line
         self._estimate = Estimate(jobs, slots)
         self._total = len(jobs)
         self._done = self._looks = 0
-        self._out = out or sys.stderr
+        self._out, self._display = out, display
+        self._whole, self._bars = new_bar(), dict[str, int]()
 
-    def __enter__(self) -> Lines[R]:
+    def __enter__(self) -> JobProgress[R]:
+        self._draw_whole()
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._display:
+            for bar in (*self._bars.values(), self._whole):
+                self._display.remove(bar)
 
     def started(self, job: Job) -> None:
         self._estimate.started(job)
+        if self._display:
+            bar = self._bars[job.name] = new_bar()
+            self._display.bar(bar, f"  {job.name}", 0, None, "")
 
-    def ended(self, job: Job, result: R, seconds: float) -> None:
-        self._estimate.ended(job, seconds)
+    def ended(self, job: Job, result: R, taken: float) -> None:
+        self._estimate.ended(job, taken)
         self._done += 1
         line = self._line(result)
         self._looks += line.look
         width = len(str(self._total))
-        took = seconds if line.seconds is None else line.seconds
-        text = f"[{self._done:>{width}}/{self._total}] {line.word:<9}{took:7.1f} s  {job.name}"
+        time_shown = taken if line.seconds is None else line.seconds
+        text = f"[{self._done:>{width}}/{self._total}] {line.word:<9}{time_shown:7.1f} s  {job.name}"
         if line.note:
             text += f": {line.note.splitlines()[0]}"
-        self._say(text, line.look)
+        if self._display is None:
+            left = f"  ({self.left()})" if self._done < self._total else ""
+            self._out.write(f"{text}{left}\n")
+            self._out.flush()
+            return
+        self._display.remove(self._bars.pop(job.name))
+        self._draw_whole()
+        if line.look:
+            self._display.print(text)
+        else:
+            self._display.log(text)
 
     def left(self) -> str:
         return f"about {seconds(self._estimate.left())} left"
 
-    def _say(self, text: str, look: bool) -> None:
-        rest = f"  ({self.left()})" if self._done < self._total else ""
-        self._out.write(f"{text}{rest}\n")
-        self._out.flush()
-
-
-class Bar(Lines[R]):
-    """One row for the whole and one for each job that runs; only what needs a look stays."""
-
-    def __init__(
-        self, what: str, jobs: Sequence[Job], slots: int, line: Callable[[R], Line], out: TextIO | None = None
-    ) -> None:
-        super().__init__(what, jobs, slots, line, out)
-        self._rich = _rows(self._out)
-        self._whole = self._rich.add_task(what, total=self._total, note="")
-        self._rows: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Bar[R]:
-        self._rich.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._rich.stop()
-
-    def started(self, job: Job) -> None:
-        super().started(job)
-        self._rows[job.name] = self._rich.add_task(f"  {job.name}", total=None, note="")
-
-    def ended(self, job: Job, result: R, seconds: float) -> None:
-        self._rich.remove_task(self._rows.pop(job.name))
-        super().ended(job, result, seconds)
-
-    def _say(self, text: str, look: bool) -> None:
-        note = self.left() + (f", {self._looks} to look at" if self._looks else "")
-        self._rich.update(self._whole, completed=self._done, note=note)
-        if look:
-            self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def _draw_whole(self) -> None:
+        if self._display:
+            looks = f", {self._looks} to look at" if self._looks else ""
+            note = f"{self._done}/{self._total}, {self.left()}{looks}"
+            self._display.bar(self._whole, self._what, self._done, self._total, note)
 
 
 def progress(
     what: str, jobs: Sequence[Job], slots: int, line: Callable[[R], Line], out: TextIO | None = None
-) -> Lines[R]:
-    """`what` names the jobs on the bar; `line` says what became of one."""
+) -> JobProgress[R]:
+    """`what` names the jobs on the bar; `line` says how one ended."""
     stream = out or sys.stderr
-    drawable = stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
-    return (Bar if drawable else Lines)(what, jobs, slots, line, stream)
-
-
-def _rows(out: TextIO) -> RichProgress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=Console(file=out),
-        transient=True,
-    )
+    return JobProgress(what, jobs, slots, line, stream, display_for(stream))

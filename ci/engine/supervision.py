@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ci.engine.transcript import transcript
+from ci.engine.stage_output import shown_and_logged
 from ci.engine.workers.parent import tail
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
@@ -46,9 +46,15 @@ def log_of(stage: str, reports: Path) -> Path:
 
 
 def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
-    """Run a process to its end. Interrupted, it is given time to tidy up, and then ended; the code is 130."""
-    with transcript(log) as outputs:
-        process = subprocess.Popen(argv, env=environ, stdout=outputs.stdout, stderr=outputs.stderr)
+    """Run a process to its end and return its exit code; on an interruption end it, with time to tidy up."""
+    with shown_and_logged(log) as output:
+        process = subprocess.Popen(
+            argv,
+            env={**environ, **output.environ},
+            stdout=output.stdout,
+            stderr=output.stderr,
+            pass_fds=output.inherited,
+        )
         try:
             return process.wait()
         except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job, default_slots, memory_budget, parse_shard, run_jobs, shard
 from ci.engine.memo import VerdictCache
-from ci.engine.progress import Line, Lines, progress
+from ci.engine.progress import JobProgress, Line, progress
 from ci.engine.workers.parent import Setup, WorkerSlot
 from ci.upstream.expression import matcher
 from ci.upstream.judge import Judge
@@ -245,7 +245,7 @@ class Memory:
 class _Observer:
     """Remembers and shows each verdict when it comes, so that an interrupted run is not lost."""
 
-    def __init__(self, memory: Memory, shown: Lines[Verdict]) -> None:
+    def __init__(self, memory: Memory, shown: JobProgress[Verdict]) -> None:
         self._memory, self._shown = memory, shown
 
     def started(self, job: Job) -> None:

@@ -12,18 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import Protocol, TextIO
 
+from provisioning.base.screen import Display, display_for, new_bar
 from provisioning.base.units import seconds, size
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
 
 QUIET_FOR = 2.0
 """Work that ends sooner than this shows one line, at its end."""
 EVERY = 5.0
 """Seconds between two plain lines of one piece of work."""
+DRAWN_EVERY = 0.1
+"""Seconds between two states of a bar."""
 
 
 class Progress(Protocol):
@@ -59,8 +58,8 @@ class _Piece:
     began: float
     spoke: float
     """When a plain line last told of it, or would have."""
-    bar: TaskID | None = None
-    """Its row on the terminal, once it has one."""
+    bar: int | None = None
+    """The number of its bar, once it has one."""
 
 
 class Lines:
@@ -118,59 +117,32 @@ class Lines:
 class Bars(Lines):
     """One bar for each piece of work, with rate and time left."""
 
-    _rich: RichProgress | None = None
+    def __init__(
+        self, display: Display, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(out, clock)
+        self._display = display
 
     def _show(self, piece: _Piece, now: float) -> None:
-        if piece.bar is not None and self._rich is not None:
-            self._rich.update(piece.bar, completed=piece.done)
-        elif now - piece.began >= QUIET_FOR:
-            if self._rich is None:
-                self._rich = _rows(self._out)
-            piece.bar = self._rich.add_task(piece.name, total=piece.total, completed=piece.done)
+        if now - piece.began >= QUIET_FOR and (piece.bar is None or now - piece.spoke >= DRAWN_EVERY):
+            piece.bar = new_bar() if piece.bar is None else piece.bar
+            piece.spoke = now
+            note = _under_way(piece, now).removeprefix(f"{piece.name}: ")
+            self._display.bar(piece.bar, piece.name, piece.done, piece.total, note)
 
     def _close(self, piece: _Piece) -> None:
-        if piece.bar is not None and self._rich is not None:
-            self._rich.remove_task(piece.bar)
-        if not self._pieces and self._rich is not None:
-            self._rich.stop()
-            self._rich = None
+        if piece.bar is not None:
+            self._display.remove(piece.bar)
 
     def _say(self, text: str) -> None:
-        if self._rich is not None:
-            self._rich.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            super()._say(text)
+        self._display.print(text)
 
 
 def for_stream(out: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> Progress:
     """Bars where they can be drawn, else plain lines; on stderr by default, so that stdout is data."""
     stream = out if out is not None else sys.stderr
-    drawable = stream.isatty() and environ.get("TERM", "dumb") not in ("", "dumb")
-    return Bars(stream) if drawable else Lines(stream)
-
-
-def _rows(out: TextIO) -> RichProgress:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    rows = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(file=out),
-        transient=True,
-    )
-    rows.start()
-    return rows
+    display = display_for(stream, environ)
+    return Bars(display, stream) if display else Lines(stream)
 
 
 def _under_way(piece: _Piece, now: float) -> str:

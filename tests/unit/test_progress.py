@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import pty
 import threading
 
 import pytest
 
+from ci.engine.jobs import Job
+from ci.engine.progress import JobProgress, Line
 from provisioning.base.progress import Bars, Lines, Silent, for_stream
 
 
@@ -120,44 +119,68 @@ def test_a_worker_advances_what_its_owner_started(out: io.StringIO, clock: Clock
     assert out.getvalue() == "unpack: 7 B in 0.00 s\n"
 
 
-def test_on_a_terminal_short_work_draws_no_bar(clock: Clock) -> None:
-    out = Terminal()
-    bars = Bars(out, clock)
-    bars.start("sdk.zip", 100)
-    bars.advance(100)
-    bars.finish()
-    assert out.getvalue() == "sdk.zip: 100 B in 0.00 s\n"
+class Drawn:
+    """A display that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.bars: dict[int, tuple[str, float, float | None, str]] = {}
+        self.most = 0
+        self.lines: list[str] = []
+        self.logged: list[str] = []
+
+    def bar(self, bar: int, name: str, done: float, total: float | None, note: str) -> None:
+        self.bars[bar] = (name, done, total, note)
+        self.most = max(self.most, len(self.bars))
+
+    def remove(self, bar: int) -> None:
+        del self.bars[bar]
+
+    def print(self, text: str) -> None:
+        self.lines.append(text)
+
+    def log(self, text: str) -> None:
+        self.logged.append(text)
 
 
-def test_on_a_terminal_long_work_draws_bars_and_removes_them(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    out = Terminal()
-    bars = Bars(out, clock)
-    bars.start("[sdk].zip", 1000)
+def test_long_work_has_a_bar_until_it_ends_and_short_work_none(clock: Clock) -> None:
+    drawn = Drawn()
+    bars = Bars(drawn, clock=clock)
+    bars.start("sdk.zip", 1000)
+    bars.advance(10)
+    assert not drawn.bars
     clock.now += 3
     bars.advance(10)
-    bars.advance(10)
-    bars.note("waiting for [another]")
+    assert list(drawn.bars.values()) == [("sdk.zip", 20, 1000, "20 B of 1 kB (2 %), 7 B/s, 2 min 27 s left")]
+    bars.note("waiting")
     bars.finish()
-    shown = out.getvalue()
-    assert "━" in shown
-    assert "[sdk].zip" in shown
-    assert "waiting for [another]" in shown
-    assert shown.rstrip("\n").endswith("[sdk].zip: 20 B of 1 kB, stopped in 3.00 s")
+    assert not drawn.bars
+    assert drawn.lines == ["waiting", "sdk.zip: 20 B of 1 kB, stopped in 3.00 s"]
 
 
-def test_the_last_bar_to_end_gives_the_terminal_back(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    out = Terminal()
-    bars = Bars(out, clock)
-    bars.start("a", 10)
-    clock.now += 3
-    bars.advance(1)
-    bars.finish()
-    hidden, shown = "\x1b[?25l", "\x1b[?25h"
-    assert out.getvalue().rfind(shown) > out.getvalue().rfind(hidden) >= 0
+def test_jobs_have_a_bar_each_while_they_run_and_leave_only_what_needs_a_look() -> None:
+    drawn, jobs = Drawn(), [Job("bad", 60), Job("good", 60)]
+    shown: JobProgress[str] = JobProgress(
+        "tests", jobs, 1, lambda word: Line(word, look=word == "FAILED!"), io.StringIO(), drawn
+    )
+    with shown:
+        for job, word in zip(jobs, ("FAILED!", "passed"), strict=True):
+            shown.started(job)
+            assert any(name == f"  {job.name}" for name, *_ in drawn.bars.values())
+            shown.ended(job, word, 60)
+        (whole,) = drawn.bars.values()
+        assert whole[:3] == ("tests", 2, 2) and whole[3].endswith(", 1 to look at")
+    assert not drawn.bars and drawn.most == 2
+    assert drawn.lines == ["[1/2] FAILED!     60.0 s  bad"]
+    assert drawn.logged == ["[2/2] passed      60.0 s  good"]
+
+
+def test_without_a_terminal_each_job_is_a_line_with_the_time_left(out: io.StringIO) -> None:
+    jobs = [Job("a", 60), Job("b", 60)]
+    shown: JobProgress[str] = JobProgress("tests", jobs, 1, lambda word: Line(word, "no\nmore"), out, None)
+    with shown:
+        shown.started(jobs[0])
+        shown.ended(jobs[0], "FAILED!", 60)
+    assert out.getvalue() == "[1/2] FAILED!     60.0 s  a: no  (about 60 s left)\n"
 
 
 @pytest.mark.parametrize(
@@ -172,25 +195,6 @@ def test_the_last_bar_to_end_gives_the_terminal_back(clock: Clock, monkeypatch: 
 )
 def test_bars_are_for_terminals_that_can_draw(terminal: bool, environ: dict[str, str], kind: type) -> None:
     assert type(for_stream(Terminal() if terminal else io.StringIO(), environ)) is kind
-
-
-def test_no_colour_means_no_colour_on_a_real_terminal(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs, "w") as out:
-        bars = Bars(out, clock)
-        bars.start("a", 10)
-        clock.now += 3
-        bars.advance(10)
-        bars.finish()
-    shown = b""
-    with contextlib.suppress(OSError):  # a terminal whose other end is closed ends so
-        while block := os.read(ours, 65536):
-            shown += block
-    os.close(ours)
-    assert b"a: 10 B in 3.00 s" in shown
-    assert b"\x1b[3" not in shown
 
 
 def test_silence_is_silent(capfd: pytest.CaptureFixture[str]) -> None:

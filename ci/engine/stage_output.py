@@ -1,0 +1,163 @@
+"""Show what a stage prints, keep it in a log, and draw the stage's bars from its events on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from provisioning.base.rendering.terminal import wants_colour
+from provisioning.base.screen import CHANNEL, Screen, channel_value, display_for
+
+LINGER = 0.5
+"""Seconds for which the output of a stage that has ended is still read: what it started may hold it open."""
+
+LARGEST = 32 << 20
+"""A log that is larger keeps its colours."""
+
+_COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What to start the stage with."""
+
+    stdout: int
+    stderr: int
+    inherited: tuple[int, ...]
+    environ: Mapping[str, str]
+
+
+@contextmanager
+def shown_and_logged(log: Path, shown: tuple[int, int] = (1, 2)) -> Iterator[StageOutput]:
+    """Inside, start one process with these outputs and wait for it; afterwards its log is complete."""
+    display = display_for(sys.stderr)
+    screen = display if isinstance(display, Screen) else None
+    same = os.path.sameopenfile(*shown)
+    channels = [_Text(descriptor, screen) for descriptor in shown[: 1 if same else 2]]
+    readers: list[_Reader] = [*channels, *([_Events(screen)] if screen else [])]
+    environ: dict[str, str] = {}
+    if screen:
+        environ[CHANNEL] = channel_value(readers[-1].theirs)
+    if os.isatty(shown[0]):
+        environ["COLUMNS"] = os.environ.get("COLUMNS") or str(shutil.get_terminal_size().columns)
+        if wants_colour(sys.stdout):
+            environ["FORCE_COLOR"] = "1"
+    ended, end = os.pipe()
+    with log.open("wb") as stream:
+        copying = threading.Thread(target=_copy, args=[readers, stream, ended], daemon=True)
+        copying.start()
+        try:
+            inherited = tuple(reader.theirs for reader in readers[len(channels) :])
+            yield StageOutput(channels[0].theirs, channels[-1].theirs, inherited, environ)
+        finally:
+            for reader in readers:
+                os.close(reader.theirs)
+            os.close(end)
+            copying.join()
+            os.close(ended)
+            if screen:
+                screen.clear()
+    if "FORCE_COLOR" in environ and log.stat().st_size <= LARGEST:
+        log.write_bytes(_COLOURS.sub(b"", log.read_bytes()))
+
+
+class _Reader:
+    """One pipe: `theirs` for the stage, `ours` to read."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = os.pipe()
+        self.rest = b""
+        """The begin of a line whose end has not come."""
+
+    def lines(self, block: bytes) -> list[bytes]:
+        *lines, self.rest = (self.rest + block).split(b"\n")
+        return lines
+
+    def take(self, block: bytes, log: IO[bytes]) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None: ...
+
+
+class _Text(_Reader):
+    """The stage's output, or its errors."""
+
+    def __init__(self, shown: int, screen: Screen | None) -> None:
+        super().__init__()
+        self.shown: int | None = shown
+        self.screen = screen if os.isatty(shown) else None
+
+    def take(self, block: bytes, log: IO[bytes]) -> None:
+        with suppress(OSError):  # a full disk ends the log, and not the stage
+            log.write(block)
+            log.flush()
+        if self.screen and self.screen.drawing:
+            for line in self.lines(block):
+                self.screen.print(line.decode("utf-8", "replace"))
+        else:
+            self.show(self.rest + block)
+            self.rest = b""
+
+    def finish(self) -> None:
+        if self.screen and self.screen.drawing and self.rest:
+            self.screen.print(self.rest.decode("utf-8", "replace"))
+        else:
+            self.show(self.rest)
+
+    def show(self, block: bytes) -> None:
+        view = memoryview(block)
+        while view and self.shown is not None:
+            try:
+                view = view[os.write(self.shown, view) :]
+            except BlockingIOError:
+                select.select([], [self.shown], [])
+            except OSError:  # our reader left; the stage and its log go on
+                self.shown = None
+
+
+class _Events(_Reader):
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self.screen = screen
+
+    def take(self, block: bytes, log: IO[bytes]) -> None:
+        for line in self.lines(block):
+            event: dict[str, Any] = json.loads(line)
+            if "log" in event:
+                with suppress(OSError):
+                    log.write(f"{event['log']}\n".encode())
+                    log.flush()
+            elif "remove" in event:
+                self.screen.remove(event["remove"])
+            else:
+                self.screen.bar(**event)
+
+
+def _copy(readers: list[_Reader], log: IO[bytes], ended: int) -> None:
+    waiting = {reader.ours: reader for reader in readers}
+    watched, deadline = [ended], float("inf")
+    while waiting and (rest := deadline - time.monotonic()) > 0:
+        ready = select.select([*waiting, *watched], [], [], None if watched else rest)[0]
+        if ended in ready:
+            watched, deadline = [], time.monotonic() + LINGER
+        for descriptor in ready:
+            if descriptor == ended:
+                continue
+            if block := os.read(descriptor, 1 << 16):
+                waiting[descriptor].take(block, log)
+            else:
+                del waiting[descriptor]
+    for reader in readers:
+        reader.finish()
+        os.close(reader.ours)

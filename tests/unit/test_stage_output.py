@@ -1,0 +1,182 @@
+"""What a stage prints is shown as it comes and kept; its bars are drawn on the terminal from its events."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ci.engine.stage_output import shown_and_logged
+from provisioning.base.settings import ROOT
+
+
+class Reader:
+    """A pipe or a terminal, and all that was written to it."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        self.ours, self.theirs = pty.openpty() if terminal else os.pipe()
+        self.content = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                block = os.read(self.ours, 1 << 16)
+            except OSError:  # how a terminal ends
+                return
+            if not block:
+                return
+            self.content += block
+
+    def close(self) -> bytes:
+        os.close(self.theirs)
+        self._thread.join(60)
+        return self.content
+
+
+def _run(log: Path, script: str, shown: tuple[int, int]) -> int:
+    with shown_and_logged(log, shown) as output:
+        command = [sys.executable, "-u", "-c", script]
+        environ = {**os.environ, **output.environ}
+        return subprocess.run(
+            command, env=environ, stdout=output.stdout, stderr=output.stderr, check=False
+        ).returncode
+
+
+def test_both_outputs_are_shown_where_they_belong_and_kept_together(tmp_path: Path) -> None:
+    out, err = Reader(), Reader()
+    script = "import sys; print('one'); print('two', file=sys.stderr)"
+    _run(tmp_path / "log", script, (out.theirs, err.theirs))
+    assert (out.close(), err.close()) == (b"one\n", b"two\n")
+    assert sorted((tmp_path / "log").read_text().split()) == ["one", "two"]
+
+
+def test_outputs_that_are_one_keep_their_order(tmp_path: Path) -> None:
+    shown = Reader()
+    script = "import sys\nfor n in range(50): print(n, file=(sys.stdout, sys.stderr)[n % 2])"
+    _run(tmp_path / "log", script, (shown.theirs, shown.theirs))
+    assert (tmp_path / "log").read_text().split() == [str(number) for number in range(50)]
+    assert shown.close() == (tmp_path / "log").read_bytes()
+
+
+def test_a_reader_that_left_ends_neither_the_process_nor_the_log(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    script = "[print('x' * 9999) for _ in range(99)]; raise SystemExit(5)"
+    code = _run(tmp_path / "log", script, (writing, writing))
+    os.close(writing)
+    assert code == 5
+    assert (tmp_path / "log").read_text() == ("x" * 9999 + "\n") * 99
+
+
+def test_what_the_process_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    hold, release = os.pipe()
+    script = (
+        "import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import os; os.read(0, 1)'],"
+        f" stdin={hold}, pass_fds=[{hold}]); print('done')"
+    )
+    with shown_and_logged(tmp_path / "log", (writing, writing)) as output:
+        command = [sys.executable, "-c", script]
+        subprocess.run(command, stdout=output.stdout, stderr=output.stderr, pass_fds=[hold], check=True)
+    assert (tmp_path / "log").read_text() == "done\n"
+    for each in (release, hold, reading, writing):
+        os.close(each)
+
+
+def test_a_slow_terminal_that_takes_no_more_is_waited_for(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def run() -> None:
+        _run(tmp_path / "log", "print('y' * 300_000)", (writing, writing))
+        os.close(writing)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    content = b""
+    while block := os.read(reading, 1 << 16):
+        content += block
+    thread.join(60)
+    assert len(content) == 300_001
+    os.close(reading)
+
+
+STAGE = """
+import sys, time
+from ci.engine.jobs import Job
+from ci.engine.progress import Line, progress
+from provisioning.base.rendering.terminal import wants_colour
+jobs = [Job("quick", 1), Job("bad", 1)]
+print("begun", wants_colour(sys.stdout), sys.stdout.isatty())
+with progress("testing", jobs, 1, lambda word: Line(word, look=word == "FAILED!")) as shown:
+    for job, word in zip(jobs, ("passed", "FAILED!")):
+        shown.started(job)
+        time.sleep(0.3)
+        shown.ended(job, word, 1.0)
+    print("\\x1b[31mred\\x1b[0m")
+print("ended")
+"""
+
+GATE = """
+import os, sys
+from pathlib import Path
+from ci.engine.supervision import supervise
+sys.exit(supervise([sys.executable, "-u", "-c", sys.argv[2]], os.environ, Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_on_a_terminal_bars_are_drawn_from_events_and_the_log_has_plain_lines(
+    tmp_path: Path, colour: bool
+) -> None:
+    shown = Reader(terminal=True)
+    subprocess.run(["stty", "cols", "100", "rows", "30"], stdin=shown.theirs, check=True)
+    environ = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "GITHUB_ACTIONS"):
+        environ.pop(name, None)
+    environ |= {} if colour else {"NO_COLOR": "1"}
+    command = [sys.executable, "-c", GATE, str(tmp_path / "log"), STAGE]
+    subprocess.run(command, stdout=shown.theirs, stderr=shown.theirs, env=environ, check=True)
+    seen = shown.close().decode()
+    assert f"begun {colour} False" in seen and "━" in seen and "testing" in seen and "2/2" not in seen[-40:]
+    assert "[2/2] FAILED!" in seen and "[1/2] passed" not in seen
+    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l"), "the cursor is back"
+    # Lines and events come by two pipes, so their order is not certain.
+    assert sorted((tmp_path / "log").read_text().splitlines()) == sorted(
+        [
+            f"begun {colour} False",
+            "[1/2] passed       1.0 s  quick",
+            "[2/2] FAILED!      1.0 s  bad",
+            "red" if colour else "\x1b[31mred\x1b[0m",
+            "ended",
+        ]
+    )
+
+
+def test_where_nobody_looks_a_stage_prints_plain_lines(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    command = [sys.executable, "-c", GATE, str(tmp_path / "log"), STAGE]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    assert "[1/2] passed       1.0 s  quick  (about " in done.stderr
+    assert "\x1b[?25" not in done.stdout + done.stderr
+
+
+def test_a_channel_that_was_not_inherited_is_not_written_to(tmp_path: Path) -> None:
+    """Under the pipe's number a process may have a file of its own."""
+    file = tmp_path / "file"
+    script = (
+        f"import os, sys; d = os.open({str(file)!r}, os.O_CREAT | os.O_WRONLY)\n"
+        "os.environ['QNN_CI_PROGRESS'] = f'{d}:1:1'\n"
+        "from provisioning.base.screen import display_for; print(display_for(sys.stderr))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "None\n" and file.read_bytes() == b""
