@@ -1,37 +1,44 @@
-"""Facts about one ELF file, read from its headers and dynamic segment alone, as the loader would.
+"""Facts about one ELF file, read as the loader reads them: headers and the dynamic segment, never sections.
 
-Sections are never walked: a library of 100 MB costs a few kilobytes of reading.
+A library of 100 MB costs a few kilobytes of reading. Section headers may be garbled or gone: loaders do not
+look at them, so neither does this.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from provisioning.base.errors import CheckFailed
-
-if TYPE_CHECKING:
-    from elftools.elf.elffile import ELFFile
 
 MAGIC = b"\x7fELF"
 HEXAGON = "EM_QDSP6"
 X86_64 = "EM_X86_64"
 AARCH64 = "EM_AARCH64"
+MACHINES = {62: X86_64, 183: AARCH64, 164: HEXAGON, 3: "EM_386", 40: "EM_ARM", 8: "EM_MIPS", 243: "EM_RISCV"}
 
+_NAMES = {X86_64: "x86-64", AARCH64: "AArch64", HEXAGON: "Hexagon", "EM_386": "x86"}
 _HEXAGON_ARCH_MASK = 0x3FF
-_MACHINES = {X86_64: "x86-64", AARCH64: "AArch64", HEXAGON: "Hexagon", "EM_386": "x86", "EM_ARM": "ARM"}
 # Far above anything a linker writes; only damaged files come near.
 _MOST_ENTRIES = 4096
 _MOST_NOTES = 64 << 10
 _MOST_STRING = 4096
-_DF_TEXTREL = 0x4
 # A comment may be longer than what is looked at; a library never begins with one.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)")
+
+_PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_STACK = 1, 2, 3, 4, 0x6474E551
 _PF_X = 0x1
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH = 0, 1, 5, 10, 14, 15
+_DT_TEXTREL, _DT_RUNPATH, _DT_FLAGS = 22, 29, 30
+_DT_VERDEF, _DT_VERDEFNUM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
+_DF_TEXTREL = 0x4
+_VER_FLG_WEAK = 0x2
+_STACK_EXECUTABLE_UNLESS_STATED = frozenset({X86_64, AARCH64, "EM_386", "EM_ARM"})
 
 
 class NotElf(CheckFailed):
@@ -58,7 +65,7 @@ class Elf:
 
     bits: int
     machine: str
-    """pyelftools' name of e_machine: `EM_X86_64`, `EM_AARCH64`, `EM_QDSP6`."""
+    """The name of e_machine: `EM_X86_64`, `EM_AARCH64`, `EM_QDSP6`; `EM_77` for one without a name here."""
     flags: int
     soname: str = ""
     needed: tuple[str, ...] = ()
@@ -73,6 +80,11 @@ class Elf:
     """p_align of each PT_LOAD."""
     textrel: bool = False
     execstack: bool = False
+    """Whether loading it makes the stack executable: it asks for that, or does not say otherwise."""
+    states_stack: bool = True
+    """False without PT_GNU_STACK, which loaders of x86-64 and AArch64 take for an executable stack."""
+    beyond_end: str = ""
+    """Section headers outside the file: `they end at byte 4489792 of 1048576`. Loaders do not read them."""
     android_api: int | None = None
 
     @property
@@ -83,14 +95,17 @@ class Elf:
 
     @property
     def machine_name(self) -> str:
-        return _MACHINES.get(self.machine, self.machine.removeprefix("EM_"))
+        return _NAMES.get(self.machine, self.machine.removeprefix("EM_"))
 
     def highest(self, family: str) -> str | None:
-        """The highest version needed of `GLIBC`, `GLIBCXX` or `CXXABI`, as `2.34`."""
+        """The highest numbered version needed of `GLIBC`, `GLIBCXX` or `CXXABI`, as `2.34`.
+
+        Versions without a number (GLIBC_ABI_DT_RELR) have no order: compare `versions` by name.
+        """
         return highest_version((version for _, version in self.versions), family)
 
 
-def highest_version(names: Iterator[str] | tuple[str, ...], family: str) -> str | None:
+def highest_version(names: Iterable[str], family: str) -> str | None:
     """The highest `<family>_<number>`; private versions such as GLIBC_PRIVATE are no numbers."""
     numbers = [
         name[len(family) + 1 :]
@@ -127,16 +142,10 @@ def read_stream(stream: BinaryIO, path: Path) -> Elf:
     head = stream.read(256)
     if head[:4] != MAGIC:
         raise NotElf(path, _looks_like(head))
-    from elftools.elf.elffile import ELFFile
-
     try:
-        return _parse(ELFFile(stream))
-    except _Damage as damage:
-        raise BrokenElf(path, str(damage)) from None
-    except Exception as error:
-        # pyelftools meets damaged bytes with whatever its parsing happens to raise: KeyError,
-        # UnicodeDecodeError, OverflowError, its own errors. All say one thing about the file.
-        raise BrokenElf(path, f"{type(error).__name__}: {error}"[:200]) from error
+        return _File(stream, head).elf()
+    except (_Damage, UnicodeDecodeError) as damage:
+        raise BrokenElf(path, str(damage)[:200]) from None
 
 
 class _Damage(Exception):
@@ -162,97 +171,162 @@ def _looks_like(head: bytes) -> str:
 LINKER_SCRIPT = "it is a linker script"
 
 
-def _parse(elf: ELFFile) -> Elf:
-    header = elf.header
-    bits = elf.elfclass
-    size = elf.stream_len
-    _whole(header, size)
-    segments = [elf.get_segment(index) for index in range(min(header["e_phnum"], _MOST_ENTRIES))]
-    loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
-    for load in loads:
-        if load["p_offset"] + load["p_filesz"] > size:
+class _Segment(NamedTuple):
+    kind: int
+    flags: int
+    offset: int
+    address: int
+    size: int
+    align: int
+
+
+class _File:
+    """One open ELF file. Every number that it holds is checked against the file before it is followed."""
+
+    def __init__(self, stream: BinaryIO, head: bytes) -> None:
+        if head[4:5] not in (b"\1", b"\2") or head[5:6] not in (b"\1", b"\2"):
             raise _Damage(
-                f"truncated: a segment ends at byte {load['p_offset'] + load['p_filesz']} of {size}"
+                f"class {head[4:5].hex() or '?'} and byte order {head[5:6].hex() or '?'} are not ELF's"
             )
-    interpreter = ""
-    execstack = False
-    android_api = None
-    dynamic: list[tuple[Any, int]] = []
-    for segment in segments:
-        kind = segment["p_type"]
-        if kind == "PT_INTERP":
-            elf.stream.seek(segment["p_offset"])
-            interpreter = elf.stream.read(min(segment["p_filesz"], _MOST_STRING)).split(b"\0")[0].decode()
-        elif kind == "PT_GNU_STACK":
-            execstack = bool(segment["p_flags"] & _PF_X)
-        elif kind == "PT_DYNAMIC":
-            dynamic = list(_dynamic(elf, segment["p_offset"], segment["p_filesz"]))
-        elif kind == "PT_NOTE" and segment["p_filesz"] <= _MOST_NOTES and android_api is None:
-            android_api = _android_api(elf, segment)
+        self.wide = head[4] == 2
+        self.order = "<" if head[5] == 1 else ">"
+        self.stream = stream
+        self.size = stream.seek(0, os.SEEK_END)
+        header = self.numbers(16, "HHIQQQIHHHHHH" if self.wide else "HHIIIIIHHHHHH", "the header")
+        _, self.machine, _, _, self.segments_at, self.sections_at, self.flags, *sizes = header
+        _, self.segment_size, self.segments, self.section_size, self.sections, _ = sizes
 
-    tags = dict(reversed(dynamic))
-    strings = _Strings(elf, loads, tags)
-    named = {
-        tag: tuple(strings.at(value) for name, value in dynamic if name == tag)
-        for tag in ("DT_NEEDED", "DT_SONAME", "DT_RPATH", "DT_RUNPATH")
-    }
-    return Elf(
-        bits=bits,
-        machine=str(header["e_machine"]),
-        flags=header["e_flags"],
-        soname=(*named["DT_SONAME"], "")[0],
-        needed=named["DT_NEEDED"],
-        rpath=_paths(named["DT_RPATH"]),
-        runpath=_paths(named["DT_RUNPATH"]),
-        interpreter=interpreter,
-        versions=tuple(_versions_needed(elf, loads, tags, strings)),
-        provides=tuple(_versions_defined(elf, loads, tags, strings)),
-        alignments=tuple(load["p_align"] for load in loads),
-        textrel="DT_TEXTREL" in tags or bool(tags.get("DT_FLAGS", 0) & _DF_TEXTREL),
-        execstack=execstack,
-        android_api=android_api,
-    )
+    def numbers(self, offset: int, layout: str, what: str) -> tuple[int, ...]:
+        structure = struct.Struct(self.order + layout)
+        if offset + structure.size > self.size:
+            raise _Damage(f"truncated: {what} end at byte {offset + structure.size} of {self.size}")
+        self.stream.seek(offset)
+        return structure.unpack(self.stream.read(structure.size))
 
+    def elf(self) -> Elf:
+        segments = list(self._segments())
+        loads = [segment for segment in segments if segment.kind == _PT_LOAD]
+        for load in loads:
+            if (end := load.offset + load.size) > self.size:
+                raise _Damage(f"truncated: a segment ends at byte {end} of {self.size}")
+        of_kind = {segment.kind: segment for segment in reversed(segments)}
+        stack = of_kind.get(_PT_GNU_STACK)
+        dynamic = list(self._dynamic(of_kind.get(_PT_DYNAMIC)))
+        tags = dict(reversed(dynamic))
+        names = _Names(self, loads, tags)
+        machine = MACHINES.get(self.machine, f"EM_{self.machine}")
+        sections_end = self.sections_at + self.sections * self.section_size
+        return Elf(
+            bits=64 if self.wide else 32,
+            machine=machine,
+            flags=self.flags,
+            soname=(*names.of(dynamic, _DT_SONAME), "")[0],
+            needed=names.of(dynamic, _DT_NEEDED),
+            rpath=_entries(names.of(dynamic, _DT_RPATH)),
+            runpath=_entries(names.of(dynamic, _DT_RUNPATH)),
+            interpreter=self._interpreter(of_kind.get(_PT_INTERP)),
+            versions=tuple(self._versions_needed(loads, tags, names)),
+            provides=tuple(self._versions_defined(loads, tags, names)),
+            alignments=tuple(load.align for load in loads),
+            textrel=_DT_TEXTREL in tags or bool(tags.get(_DT_FLAGS, 0) & _DF_TEXTREL),
+            execstack=bool(stack.flags & _PF_X) if stack else machine in _STACK_EXECUTABLE_UNLESS_STATED,
+            states_stack=stack is not None,
+            android_api=next(self._android_apis(segments), None),
+            beyond_end=(
+                f"they end at byte {sections_end} of {self.size}"
+                if self.sections_at and sections_end > self.size
+                else ""
+            ),
+        )
 
-def _whole(header: Any, size: int) -> None:
-    for what, offset, count, entry in (
-        ("program headers", "e_phoff", "e_phnum", "e_phentsize"),
-        ("section headers", "e_shoff", "e_shnum", "e_shentsize"),
-    ):
-        end = header[offset] + header[count] * header[entry]
-        if header[offset] and end > size:
-            raise _Damage(f"truncated: the {what} end at byte {end} of {size}")
+    def _segments(self) -> Iterator[_Segment]:
+        end = self.segments_at + self.segments * self.segment_size
+        if end > self.size:
+            raise _Damage(f"truncated: the program headers end at byte {end} of {self.size}")
+        for index in range(min(self.segments, _MOST_ENTRIES)):
+            at = self.segments_at + index * self.segment_size
+            if self.wide:
+                kind, flags, offset, address, _, size, _, align = self.numbers(at, "IIQQQQQQ", "the headers")
+            else:
+                kind, offset, address, _, size, _, flags, align = self.numbers(at, "IIIIIIII", "the headers")
+            yield _Segment(kind, flags, offset, address, size, align)
 
+    def _interpreter(self, segment: _Segment | None) -> str:
+        if segment is None or segment.offset > self.size:
+            return ""
+        self.stream.seek(segment.offset)
+        return self.stream.read(min(segment.size, _MOST_STRING)).split(b"\0")[0].decode()
 
-def _dynamic(elf: ELFFile, offset: int, size: int) -> Iterator[tuple[Any, int]]:
-    entry = elf.structs.Elf_Dyn
-    for index in range(min(size // entry.sizeof(), _MOST_ENTRIES)):
-        parsed = _at(elf, entry, offset + index * entry.sizeof())
-        if parsed["d_tag"] == "DT_NULL":
+    def _dynamic(self, segment: _Segment | None) -> Iterator[tuple[int, int]]:
+        if segment is None:
             return
-        yield parsed["d_tag"], parsed["d_val"]
+        layout = "QQ" if self.wide else "II"
+        size = struct.calcsize(f"<{layout}")
+        for index in range(min(segment.size // size, _MOST_ENTRIES)):
+            tag, value = self.numbers(segment.offset + index * size, layout, "the dynamic segment")
+            if tag == _DT_NULL:
+                return
+            yield tag, value
+
+    def _versions_needed(
+        self, loads: Sequence[_Segment], tags: dict[int, int], names: _Names
+    ) -> Iterator[tuple[str, str]]:
+        if _DT_VERNEED not in tags:
+            return
+        at = _offset_of(tags[_DT_VERNEED], loads)
+        for _ in range(min(tags.get(_DT_VERNEEDNUM, 0), _MOST_ENTRIES)):
+            _, count, library, first, following = self.numbers(at, "HHIII", "the needed versions")
+            version_at = at + first
+            for _ in range(min(count, _MOST_ENTRIES)):
+                _, flags, _, name, next_ = self.numbers(version_at, "IHHII", "the needed versions")
+                if not flags & _VER_FLG_WEAK:
+                    yield names.at(library), names.at(name)
+                if not next_:
+                    break
+                version_at += next_
+            if not following:
+                return
+            at += following
+
+    def _versions_defined(
+        self, loads: Sequence[_Segment], tags: dict[int, int], names: _Names
+    ) -> Iterator[str]:
+        if _DT_VERDEF not in tags:
+            return
+        at = _offset_of(tags[_DT_VERDEF], loads)
+        for _ in range(min(tags.get(_DT_VERDEFNUM, 0), _MOST_ENTRIES)):
+            _, _, _, count, _, first, following = self.numbers(at, "HHHHIII", "the defined versions")
+            # The first auxiliary entry is the version's own name, further ones are its ancestors.
+            if count:
+                yield names.at(self.numbers(at + first, "II", "the defined versions")[0])
+            if not following:
+                return
+            at += following
+
+    def _android_apis(self, segments: Sequence[_Segment]) -> Iterator[int]:
+        for segment in segments:
+            if segment.kind != _PT_NOTE or segment.size > _MOST_NOTES:
+                continue
+            at, end = segment.offset, min(segment.offset + segment.size, self.size)
+            while at + 12 <= end:
+                name_size, size, _ = self.numbers(at, "III", "the notes")
+                content = at + 12 + _aligned(name_size)
+                self.stream.seek(at + 12)
+                if self.stream.read(min(name_size, 8)) == b"Android\0" and size >= 4:
+                    yield self.numbers(content, "I", "the notes")[0]
+                at = content + _aligned(size)
 
 
-def _at(elf: ELFFile, struct_: Any, offset: int) -> Any:
-    from elftools.common.utils import struct_parse
-
-    return struct_parse(struct_, elf.stream, stream_pos=offset)
-
-
-def _offset_of(address: int, loads: list[Any]) -> int:
-    for load in loads:
-        if load["p_vaddr"] <= address < load["p_vaddr"] + load["p_filesz"]:
-            return int(address - load["p_vaddr"] + load["p_offset"])
-    raise _Damage(f"address {address:#x} of the dynamic segment is in no loaded segment")
-
-
-class _Strings:
+class _Names:
     """The dynamic string table."""
 
-    def __init__(self, elf: ELFFile, loads: list[Any], tags: dict[Any, int]) -> None:
-        self._stream = elf.stream
-        self._start = _offset_of(tags["DT_STRTAB"], loads) if "DT_STRTAB" in tags else None
-        self._size = tags.get("DT_STRSZ", 0)
+    def __init__(self, file: _File, loads: Sequence[_Segment], tags: dict[int, int]) -> None:
+        self._stream = file.stream
+        self._start = _offset_of(tags[_DT_STRTAB], loads) if _DT_STRTAB in tags else None
+        self._size = tags.get(_DT_STRSZ, 0)
+
+    def of(self, dynamic: Sequence[tuple[int, int]], tag: int) -> tuple[str, ...]:
+        return tuple(self.at(value) for name, value in dynamic if name == tag)
 
     def at(self, index: int) -> str:
         if self._start is None:
@@ -263,53 +337,19 @@ class _Strings:
         raw, end, _ = self._stream.read(min(_MOST_STRING, self._size - index)).partition(b"\0")
         if not end:
             raise _Damage(f"name {index:#x} has no end")
-        return str(raw, "utf-8")
+        return raw.decode()
 
 
-def _paths(values: tuple[str, ...]) -> tuple[str, ...]:
+def _offset_of(address: int, loads: Sequence[_Segment]) -> int:
+    for load in loads:
+        if load.address <= address < load.address + load.size:
+            return address - load.address + load.offset
+    raise _Damage(f"address {address:#x} of the dynamic segment is in no loaded segment")
+
+
+def _aligned(size: int) -> int:
+    return (size + 3) & ~3
+
+
+def _entries(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(part for value in values if value for part in value.split(":"))
-
-
-def _chain(elf: ELFFile, struct_: Any, offset: int, count: int, next_: str) -> Iterator[tuple[int, Any]]:
-    for _ in range(min(count, _MOST_ENTRIES)):
-        entry = _at(elf, struct_, offset)
-        yield offset, entry
-        if not entry[next_]:
-            return
-        offset += entry[next_]
-
-
-def _versions_needed(
-    elf: ELFFile, loads: list[Any], tags: dict[Any, int], strings: _Strings
-) -> Iterator[tuple[str, str]]:
-    if "DT_VERNEED" not in tags:
-        return
-    start = _offset_of(tags["DT_VERNEED"], loads)
-    structs = elf.structs
-    for offset, need in _chain(elf, structs.Elf_Verneed, start, tags.get("DT_VERNEEDNUM", 0), "vn_next"):
-        library = strings.at(need["vn_file"])
-        first = offset + need["vn_aux"]
-        for _, aux in _chain(elf, structs.Elf_Vernaux, first, need["vn_cnt"], "vna_next"):
-            yield library, strings.at(aux["vna_name"])
-
-
-def _versions_defined(
-    elf: ELFFile, loads: list[Any], tags: dict[Any, int], strings: _Strings
-) -> Iterator[str]:
-    if "DT_VERDEF" not in tags:
-        return
-    start = _offset_of(tags["DT_VERDEF"], loads)
-    structs = elf.structs
-    for offset, entry in _chain(elf, structs.Elf_Verdef, start, tags.get("DT_VERDEFNUM", 0), "vd_next"):
-        # The first auxiliary entry is the version's own name, further ones are its ancestors.
-        if entry["vd_cnt"]:
-            yield strings.at(_at(elf, structs.Elf_Verdaux, offset + entry["vd_aux"])["vda_name"])
-
-
-def _android_api(elf: ELFFile, segment: Any) -> int | None:
-    from elftools.elf.notes import iter_notes
-
-    for note in iter_notes(elf, segment["p_offset"], segment["p_filesz"]):
-        if note["n_name"] == "Android" and len(note["n_descdata"]) >= 4:
-            return int.from_bytes(note["n_descdata"][:4], "little" if elf.little_endian else "big")
-    return None

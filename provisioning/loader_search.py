@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from provisioning.elf import Elf, identity
+from provisioning.elf import MACHINES, Elf, identity
 
-_MACHINE_NUMBERS = {"EM_X86_64": 62, "EM_AARCH64": 183, "EM_386": 3, "EM_ARM": 40, "EM_QDSP6": 164}
+_MACHINE_NUMBERS = {name: number for number, name in MACHINES.items()}
 _LIB_AND_PLATFORM = {
     "EM_X86_64": ("x86_64-linux-gnu", "x86_64"),
     "EM_AARCH64": ("aarch64-linux-gnu", "aarch64"),

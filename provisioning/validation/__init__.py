@@ -11,7 +11,7 @@ import enum
 import fnmatch
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from provisioning.base.errors import UsageError
@@ -23,7 +23,7 @@ _MODULES = ("versions", "libraries", "elf", "paths", "compiler")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. Without a remedy of its own, the rule's mend is shown."""
+    """One thing that is wrong. Without a remedy of its own, the rule's fix is shown."""
 
     subject: str
     message: str
@@ -53,7 +53,7 @@ class Rule:
     summary: str
     why: str
     example: str
-    mend: str
+    fix: str
     needs: frozenset[Need]
     check: Check
     module: str
@@ -65,13 +65,16 @@ class Rule:
 
 
 class State(str, enum.Enum):
-    """What a rule came to. Notes do not keep one from passing."""
+    """A rule's result. Notes do not keep it from passing."""
 
     PASS = "pass"
     FAIL = "fail"
     WARN = "warn"
     NOT_APPLICABLE = "not applicable"
     COULD_NOT_RUN = "could not run"
+
+
+_WORST_FIRST = (State.FAIL, State.COULD_NOT_RUN, State.WARN, State.PASS, State.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def rule(
-    id_: str, severity: Severity, *needs: Need, summary: str, why: str, example: str, mend: str
+    id_: str, severity: Severity, *needs: Need, summary: str, why: str, example: str, fix: str
 ) -> Callable[[Check], Check]:
     """Enter a function in the catalogue. `example` is a finding as a user meets it."""
 
@@ -94,7 +97,7 @@ def rule(
         if id_ in _RULES:
             raise ValueError(f"two rules are called {id_}")
         module = check.__module__.rpartition(".")[2]
-        _RULES[id_] = Rule(id_, severity, summary, why, example, mend, frozenset(needs), check, module)
+        _RULES[id_] = Rule(id_, severity, summary, why, example, fix, frozenset(needs), check, module)
         return check
 
     return register
@@ -122,8 +125,22 @@ def chosen(ids: Sequence[str]) -> list[Rule]:
     return [rules[id_] for id_ in dict.fromkeys(ids)] if ids else list(rules.values())
 
 
-def check(context: Context, rules: Iterable[Rule]) -> list[Result]:
-    return [_apply(rule_, context) for rule_ in rules]
+def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
+    """Apply each rule to every context; a rule's result is the worst of them, and its findings are all."""
+    return [_joined([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
+
+
+def _joined(results: Sequence[Result], contexts: Sequence[Context]) -> Result:
+    if len(results) == 1:
+        return results[0]
+    findings: dict[Finding, None] = {}
+    for result, context in zip(results, contexts, strict=True):
+        for finding in result.findings:
+            of_all = all(finding in other.findings for other in results)
+            where = "" if of_all else f" (for {', '.join(context.targets)})"
+            findings[replace(finding, message=f"{finding.message}{where}")] = None
+    worst = min(results, key=lambda result: _WORST_FIRST.index(result.state))
+    return replace(worst, findings=tuple(findings))
 
 
 def _apply(rule_: Rule, context: Context) -> Result:
@@ -137,11 +154,11 @@ def _apply(rule_: Rule, context: Context) -> Result:
             Severity.WARNING,
             "environment",
             f"could not run: {obstacle}",
-            obstacle.remedy or rule_.mend,
+            obstacle.remedy or rule_.fix,
         )
         return Result(rule_, State.COULD_NOT_RUN, (finding,), str(obstacle))
     findings = tuple(
-        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.remedy or rule_.mend)
+        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.remedy or rule_.fix)
         for p in problems
     )
     severities = {finding.severity for finding in findings}

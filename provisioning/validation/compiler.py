@@ -27,7 +27,7 @@ _NO_DEVICE = 14001
     """,
     example="v2.51.0.260929181845: measured with executorch 1.5.1 and broken: device: Failed to set scatter"
     " gather parameters: unknown custom config socModel 0",
-    mend="use a QNN build that works with this executorch: docs/compat.md has the measured pairs",
+    fix="use a QNN build that works with this executorch: docs/compat.md has the measured pairs",
 )
 def qnn_compat(context: Context) -> Iterator[Problem]:
     held = sorted({id_ for library in holders_of_build_ids(context) for id_ in library.build_ids})
@@ -64,7 +64,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     """,
     example="SM8650: executorch cannot drive this QNN (v2.48.40.260702151143): creating an HTP device failed"
     " with 14001, invalid device configuration",
-    mend="use the QNN that this executorch was measured with: unset QNN_SDK_ROOT and nox -s provision",
+    fix="use the QNN that this executorch was measured with: unset QNN_SDK_ROOT and nox -s provision",
 )
 def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, "qnn-sdk")

@@ -34,13 +34,13 @@ class Need(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One shared library of a tree. `elf` is None when it cannot be read as ELF, and `fault` says why."""
+    """One shared library of a tree. `elf` is None when it cannot be read as ELF; `unreadable` says why."""
 
     path: Path
     place: str
     """Relative to the tree: `lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so`."""
     elf: Elf | None
-    fault: str = ""
+    unreadable: str = ""
     build_ids: tuple[str, ...] = ()
 
     @property
@@ -108,6 +108,8 @@ class Host:
 
 @dataclass(frozen=True)
 class Context:
+    """One set of trees and all that is judged with it. Targets with other trees have their own context."""
+
     profile: Profile
     targets: tuple[str, ...]
     socs: Mapping[str, Soc]
@@ -115,12 +117,12 @@ class Context:
     environ: Mapping[str, str]
     """The user's own variables, as they are in the shell."""
     variables: Mapping[str, str]
-    """The variables that stages run with: the user's, mended by `provisioning.environment`."""
+    """The variables that stages run with: the user's, corrected by `provisioning.environment`."""
     libraries: tuple[Library, ...] = ()
     host: Host | None = None
     system_libraries: SystemLibraries = field(default_factory=SystemLibraries)
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """What the compiler said, by SoC."""
+    """The compiler's answer for each SoC."""
     measured: Measured | None = None
     """Which pairs of executorch and QNN were measured, and with what result."""
 

@@ -54,6 +54,6 @@ def _section(rule: Rule) -> str:
             textwrap.indent(
                 textwrap.fill(rule.example, 104, break_long_words=False, break_on_hyphens=False), "    "
             ),
-            f"**Mend:** {rule.mend}",
+            f"**Fix:** {rule.fix}",
         )
     )

@@ -9,13 +9,12 @@ from pathlib import Path
 from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
-from provisioning.elf import HEXAGON, Elf, highest_version, version_key
+from provisioning.elf import HEXAGON, Elf, highest_version
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Library, Need
 from provisioning.validation.tables import System
 
-_FAMILIES = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstdc++.so.6"}
-_MEND = "restore the file: python -m provisioning store repair, or unpack the SDK again"
+_FIX = "restore the file: python -m provisioning store repair, or unpack the SDK again"
 
 
 def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
@@ -35,14 +34,21 @@ def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
         cause nor always the file.
     """,
     example="lib/aarch64-android/libQnnHtp.so: truncated: the section headers end at byte 4489792 of 1048576",
-    mend=_MEND,
+    fix=_FIX,
 )
 def elf_readable(context: Context) -> Iterator[Problem]:
     if not context.libraries:
         raise NotApplicable("there is no library")
     for library in context.libraries:
         if library.elf is None:
-            yield Problem(library.place, library.fault)
+            yield Problem(library.place, library.unreadable)
+        elif library.elf.beyond_end:
+            yield Problem(
+                library.place,
+                f"its section headers are outside the file: {library.elf.beyond_end}. Loaders do not need"
+                " them, but a whole library has them",
+                severity=Severity.WARNING,
+            )
 
 
 @rule(
@@ -55,7 +61,7 @@ def elf_readable(context: Context) -> Iterator[Problem]:
         or takes one of that name from elsewhere.
     """,
     example="lib/aarch64-android/libQnnSystem.so: is 64-bit x86-64, lib/aarch64-android holds 64-bit AArch64",
-    mend=_MEND,
+    fix=_FIX,
 )
 def elf_machine(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
@@ -83,7 +89,7 @@ def elf_machine(context: Context) -> Iterator[Problem]:
     """,
     example="lib/hexagon-v75/unsigned/libQnnHtpV79Skel.so: is in hexagon-v75, its name says V79,"
     " its header says v79",
-    mend="put the file of the right arch there, from the SDK's hexagon-vNN/unsigned",
+    fix="put the file of the right arch there, from the SDK's hexagon-vNN/unsigned",
 )
 def hexagon_arch(context: Context) -> Iterator[Problem]:
     hexagon = [(library, elf) for library, elf in _libraries(context) if elf.machine == HEXAGON]
@@ -121,7 +127,7 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
     """,
     example="lib/x86_64-linux-clang/libQnnHtp.so: needs libc++.so.1, which is nowhere in LD_LIBRARY_PATH"
     " /opt/qairt/lib/x86_64-linux-clang, the loader's cache, /usr/lib",
-    mend="install what is named, or restore the SDK's own copy; for libc++ on Debian and Ubuntu:"
+    fix="install what is named, or restore the SDK's own copy; for libc++ on Debian and Ubuntu:"
     " apt-get install libc++1 libc++abi1 libunwind8",
 )
 def needed_resolved(context: Context) -> Iterator[Problem]:
@@ -180,14 +186,15 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
     "symbol-versions",
     Severity.ERROR,
     Need.LIBRARIES,
-    summary="The host's C and C++ libraries have every symbol version that the SDK needs",
+    summary="The host's system libraries have every symbol version that the SDK needs",
     why="""
-        Symbol versions tell the oldest system a library runs on. They are read from the libraries themselves,
-        and compared with those that the host's libc.so.6 and libstdc++.so.6 really define. It is a warning
-        for libraries of an SDK that no target requires.
+        Symbol versions tell the oldest system a library runs on. Every version that a library names, with a
+        number (GLIBC_2.34) or without (GLIBC_ABI_DT_RELR), must be defined by the host's own library. It is
+        a warning for libraries of an SDK that no target requires.
     """,
-    example="lib/x86_64-linux-clang/libQnnHtp.so: needs GLIBC_2.34, the host's libc.so.6 ends at GLIBC_2.31",
-    mend="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later serve",
+    example="lib/x86_64-linux-clang/libQnnHtp.so: needs GLIBC_2.34 of libc.so.6, which ends"
+    " at GLIBC_2.31 here",
+    fix="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later have them",
 )
 def symbol_versions(context: Context) -> Iterator[Problem]:
     provided = context.system_libraries.provides
@@ -195,15 +202,19 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
     if not host or not provided:
         raise NotApplicable("there is no library of the host, or no system library to compare with")
     for library, elf in host:
-        for family, name in _FAMILIES.items():
-            needed = elf.highest(family)
-            newest = highest_version(provided.get(name, ()), family)
-            if needed and newest and version_key(needed) > version_key(newest):
-                yield Problem(
-                    library.place,
-                    f"needs {family}_{needed}, the host's {name} ends at {family}_{newest}",
-                    severity=_severity(context, library.name),
-                )
+        lacking: dict[str, list[str]] = {}
+        for name, version in elf.versions:
+            if name in provided and version not in provided[name]:
+                lacking.setdefault(name, []).append(version)
+        for name, versions in lacking.items():
+            family = versions[0].rpartition("_")[0]
+            newest = highest_version(provided[name], family)
+            yield Problem(
+                library.place,
+                f"needs {', '.join(sorted(versions))} of {name}, which"
+                + (f" ends at {family}_{newest} here" if newest else " does not define it here"),
+                severity=_severity(context, library.name),
+            )
 
 
 @rule(
@@ -217,7 +228,7 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
         skels are not loaded by Android's linker, so that they are exempt.
     """,
     example="lib/aarch64-android/libQnnHtp.so: a segment is aligned to 0x1000, Android 15 asks 0x4000",
-    mend="build with -Wl,-z,max-page-size=16384 (NDK 28 and later do); of an SDK, take a newer one",
+    fix="build with -Wl,-z,max-page-size=16384 (NDK 28 and later do); of an SDK, take a newer one",
 )
 def android_page_size(context: Context) -> Iterator[Problem]:
     android = list(context.of_system("aarch64-android"))
@@ -244,7 +255,7 @@ def android_page_size(context: Context) -> Iterator[Problem]:
         note that the NDK writes into each library; ours is in manifests/validation.toml.
     """,
     example="lib/aarch64-android/libQnnHtp.so: is built for API 34, the project builds for API 30",
-    mend="build it for the project's API level, or raise the level in manifests/validation.toml",
+    fix="build it for the project's API level, or raise the level in manifests/validation.toml",
 )
 def android_api(context: Context) -> Iterator[Problem]:
     noted = [
@@ -270,7 +281,7 @@ def android_api(context: Context) -> Iterator[Problem]:
         also costs the memory that libraries share.
     """,
     example="lib/aarch64-android/libCustomOp.so: has text relocations",
-    mend="build it as position-independent code (-fPIC), and assembler parts too",
+    fix="build it as position-independent code (-fPIC), and assembler parts too",
 )
 def text_relocations(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
@@ -284,16 +295,21 @@ def text_relocations(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="No library asks for an executable stack",
     why="""
-        One such library makes the stack of its whole process executable. glibc from 2.41 and SELinux refuse
-        to load it.
+        One such library makes the stack of its whole process executable: one that asks for it, and on x86-64
+        also one without PT_GNU_STACK. glibc from 2.41 and SELinux refuse to load it.
     """,
     example="lib/x86_64-linux-clang/libCustomOp.so: asks for an executable stack",
-    mend="link it with -Wl,-z,noexecstack; mostly an assembler file lacks its .note.GNU-stack",
+    fix="link it with -Wl,-z,noexecstack; mostly an assembler file lacks its .note.GNU-stack",
 )
 def executable_stack(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
         if elf.execstack:
-            yield Problem(library.place, "asks for an executable stack")
+            yield Problem(
+                library.place,
+                "asks for an executable stack"
+                if elf.states_stack
+                else "has no PT_GNU_STACK, for which the loader makes the stack executable",
+            )
 
 
 @rule(
@@ -306,7 +322,7 @@ def executable_stack(context: Context) -> Iterator[Problem]:
         missing, or it holds something else that is then loaded first.
     """,
     example="lib/x86_64-linux-clang/libCustomOp.so: its RUNPATH is /build/out/lib",
-    mend="link with -Wl,-rpath,'$ORIGIN', or remove the entry: patchelf --set-rpath '$ORIGIN' FILE",
+    fix="link with -Wl,-rpath,'$ORIGIN', or remove the entry: patchelf --set-rpath '$ORIGIN' FILE",
 )
 def absolute_rpath(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):

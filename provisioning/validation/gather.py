@@ -10,19 +10,21 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioning import loader_search as loader
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.compat import load_measured
 from provisioning.component_facts import METADATA, identity_of
+from provisioning.elf import X86_64
 from provisioning.environment import HOST_LIBRARIES, resolve
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation.context import Context, Host, Library, Need, Tool, Tree
-from provisioning.validation.probe import Answer, ask
-from provisioning.validation.scan import Cache, answer_key, libraries, record_of
+from provisioning.validation.probe import ask
+from provisioning.validation.scan import libraries, read
 
 _TOOLS = {
     "cmake": ["--version"],
@@ -32,90 +34,95 @@ _TOOLS = {
 _PACKAGED = frozenset({"cmake"})
 """Programs that Python packages of the same name install."""
 _NUMBER = re.compile(r"\d+(?:\.\d+)+|\d+")
-_SYMBOL_PROVIDERS = ("libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6")
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """Targets that share all their trees, and the variables of the first."""
+
+    targets: tuple[str, ...]
+    trees: Mapping[str, Tree]
+    variables: Mapping[str, str]
 
 
 def gather(
-    selection: Selection,
-    environ: Mapping[str, str],
-    needs: Collection[Need],
-    *,
-    cache: Cache,
-    tree: Path | None = None,
-) -> Context:
-    """Resolve the environment (or take `tree` as the QNN SDK) and read what the chosen rules need."""
+    selection: Selection, environ: Mapping[str, str], needs: Collection[Need], *, tree: Path | None = None
+) -> list[Context]:
+    """Resolve the environments (or take `tree` as the QNN SDK) and read what the chosen rules need.
+
+    Every target is judged against its own trees: there is a context for each set of trees.
+    """
     profile = load_profile(selection.profile)
-    targets = selection.targets or (selection.target,)
     socs = {name: soc_named(name) for name in selection.socs or (selection.soc,)}
-    trees, variables = _trees(selection, targets, environ, tree)
-    asked = socs if Need.COMPILER in needs and tree is None and _lowers(targets, trees) else ()
+    resolved = _resolved(selection, environ) if tree is None else [_named(selection, environ, tree)]
+    contexts = []
     with ThreadPoolExecutor(8) as pool:
         # The compiler and the tools are other processes: they run while this one reads libraries.
-        answers = {soc: pool.submit(_answer, soc, variables, cache) for soc in asked}
         tools = _TOOLS if Need.TOOLS in needs else ()
+        variables = resolved[0].variables
         host = pool.submit(_host, variables, profile.packages, tools) if Need.HOST in needs else None
-        found: list[Library] = []
-        system = loader.SystemLibraries()
-        if Need.LIBRARIES in needs:
-            if "qnn-sdk" in trees:
-                found = libraries(trees["qnn-sdk"].path, cache)
-            system = _system_libraries(cache)
-        context = Context(
-            profile=profile,
-            targets=targets,
-            socs=socs,
-            trees=trees,
-            environ=environ,
-            variables=variables,
-            libraries=tuple(found),
-            host=host.result() if host is not None else None,
-            system_libraries=system,
-            answers={soc: answer.result() for soc, answer in answers.items()},
-            measured=load_measured(),
-        )
-    cache.save()
-    return context
+        asking = Need.COMPILER in needs and tree is None
+        answers = [
+            {soc: pool.submit(ask, soc, each.variables) for soc in socs if asking and _lowers(each)}
+            for each in resolved
+        ]
+        for each, answer in zip(resolved, answers, strict=True):
+            found: list[Library] = []
+            system = loader.SystemLibraries()
+            if Need.LIBRARIES in needs:
+                if "qnn-sdk" in each.trees:
+                    found = libraries(each.trees["qnn-sdk"].path)
+                system = _system_libraries(found)
+            contexts.append(
+                Context(
+                    profile=profile,
+                    targets=each.targets,
+                    socs=socs,
+                    trees=each.trees,
+                    environ=environ,
+                    variables=each.variables,
+                    libraries=tuple(found),
+                    host=host.result() if host is not None else None,
+                    system_libraries=system,
+                    answers={soc: future.result() for soc, future in answer.items()},
+                    measured=load_measured(),
+                )
+            )
+    return contexts
 
 
-def _lowers(targets: tuple[str, ...], trees: Mapping[str, Tree]) -> bool:
-    """Whether models are lowered here: not with an SDK that was provisioned for devices alone."""
-    return DEFAULT_TARGET in targets or any(
-        (tree.path / "lib" / HOST_LIBRARIES).is_dir() for name, tree in trees.items() if name == "qnn-sdk"
+def _lowers(resolved: _Resolved) -> bool:
+    """Whether models are lowered with it: not with an SDK that was provisioned for devices alone."""
+    sdk = resolved.trees.get("qnn-sdk")
+    return DEFAULT_TARGET in resolved.targets or (
+        sdk is not None and (sdk.path / "lib" / HOST_LIBRARIES).is_dir()
     )
 
 
-def _answer(soc: str, variables: Mapping[str, str], cache: Cache) -> Answer:
-    """Ask the compiler, unless it made a device before and nothing that it is made of has changed since."""
-    key = answer_key(soc, variables)
-    remembered = cache.answer(key) if key else None
-    if remembered is not None:
-        return remembered
-    answer = ask(soc, variables)
-    if key and answer.made_device:
-        cache.put_answer(key, answer)
-    return answer
+def _named(selection: Selection, environ: Mapping[str, str], tree: Path) -> _Resolved:
+    variables = {
+        **environ,
+        "QNN_SDK_ROOT": str(tree),
+        "LD_LIBRARY_PATH": str(tree / "lib" / HOST_LIBRARIES),
+    }
+    sdk = Tree(tree, "tree", stated=stated_versions("qnn-sdk", tree))
+    return _Resolved(selection.targets or (selection.target,), {"qnn-sdk": sdk}, variables)
 
 
-def _trees(
-    selection: Selection, targets: tuple[str, ...], environ: Mapping[str, str], tree: Path | None
-) -> tuple[dict[str, Tree], dict[str, str]]:
-    if tree is not None:
-        directory = str(tree / "lib" / HOST_LIBRARIES)
-        return (
-            {"qnn-sdk": Tree(tree, "tree", stated=stated_versions("qnn-sdk", tree))},
-            {**environ, "QNN_SDK_ROOT": str(tree), "LD_LIBRARY_PATH": directory},
-        )
-    from dataclasses import replace
-
-    trees: dict[str, Tree] = {}
-    variables: dict[str, str] = {}
-    for target in reversed(targets):
+def _resolved(selection: Selection, environ: Mapping[str, str]) -> list[_Resolved]:
+    groups: dict[tuple[tuple[str, Path], ...], _Resolved] = {}
+    for target in selection.targets or (selection.target,):
         environment = resolve(replace(selection, target=target), environ)
-        variables = environment.merged(environ)
-        for component, root in environment.roots.items():
-            stated = stated_versions(component, root.path)
-            trees[component] = Tree(root.path, root.origin, root.variable, stated)
-    return trees, variables
+        key = tuple(sorted((name, root.path) for name, root in environment.roots.items()))
+        if key in groups:
+            groups[key] = replace(groups[key], targets=(*groups[key].targets, target))
+            continue
+        trees = {
+            name: Tree(root.path, root.origin, root.variable, stated_versions(name, root.path))
+            for name, root in environment.roots.items()
+        }
+        groups[key] = _Resolved((target,), trees, environment.merged(environ))
+    return list(groups.values())
 
 
 def stated_versions(component: str, root: Path) -> dict[str, str]:
@@ -134,14 +141,17 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
     return stated
 
 
-def _system_libraries(cache: Cache) -> loader.SystemLibraries:
+def _system_libraries(found: Iterable[Library]) -> loader.SystemLibraries:
+    """The loader's cache, its directories, and the symbol versions of every system library that is needed."""
     known = loader.read_cache()
     directories = loader.default_directories()
+    named = {name for each in found if each.elf is not None for name, _ in each.elf.versions}
+    named -= {each.name for each in found}
     provides: dict[str, tuple[str, ...]] = {}
-    for name in _SYMBOL_PROVIDERS:
+    for name in sorted(named):
         for path in (*known.get(name, ()), *(directory / name for directory in directories)):
-            elf = record_of(path, cache).elf if path.is_file() else None
-            if elf is not None and elf.machine == "EM_X86_64":
+            elf = read(path, name).elf if path.is_file() else None
+            if elf is not None and elf.machine == X86_64:
                 provides[name] = elf.provides
                 break
     return loader.SystemLibraries(known, directories, provides)

@@ -44,7 +44,7 @@ def _sdk(context: Context) -> Tree:
         often only on the device.
     """,
     example="lib/x86_64-linux-clang: lacks libHtpPrepare.so or libQnnHtpPrepare.so, which x86_64-linux needs",
-    mend="provision the target: nox -s provision -- --target TARGET",
+    fix="provision the target: nox -s provision -- --target TARGET",
 )
 def required_libraries(context: Context) -> Iterator[Problem]:
     tree = _sdk(context)
@@ -76,7 +76,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
         the DSP. With either missing, device creation fails with 14001 or 4000.
     """,
     example="lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so: is not there, SM8750 (v79) needs it",
-    mend="provision the chip: nox -s provision -- --target TARGET --soc SOC",
+    fix="provision the chip: nox -s provision -- --target TARGET --soc SOC",
 )
 def soc_libraries(context: Context) -> Iterator[Problem]:
     _sdk(context)
@@ -111,7 +111,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
         Official SDKs carry them from the version in manifests/libraries.toml; SDKs made of wheels do not.
     """,
     example="lib/lpai-v6/unsigned/libQnnLpaiSkel.so: is not there, the LPAI v6 of SM8850 needs it",
-    mend="use an official QNN SDK that carries this LPAI: --profile qnn-2.48",
+    fix="use an official QNN SDK that carries this LPAI: --profile qnn-2.48",
 )
 def lpai_libraries(context: Context) -> Iterator[Problem]:
     _sdk(context)
@@ -162,7 +162,7 @@ def _official(profile: Profile) -> bool:
     """,
     example="lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so: is of build v2.37.0.250724175447_124859, the other"
     " 29 libraries are of v2.49.40.260810104044",
-    mend="take every QNN library from one SDK: nox -s provision",
+    fix="take every QNN library from one SDK: nox -s provision",
 )
 def one_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)

@@ -42,7 +42,7 @@ def _sdk_directory(entry: str) -> str | None:
     """,
     example="LD_LIBRARY_PATH: /opt/qairt/lib/aarch64-android holds libraries of aarch64-android,"
     " not of this host",
-    mend=f"remove the device's directories from LD_LIBRARY_PATH: {_ENV}",
+    fix=f"remove the device's directories from LD_LIBRARY_PATH: {_ENV}",
 )
 def library_path_mixed(context: Context) -> Iterator[Problem]:
     for entry in _library_path(context):
@@ -66,7 +66,7 @@ def library_path_mixed(context: Context) -> Iterator[Problem]:
     """,
     example="LD_LIBRARY_PATH: /opt/qairt/2.37.0.250724/lib/x86_64-linux-clang comes before"
     " /opt/qairt/2.48.0.260626/lib/x86_64-linux-clang, and both hold libQnnHtp.so",
-    mend=f"put the chosen SDK first, or leave the others out: {_ENV}",
+    fix=f"put the chosen SDK first, or leave the others out: {_ENV}",
 )
 def library_path_order(context: Context) -> Iterator[Problem]:
     if "qnn-sdk" not in context.trees:
@@ -101,7 +101,7 @@ def _is_host(entry: str) -> bool:
         empty entry means the current directory: whatever lies there is loaded.
     """,
     example="LD_LIBRARY_PATH: /opt/qairt/2.37.0/lib/x86_64-linux-clang is not there",
-    mend=f"correct or remove the entry: {_ENV}",
+    fix=f"correct or remove the entry: {_ENV}",
 )
 def library_path_missing(context: Context) -> Iterator[Problem]:
     for entry in _library_path(context):
@@ -129,7 +129,7 @@ def library_path_missing(context: Context) -> Iterator[Problem]:
     """,
     example="ADSP_LIBRARY_PATH: /data/local/tmp/qnn:/vendor/dsp/cdsp is separated by `:`, FastRPC splits"
     " at `;`",
-    mend="write it with `;`, in quotes: export ADSP_LIBRARY_PATH='DIRECTORY;/vendor/dsp/cdsp'",
+    fix="write it with `;`, in quotes: export ADSP_LIBRARY_PATH='DIRECTORY;/vendor/dsp/cdsp'",
 )
 def adsp_library_path(context: Context) -> Iterator[Problem]:
     value = context.environ.get("ADSP_LIBRARY_PATH")
@@ -148,7 +148,7 @@ def adsp_library_path(context: Context) -> Iterator[Problem]:
         fetches one, and fails on the first library.
     """,
     example="QNN_SDK_ROOT: is set but empty, which executorch takes as set",
-    mend="unset the variable, or set it to the SDK's directory",
+    fix="unset the variable, or set it to the SDK's directory",
 )
 def sdk_root_empty(context: Context) -> Iterator[Problem]:
     for variable in COMPONENT_VARIABLES.values():
@@ -165,7 +165,7 @@ def sdk_root_empty(context: Context) -> Iterator[Problem]:
         made of two SDKs.
     """,
     example="ANDROID_NDK_HOME: is /opt/android-ndk-r28c, ANDROID_NDK_ROOT is /opt/android-ndk-r26c",
-    mend=f"unset one of them, or set both to the same directory: {_ENV}",
+    fix=f"unset one of them, or set both to the same directory: {_ENV}",
 )
 def variables_contradict(context: Context) -> Iterator[Problem]:
     for variable, aliases in (("ANDROID_NDK_ROOT", NDK_ALIASES), ("QNN_SDK_ROOT", ("QAIRT_SDK_ROOT",))):

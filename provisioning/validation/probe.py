@@ -34,8 +34,6 @@ class Answer:
     """QNN's error code."""
     detail: str = ""
     interpreter: str = ""
-    remembered: bool = False
-    """Whether it was given before, by the same compiler and libraries in the same environment."""
 
 
 def ask(soc: str, variables: Mapping[str, str], interpreter: str = sys.executable) -> Answer:

@@ -46,7 +46,7 @@ def host_of(context: Context) -> Host:
     """,
     example="/opt/qairt/2.48.0.260626 (QNN_SDK_ROOT): sdk.yaml says 2.48.0.260626, profile qnn-2.37 pins"
     " 2.37.0.250724",
-    mend="use the profile of this SDK with --profile, or provision the pinned one: nox -s provision",
+    fix="use the profile of this SDK with --profile, or provision the pinned one: nox -s provision",
 )
 def qnn_version(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, "qnn-sdk")
@@ -90,7 +90,7 @@ def _same_release(version: str, pinned: str) -> bool:
     """,
     example="lib/x86_64-linux-clang/libQnnHtp.so: holds build id v2.48.40.260702151143, expected"
     " v2.49.40.260810104044 of profile wheels",
-    mend="restore the libraries of one SDK: nox -s provision, or unpack the SDK again",
+    fix="restore the libraries of one SDK: nox -s provision, or unpack the SDK again",
 )
 def qnn_build_id(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, "qnn-sdk")
@@ -127,7 +127,7 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     """,
     example="/opt/android-ndk-r26d (ANDROID_NDK_ROOT): is r26d (26.3.11579264), profile qnn-2.37 pins r26c"
     " (26.2.11394342)",
-    mend="point ANDROID_NDK_ROOT to the pinned NDK, or unset it and: nox -s provision --"
+    fix="point ANDROID_NDK_ROOT to the pinned NDK, or unset it and: nox -s provision --"
     " --component android-ndk",
 )
 def ndk_revision(context: Context) -> Iterator[Problem]:
@@ -160,7 +160,7 @@ def _ndk(revision: str) -> str:
     """,
     example="/opt/Hexagon_SDK/5.5.5.0 (HEXAGON_SDK_ROOT): the directory's name says 5.5.5.0, profile qnn-2.48"
     " pins 6.5.0.0",
-    mend="point HEXAGON_SDK_ROOT to the pinned SDK, or unset it and: nox -s provision --"
+    fix="point HEXAGON_SDK_ROOT to the pinned SDK, or unset it and: nox -s provision --"
     " --component hexagon-sdk",
 )
 def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
@@ -194,7 +194,7 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
         version fails late: on import, on export or on the device.
     """,
     example="torch: is 2.12.1+cpu in this Python, profile wheels pins 2.13.0",
-    mend="run it as a session, which installs the pinned packages: nox -s validate",
+    fix="run it as a session, which installs the pinned packages: nox -s validate",
 )
 def python_packages(context: Context) -> Iterator[Problem]:
     host = host_of(context)
@@ -239,7 +239,7 @@ def _numeric(version: str) -> str:
         targets that are not found.
     """,
     example="cmake: is 3.25.1 (/usr/bin/cmake), at least 3.28 is required",
-    mend="python -m pip install 'cmake>=3.28'",
+    fix="python -m pip install 'cmake>=3.28'",
 )
 def cmake_version(context: Context) -> Iterator[Problem]:
     yield from _tool(context, "cmake")
@@ -256,7 +256,7 @@ def cmake_version(context: Context) -> Iterator[Problem]:
         is enough. Between floor and recommended version a build may work, and is not what the project tests.
     """,
     example="gcc: is 8.5.0 (/usr/bin/gcc), at least 9.4 is required",
-    mend="install gcc or clang of at least the required version, from the distribution's packages",
+    fix="install gcc or clang of at least the required version, from the distribution's packages",
 )
 def compiler_version(context: Context) -> Iterator[Problem]:
     host = host_of(context)
@@ -286,7 +286,7 @@ def compiler_version(context: Context) -> Iterator[Problem]:
         recommended one is what the locks are made for.
     """,
     example="python: is 3.9.2, at least 3.10 is required",
-    mend="use a newer Python, and reinstall nox with it",
+    fix="use a newer Python, and reinstall nox with it",
 )
 def python_version(context: Context) -> Iterator[Problem]:
     if "python" not in context.profile.host:
@@ -304,7 +304,7 @@ def python_version(context: Context) -> Iterator[Problem]:
         they fail to load with `version GLIBC_… not found`. The floor is in the profile.
     """,
     example="glibc: is 2.31, at least 2.34 is required",
-    mend="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later have it",
+    fix="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later have it",
 )
 def glibc_version(context: Context) -> Iterator[Problem]:
     host = host_of(context)
@@ -328,7 +328,7 @@ def glibc_version(context: Context) -> Iterator[Problem]:
         that the project is not tested on are only noted.
     """,
     example="host: is Darwin on arm64, expected Linux on x86_64",
-    mend="use a Linux machine or container on x86-64",
+    fix="use a Linux machine or container on x86-64",
 )
 def host_os(context: Context) -> Iterator[Problem]:
     host = host_of(context)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Metric, Outcome, Report, StageRun
+from provisioning.base.findings import Metric, Report, StageRun
 from provisioning.base.settings import Selection, add_selection, selection_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--tree", type=Path, metavar="DIR", help="check this directory's libraries, not an environment"
     )
     parser.add_argument("--format", choices=FORMATS, default="console", help="what to print [%(default)s]")
-    parser.add_argument("--no-cache", action="store_true", help="read every library again")
+    parser.add_argument("--no-cache", action="store_true", help=argparse.SUPPRESS)  # nothing is cached
+    parser.add_argument(
+        "--no-annotations",
+        action="store_true",
+        help="leave GitHub's annotations to the caller, as the gate does",
+    )
     parser.add_argument("--list", action="store_true", help="print the catalogue of rules and end")
 
 
@@ -64,42 +69,45 @@ def run(args: argparse.Namespace) -> int:
     )
     with stage.reported(selection.reports, "validate", stage.profile):
         results = _validate(stage, selection, args)
-    report = stage.finish(strict=args.strict)
-    report.write(selection.reports)
-    _print(report, results, args.format)
-    _tell_github(report, args.format, os.environ)
-    return 0 if report.outcome is Outcome.PASS else 1
+
+    def show(report: Report) -> None:
+        _print(report, results, args.format)
+        if not args.no_annotations:
+            _annotate(report, args.format, os.environ)
+
+    return stage.close(selection.reports, strict=args.strict, show=show)
 
 
 def _validate(stage: StageRun, selection: Selection, args: argparse.Namespace) -> list[Result]:
     from provisioning.validation import Ignore, check, chosen, without_ignored
     from provisioning.validation.gather import gather
-    from provisioning.validation.scan import Cache
 
     rules = chosen(args.rule or ())
     if args.tree is not None and not args.rule:
         rules = [rule for rule in rules if rule.reads_tree]
     ignores = [Ignore.parse(text) for text in args.ignore]
-    cache = Cache(None if args.no_cache else selection.store / "cache" / "libraries.json")
     tree = args.tree.resolve() if args.tree is not None else None
     needs = {need for rule in rules for need in rule.needs}
-    context = gather(selection, os.environ, needs, cache=cache, tree=tree)
-    results = check(context, rules)
+    contexts = gather(selection, os.environ, needs, tree=tree)
+    results = check(contexts, rules)
     kept, ignored = without_ignored((f for result in results for f in result.findings), ignores)
     stage.findings += kept
-    stage.metrics |= _metrics(context, results, len(ignored))
+    stage.metrics |= _metrics(contexts, results, len(ignored))
     return results
 
 
-def _metrics(context: Context, results: Sequence[Result], ignored: int) -> dict[str, Metric]:
+def _metrics(contexts: Sequence[Context], results: Sequence[Result], ignored: int) -> dict[str, Metric]:
     states = Counter(result.state.value for result in results)
     trees = {
-        component: f"{tree.path} ({tree.variable if tree.origin == 'directory' else tree.origin})"
+        component if context is contexts[0] else f"{component} of {', '.join(context.targets)}": (
+            f"{tree.path} ({tree.variable if tree.origin == 'directory' else tree.origin})"
+        )
+        for context in reversed(contexts)
         for component, tree in context.trees.items()
     }
     return {
         **trees,
-        "libraries": len(context.libraries),
+        "libraries": sum(len(context.libraries) for context in contexts),
         "ignored": ignored,
         "states": {**states},
         "rules": {
@@ -111,8 +119,8 @@ def _metrics(context: Context, results: Sequence[Result], ignored: int) -> dict[
                 "build_id": answer.build_id,
                 "api": answer.api,
                 "code": answer.code,
-                "remembered": answer.remembered,
             }
+            for context in reversed(contexts)
             for soc, answer in context.answers.items()
         },
     }
@@ -132,7 +140,7 @@ def _print(report: Report, results: Sequence[Result], wanted: str) -> None:
         from provisioning.validation import catalogue
 
         texts = {
-            rule.id: rendering.RuleText(rule.summary, " ".join(rule.why.split()), rule.mend)
+            rule.id: rendering.RuleText(rule.summary, " ".join(rule.why.split()), rule.fix)
             for rule in catalogue().values()
         }
         sys.stdout.write(rendering.sarif([report], texts))
@@ -161,9 +169,9 @@ def _states(results: Sequence[Result]) -> str:
     return "".join(lines) + "\n"
 
 
-def _tell_github(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
-    """Annotations and the job's summary. Under the gate neither: it tells of all stages at its end."""
-    if environ.get("GITHUB_ACTIONS") != "true" or environ.get("QNN_CI_GATE"):
+def _annotate(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
+    """In a job on GitHub: annotations and the job's summary."""
+    if environ.get("GITHUB_ACTIONS") != "true":
         return
     from provisioning.base import rendering
 
