@@ -37,7 +37,8 @@ def complaints(elf: Elf, demands: Demands) -> Iterator[tuple[str, str]]:
     if elf.textrel:
         yield "relocations", "has text relocations: its code is changed when it is loaded"
     if elf.execstack:
-        yield "stack", "asks for an executable stack"
+        asks = "asks for an executable stack"
+        yield "stack", asks if elf.states_stack else "has no PT_GNU_STACK, so its stack becomes executable"
     for entry in (*elf.rpath, *elf.runpath):
         if not entry.startswith("$ORIGIN"):
             yield (

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.builds.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
-from ci.builds.install import replace as replace_staged
 from ci.builds.loadable import Built, check
 from ci.builds.output_folders import alone_in, refuse_foreign
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
@@ -297,6 +296,8 @@ def _make(plan: Plan, stage: StageRun, *, jobs: int, clean: bool) -> None:
 
 
 def _compile(plan: Plan, jobs: int) -> dict[str, str]:
+    from ci.builds.install import replace as replace_staged
+
     work = Build(plan.cmake, plan.ninja, SOURCE, plan.tree, plan.log)
     stamp = plan.tree / STAMP
     stamp.unlink(missing_ok=True)

@@ -8,14 +8,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from ci.builds.recipes import Kind
 from provisioning import elf
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.loadable import Demands, complaints
-from provisioning.validation import tables
+
+if TYPE_CHECKING:
+    from ci.builds.recipes import Kind
 
 CLEAN = "check the toolchain, and build with --clean"
 REMEDIES = {
@@ -74,6 +76,8 @@ def check(built: Sequence[Built], target: str, glibc: str, private: Iterable[Pat
 def _demands(target: str, glibc: str) -> Demands:
     machine = TARGETS[target].machine
     if target == "aarch64-android":
+        from provisioning.validation import tables
+
         android = tables.validation().android
         return Demands(machine, android_api=android.api, page_size=android.page_size)
     return Demands(machine, glibc=glibc)
@@ -102,6 +106,8 @@ def _wrong_with(
 def _provided(name: str, target: str) -> bool:
     if target == DEFAULT_TARGET:
         return _SYSTEM_LIBRARY.fullmatch(name) is not None
+    from provisioning.validation import tables
+
     systems = {str(system): table for system, table in tables.device_libraries().systems.items()}
     return name in systems[target].provides
 

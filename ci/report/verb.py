@@ -96,7 +96,7 @@ def _sarif(reports: Sequence[Report]) -> str:
     from ci.parity.rules import RULES
     from provisioning.validation import catalogue
 
-    texts = {rule.id: RuleText(rule.summary, rule.why, rule.mend) for rule in catalogue().values()}
+    texts = {rule.id: RuleText(rule.summary, rule.why, rule.fix) for rule in catalogue().values()}
     texts |= {rule: RuleText(text) for rule, text in RULES.items()}
     return sarif(reports, texts)
 

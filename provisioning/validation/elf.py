@@ -10,6 +10,7 @@ from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
 from provisioning.elf import HEXAGON, Elf, highest_version
+from provisioning.loadable import Demands, complaints
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Library, Need
 from provisioning.validation.tables import System
@@ -21,6 +22,14 @@ def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
     if not context.readable:
         raise NotApplicable("there is no readable library")
     return context.readable
+
+
+def _complaints(
+    kind: str, library: Library, elf: Elf, demands: Demands | None = None, severity: Severity | None = None
+) -> Iterator[Problem]:
+    for what, message in complaints(elf, demands or Demands()):
+        if what == kind:
+            yield Problem(library.place, message, severity=severity)
 
 
 @rule(
@@ -60,21 +69,15 @@ def elf_readable(context: Context) -> Iterator[Problem]:
         A library of another machine is passed over by the loader, which then says that it was not found,
         or takes one of that name from elsewhere.
     """,
-    example="lib/aarch64-android/libQnnSystem.so: is 64-bit x86-64, lib/aarch64-android holds 64-bit AArch64",
+    example="lib/aarch64-android/libQnnSystem.so: expected 64-bit AArch64, found 64-bit x86-64",
     fix=_FIX,
 )
 def elf_machine(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
         described = tables.libraries().directory(library.directory)
-        if described is None:
-            continue
-        wanted = Elf(bits=described[0].bits, machine=described[0].machine, flags=0)
-        if (elf.bits, elf.machine) != (wanted.bits, wanted.machine):
-            yield Problem(
-                library.place,
-                f"is {elf.bits}-bit {elf.machine_name}, lib/{library.directory} holds"
-                f" {wanted.bits}-bit {wanted.machine_name}",
-            )
+        if described is not None:
+            demands = Demands(described[0].machine, described[0].bits)
+            yield from _complaints("machine", library, elf, demands)
 
 
 @rule(
@@ -227,7 +230,7 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
         asks it of apps for Android 15 and later. The severity is set in manifests/validation.toml. Hexagon
         skels are not loaded by Android's linker, so that they are exempt.
     """,
-    example="lib/aarch64-android/libQnnHtp.so: a segment is aligned to 0x1000, Android 15 asks 0x4000",
+    example="lib/aarch64-android/libQnnHtp.so: expected segments aligned to 0x4000, found 0x1000",
     fix="build with -Wl,-z,max-page-size=16384 (NDK 28 and later do); of an SDK, take a newer one",
 )
 def android_page_size(context: Context) -> Iterator[Problem]:
@@ -235,14 +238,9 @@ def android_page_size(context: Context) -> Iterator[Problem]:
     if not android:
         raise NotApplicable("there is no Android library")
     table = tables.validation().android
+    severity = Severity(table.page_size_severity)
     for library, elf in android:
-        least = min(elf.alignments, default=table.page_size)
-        if least < table.page_size:
-            yield Problem(
-                library.place,
-                f"a segment is aligned to {least:#x}, Android 15 asks {table.page_size:#x}",
-                severity=Severity(table.page_size_severity),
-            )
+        yield from _complaints("page-size", library, elf, Demands(page_size=table.page_size), severity)
 
 
 @rule(
@@ -254,21 +252,16 @@ def android_page_size(context: Context) -> Iterator[Problem]:
         A library built for a newer API level may use functions that older devices lack. The level is in the
         note that the NDK writes into each library; ours is in manifests/validation.toml.
     """,
-    example="lib/aarch64-android/libQnnHtp.so: is built for API 34, the project builds for API 30",
+    example="lib/aarch64-android/libQnnHtp.so: expected Android API 30 at most, found 34",
     fix="build it for the project's API level, or raise the level in manifests/validation.toml",
 )
 def android_api(context: Context) -> Iterator[Problem]:
-    noted = [
-        (library, elf.android_api)
-        for library, elf in context.of_system("aarch64-android")
-        if elf.android_api is not None
-    ]
+    noted = [pair for pair in context.of_system("aarch64-android") if pair[1].android_api is not None]
     if not noted:
         raise NotApplicable("no library holds an Android note")
-    level = tables.validation().android.api
-    for library, api in noted:
-        if api > level:
-            yield Problem(library.place, f"is built for API {api}, the project builds for API {level}")
+    demands = Demands(android_api=tables.validation().android.api)
+    for library, elf in noted:
+        yield from _complaints("android-api", library, elf, demands)
 
 
 @rule(
@@ -280,13 +273,12 @@ def android_api(context: Context) -> Iterator[Problem]:
         Code that is rewritten while it is loaded is refused by Android since API 23 and by hardened Linux; it
         also costs the memory that libraries share.
     """,
-    example="lib/aarch64-android/libCustomOp.so: has text relocations",
+    example="lib/aarch64-android/libCustomOp.so: has text relocations: its code is changed when it is loaded",
     fix="build it as position-independent code (-fPIC), and assembler parts too",
 )
 def text_relocations(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
-        if elf.textrel:
-            yield Problem(library.place, "has text relocations")
+        yield from _complaints("relocations", library, elf)
 
 
 @rule(
@@ -303,13 +295,7 @@ def text_relocations(context: Context) -> Iterator[Problem]:
 )
 def executable_stack(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
-        if elf.execstack:
-            yield Problem(
-                library.place,
-                "asks for an executable stack"
-                if elf.states_stack
-                else "has no PT_GNU_STACK, for which the loader makes the stack executable",
-            )
+        yield from _complaints("stack", library, elf)
 
 
 @rule(
@@ -321,12 +307,10 @@ def executable_stack(context: Context) -> Iterator[Problem]:
         An absolute RPATH or RUNPATH is a directory of the machine that built the library: elsewhere it is
         missing, or it holds something else that is then loaded first.
     """,
-    example="lib/x86_64-linux-clang/libCustomOp.so: its RUNPATH is /build/out/lib",
+    example="lib/x86_64-linux-clang/libCustomOp.so: expected to search beside itself ($ORIGIN),"
+    " found '/build/out/lib'",
     fix="link with -Wl,-rpath,'$ORIGIN', or remove the entry: patchelf --set-rpath '$ORIGIN' FILE",
 )
 def absolute_rpath(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
-        for kind, entries in (("RPATH", elf.rpath), ("RUNPATH", elf.runpath)):
-            for entry in entries:
-                if not entry.startswith("$"):
-                    yield Problem(library.place, f"its {kind} is {entry or 'empty: the current directory'}")
+        yield from _complaints("search-path", library, elf)

@@ -17,7 +17,7 @@ from provisioning import loader_search as loader
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT, Selection, selection_of
 from provisioning.environment import resolve
 from provisioning.manifest import load_profile
-from provisioning.validation.scan import Cache, libraries
+from provisioning.validation.scan import libraries
 
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
 
@@ -137,7 +137,7 @@ def test_an_sdk_without_its_offline_compiler_and_libcxx_is_explained(sdk: Path, 
 @pytest.mark.needs("readelf")
 @pytest.mark.heavy
 def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
-    for library in libraries(sdk, Cache(None)):
+    for library in libraries(sdk):
         shown = subprocess.run(
             ["readelf", "-hdlVW", str(library.path)], capture_output=True, text=True, check=False
         ).stdout
@@ -167,7 +167,7 @@ def test_every_library_reads_as_readelf_reads_it(sdk: Path) -> None:
 
 @pytest.mark.heavy
 def test_every_qnn_library_of_the_sdk_holds_the_pinned_build_id(sdk: Path) -> None:
-    held = {build_id for library in libraries(sdk, Cache(None)) for build_id in library.build_ids}
+    held = {build_id for library in libraries(sdk) for build_id in library.build_ids}
     assert held == {PIN.build_id}
 
 

@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from provisioning.base.settings import TARGETS
 from provisioning.compat import Measured, Pair, Step
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
+from provisioning.validation import scan
 from provisioning.validation.context import Context, Host, Tool, Tree
+from provisioning.validation.context import Library as Found
 from provisioning.validation.gather import stated_versions
 from provisioning.validation.probe import Answer
-from provisioning.validation.scan import Cache, Record, Stamp, libraries, read
+from provisioning.validation.scan import read
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 
 PROFILE = "qnn-2.48"
@@ -27,20 +31,21 @@ ARCHES = (75, 81)
 X86, ANDROID, LINUX = "x86_64-linux-clang", "aarch64-android", "aarch64-oe-linux-gcc11.2"
 
 
-_READ: dict[bytes, Record] = {}
+_READ: dict[bytes, Found] = {}
 
 
-class ContentCache(Cache):
-    """Reads each content once in a test run: environments differ in a file or two."""
+def scanned(root: Path) -> tuple[Found, ...]:
+    """The tree's libraries. Each content is read once in a test run: environments differ in a file or two."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def get(self, path: Path, stamp: Stamp) -> Record:
-        content = path.read_bytes()
+    def read_once(path: Path, place: str) -> Found:
+        content = path.read_bytes() if path.is_file() else b""
         if content not in _READ:
-            _READ[content] = read(path)
-        return _READ[content]
+            _READ[content] = read(path, place)
+        return replace(_READ[content], path=path, place=place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "read", read_once)
+        return tuple(scan.libraries(root))
 
 
 def library(name: str, machine: int = X86_64, **more: Any) -> Library:
@@ -147,7 +152,7 @@ def context_of(base: Path, **changes: Any) -> Context:
         },
         environ=environ,
         variables=environ,
-        libraries=tuple(libraries(sdk, ContentCache())),
+        libraries=scanned(sdk),
         host=host(),
         system_libraries=SystemLibraries(
             directories=(system,),

@@ -107,12 +107,25 @@ def test_a_truncated_file_says_where_it_should_have_ended(tmp_path: Path) -> Non
         read(path)
 
 
-def test_section_headers_beyond_the_end_are_a_truncation() -> None:
+def test_garbled_or_missing_sections_do_not_matter_as_loaders_do_not_read_them() -> None:
     content = bytearray(RICH.encode())
+    struct.pack_into("<Q", content, 0x28, 64)
+    struct.pack_into("<HHH", content, 0x3A, 64, 3, 1)
+    assert read_stream(io.BytesIO(bytes(content)), Path("lib.so")) == elf_of(RICH)
     struct.pack_into("<Q", content, 0x28, len(content))
-    struct.pack_into("<HH", content, 0x3A, 64, 3)
-    with pytest.raises(BrokenElf, match=f"the section headers end at byte {len(content) + 192} of"):
-        read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
+    cut = read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
+    assert cut.beyond_end == f"they end at byte {len(content) + 192} of {len(content)}"
+
+
+@pytest.mark.parametrize(("machine", "executable"), [(X86_64, True), (AARCH64, True), (HEXAGON, False)])
+def test_without_a_stated_stack_it_is_executable_where_the_loader_makes_it_so(
+    machine: int, executable: bool
+) -> None:
+    content = bytearray(Library(machine=machine).encode())
+    at = content.index(struct.pack("<I", 0x6474E551))
+    struct.pack_into("<I", content, at, 0)
+    elf = read_stream(io.BytesIO(bytes(content)), Path("lib.so"))
+    assert (elf.execstack, elf.states_stack) == (executable, False)
 
 
 def test_a_name_beyond_the_string_table_is_damage() -> None:

@@ -28,7 +28,6 @@ def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "ADSP_LIBRARY_PATH",
         "GITHUB_ACTIONS",
         "GITHUB_STEP_SUMMARY",
-        "QNN_CI_GATE",
     ):
         monkeypatch.delenv(name, raising=False)
     for name in ("ANDROID_NDK_HOME", "ANDROID_NDK", "HEXAGON_SDK_ROOT", "EXECUTORCH_ROOT", "QNN_CI_SOC"):
@@ -200,9 +199,9 @@ def test_markdown_is_printed_on_demand(sdk: Path, capsys: pytest.CaptureFixture[
     assert "hexagon-arch" in html.unescape(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("gate", "told"), [("", True), ("1", False)])
-def test_on_github_it_annotates_and_summarises_unless_the_gate_does(
-    gate: str,
+@pytest.mark.parametrize(("flags", "told"), [([], True), (["--no-annotations"], False)])
+def test_on_github_it_annotates_and_summarises_unless_the_caller_does(
+    flags: list[str],
     told: bool,
     sdk: Path,
     tmp_path: Path,
@@ -212,24 +211,8 @@ def test_on_github_it_annotates_and_summarises_unless_the_gate_does(
     spoil(sdk)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
-    monkeypatch.setenv("QNN_CI_GATE", gate)
-    run(*FILES_ONLY)
+    run(*FILES_ONLY, *flags)
     assert ("::error " in capsys.readouterr().out, (tmp_path / "summary.md").exists()) == (told, told)
-
-
-def test_what_was_read_once_is_remembered_in_the_store(
-    sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from provisioning.validation import scan
-
-    monkeypatch.setattr(scan, "_SETTLED_NS", -(10**18))
-    run(*FILES_ONLY)
-    assert str(sdk) in (tmp_path / "store" / "cache" / "libraries.json").read_text()
-
-
-def test_without_the_cache_nothing_is_remembered(sdk: Path, tmp_path: Path) -> None:
-    run(*FILES_ONLY, "--no-cache")
-    assert not (tmp_path / "store" / "cache").exists()
 
 
 def test_a_library_that_vanishes_is_no_longer_checked(sdk: Path, tmp_path: Path) -> None:

@@ -33,18 +33,18 @@ def test_every_rule_has_a_section_with_what_why_example_and_mend(rule_: Rule) ->
     section = catalogue_markdown().split(f"### {rule_.id}\n")[1].split("\n### ")[0]
     flat = " ".join(section.split())
     assert [
-        " ".join(text.split()) in flat for text in (rule_.summary, rule_.why, rule_.example, rule_.mend)
+        " ".join(text.split()) in flat for text in (rule_.summary, rule_.why, rule_.example, rule_.fix)
     ] == [True] * 4
 
 
 @pytest.mark.parametrize("rule_", RULES, ids=lambda rule_: rule_.id)
 def test_every_rule_says_all_it_should(rule_: Rule) -> None:
-    assert all(text.strip() for text in (rule_.summary, rule_.why, rule_.example, rule_.mend))
+    assert all(text.strip() for text in (rule_.summary, rule_.why, rule_.example, rule_.fix))
     assert ": " in rule_.example, "an example is a subject and what is said of it"
 
 
 def test_an_id_is_given_once() -> None:
-    register = rule("elf-machine", Severity.NOTE, summary="", why="", example="", mend="")
+    register = rule("elf-machine", Severity.NOTE, summary="", why="", example="", fix="")
     with pytest.raises(ValueError, match="two rules are called elf-machine"):
         register(lambda context: iter(()))
 

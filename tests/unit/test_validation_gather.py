@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from provisioning.base.settings import TARGETS, Selection
+from provisioning.environment import Environment, Root
+from provisioning.validation import State, check
+from provisioning.validation import chosen as chosen_rules
 from provisioning.validation import gather as gathering
-from provisioning.validation import scan
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather, stated_versions
 from provisioning.validation.probe import Answer
-from provisioning.validation.scan import Cache
-from tests.support.environments import NDK, PIN, PROFILE, X86, write_ndk, write_sdk
+from tests.support.environments import ANDROID, LINUX, NDK, PIN, PROFILE, X86, write_ndk, write_sdk
 
 
 @pytest.fixture
@@ -27,7 +29,8 @@ def selection(tmp_path: Path) -> Selection:
 
 def gathered(selection: Selection, base: Path, *needs: Need, **environ: str) -> Context:
     sdk = write_sdk(base / "sdk")
-    return gather(selection, {"QNN_SDK_ROOT": str(sdk), **environ}, needs, cache=Cache(None))
+    (context,) = gather(selection, {"QNN_SDK_ROOT": str(sdk), **environ}, needs)
+    return context
 
 
 def test_what_no_rule_needs_is_not_gathered(
@@ -39,7 +42,7 @@ def test_what_no_rule_needs_is_not_gathered(
     assert (context.libraries, context.host, context.answers) == ((), None, {})
 
 
-def test_the_users_variables_are_kept_beside_the_mended_ones(selection: Selection, tmp_path: Path) -> None:
+def test_the_users_variables_are_kept_beside_the_corrected_ones(selection: Selection, tmp_path: Path) -> None:
     wrong = "/opt/qairt/lib/aarch64-android"
     context = gathered(selection, tmp_path, LD_LIBRARY_PATH=wrong)
     assert context.environ["LD_LIBRARY_PATH"] == wrong
@@ -65,13 +68,13 @@ def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     sdk = write_sdk(tmp_path / "device only")
     shutil.rmtree(sdk / "lib" / X86)
     chosen = replace(selection, target=targets[0], targets=targets)
-    context = gather(chosen, {"QNN_SDK_ROOT": str(sdk)}, {Need.COMPILER}, cache=Cache(None))
+    (context,) = gather(chosen, {"QNN_SDK_ROOT": str(sdk)}, {Need.COMPILER})
     assert list(context.answers) == asked
 
 
 def test_a_named_tree_is_the_sdk_and_needs_no_environment(selection: Selection, tmp_path: Path) -> None:
     sdk = write_sdk(tmp_path / "sdk")
-    context = gather(selection, {}, {Need.LIBRARIES, Need.COMPILER}, cache=Cache(None), tree=sdk)
+    (context,) = gather(selection, {}, {Need.LIBRARIES, Need.COMPILER}, tree=sdk)
     assert (context.trees["qnn-sdk"].origin, len(context.libraries), context.answers) == ("tree", 18, {})
 
 
@@ -94,87 +97,31 @@ def test_a_tools_version_is_asked_of_the_one_on_path(
     assert (host.tools["clang"].version, host.tools["clang"].path) == ("17.0.6", str(tool))
 
 
-@pytest.fixture
-def executorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Enough of an installed executorch for its files to be watched; every file counts as settled."""
-    package = tmp_path / "site" / "executorch"
-    adaptor = package / "backends/qualcomm/python/PyQnnManagerAdaptor.so"
-    adaptor.parent.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    adaptor.write_text("1")
-    monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.delitem(sys.modules, "executorch", raising=False)
-    monkeypatch.setattr(scan, "_SETTLED_NS", -(10**18))
-    return adaptor
-
-
-def asked(
-    selection: Selection, base: Path, monkeypatch: pytest.MonkeyPatch, answer: Answer, **environ: str
-) -> bool:
-    """Whether the compiler itself was asked, with the cache kept between calls."""
-    calls: list[str] = []
-
-    def ask(soc: str, variables: object) -> Answer:
-        calls.append(soc)
-        return answer
-
-    monkeypatch.setattr(gathering, "ask", ask)
-    sdk = base / "sdk" if (base / "sdk").is_dir() else write_sdk(base / "sdk")
-    cache = Cache(base / "cache.json")
-    context = gather(selection, {"QNN_SDK_ROOT": str(sdk), **environ}, {Need.COMPILER}, cache=cache)
-    remembered = replace(answer, remembered=not calls)
-    assert context.answers == {selection.soc: remembered}
-    return bool(calls)
-
-
-DEVICE = Answer("device", made_device=True, build_id="v2.48.0.260626121212")
-
-
-def test_a_device_is_remembered(
-    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_target_is_judged_against_its_own_trees(
+    selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = asked(selection, tmp_path, monkeypatch, DEVICE)
-    assert (first, asked(selection, tmp_path, monkeypatch, DEVICE)) == (True, False)
+    """Two trees, provisioned one after the other, each with the libraries of one target."""
+    host, linux = write_sdk(tmp_path / "host"), write_sdk(tmp_path / "linux")
+    for device in (ANDROID, LINUX):
+        shutil.rmtree(host / "lib" / device)
+    shutil.rmtree(linux / "lib" / X86)
+    trees = {"x86_64-linux": host, "aarch64-linux": linux}
 
+    def resolve(chosen: Selection, environ: Mapping[str, str]) -> Environment:
+        root = Root(trees[chosen.target], "store", "QNN_SDK_ROOT")
+        return Environment(PROFILE, chosen.target, "SM8650", {"qnn-sdk": root}, {}, (), (), ())
 
-def test_a_device_is_remembered_wherever_reports_go(
-    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked(selection, tmp_path, monkeypatch, DEVICE, QNN_CI_REPORTS="one")
-    assert not asked(selection, tmp_path, monkeypatch, DEVICE, QNN_CI_REPORTS="two")
-
-
-def test_a_refusal_is_never_remembered(
-    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusal = Answer("backend", code=14001)
-    asked(selection, tmp_path, monkeypatch, refusal)
-    assert asked(selection, tmp_path, monkeypatch, refusal)
-
-
-@pytest.mark.parametrize("changed", ["adaptor", "library", "variable", "chip"])
-def test_whatever_the_answer_depends_on_makes_it_asked_again(
-    changed: str, executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked(selection, tmp_path, monkeypatch, DEVICE)
-    environ = {}
-    if changed == "adaptor":
-        executorch.write_text("2")
-    elif changed == "library":
-        (tmp_path / "sdk/lib/x86_64-linux-clang/libQnnHtp.so").write_text("another")
-    elif changed == "variable":
-        environ = {"LD_PRELOAD": "libasan.so"}
-    else:
-        selection = replace(selection, soc="SM8750")
-    assert asked(selection, tmp_path, monkeypatch, DEVICE, **environ)
-
-
-def test_an_answer_about_files_of_this_moment_is_not_remembered(
-    executorch: Path, selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan, "_SETTLED_NS", 10**18)
-    asked(selection, tmp_path, monkeypatch, DEVICE)
-    assert asked(selection, tmp_path, monkeypatch, DEVICE)
+    monkeypatch.setattr(gathering, "resolve", resolve)
+    rules = chosen_rules(["required-libraries"])
+    for targets in (tuple(trees), tuple(reversed(trees))):
+        contexts = gather(replace(selection, targets=targets), {}, {Need.LIBRARIES})
+        assert [result.findings for result in check(contexts, rules)] == [()]
+    (linux / "lib" / LINUX / "libQnnHtp.so").unlink()
+    (result,) = check(gather(replace(selection, targets=tuple(trees)), {}, {Need.LIBRARIES}), rules)
+    assert result.state is State.FAIL
+    assert [f.message for f in result.findings] == [
+        "lacks libQnnHtp.so, which aarch64-linux needs (for aarch64-linux)"
+    ]
 
 
 @pytest.mark.parametrize(
