@@ -64,12 +64,13 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]
     """
     holder = this_process().encode()
     until = time.monotonic() + wait
-    released = ""
+    tried = ""
     while (taken := _claim(device, folder, holder)) is not None:
         other = Holder.decode(taken)
-        if other is not None and other.gone() and taken != released:
-            _release(device, folder, taken)
-            released = taken
+        if other is not None and other.gone() and taken != tried:
+            tried = taken
+            if _take_over(device, folder, taken, holder):
+                break
         elif time.monotonic() >= until:
             _refuse(device, folder, other)
         else:
@@ -116,8 +117,20 @@ def _claim(device: Device, folder: str, holder: str) -> str | None:
     )
 
 
+def _take_over(device: Device, folder: str, dead: str, holder: str) -> bool:
+    """Make a dead holder's claim ours. Of several that try, one succeeds: the one that makes the folder in it."""
+    script = (
+        f"cd {shlex.quote(folder)} && mkdir {LOCK}/next 2>/dev/null || exit {_TAKEN}\n"
+        f'[ "$(cat {LOCK}/holder)" = {shlex.quote(dead.strip())} ] &&\n'
+        f"echo {shlex.quote(holder)} > {LOCK}/next/holder &&\n"
+        f"mv -f {LOCK}/next/holder {LOCK}/holder && rm -rf {LOCK}/next && exit\n"
+        f"rm -rf {LOCK}/next; exit {_TAKEN}"
+    )
+    return device.shell(script, seconds=SECONDS).code == _CLAIMED
+
+
 def _release(device: Device, folder: str, holder: str) -> None:
-    """Away with the lock, as long as it is still that holder's."""
+    """Remove the claim if it is still that holder's."""
     script = (
         f"cd {shlex.quote(folder)} || exit 0\n"
         f'[ "$(cat {LOCK}/holder 2>/dev/null)" = {shlex.quote(holder.strip())} ] || exit 0\n'

@@ -151,6 +151,11 @@ def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seco
         _keep(into / "system.log", system, "log", stage)
     if ran.code is None:
         message = f"the runner did not end within {seconds:g} s and was stopped"
+        if ran.left is not None:
+            message = (
+                f"the runner did not end within {seconds:g} s, and process {ran.left} could not be killed: "
+                "it still runs on the device"
+            )
     else:
         message = f"the runner ended with exit code {ran.code}{_signal(ran.code)}"
     lines = [line for line in ran.out.splitlines() if line.strip()][-_TAIL:]

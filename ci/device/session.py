@@ -19,6 +19,10 @@ OUTPUTS = "outputs"
 INPUTS = "inputs"
 INPUT_LIST = f"{INPUTS}/list.txt"
 PROCESS = "run.pid"
+STOP_SECONDS = 10
+"""How long a process has to end after each signal."""
+
+STILL_RUNS = 5
 CLEANED = (*KEPT_CLEAN, INPUTS)
 """Folders where nothing of an earlier run may stay."""
 
@@ -36,6 +40,8 @@ class Ran:
     code: int | None
     """None: it did not end in time."""
     out: str
+    left: int | None = None
+    """The process that could not be ended, and still runs on the device."""
 
 
 def files_of(bundle: Bundle, folder: Path, inputs: Mapping[str, Path]) -> dict[str, Path]:
@@ -137,10 +143,10 @@ def run(
         answer = device.shell(script, seconds=seconds)
     except TimedOut as late:
         try:
-            stop(device, folder)
+            left = stop(device, folder)
         except ToolkitError as error:
             raise Lost(error.message, error.remedy, late.out) from error
-        return Ran(None, late.out)
+        return Ran(None, late.out, left)
     except KeyboardInterrupt:
         with suppress(ToolkitError):
             stop(device, folder)
@@ -148,11 +154,20 @@ def run(
     return Ran(answer.code, answer.out)
 
 
-def stop(device: Device, folder: str) -> None:
-    """End what `run` started."""
+def stop(device: Device, folder: str) -> int | None:
+    """End what `run` started: ask it to, then kill it. Returns the process that is still there, or None."""
     place = shlex.quote(f"{folder}/{PROCESS}")
-    script = f'pid=$(cat {place} 2>/dev/null) || exit 0\nkill "$pid" 2>/dev/null\nrm -f {place}\n:'
-    device.shell(script, seconds=60)
+    script = (
+        f"pid=$(cat {place} 2>/dev/null) || exit 0\n"
+        # A zombie has ended; only its parent has not noticed yet.
+        'runs() { kill -0 "$pid" 2>/dev/null || return 1; '
+        'case $(cat "/proc/$pid/stat" 2>/dev/null) in *") Z "*) return 1;; esac; }\n'
+        f'for how in TERM KILL; do\n  kill -s $how "$pid" 2>/dev/null\n  tries={STOP_SECONDS}\n'
+        "  while runs && [ $tries -gt 0 ]; do sleep 1; tries=$((tries - 1)); done\n"
+        f'  runs || {{ rm -f {place}; exit 0; }}\ndone\necho "$pid"; exit {STILL_RUNS}'
+    )
+    answer = device.shell(script, seconds=60 + 2 * STOP_SECONDS)
+    return int(answer.out) if answer.code == STILL_RUNS and answer.out.strip().isdecimal() else None
 
 
 def fetch_outputs(device: Device, folder: str, into: Path) -> list[Path]:

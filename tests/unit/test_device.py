@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+import subprocess
+import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -282,6 +284,46 @@ def test_a_full_device_is_told_with_what_helps(tmp_path: Path, way: Callable[[st
     with pytest.raises(UpstreamError, match="No space left") as caught:
         device.push({"models/model.pte": tmp_path / "model.pte"}, "/data/x")
     assert "free some space" in caught.value.remedy
+
+
+class Late(Local):
+    """Its runs time out here and go on there."""
+
+    def shell(self, script: str, *, seconds: float = 0) -> Answer:
+        if "run.sh" in script:
+            self.running = subprocess.Popen(["sh", "-c", script], stdout=subprocess.DEVNULL)
+            while not list(self.folder.glob("run.pid")):
+                time.sleep(0.01)
+            raise TimedOut("ssh", 1, "step 1\n")
+        return super().shell(script)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+
+def test_a_runner_that_takes_too_long_and_ignores_being_asked_to_end_is_killed(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "STOP_SECONDS", 1)
+    (bundle / "run.sh").write_text("trap '' TERM\n: > ready\nwhile :; do sleep 0.1; done\n", encoding="utf-8")
+    device = Late(bundle)
+    ran = session.run(device, str(bundle), [])
+    assert (ran.code, ran.out, ran.left) == (None, "step 1\n", None)
+    assert device.running.wait(timeout=30) == 137
+
+
+def test_a_runner_that_cannot_be_killed_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "STOP_SECONDS", 1)
+    (bundle / "run.pid").write_text("1\n", encoding="utf-8")
+
+    class Powerless(Late):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            if "run.sh" in script:
+                raise TimedOut("ssh", 1, "")
+            return Local.shell(self, script.replace("kill -s", "true").replace("kill -0", "true"))
+
+    assert session.run(Powerless(bundle), str(bundle), []).left == 1
 
 
 class Vanishing(Local):

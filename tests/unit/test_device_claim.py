@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,10 +91,40 @@ def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> No
         assert holder is not None and holder.process == me.process
 
 
+def test_of_two_that_wait_for_a_dead_run_one_has_it(folder: str, tmp_path: Path) -> None:
+    """The first is held up where it has seen the dead holder and has not yet put itself in its place."""
+    me = this_process()
+    hold(folder, Holder(me.machine, ended_process(), "1", "somebody").encode())
+    seen, go_on = tmp_path / "seen", tmp_path / "go on"
+
+    class Slow(Local):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            wait = f": > '{seen}'; while [ ! -e '{go_on}' ]; do sleep 0.01; done;"
+            return super().shell(script.replace("mv -f", f"{{ {wait} }} && mv -f"))
+
+    owners: list[str] = []
+
+    def slow() -> None:
+        with claimed(Slow(), folder):
+            owners.append("slow")
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(slow)
+        while not seen.exists():
+            assert not running.done(), running.result()
+        with suppress(EnvironmentLacking), claimed(Local(), folder):
+            owners.append("quick")
+            go_on.touch()
+            running.result(timeout=30)
+        go_on.touch()
+        running.result(timeout=30)
+    assert owners == ["slow"]
+
+
 def test_a_dead_runs_lock_that_cannot_be_removed_is_told_and_not_tried_for_ever(folder: str) -> None:
     class Keeps(Local):
         def shell(self, script: str, *, seconds: float = 0) -> Answer:
-            return super().shell(script.replace("rm -rf", "true"))
+            return super().shell(script.replace("mv -f", "false"))
 
     me = this_process()
     hold(folder, Holder(me.machine, ended_process(), "1", "root on builder").encode())
