@@ -118,6 +118,7 @@ def run_stages(
         for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
             with suppress(NotADirectoryError):  # writing a report explains this better
                 old.unlink(missing_ok=True)
+    _unfinished(stages, flags, selection).write(selection.reports)
     results: dict[str, StageResult] = {}
     for stage in stages:
         failed = [need for need in stage.needs if not results[need].lets_others_run]
@@ -132,6 +133,14 @@ def run_stages(
         result.report.write(selection.reports)
         results[stage.name] = result
     return list(results.values())
+
+
+def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
+    """The gate's report until it has its own: if it is killed, the stages that never ran are missed."""
+    gate = StageRun(GATE, selection.profile, selection.target, _command(GATE, flags))
+    gate.metrics["stages"] = [{"stage": stage.name} for stage in stages]
+    gate.add("gate.unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
+    return gate.finish(Outcome.ERROR)
 
 
 def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> StageResult:

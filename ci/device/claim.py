@@ -118,7 +118,7 @@ def _claim(device: Device, folder: str, holder: str) -> str | None:
 
 
 def _take_over(device: Device, folder: str, dead: str, holder: str) -> bool:
-    """Make a dead holder's claim ours. Of several that try, one succeeds: the one that makes the folder in it."""
+    """Make a dead holder's claim ours. Of several that try, the one that makes the folder `next` succeeds."""
     script = (
         f"cd {shlex.quote(folder)} && mkdir {LOCK}/next 2>/dev/null || exit {_TAKEN}\n"
         f'[ "$(cat {LOCK}/holder)" = {shlex.quote(dead.strip())} ] &&\n'

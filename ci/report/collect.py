@@ -1,38 +1,46 @@
-"""Reading reports/: every file is accounted for, and a stage that should be there and is not says so."""
+"""Reading reports/: one run of one profile. Every file is accounted for, and so is every expected stage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.rendering.text import DID_NOT_RUN
+from provisioning.base.commands import quoted, session
+from provisioning.base.findings import Finding, Outcome, Report, Severity, outcome_of
+from provisioning.base.rendering.text import DID_NOT_RUN, NOT_ASKED, plural
 
 GATE = "gate"
-"""The gate's own report only repeats what the stages' say, so it is not shown beside them."""
+"""The gate's own report repeats the stages' reports, so it is not shown beside them."""
+
+ONE_RUN = dt.timedelta(days=1)
+"""Reports that began further apart are of different runs."""
 
 
-def collect(directory: Path, expected: Sequence[str]) -> list[Report]:
-    """Every stage's report: the expected first and in their order, then the others by name."""
-    found: dict[str, Report] = {}
-    strange: list[Finding] = []
-    for path in sorted(directory.glob("*.json")):
-        try:
-            report = Report.read(path)
-            if report.stage != path.stem:
-                raise ValueError(f"{path}: holds the report of {report.stage}")
-            found[report.stage] = report
-        except (OSError, ValueError) as error:
-            strange.append(_strange(path, error))
-    found.pop(GATE, None)
-    expected = list(dict.fromkeys(expected))
-    missing = [stage for stage in expected if stage not in found]
-    found |= {stage: did_not_run(stage, f"there is no report of {stage}") for stage in missing}
-    reports = [found.pop(stage) for stage in expected]
-    reports += found.values()
-    if strange:
-        reports.append(_stand_in("report", tuple(strange), f"nox -s report -- --reports {directory}"))
-    return reports
+def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str] = ()) -> list[Report]:
+    """Every stage's report: the expected stages first and in their order, then the others by name.
+
+    `expected` must have run. When it is empty, those are expected that the last gate was to run, and other
+    stages of the gate are shown as not run.
+    """
+    reports, problems = _read_all(directory)
+    reports, left_out = _one_run(reports)
+    gate = reports.get(GATE)
+    others = () if expected else gate_stages
+    expected = list(dict.fromkeys(expected or _stages_of(gate)))
+    rows: list[Report] = []
+    for stage in dict.fromkeys([*expected, *others, *reports, *left_out]):
+        if stage in reports:
+            rows.append(_agreeing(reports[stage]))
+        elif stage in expected:
+            rows.append(did_not_run(stage, left_out.get(stage, f"there is no report of {stage}")))
+        else:
+            rows.append(_not_asked(stage, left_out.get(stage, "nobody asked for it")))
+    rows = [report for report in rows if report.stage != GATE]
+    if problems:
+        rows.append(_stand_in("report", tuple(problems), session("report", "--reports", directory)))
+    return rows
 
 
 def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:
@@ -40,6 +48,75 @@ def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:
     severity = Severity.NOTE if asked_for else Severity.ERROR
     command = f"nox -s {stage}"
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
+
+
+def _not_asked(stage: str, reason: str) -> Report:
+    command = f"nox -s {stage}"
+    return _stand_in(stage, (Finding(NOT_ASKED, Severity.NOTE, stage, reason, command),), command)
+
+
+def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
+    reports: dict[str, Report] = {}
+    problems: list[Finding] = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            report = Report.read(path)
+            if report.stage != path.stem:
+                raise ValueError(f"{path}: holds the report of {report.stage}")
+            _began(report)
+            reports[report.stage] = report
+        except (OSError, ValueError) as error:
+            remedy = f"run the stage again, or remove the file if it is no report: {quoted('rm', path)}"
+            problems.append(Finding("report.unreadable", Severity.ERROR, path.name, str(error), remedy))
+    return reports, problems
+
+
+def _one_run(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[str, str]]:
+    """The reports of the newest run and its profile, and why each other one is left out."""
+    began = {stage: when for stage, report in reports.items() if (when := _began(report))}
+    newest = max(began.values(), default=None)
+    by_age = sorted(began, key=lambda stage: began[stage], reverse=True)
+    profile = next((reports[stage].profile for stage in by_age if reports[stage].profile), "")
+    left_out: dict[str, str] = {}
+    for stage, report in reports.items():
+        if newest and stage in began and newest - began[stage] > ONE_RUN:
+            left_out[stage] = f"its report is of an earlier run, {report.started}"
+        elif report.profile not in ("", profile):
+            left_out[stage] = f"its report is of profile {report.profile}, and this run's is {profile}"
+    for stage in reports:
+        # The gate writes these for stages that it does not run, so they are as old as its own report.
+        if GATE in left_out and stage not in began:
+            left_out[stage] = left_out[GATE]
+    return {stage: report for stage, report in reports.items() if stage not in left_out}, left_out
+
+
+def _began(report: Report) -> dt.datetime | None:
+    """Raises ValueError for what is no time."""
+    if not report.started:
+        return None
+    when = dt.datetime.fromisoformat(report.started)
+    return when if when.tzinfo else when.replace(tzinfo=dt.timezone.utc)
+
+
+def _stages_of(gate: Report | None) -> Iterable[str]:
+    rows = gate.metrics.get("stages") if gate else None
+    names = [row.get("stage") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _agreeing(report: Report) -> Report:
+    """The report; where it holds errors and says that all is well, as a failure that says so."""
+    if report.outcome is not Outcome.PASS or outcome_of(report.findings) is Outcome.PASS:
+        return report
+    errors = sum(finding.severity is Severity.ERROR for finding in report.findings)
+    contradiction = Finding(
+        "report.contradiction",
+        Severity.ERROR,
+        f"{report.stage}.json",
+        f"its outcome is pass, and it holds {plural(errors, 'error')}",
+        report.command,
+    )
+    return replace(report, outcome=Outcome.FAIL, findings=(contradiction, *report.findings))
 
 
 def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report:
@@ -54,14 +131,4 @@ def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report
         artifacts=(),
         metrics={},
         command=command,
-    )
-
-
-def _strange(path: Path, error: Exception) -> Finding:
-    return Finding(
-        "report.unreadable",
-        Severity.ERROR,
-        path.name,
-        str(error),
-        f"run the stage again, or move {path} away if it is no report",
     )

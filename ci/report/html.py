@@ -19,6 +19,7 @@ from ci.report.programs import collected, programs_section
 from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.rendering.text import (
     LOG,
+    NO_MATTER,
     Verdict,
     by_severity,
     duration,
@@ -39,7 +40,14 @@ SHOWN_ERRORS = 8
 SHOWN_ARTIFACTS = 12
 """More are folded."""
 
-SYMBOLS: dict[Verdict, str] = {"pass": "✓", "fail": "✗", "error": "✗", "did not run": "✗", "skipped": "–"}
+SYMBOLS: dict[Verdict, str] = {
+    "pass": "✓",
+    "fail": "✗",
+    "error": "✗",
+    "did not run": "✗",
+    "skipped": "–",
+    "not run": "–",
+}
 
 
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
@@ -81,17 +89,23 @@ def _when(started: str) -> str:
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d\+00:00$", r"\1 \2 UTC", started)
 
 
+def _clock(started: str) -> str:
+    """Hours and minutes, in UTC: all of a run began within a day."""
+    return re.sub(r"^.*T(\d\d:\d\d):\d\d\+00:00$", r"\1", started)
+
+
 def _verdict(reports: Sequence[Report], folder: Path | None) -> Element:
     overall = worst(reports)
     head = headline(reports)
     lines = [element("h1", f"{SYMBOLS[overall.value]} {head[:1].upper()}{head[1:]}")]
     started = min((report.started for report in reports if report.started), default="")
     if started:
-        lines.append(
-            element("p", "started ", element("time", _when(started), datetime=started), class_="soft")
-        )
+        profiles = ", ".join(sorted({report.profile for report in reports if report.profile}))
+        about = f", profile {profiles}" if profiles else ""
+        when = element("time", _when(started), datetime=started)
+        lines.append(element("p", "began ", when, about, class_="soft"))
     for report in reports:
-        if verdict(report) not in ("pass", "skipped"):
+        if verdict(report) not in {"pass", *NO_MATTER}:
             line = element("p", element("strong", report.stage), f" {verdict(report)}: {found(report)}. ")
             line.extend([element("span", "Repeat with: ", class_="soft"), element("code", report.command)])
             line.extend(_logs(report, folder, "its log"))
@@ -141,6 +155,7 @@ def _stages(reports: Sequence[Report], folder: Path | None) -> Element:
         ("Verdict", ""),
         ("Profile", ""),
         ("Target", ""),
+        ("Began", ""),
         ("Found", ""),
         ("Time", "number"),
     ]
@@ -151,6 +166,7 @@ def _stages(reports: Sequence[Report], folder: Path | None) -> Element:
             element("td", badge(verdict(report), SYMBOLS[verdict(report)])),
             short(report.profile, "profile"),
             short(report.target, "target"),
+            short(_clock(report.started), "began"),
             element("td", found(report), *_logs(report, folder, "log")),
             number(duration(report), report.seconds, "time"),
         )
@@ -160,6 +176,7 @@ def _stages(reports: Sequence[Report], folder: Path | None) -> Element:
 
 
 def _findings(reports: Sequence[Report]) -> Element | None:
+    reports = [report for report in reports if verdict(report) != "not run"]
     rows: list[Element] = []
     ranks = {severity: rank for rank, severity in enumerate(Severity)}
     every = [(report, finding) for report in reports for finding in report.findings]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, one_line_code
@@ -24,6 +24,7 @@ FIGURES = {
 }
 LESS_IS_BETTER = ("max_abs", "max_rel")
 SHOWN_OPERATORS = 6
+CACHED = "cached: measured in an earlier run"
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Shown:
 
     @property
     def anchor(self) -> str:
-        return "program-" + re.sub(r"[^A-Za-z0-9_-]+", "-", self.name)
+        return "program-" + quote(self.name, errors="replace")
 
 
 def programs_section(reports: Sequence[Report]) -> Element | None:
@@ -256,6 +257,8 @@ def _costs(row: Mapping[str, Metric]) -> Iterator[Bar]:
             continue
         shown = seconds if key.endswith("seconds") else _size
         text = shown(value) + _beside(value, mark, shown)
+        if key == "cpu_seconds":
+            text += _earlier(row)
         good = mark is None or value <= mark * 1.02 or key == "cpu_seconds"
         yield Bar(cost.title or key, value, mark, text, good)
 
@@ -300,15 +303,24 @@ def _bar(bar: Bar) -> Element:
 
 
 def _durations(lowered: Mapping[str, Metric], ran: Mapping[str, Metric]) -> list[str]:
-    said = []
+    """Times and memory; those of an earlier run say so."""
+    parts = []
     if (value := _number(lowered, "seconds")) is not None:
-        said.append(("compiled earlier in " if lowered.get("cached") else "compiled in ") + seconds(value))
-    if (value := _number(lowered, "peak_bytes")) is not None:
-        said.append(f"with {size(int(value))} of memory")
+        memory = _number(lowered, "peak_bytes")
+        with_memory = "" if memory is None else f" with {size(int(memory))} of memory"
+        parts.append(f"compiled in {seconds(value)}{with_memory}{_earlier(lowered)}")
     for key, name in (("load_ms", "loaded"), ("run_ms", "one inference")):
         if (value := _number(ran, key)) is not None:
-            said.append(f"{name} in {seconds(value / 1000)}")
-    return said
+            parts.append(f"{name} in {_milliseconds(value)}{_earlier(ran)}")
+    return parts
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.3g} ms" if value < 1000 else seconds(value / 1000)
+
+
+def _earlier(row: Mapping[str, Metric]) -> str:
+    return f" ({CACHED})" if row.get("cached") else ""
 
 
 def _mapping(value: Metric) -> Mapping[str, Metric]:

@@ -18,7 +18,7 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
 from provisioning.base.rendering import RuleText, console, github_annotations, junit, markdown, sarif
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.base.rendering.text import verdict, worst
+from provisioning.base.rendering.text import NO_MATTER, verdict, worst
 from provisioning.base.settings import reports_path
 
 EXAMPLES = """\
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             f"there is no directory of reports at {directory}",
             remedy="nox, which runs the stages that write them",
         )
-    reports = collect(directory, args.expect or stage_names())
+    reports = collect(directory, stage_names(), args.expect or ())
     output = args.output or (directory / "index.html" if args.format == "html" else None)
     if args.format is None or args.format == "console":
         text = in_full(reports, colour=wants_colour(sys.stdout), width=terminal_width())
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
     """The stages that have something to say, each at length, then all in a table."""
-    shown = [r for r in reports if verdict(r) not in ("pass", "skipped", "did not run")]
+    shown = [r for r in reports if verdict(r) not in {"pass", "did not run", *NO_MATTER}]
     parts = [console(report, colour=colour, width=width) for report in shown]
     return "\n".join([*parts, overview(reports, colour=colour, width=width)])
 
@@ -93,7 +93,7 @@ def as_json(reports: Sequence[Report]) -> str:
 
 
 def _sarif(reports: Sequence[Report]) -> str:
-    from ci.parity.rules import RULES
+    from ci.engine.rule_texts import RULES
     from provisioning.validation import catalogue
 
     texts = {rule.id: RuleText(rule.summary, rule.why, rule.fix) for rule in catalogue().values()}
@@ -102,7 +102,7 @@ def _sarif(reports: Sequence[Report]) -> str:
 
 
 def _github(reports: Sequence[Report]) -> str:
-    return "".join(github_annotations(report) for report in reports)
+    return "".join(github_annotations(report) for report in reports if verdict(report) != "not run")
 
 
 RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {

@@ -21,7 +21,7 @@ SHOWN = "[...document.querySelectorAll('.program')].filter((each) => !each.hidde
 
 
 def _anchor(name: str) -> str:
-    return "program-" + name.replace("/", "-")
+    return f"program-{name}"
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ def _ran(name: str) -> dict[str, Metric]:
         **row(name, "pass", "test_emulator"),
         "figures": {"sqnr_db": 34.5, "cosine": 0.9998, "reference_sqnr_db": 60.0},
         "thresholds": {"sqnr_db": 33.5, "cosine": 0.9997},
+        "cached": True,
         "load_ms": 93.0,
         "run_ms": 1.9,
     }

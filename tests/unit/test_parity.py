@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from ci.__main__ import VERBS
+from ci.engine.rule_texts import RULES
 from ci.parity import fix
 from ci.parity.compare import Difference
 from ci.parity.mapping import MAPPING, Deliberate, Dependency, load_mapping
-from ci.parity.rules import RULES
 from ci.parity.tree import Tree
 from ci.report.verb import RENDERINGS
 from provisioning.base.command_line import main

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.report import verb
-from ci.report.collect import collect
+from ci.report.collect import collect, did_not_run
 from ci.report.html import html
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
-from provisioning.base.rendering.text import one_line, verdict, visible
+from provisioning.base.rendering.text import headline, one_line, verdict, visible
 
 
 def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> Report:
@@ -58,7 +59,7 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_expected_stages_come_first_and_in_their_order(reports: Path) -> None:
     _report("bench").write(reports)
-    assert [r.stage for r in collect(reports, ["validate", "provision"])] == [
+    assert [r.stage for r in collect(reports, [], ["validate", "provision"])] == [
         "validate",
         "provision",
         "bench",
@@ -66,12 +67,12 @@ def test_expected_stages_come_first_and_in_their_order(reports: Path) -> None:
 
 
 def test_a_stage_that_is_expected_twice_is_shown_once(reports: Path) -> None:
-    shown = collect(reports, ["validate", "provision", "validate"])
+    shown = collect(reports, [], ["validate", "provision", "validate"])
     assert [report.stage for report in shown] == ["validate", "provision"]
 
 
 def test_an_expected_stage_without_a_report_did_not_run(reports: Path) -> None:
-    absent = collect(reports, ["test_lowering", "provision"])[0]
+    absent = collect(reports, [], ["test_lowering", "provision"])[0]
     assert (absent.stage, verdict(absent)) == ("test_lowering", "did not run")
     assert absent.findings[0].remedy == "nox -s test_lowering"
 
@@ -104,7 +105,7 @@ def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name:
 
 def test_an_unreadable_expected_report_counts_as_not_run_too(reports: Path) -> None:
     (reports / "validate.json").write_text("{")
-    found = {report.stage: verdict(report) for report in collect(reports, ["provision", "validate"])}
+    found = {report.stage: verdict(report) for report in collect(reports, [], ["provision", "validate"])}
     assert found == {"provision": "pass", "validate": "did not run", "report": "error"}
 
 
@@ -142,9 +143,74 @@ def test_checking_fails_when_an_expected_stage_did_not_run(reports: Path) -> Non
     assert _run(reports, *EXPECT, "--expect", "test_lowering", "--check") == 1
 
 
-def test_without_expectations_the_gates_stages_are_expected(tmp_path: Path) -> None:
-    _report("provision").write(tmp_path)
+GATE = ["provision", "validate", "test_lowering", "test_emulator"]
+
+
+def verdicts(reports: Path, expected: Sequence[str] = ()) -> dict[str, str]:
+    return {report.stage: verdict(report) for report in collect(reports, GATE, expected)}
+
+
+def test_what_nobody_asked_for_is_not_run_and_does_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _report("test_emulator").write(tmp_path)
+    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "not run"), "test_emulator": "pass"}
+    assert headline(collect(tmp_path, GATE)) == "1 stage passed, 3 not run"
+    assert _run(tmp_path, "--check") == 0
+    assert "nobody asked for it" in capsys.readouterr().out
+    (tmp_path / "test_emulator.json").unlink()
     assert _run(tmp_path, "--check") == 1
+
+
+def test_what_the_gate_was_to_run_is_expected_though_it_was_killed(tmp_path: Path) -> None:
+    stages: list[Metric] = [{"stage": name} for name in GATE]
+    replace(_report("gate", outcome=Outcome.ERROR), metrics={"stages": stages}).write(tmp_path)
+    _report("provision").write(tmp_path)
+    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "did not run"), "provision": "pass"}
+    assert _run(tmp_path, "--check") == 1
+
+
+OLD = "2025-11-20T08:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [({"started": OLD}, "of an earlier run"), ({"profile": "qnn-2.37"}, "of profile qnn-2.37, and this run")],
+)
+def test_reports_of_another_run_or_profile_are_left_out_and_named(
+    reports: Path, other: dict[str, str], words: str
+) -> None:
+    """A pass of last year, or of another SDK, is none of this run."""
+    replace(_report("validate"), started="2026-11-20T09:00:00+00:00").write(reports)
+    for stage in ("provision", "bench"):
+        replace(_report(stage), **other).write(reports)  # type: ignore[arg-type]
+    assert verdicts(reports) == {**dict.fromkeys(GATE, "not run"), "validate": "pass", "bench": "not run"}
+    assert verdicts(reports, ["provision", "validate"]) == {
+        "provision": "did not run",
+        "validate": "pass",
+        "bench": "not run",
+    }
+    provision = next(each for each in collect(reports, GATE) if each.stage == "provision")
+    assert words in provision.findings[0].message
+
+
+def test_an_earlier_gates_stand_ins_go_with_it(tmp_path: Path) -> None:
+    replace(_report("gate"), started=OLD).write(tmp_path)
+    did_not_run("validate", "left out by --skip").write(tmp_path)
+    _report("test_emulator").write(tmp_path)
+    assert verdicts(tmp_path) == {**dict.fromkeys(GATE, "not run"), "test_emulator": "pass"}
+
+
+def test_a_pass_that_holds_an_error_fails_and_says_so(reports: Path) -> None:
+    _report("validate", BAD).write(reports)
+    validate = next(each for each in collect(reports, GATE) if each.stage == "validate")
+    assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report.contradiction")
+    assert _run(reports, *EXPECT, "--check") == 1
+
+
+def test_a_report_that_began_at_no_time_is_named(reports: Path) -> None:
+    replace(_report("validate"), started="yesterday").write(reports)
+    assert verdicts(reports)["report"] == "error"
 
 
 def test_json_holds_every_report_as_its_file_does(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from provisioning.base.findings import Report, Severity
 from provisioning.base.rendering.text import (
+    NO_MATTER,
     by_severity,
     duration,
     found,
@@ -24,7 +25,7 @@ from provisioning.base.units import size
 LIMIT = 1024 * 1024 - 4096
 """GitHub refuses a step's summary of more than 1 MiB; some is left for what else the step writes."""
 
-MARKS = {"pass": "✅", "fail": "❌", "error": "❌", "did not run": "❌", "skipped": "⚪"}
+MARKS = {"pass": "✅", "fail": "❌", "error": "❌", "did not run": "❌", "skipped": "⚪", "not run": "⚪"}
 SEVERITY_MARKS = {Severity.ERROR: "🔴", Severity.WARNING: "🟡", Severity.NOTE: "🔵"}
 
 # All ASCII punctuation may be escaped in Markdown; a backslash before a letter would be shown.
@@ -64,13 +65,13 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
             duration(report),
         )
         yield f"| {' | '.join(cells)} |", False
-    for report in sorted(reports, key=lambda report: verdict(report) in ("pass", "skipped")):
+    for report in sorted(reports, key=lambda report: verdict(report) in {"pass", *NO_MATTER}):
         yield from _details(report)
 
 
 def _details(report: Report) -> Iterator[tuple[str, bool]]:
     metrics, artifacts = scalar_metrics(report), made(report)
-    if not (report.findings or artifacts or metrics) or verdict(report) in ("skipped", "did not run"):
+    if not (report.findings or artifacts or metrics) or verdict(report) in {"did not run", *NO_MATTER}:
         # Of a stage that did not run the table has all there is to say.
         return
     yield "", False
@@ -92,7 +93,7 @@ def _details(report: Report) -> Iterator[tuple[str, bool]]:
     if metrics:
         yield "", False
         yield " · ".join(f"{cell(name)} **{cell(value)}**" for name, value in metrics.items()), True
-    if verdict(report) not in ("pass", "skipped") and report.command:
+    if verdict(report) not in {"pass", *NO_MATTER} and report.command:
         yield "", False
         yield f"Repeat with: <code>{cell(report.command)}</code>", True
 

@@ -9,7 +9,14 @@ from xml.etree import ElementTree
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.rendering.text import counted, one_line, verdict
 
-STAGE_RESULT = {"pass": "", "fail": "failure", "error": "error", "did not run": "error", "skipped": "skipped"}
+STAGE_RESULT = {
+    "pass": "",
+    "fail": "failure",
+    "error": "error",
+    "did not run": "error",
+    "skipped": "skipped",
+    "not run": "skipped",
+}
 
 # XML 1.0 has no way to write these, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -43,6 +43,7 @@ VERDICTS = {
     "error": ("✗ ERROR", "bold red"),
     "did not run": ("✗ DID NOT RUN", "bold red"),
     "skipped": ("– SKIPPED", "bold yellow"),
+    "not run": ("– NOT RUN", "dim"),
 }
 
 

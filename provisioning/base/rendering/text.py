@@ -9,10 +9,16 @@ from typing import Literal
 from provisioning.base.findings import Artifact, Finding, Outcome, Report, Severity, severity_counts
 from provisioning.base.units import seconds, size
 
-Verdict = Literal["pass", "fail", "error", "did not run", "skipped"]
+Verdict = Literal["pass", "fail", "error", "did not run", "skipped", "not run"]
+
+NO_MATTER: frozenset[Verdict] = frozenset({"skipped", "not run"})
+"""Verdicts of stages that nobody wanted to run now."""
 
 DID_NOT_RUN = "report.did-not-run"
-"""The finding of a report that stands in for a stage which never ran; a note when that was asked for."""
+"""The finding of a report that stands in for a stage which never ran; a note when the user skipped it."""
+
+NOT_ASKED = "report.not-asked"
+"""The finding of a report that stands in for a stage that nobody asked for in this run."""
 
 LOG = "log"
 """The kind of artifact that holds what a stage printed."""
@@ -31,29 +37,36 @@ def verdict(report: Report) -> Verdict:
     for finding in report.findings:
         if finding.rule == DID_NOT_RUN:
             return "skipped" if finding.severity is Severity.NOTE else "did not run"
+        if finding.rule == NOT_ASKED:
+            return "not run"
     return report.outcome.value
 
 
 def worst(reports: Iterable[Report]) -> Outcome:
-    """The outcome of all together but the skipped; nothing at all is no pass.
+    """The outcome of all stages that were to run; nothing at all is no pass.
 
     A stage that did not run is no worse than the failure that kept it from running.
     """
     verdicts = {verdict(report) for report in reports}
     if "error" not in verdicts and "fail" in verdicts:
         return Outcome.FAIL
-    return Outcome.PASS if verdicts - {"skipped"} == {"pass"} else Outcome.ERROR
+    return Outcome.PASS if verdicts - NO_MATTER == {"pass"} else Outcome.ERROR
 
 
 def headline(reports: Sequence[Report]) -> str:
-    """What all reports come to, in a line."""
+    """What all reports come to, in a line. It counts the stages that were to run."""
     verdicts = [verdict(report) for report in reports]
-    ran = len(verdicts) - verdicts.count("skipped")
-    bad = ran - verdicts.count("pass")
-    said = f"{bad} of {plural(ran, 'stage')} did not pass" if bad else f"{plural(ran, 'stage')} passed"
-    if skipped := len(verdicts) - ran:
-        said += f", {skipped} skipped"
-    return said if ran else "no stage has reported"
+    wanted = [each for each in verdicts if each not in NO_MATTER]
+    if not wanted:
+        return "no stage has reported"
+    bad = len(wanted) - wanted.count("pass")
+    counts = [
+        f"{bad} of {plural(len(wanted), 'stage')} did not pass"
+        if bad
+        else f"{plural(len(wanted), 'stage')} passed"
+    ]
+    counts += [f"{count} {word}" for word in ("skipped", "not run") if (count := verdicts.count(word))]
+    return ", ".join(counts)
 
 
 def place_of(subject: str) -> tuple[str, int] | None:
@@ -85,7 +98,7 @@ def counted(report: Report) -> str:
 
 def found(report: Report) -> str:
     """What was found in numbers, or why nothing was looked for."""
-    reasons = [finding.message for finding in report.findings if finding.rule == DID_NOT_RUN]
+    reasons = [finding.message for finding in report.findings if finding.rule in (DID_NOT_RUN, NOT_ASKED)]
     return one_line(reasons[0]) if reasons else counted(report)
 
 
@@ -101,12 +114,12 @@ def errors_of(reports: Iterable[Report]) -> list[Finding]:
 
 def made(report: Report) -> list[Artifact]:
     """Artifacts worth a row; a stage's log only where it tells of something."""
-    passed = verdict(report) in ("pass", "skipped")
+    passed = verdict(report) in {"pass", *NO_MATTER}
     return [artifact for artifact in report.artifacts if not (passed and artifact.kind == LOG)]
 
 
 def duration(report: Report) -> str:
-    return "–" if verdict(report) in ("did not run", "skipped") else seconds(report.seconds)
+    return "–" if verdict(report) in {"did not run", *NO_MATTER} else seconds(report.seconds)
 
 
 def by_severity(findings: Iterable[Finding]) -> dict[Severity, list[Finding]]:

@@ -1,4 +1,4 @@
-"""What each rule says, for SARIF's list of rules and for the page of documentation."""
+"""What the rules of the stages mean, for code scanning. Those of `validate` are in its own catalogue."""
 
 from __future__ import annotations
 
