@@ -1,4 +1,4 @@
-"""Says which checks need a container engine or a program that is not here, and did not run."""
+"""Count the checks that did not run because a container engine or a program is not here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEFT_OUT: dict[str, pytest.StashKey[Any]] = {"engine": engine.LEFT_OUT, "needs":
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With xdist it is the workers who leave out, and the process that tells hears of it so."""
+    """With xdist the workers leave tests out, and send what they left out to the process that prints."""
     for name, key in LEFT_OUT.items():
         if hasattr(session.config, "workeroutput") and key in session.config.stash:
             session.config.workeroutput[name] = session.config.stash[key]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import miniature_tree
+from ci.upkeep import miniature_tree
 from tests.support.miniature_executorch import make_sdk, make_tree
 from tests.support.rehearsals import IDENTITY, repository
 from tests.support.rehearsed import Rehearsed, filled, rehearse

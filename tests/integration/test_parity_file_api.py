@@ -16,10 +16,10 @@ from ci.parity.cmake import evaluator
 from ci.parity.compare import reached
 from ci.parity.file_api import read_reply
 from ci.parity.tree import Tree
+from ci.upkeep import miniature_tree
+from ci.upkeep.miniature_tree import BACKENDS, QUALCOMM
 from provisioning.base.command_line import main
 from provisioning.base.findings import Report
-from tests.support import miniature_tree
-from tests.support.miniature_tree import BACKENDS, QUALCOMM
 from tests.support.parity_cases import mapping
 from tests.support.parity_cmake_cases import LIBRARIES, SOURCES
 

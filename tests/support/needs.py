@@ -1,13 +1,14 @@
 """Programs that some tests use for real, and that a machine may lack.
 
-Tests marked `needs(...)` are left out where one is missing, and the run's summary says which and what to
-install; with QNN_CI_TEST_PROGRAMS=required they run all the same, and fail.
+Tests marked `needs(...)` are left out where one is missing; the run's summary counts them for each package.
+With QNN_CI_TEST_PROGRAMS=required they run all the same, and fail.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 
 import pytest
 
@@ -65,14 +66,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def tell(config: pytest.Config, reporter: pytest.TerminalReporter) -> None:
     left_out = config.stash.get(LEFT_OUT, {})
-    # With xdist the workers collect, and this process only knows what they must have lacked.
-    by_workers = getattr(config.option, "numprocesses", None) and os.environ.get(SWITCH) != "required"
-    packages = lacking(tuple(PACKAGES)) if by_workers else sorted(set(" ".join(left_out.values()).split()))
-    if packages:
+    if left_out:
         reporter.section("programs that are not here")
-        reporter.line(
-            f"{len(left_out) or 'The'} checks that need them did not run: "
-            f"apt-get install {' '.join(packages)}"
-        )
-        for nodeid, needed in left_out.items():
-            reporter.line(f"  {nodeid}: {needed}")
+    for package, count in sorted(Counter(" ".join(left_out.values()).split()).items()):
+        checks = "check that needs" if count == 1 else "checks that need"
+        reporter.line(f"{count} {checks} it did not run: apt-get install {package}")

@@ -13,7 +13,7 @@ from ci.parity.compare import Source
 from ci.parity.mapping import MAPPING, Mapping, load_mapping
 from ci.parity.model import Side
 from ci.parity.tree import Tree
-from tests.support import miniature_tree
+from ci.upkeep import miniature_tree
 from tests.support.parity_mutations import DRIFTS, EDITS, Expected, Files, Inapplicable
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.support.miniature_tree import BACKENDS, KINDS, LIBRARIES, PAL, PLATFORM, QUALCOMM
+from ci.upkeep.miniature_tree import BACKENDS, KINDS, LIBRARIES, PAL, PLATFORM, QUALCOMM
 
 Files = dict[str, str]
 

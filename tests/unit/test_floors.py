@@ -17,7 +17,6 @@ EDGES = {"gate", "github", "image", "upkeep", "__main__"}
 KNOWN = {
     # (importing prefix, imported prefix): the area whose rebuild removes it. This table may only shrink.
     ("ci.onnx", "ci.executorch"): "onnx",
-    ("ci.upkeep", "tests"): "edges",
     ("provisioning.verbs.generate", "ci"): "environment",
 }
 

@@ -16,12 +16,12 @@ from ci.parity.compare import Difference
 from ci.parity.mapping import MAPPING, Deliberate, Dependency, load_mapping
 from ci.parity.tree import Tree
 from ci.report.verb import RENDERINGS
+from ci.upkeep import miniature_tree
+from ci.upkeep.miniature_tree import BACKENDS, QUALCOMM
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
-from tests.support import miniature_tree
-from tests.support.miniature_tree import BACKENDS, QUALCOMM
 from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
 from tests.support.parity_mutations import CONFIG, DOCKER, DOCS, DRIFTS, RUNTIME_BUCK, TOP_CMAKE
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ci.builds.cmake import find_cmake, find_ninja
+from ci.upkeep import miniature_tree
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Outcome, Report
@@ -27,9 +28,7 @@ REMEDY = "nox -s tests -- tests/unit/test_parity.py"
 
 @contextmanager
 def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
-    """The miniature tree of the tests; `quick` has nothing to make smaller."""
-    from tests.support import miniature_tree
-
+    """A miniature tree, also with `quick`."""
     root = miniature_tree.write(work / "executorch")
     cmake, ninja = find_cmake(LEAST_CMAKE), find_ninja()
     names = [path.rpartition("/")[2] for path in miniature_tree.files()]
