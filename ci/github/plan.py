@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.gate_table import GATE_TABLE, GateTable, Row, gate_table, matches
+from ci.github import matrix
 from ci.github.files import give, summarise
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
@@ -25,12 +26,12 @@ from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 OCCASIONS = ("gate", "nightly")
 
 WORTH_A_JOB = 90
-"""Seconds of work: less than that is no reason for one more machine, which takes a minute to be ready."""
+"""Seconds of work: less does not pay for one more machine, which takes a minute to be ready."""
 
 
 @dataclass(frozen=True, slots=True)
-class Having:
-    """What the calling repository is, and what it gives the jobs."""
+class Caller:
+    """The repository that calls the gate, and what it gives the jobs."""
 
     profile: str
     executorch: bool = False
@@ -49,7 +50,7 @@ class Having:
             return f"the profile {' or '.join(row.profiles)}"
         return ""
 
-    def about_others(self, row: Row) -> str:
+    def unwanted(self, row: Row) -> str:
         """Why another repository does not want the row unless it names it."""
         if self.own:
             return ""
@@ -59,8 +60,8 @@ class Having:
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Reads QNN_CI_OCCASION, QNN_CI_BASE (a commit, or nothing for everything), QNN_CI_STAGES and what
-    `having_of` reads."""
+    """Read QNN_CI_OCCASION, QNN_CI_BASE (a commit; empty: run everything), QNN_CI_STAGES, and what
+    `caller_of` reads."""
     table = gate_table()
     occasion = environ.get("QNN_CI_OCCASION") or "gate"
     if occasion not in OCCASIONS:
@@ -69,12 +70,12 @@ def run(environ: Mapping[str, str]) -> int:
     changed = None if occasion == "nightly" else changed_files(base)
     stages = environ.get("QNN_CI_STAGES", "")
     rows = named_only(table.row, stages)
-    having = having_of(environ)
-    chosen, reasons = choose(table, rows, occasion, changed, having, named=bool(stages.strip()))
+    caller = caller_of(environ)
+    chosen, reasons = choose(table, rows, occasion, changed, caller, named=bool(stages.strip()))
     since = base if changed is not None else ""
     jobs = []
     for name, row in chosen.items():
-        mine = list(jobs_of(name, row, occasion, since, having))
+        mine = list(jobs_of(name, row, occasion, since, caller))
         if not mine:
             reasons[name] = "left out: the change concerns no program of the suite"
         jobs += mine
@@ -88,14 +89,14 @@ def run(environ: Mapping[str, str]) -> int:
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    give({"jobs": json.dumps(jobs), "targets": shared_targets(jobs, having.profile)}, environ)
+    give({"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}, environ)
     return 0
 
 
-def having_of(environ: Mapping[str, str]) -> Having:
-    """Reads QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling repository, which
-    QNN_CI_SOURCE names as a folder of the workspace), and of QNN_CI_OWN and QNN_CI_EXECUTORCH whether they
-    are `true`: the calling repository is this one, or is a checkout of ExecuTorch."""
+def caller_of(environ: Mapping[str, str]) -> Caller:
+    """Read QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling repository, which is
+    the workspace's folder QNN_CI_SOURCE), QNN_CI_OWN (`true`: the calling repository is this one) and
+    QNN_CI_EXECUTORCH (`true`: it is a checkout of ExecuTorch)."""
     source = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
     suites = []
     for name in _several(environ, "QNN_CI_SUITE"):
@@ -107,7 +108,7 @@ def having_of(environ: Mapping[str, str]) -> Having:
             )
         # Not absolute: the workspace of the job that runs it may be elsewhere.
         suites.append(os.path.relpath(file, ROOT))
-    return Having(
+    return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
         executorch=environ.get("QNN_CI_EXECUTORCH") == "true",
         own=environ.get("QNN_CI_OWN", "true") == "true",
@@ -122,7 +123,7 @@ def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
-    """The rows that an adopting repository asked for, by name or stage; all, if it asked for none."""
+    """The rows that an adopting repository names, by row or stage; all if it names none."""
     wanted = set(stages.replace(",", " ").split())
     known = {*rows, *(row.stage for row in rows.values())}
     for name in wanted - known:
@@ -135,18 +136,18 @@ def choose(
     rows: Mapping[str, Row],
     occasion: str,
     changed: Sequence[str] | None,
-    having: Having,
+    caller: Caller,
     *,
     named: bool = False,
 ) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows to run, and of every row in words why or why not. `changed` is None when it is not known.
+    """The rows to run, and for every row why it runs or not. `changed` is None when it is not known.
 
-    What was `named` runs on any occasion and in any repository; that it cannot is an error, not a row less.
+    A row that the caller named runs on any occasion and in any repository; it is an error if it cannot.
     """
     chosen: dict[str, Row] = {}
     reasons: dict[str, str] = {}
     for name, row in rows.items():
-        lacking = having.lacks(row)
+        lacking = caller.lacks(row)
         if named and lacking:
             raise UsageError(
                 f"the job {name} was named, and needs {lacking}",
@@ -158,7 +159,7 @@ def choose(
         if lacking:
             reasons[name] = f"left out: needs {lacking}"
             continue
-        if not named and (why := having.about_others(row)):
+        if not named and (why := caller.unwanted(row)):
             reasons[name] = f"left out: {why}"
             continue
         ignored = table.ignored_by(row)
@@ -176,20 +177,20 @@ def choose(
     return chosen, reasons
 
 
-def jobs_of(name: str, row: Row, occasion: str, base: str, having: Having) -> Iterator[dict[str, Any]]:
-    """What gate.yml's matrix has for this row: a job, or one for each shard."""
+def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> Iterator[dict[str, Any]]:
+    """The entries of gate.yml's matrix for this row: a job, or one for each shard."""
     parts = [("", row.arguments)]
     if row.suite:
-        entries = suite_matrix(row.suite, occasion, base, having)
+        entries = suite_matrix(row.suite, occasion, base, caller)
         parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]
     elif row.shards > 1:
         shards = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
         parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in shards]
-    suites = [Path(suite).stem for suite in having.suites] if row.suite else []
+    suites = [Path(suite).stem for suite in caller.suites] if row.suite else []
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
-            "artifact": artifact_name("reports", having.profile, *suites, name, shard.replace("/", " of ")),
+            "artifact": artifact_name("reports", caller.profile, *suites, name, shard.replace("/", " of ")),
             "stage": row.stage,
             "arguments": arguments,
             "minutes": row.minutes,
@@ -202,8 +203,8 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, having: Having) -> It
 
 
 def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
-    """What is provisioned once for the jobs after it, by way of the cache: what two of them share, if it may
-    be there at all."""
+    """The targets to provision once, into the cache, for the jobs that follow: those that two jobs share.
+    None where a licence keeps components out of the cache."""
     from ci.github.place import Wanted, may_be_cached
 
     if not may_be_cached(Wanted(profile, (), (), ())):
@@ -213,33 +214,33 @@ def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
 
 
 def artifact_name(*parts: str) -> str:
-    """One that a workflow which calls the gate twice, for two profiles or suites, does not use twice."""
+    """A name that differs between two calls of the gate in one workflow, for two profiles or suites."""
     return re.sub("[^A-Za-z0-9._]+", "-", "-".join(filter(None, parts))).strip("-")
 
 
-def suite_matrix(most: int, occasion: str, base: str, having: Having) -> list[dict[str, Any]]:
-    """What `nox -s matrix` says, in as few shards as are worth a job. Of a calling repository's suite that is
-    all, unless it named tags; of ours on a pull request the quick programs that the change may concern."""
-    flags = [part for suite in having.suites for part in ("--suite", suite)]
-    tags = having.tags or (("pr",) if occasion == "gate" and not having.suites else ())
+def suite_matrix(most: int, occasion: str, base: str, caller: Caller) -> list[dict[str, Any]]:
+    """The entries of `nox -s matrix`, in as few shards as are worth a job. A caller's suite runs in full,
+    unless it names tags; ours runs the quick programs that a pull request may concern."""
+    flags = [part for suite in caller.suites for part in ("--suite", suite)]
+    tags = caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
     flags += [part for tag in tags for part in ("--tag", tag)]
     flags += ["--changed-since", base] if base else []
-    entries = _matrix(most, tuple(flags), having)
+    entries = _matrix(most, tuple(flags), caller)
     enough = math.ceil(sum(int(entry["seconds"]) for entry in entries) / WORTH_A_JOB)
-    return entries if enough >= len(entries) else _matrix(max(1, enough), tuple(flags), having)
+    return entries if enough >= len(entries) else _matrix(max(1, enough), tuple(flags), caller)
 
 
 @functools.cache
-def _matrix(shards: int, flags: tuple[str, ...], having: Having) -> list[dict[str, Any]]:
+def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
-    # The jobs take chips from their environment, so that these must not be named in their arguments.
-    environ = {**os.environ, "QNN_CI_SOC": having.socs}
+    # By the environment, as in the jobs: named as flags they would be in the jobs' arguments.
+    environ = {**os.environ, "QNN_CI_SOC": caller.socs}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     sys.stderr.write(done.stderr)
     if done.returncode:
-        said = done.stderr.strip().removeprefix("error: ").split("\n")[0]
+        message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
         raise UsageError(
-            f"nox -s matrix ended with exit code {done.returncode}: {said}",
+            f"nox -s matrix ended with exit code {done.returncode}: {message}",
             remedy=shlex.join(["nox", "-s", "matrix", "--", *command[4:]]),
         )
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
@@ -247,17 +248,11 @@ def _matrix(shards: int, flags: tuple[str, ...], having: Having) -> list[dict[st
 
 
 def changed_files(base: str) -> list[str] | None:
-    """What differs from a commit; None when that cannot be told, as for a branch's first push."""
+    """The files that differ from a commit; None where that is not known, as for a branch's first push."""
     if not base.strip("0"):
         return None
-    done = subprocess.run(
-        ["git", "diff", "--name-only", "--no-renames", "-z", f"{base}...HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.stderr.write(f"what changed since {base} is not known: {done.stderr.strip()}\n")
+    try:
+        return matrix.changed_files(base, ROOT)
+    except UsageError as error:
+        sys.stderr.write(f"what changed since {base} is not known: {error.message}\n")
         return None
-    return sorted(name for name in done.stdout.split("\0") if name)

@@ -69,5 +69,5 @@ def tell(config: pytest.Config, reporter: pytest.TerminalReporter) -> None:
     if left_out:
         reporter.section("programs that are not here")
     for package, count in sorted(Counter(" ".join(left_out.values()).split()).items()):
-        checks = "check that needs" if count == 1 else "checks that need"
-        reporter.line(f"{count} {checks} it did not run: apt-get install {package}")
+        checks = "check" if count == 1 else "checks"
+        reporter.line(f"{count} {checks} did not run without {package}: apt-get install {package}")

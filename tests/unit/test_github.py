@@ -51,27 +51,27 @@ TABLE = GateTable(harmless={"pages": Harmless(paths=("docs/**",), reason="for pe
 def test_a_change_decides_which_rows_run(
     occasion: str, changed: list[str] | None, expected: list[str]
 ) -> None:
-    chosen, reasons = plan.choose(TABLE, ROWS, occasion, changed, plan.Having("wheels"))
+    chosen, reasons = plan.choose(TABLE, ROWS, occasion, changed, plan.Caller("wheels"))
     assert list(chosen) == expected
     assert list(reasons) == list(ROWS)
 
 
 @pytest.mark.parametrize(
-    ("having", "reason"),
+    ("caller", "reason"),
     [
-        (plan.Having("qnn-2.37", True), "always runs"),
-        (plan.Having("qnn-2.37", False), "left out: needs the input executorch"),
-        (plan.Having("wheels", True), "left out: needs the profile qnn-2.37"),
+        (plan.Caller("qnn-2.37", True), "always runs"),
+        (plan.Caller("qnn-2.37", False), "left out: needs the input executorch"),
+        (plan.Caller("wheels", True), "left out: needs the profile qnn-2.37"),
     ],
 )
-def test_a_row_whose_needs_are_not_met_is_left_out_and_says_why(having: plan.Having, reason: str) -> None:
-    _, reasons = plan.choose(TABLE, ROWS, "gate", None, having)
+def test_a_row_whose_needs_are_not_met_is_left_out_and_says_why(caller: plan.Caller, reason: str) -> None:
+    _, reasons = plan.choose(TABLE, ROWS, "gate", None, caller)
     assert reasons["source"] == reason
 
 
 def test_a_row_with_shards_is_a_job_for_each() -> None:
     row = Row(stage="test_delegate", minutes=9, arguments="-x", shards=2, provision=True)
-    assert list(plan.jobs_of("delegate", row, "gate", "", plan.Having("wheels"))) == [
+    assert list(plan.jobs_of("delegate", row, "gate", "", plan.Caller("wheels"))) == [
         {
             "name": f"delegate {n}/2",
             "artifact": f"reports-wheels-delegate-{n}-of-2",
@@ -90,7 +90,7 @@ def test_a_row_with_shards_is_a_job_for_each() -> None:
 
 def test_a_row_of_the_suite_is_split_as_nox_s_matrix_says() -> None:
     row = Row(stage="test_lowering", minutes=9, suite=1)
-    (job,) = plan.jobs_of("lowering", row, "gate", "", plan.Having("wheels"))
+    (job,) = plan.jobs_of("lowering", row, "gate", "", plan.Caller("wheels"))
     assert (job["name"], job["arguments"]) == ("lowering 1/1", "--tag pr --shard 1/1")
 
 
@@ -209,15 +209,15 @@ def test_a_suite_that_a_change_does_not_concern_is_said_to_be_left_out(
 def test_a_suite_is_not_split_into_jobs_of_a_few_seconds(
     monkeypatch: pytest.MonkeyPatch, seconds: tuple[int, int], shards: int
 ) -> None:
-    def matrix(count: int, flags: object, having: object) -> list[dict[str, object]]:
+    def matrix(count: int, flags: object, caller: object) -> list[dict[str, object]]:
         return [{"seconds": one, "shard": "", "arguments": ""} for one in seconds][:count]
 
     monkeypatch.setattr(plan, "_matrix", matrix)
-    assert len(plan.suite_matrix(2, "gate", "", plan.Having("wheels"))) == shards
+    assert len(plan.suite_matrix(2, "gate", "", plan.Caller("wheels"))) == shards
 
 
 @pytest.mark.parametrize(
-    ("occasion", "base", "having", "flags"),
+    ("occasion", "base", "caller", "flags"),
     [
         ("gate", "", {}, ["--tag", "pr"]),
         ("gate", "main", {}, ["--tag", "pr", "--changed-since", "main"]),
@@ -231,17 +231,17 @@ def test_of_our_suite_a_pull_request_has_the_quick_programs_and_of_others_all_th
     monkeypatch: pytest.MonkeyPatch,
     occasion: str,
     base: str,
-    having: dict[str, tuple[str, ...]],
+    caller: dict[str, tuple[str, ...]],
     flags: list[str],
 ) -> None:
     asked = []
 
-    def matrix(count: int, flags: tuple[str, ...], having: object) -> list[dict[str, object]]:
+    def matrix(count: int, flags: tuple[str, ...], caller: object) -> list[dict[str, object]]:
         asked.append(list(flags))
         return []
 
     monkeypatch.setattr(plan, "_matrix", matrix)
-    plan.suite_matrix(2, occasion, base, plan.Having("wheels", **having))  # type: ignore[arg-type]
+    plan.suite_matrix(2, occasion, base, plan.Caller("wheels", **caller))  # type: ignore[arg-type]
     assert asked == [flags]
 
 
@@ -309,7 +309,7 @@ def test_programs_are_left_out_only_by_a_change_that_is_known(
 ) -> None:
     asked = []
 
-    def matrix(most: int, occasion: str, base: str, having: plan.Having) -> list[dict[str, object]]:
+    def matrix(most: int, occasion: str, base: str, caller: plan.Caller) -> list[dict[str, object]]:
         asked.append(base)
         return [{"shard": "1/1", "arguments": "", "seconds": 1}]
 
@@ -340,7 +340,7 @@ def test_an_unknown_occasion_is_wrong_use() -> None:
 
 def test_what_a_job_is_given_follows_its_row() -> None:
     row = Row(stage="s", minutes=7, arguments="-x", submodules=True, packages=("a", "b"), runner=True)
-    (job,) = plan.jobs_of("name", row, "gate", "", plan.Having("wheels"))
+    (job,) = plan.jobs_of("name", row, "gate", "", plan.Caller("wheels"))
     given = {name: job[name] for name in ("name", "arguments", "submodules", "packages", "runner")}
     assert given == {
         "name": "name",

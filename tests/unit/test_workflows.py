@@ -331,9 +331,9 @@ def test_what_is_uploaded_is_kept_for_a_stated_time_and_under_a_name_of_its_own(
 
 
 def test_no_two_jobs_of_the_gate_share_a_name_or_an_artifact() -> None:
-    having = plan.Having("qnn-2.37", executorch=True)
+    caller = plan.Caller("qnn-2.37", executorch=True)
     rows = gate_table().row.items()
-    made = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", "", having)]
+    made = [job for name, row in rows for job in plan.jobs_of(name, row, "nightly", "", caller)]
     for key in ("name", "artifact"):
         values = [job[key] for job in made]
         assert len(set(values)) == len(values)
@@ -417,7 +417,7 @@ def test_what_is_built_from_source_has_the_submodules_of_its_source() -> None:
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
     used = set(re.findall(r"matrix\.(\w+)", (GITHUB / "workflows" / "gate.yml").read_text(encoding="utf-8")))
-    (job,) = plan.jobs_of("x", Row(stage="lint", minutes=1), "gate", "", plan.Having("wheels"))
+    (job,) = plan.jobs_of("x", Row(stage="lint", minutes=1), "gate", "", plan.Caller("wheels"))
     assert used == set(job)
 
 
