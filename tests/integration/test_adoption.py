@@ -48,7 +48,7 @@ def adopter(root: Path, formula: str = "(x + x)") -> Path:
         root,
         {
             ".github/workflows/qnn.yml": workflow,
-            "ci/suites/models.toml": SUITE.format(budget="cpu_budget = 0"),
+            "ci/models.toml": SUITE.format(budget="cpu_budget = 0"),
             "ci/sums.py": MODEL.format(formula=formula),
             "ci/words.py": WORDS,
         },
