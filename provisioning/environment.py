@@ -20,6 +20,7 @@ from provisioning.base.settings import (
     OFFICIAL_PROFILE,
     Selection,
     store_path,
+    user_path,
 )
 from provisioning.overlay import OVERLAY, tree_of
 
@@ -141,14 +142,15 @@ def resolve(
         else:
             needed = component in needs
         root = _users_root(component, needed, selection, environ, notes)
-        if root is None and pin is not None:
-            root = _from_store(component, variable, pin, selection, trees)
+        if root is None:
+            stored = _from_store(component, variable, pin, selection, trees) if pin is not None else None
+            root = _named_or_stored(component, stored, selection, environ, notes)
         if root is not None:
             roots[component] = root
         elif needed:
             lacking.append(component)
     if lacking:
-        raise _lacking(lacking, needs or (), profile, selection, environ)
+        raise _lacking(lacking, needs or (), profile, selection, environ, notes)
     variables, path_entries = _variables(selection, roots, environ, notes)
     return Environment(
         profile=profile.name,
@@ -168,12 +170,14 @@ def _lacking(
     profile: Profile,
     selection: Selection,
     environ: Mapping[str, str],
+    notes: Sequence[str],
 ) -> EnvironmentLacking:
     pins: dict[str, Component] = {str(name): pin for name, pin in profile.components.items()}
     named = [f"{each} {pins[each].version}" if each in pins else each for each in lacking]
     message = (
         f"{_listed(named)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "
         f"store ({selection.store}) nor named by {_listed([_variable_of(each) for each in lacking])}"
+        + "".join(f"; {note}" for note in notes)
     )
     flags = provision_flags(selection, environ)
     elsewhere = [each for each in lacking if each not in pins]
@@ -198,7 +202,7 @@ def _components(names: Sequence[str]) -> list[str]:
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
     """The fewest flags that select the same for `provision`."""
     targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)
-    return selecting_flags(replace(selection, targets=targets), environ)
+    return selecting_flags(replace(selection, named_targets=targets), environ)
 
 
 def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
@@ -206,9 +210,9 @@ def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[st
     flags: list[str] = []
     if {selection.profile, environ.get("QNN_CI_PROFILE") or selection.profile} != {DEFAULT_PROFILE}:
         flags += ["--profile", selection.profile]
-    for target in selection.targets:
+    for target in selection.named_targets:
         flags += ["--target", target]
-    for soc in selection.socs:
+    for soc in selection.named_socs:
         flags += ["--soc", soc]
     if selection.store != store_path(None, environ):
         flags += ["--store", str(selection.store)]
@@ -230,7 +234,7 @@ def users_own(
 ) -> tuple[str, str] | None:
     """The variable by which the user names a component of their own, and its value; `notes` gets the rest.
 
-    A tree of the store got into the variable by `env` or `shell`; which one is needed, the store knows.
+    A tree of the store is not the user's own.
     """
     variable = _variable_of(component)
     names = (variable, *NDK_ALIASES) if component == "android-ndk" else (variable,)
@@ -238,7 +242,7 @@ def users_own(
     for name in [name for name, value in named.items() if not value]:
         notes.append(f"{name} is set but empty, and taken as not set")
         del named[name]
-    named = {n: v for n, v in named.items() if not Path(v).absolute().is_relative_to(store)}
+    named = {name: value for name, value in named.items() if not _in_store(value, name, store)}
     if not named:
         return None
     name, value = next(iter(named.items()))
@@ -246,6 +250,10 @@ def users_own(
         if not _same(its, value):
             notes.append(f"{other}={its} contradicts {name}={value}, which is the one used")
     return name, value
+
+
+def _in_store(value: str, variable: str, store: Path) -> bool:
+    return Path(os.path.realpath(user_path(value, variable))).is_relative_to(os.path.realpath(store))
 
 
 def _users_root(
@@ -265,7 +273,33 @@ def _users_root(
         notes.append(f"{error.message}, so {component} is left out")
         return None
     # Not resolved: the name of a link may be how the user tells versions apart.
-    return Root(Path(value).expanduser().absolute(), "directory", variable)
+    return Root(user_path(value, variable).absolute(), "directory", variable)
+
+
+def _named_or_stored(
+    component: str, stored: Root | None, selection: Selection, environ: Mapping[str, str], notes: list[str]
+) -> Root | None:
+    """The profile's tree, or the other tree of the store that the user's variable names.
+
+    `env` and `shell` set the variable together with QNN_CI_PROFILE. Then it is no choice of the user's, and
+    another profile needs another tree.
+    """
+    from provisioning.sources.directory import adopt
+
+    variable = _variable_of(component)
+    value = environ.get(variable)
+    if not value or not _in_store(value, variable, selection.store):
+        return stored
+    if stored is not None and _same(value, str(stored.path)):
+        return stored
+    if profile := environ.get("QNN_CI_PROFILE"):
+        used = f"uses {stored.path}" if stored else "has none"
+        notes.append(
+            f"{variable}={value}, a tree of the store that was set for profile {profile}, is ignored;"
+            f" profile {selection.profile} {used}"
+        )
+        return stored
+    return Root(adopt(component, value, variable).path, "directory", variable)
 
 
 def _from_store(
@@ -274,7 +308,7 @@ def _from_store(
     from provisioning.manifest import soc_named
     from provisioning.store import Want
 
-    arches = frozenset({soc_named(soc).arch for soc in selection.socs or (selection.soc,)})
+    arches = frozenset({soc_named(soc).arch for soc in selection.socs})
     # Lowering runs on the host whatever the target; a tree without the host's part still serves to build.
     for targets in dict.fromkeys(
         (frozenset({DEFAULT_TARGET, selection.target}), frozenset({selection.target}))

@@ -48,7 +48,7 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
 
 def _job(args: argparse.Namespace, selection: Selection) -> Job:
     """All that can be refused is refused before anything is sent."""
-    folder = args.bundle or the_bundle(BUNDLES, _kind(args, selection), selection.socs)
+    folder = args.bundle or the_bundle(BUNDLES, _kind(args, selection), selection.named_socs)
     bundle = read_bundle(folder)
     where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
     if not where.startswith("/") or where.strip("/") == "" or any(c in where for c in ";'\"\n"):
@@ -76,7 +76,7 @@ def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
 
 def _kind(args: argparse.Namespace, selection: Selection) -> str:
     """The target that was named, or that the way to the device goes with; empty for any."""
-    if selection.targets:
+    if selection.named_targets:
         return selection.target
     return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
         (bool(args.ssh), bool(args.serial)), ""

@@ -57,7 +57,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
     """The programs that the flags leave."""
     suites = [path.absolute() for path in args.suite or ()]
     programs = choose(
-        all_programs(suites, selection.socs, profile=selection.profile),
+        all_programs(suites, selection.named_socs, profile=selection.profile),
         tags=args.tag or (),
         words=args.words or (),
         cases=args.case or (),

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     suites = [path.absolute() for path in args.suite or ()]
     programs = choose(
-        all_programs(suites, selection.socs),
+        all_programs(suites, selection.named_socs),
         tags=args.tag or (),
         words=args.words or (),
         cases=args.case or (),

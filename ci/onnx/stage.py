@@ -61,7 +61,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
     """The programs that the flags leave. A shard has whole models, which are exported once."""
     programs = choose(
         all_programs(
-            [path.absolute() for path in args.suite or ()], selection.socs, profile=selection.profile
+            [path.absolute() for path in args.suite or ()], selection.named_socs, profile=selection.profile
         ),
         tags=args.tag or (),
         words=args.words or (),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from provisioning.base.commands import session as quoted_session
-from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError
+from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
+from provisioning.base.settings import user_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +43,23 @@ STARTED_IN = "QNN_CI_STARTED_IN"
 """Set by the noxfile: where the user was, which is where relative paths among the arguments begin."""
 
 
-PLACES = (
+PATHS = (
     "QNN_CI_STORE",
     "QNN_CI_REPORTS",
     "QNN_SDK_ROOT",
     "ANDROID_NDK_ROOT",
+    "ANDROID_NDK_HOME",
+    "ANDROID_NDK",
     "HEXAGON_SDK_ROOT",
     "EXECUTORCH_ROOT",
     "EXECUTORCH_RUNTIME_ROOT",
     "QNN_EXECUTOR_RUNNER",
 )
-"""Variables in which a user names a path; relative ones begin there too."""
+"""Variables in which a user names a path. `~` is expanded, and relative ones begin where the user was."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes no empty path, and makes relative ones whole where the user was in another directory.
-
-    Its subparsers are of this kind too.
-    """
+    """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
     started_in: str = ""
 
@@ -69,13 +69,12 @@ class Parser(argparse.ArgumentParser):
 
     def _path(self, text: str) -> Path:
         if not text:
-            # It would be the current directory, which who typed "$UNSET" did not mean.
+            # It would be the current directory, and the user who typed "$UNSET" did not mean that.
             raise argparse.ArgumentTypeError("expected a path, found nothing")
-        return _where(self.started_in, text)
-
-
-def _where(started_in: str, text: str) -> Path:
-    return Path(text) if text.startswith("~") else Path(started_in, text)
+        try:
+            return user_path(text, "", self.started_in)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(error.message.strip()) from None
 
 
 def count(text: str) -> int:
@@ -223,9 +222,9 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     module = cast(VerbModule, importlib.import_module(verb.module))
     # What this process starts is in no doubt about where it is.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
-    if started_in:
-        named = [variable for variable in PLACES if os.environ.get(variable)]
-        os.environ.update({variable: str(_where(started_in, os.environ[variable])) for variable in named})
+    for variable in PATHS:
+        if value := os.environ.get(variable):
+            os.environ[variable] = str(user_path(value, variable, started_in))
     parser = Parser(
         prog=f"{program} {name}",
         description=verb.summary,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from provisioning.base.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -19,6 +21,10 @@ DEFAULT_TARGET = "x86_64-linux"
 DEFAULT_SOC = "SM8650"
 
 
+ALL = "all"
+"""`--target all` names every target."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     profile: str
@@ -26,10 +32,20 @@ class Selection:
     soc: str
     store: Path
     reports: Path
-    socs: tuple[str, ...] = ()
-    """Every SoC asked for; empty when none was named, and then `soc` is the default one."""
-    targets: tuple[str, ...] = ()
-    """Every target asked for; empty when none was named, and then `target` is the default one."""
+    named_socs: tuple[str, ...] = ()
+    """The chips that the user named; empty when none was, and a stage then takes its own default."""
+    named_targets: tuple[str, ...] = ()
+    """The targets that the user named; empty when none was, and a stage then takes its own default."""
+
+    @property
+    def socs(self) -> tuple[str, ...]:
+        """At least one: those named, else the default."""
+        return self.named_socs or (self.soc,)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """At least one: those named, else the default."""
+        return self.named_targets or (self.target,)
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +55,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target",
         action="append",
-        choices=TARGETS,
+        choices=(*TARGETS, ALL),
         help=f"what code is for; may be repeated where a verb takes several [{DEFAULT_TARGET}]",
     )
     group.add_argument(
@@ -52,29 +68,56 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Selection:
-    named_socs = args.soc or ([environ["QNN_CI_SOC"]] if environ.get("QNN_CI_SOC") else [])
-    socs = tuple(dict.fromkeys(part for soc in named_socs for part in soc.split(",") if part))
-    targets = tuple(dict.fromkeys(args.target or ()))
+    """What the flags select, then the variables, then the defaults. A variable that is empty is not set."""
+    profiles = _names("--profile", None if args.profile is None else [args.profile])
+    profiles = profiles or _names("QNN_CI_PROFILE", _set(environ, "QNN_CI_PROFILE"))
+    socs = _names("--soc", args.soc) or _names("QNN_CI_SOC", _set(environ, "QNN_CI_SOC"))
+    named = args.target or ()
+    targets = TARGETS if ALL in named else tuple(dict.fromkeys(named))
     return Selection(
-        profile=args.profile or environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
-        target=targets[0] if targets else DEFAULT_TARGET,
-        soc=socs[0] if socs else DEFAULT_SOC,
+        profile=(*profiles, DEFAULT_PROFILE)[0],
+        target=(*targets, DEFAULT_TARGET)[0],
+        soc=(*socs, DEFAULT_SOC)[0],
         store=store_path(args.store, environ),
         reports=reports_path(args.reports, environ),
-        socs=socs,
-        targets=targets,
+        named_socs=socs,
+        named_targets=targets,
     )
 
 
+def _set(environ: Mapping[str, str], variable: str) -> list[str]:
+    return [environ[variable]] if environ.get(variable) else []
+
+
+def _names(source: str, values: Sequence[str] | None) -> tuple[str, ...]:
+    """The names in a flag or variable, which may be separated by commas; each once."""
+    names = [name.strip() for value in values or () for name in value.split(",")]
+    if "" in names:
+        shown = ", ".join(repr(value) for value in values or ())
+        raise UsageError(f"{source} {shown}: expected a name, found nothing", remedy=f"leave {source} out")
+    return tuple(dict.fromkeys(names))
+
+
+def user_path(text: str | Path, name: str, base: str = "") -> Path:
+    """A path as the user wrote it, `~` expanded; a relative one begins in `base`. `name` is for errors."""
+    if not str(text):
+        raise UsageError(f"{name}: expected a path, found nothing", remedy=f"leave {name} out, or set it")
+    try:
+        return Path(base, Path(text).expanduser())
+    except RuntimeError:
+        raise UsageError(
+            f"{name} {text}: there is no home directory of that user", remedy="write the path in full"
+        ) from None
+
+
 def store_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    if flag is not None:
-        return flag.expanduser().absolute()
-    if named := environ.get("QNN_CI_STORE"):
-        return Path(named).expanduser().absolute()
+    if flag is not None or environ.get("QNN_CI_STORE"):
+        name = "QNN_CI_STORE" if flag is None else "--store"
+        return user_path(environ["QNN_CI_STORE"] if flag is None else flag, name).absolute()
     from platformdirs import user_cache_path
 
     return user_cache_path("qnn-ci") / "store"
 
 
 def reports_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
-    return Path(flag or environ.get("QNN_CI_REPORTS") or "reports")
+    return user_path(flag or environ.get("QNN_CI_REPORTS") or "reports", "QNN_CI_REPORTS")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.settings import user_path
 from provisioning.component_facts import identity_of, metadata_text
 
 LANDMARKS: Mapping[str, tuple[str, ...]] = {
@@ -43,7 +44,7 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
             f"{variable} is set but empty, which tools take for a path",
             remedy=f"unset {variable}, or set it to the {component}'s folder",
         )
-    path = Path(value).expanduser()
+    path = user_path(value, variable)
     where = f"{variable}={value}"
     try:
         _check(component, path, where, variable)

@@ -53,7 +53,7 @@ def gather(
     Every target is judged against its own trees: there is a context for each set of trees.
     """
     profile = load_profile(selection.profile)
-    socs = {name: soc_named(name) for name in selection.socs or (selection.soc,)}
+    socs = {name: soc_named(name) for name in selection.socs}
     resolved = _resolved(selection, environ) if tree is None else [_named(selection, environ, tree)]
     contexts = []
     with ThreadPoolExecutor(8) as pool:
@@ -106,12 +106,12 @@ def _named(selection: Selection, environ: Mapping[str, str], tree: Path) -> _Res
         "LD_LIBRARY_PATH": str(tree / "lib" / HOST_LIBRARIES),
     }
     sdk = Tree(tree, "tree", stated=stated_versions("qnn-sdk", tree))
-    return _Resolved(selection.targets or (selection.target,), {"qnn-sdk": sdk}, variables)
+    return _Resolved(selection.targets, {"qnn-sdk": sdk}, variables)
 
 
 def _resolved(selection: Selection, environ: Mapping[str, str]) -> list[_Resolved]:
     groups: dict[tuple[tuple[str, Path], ...], _Resolved] = {}
-    for target in selection.targets or (selection.target,):
+    for target in selection.targets:
         environment = resolve(replace(selection, target=target), environ)
         key = tuple(sorted((name, root.path) for name, root in environment.roots.items()))
         if key in groups:

@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
-    stage = StageRun("provision", selection.profile, ",".join(selection.targets) or "all", _command(args))
+    stage = StageRun(
+        "provision", selection.profile, ",".join(selection.named_targets) or "all", _command(args)
+    )
     with stage.reported(selection.reports, "provision", selection.profile):
         profile = load_profile(selection.profile)
         rows = provision(args, selection, profile, stage, os.environ)
@@ -90,7 +92,9 @@ def provision(
     from provisioning.store import Store, Want, require_lock
 
     store = Store(selection.store)
-    want = Want(frozenset(selection.targets), frozenset(soc_named(soc).arch for soc in selection.socs))
+    want = Want(
+        frozenset(selection.named_targets), frozenset(soc_named(soc).arch for soc in selection.named_socs)
+    )
     locked = in_ci(environ) if args.locked is None else bool(args.locked)
     progress = for_stream()
     rows: dict[str, Row] = {}
@@ -242,7 +246,7 @@ def _warn_without_libraries(
         return
 
     for target, expected in libraries().targets.items():
-        if target not in selection.targets:
+        if target not in selection.named_targets:
             continue
         directories = [f"lib/{name}" for name in expected.directories]
         if sdk is not None and any(Path(sdk.where, directory).is_dir() for directory in directories):

@@ -164,8 +164,8 @@ def _path(args: argparse.Namespace) -> int:
             remedy=f"use one of: {', '.join(components)}",
         )
     want = Want(
-        frozenset(selection.targets or (selection.target,)),
-        frozenset(soc_named(soc).arch for soc in selection.socs or (selection.soc,)),
+        frozenset(selection.targets),
+        frozenset(soc_named(soc).arch for soc in selection.socs),
     )
     tree = Store(selection.store).find(name, components[name], want)
     if tree is None:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun(
         "validate",
         selection.profile,
-        ",".join(selection.targets or (selection.target,)),
+        ",".join(selection.targets),
         typed("nox -s validate --", sys.argv[2:]),
     )
     with stage.reported(selection.reports, "validate", stage.profile):

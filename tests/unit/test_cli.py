@@ -18,7 +18,7 @@ import pytest
 from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import errors
-from provisioning.base.command_line import PLACES, STARTED_IN, Verb, count, duration, guarded, main
+from provisioning.base.command_line import PATHS, STARTED_IN, Verb, count, duration, guarded, main
 from provisioning.base.settings import ROOT
 from provisioning.manifest import COMPONENT_VARIABLES
 
@@ -311,11 +311,12 @@ def test_a_relative_path_in_a_variable_begins_there_too(
     (tmp_path / "verb_with_paths.py").write_text(VERB_WITH_PATHS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "verb_with_paths", raising=False)
-    given = {"QNN_CI_STORE": "../store", "QNN_SDK_ROOT": "/opt/sdk", "EXECUTORCH_ROOT": "~/executorch"}
+    given = {"QNN_CI_STORE": "../store", "QNN_SDK_ROOT": "/opt/sdk", "ANDROID_NDK_HOME": "~/ndk"}
     for name, value in {**given, "QNN_CI_SOC": "SM8650", "ANDROID_NDK_ROOT": ""}.items():
         monkeypatch.setenv(name, value)
     verbs = {"verb": Verb("verb_with_paths", "a verb")}
     assert _main(verbs, "verb", "what", "x") == 0
+    given["ANDROID_NDK_HOME"] = str(Path.home() / "ndk")
     assert {name: os.environ[name] for name in given} == given
     monkeypatch.setenv(STARTED_IN, "/srv/somebody")
     assert _main(verbs, "verb", "what", "x") == 0
@@ -327,7 +328,7 @@ def test_a_relative_path_in_a_variable_begins_there_too(
 
 
 def test_every_variable_of_a_component_is_known_to_name_a_path() -> None:
-    assert set(COMPONENT_VARIABLES.values()) <= set(PLACES)
+    assert set(COMPONENT_VARIABLES.values()) <= set(PATHS)
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -383,7 +384,12 @@ def test_an_empty_path_is_not_the_current_directory(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("a b/x", "{start}/a b/x"), ("/srv/x", "/srv/x"), ("~/x", "~/x"), ("../x", "{start}/../x")],
+    [
+        ("a b/x", "{start}/a b/x"),
+        ("/srv/x", "/srv/x"),
+        ("~/x", f"{Path.home()}/x"),
+        ("../x", "{start}/../x"),
+    ],
 )
 def test_a_relative_path_begins_where_the_user_was(
     typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -400,4 +406,4 @@ def test_a_relative_path_begins_where_the_user_was(
     # The toolkit's own places stay below where it is, and what it starts hears of none of this.
     assert seen.kept == Path("reports") and STARTED_IN not in os.environ
     assert _main(verbs, "verb", "what", typed) == 0
-    assert sys.modules["verb_with_paths"].SEEN.one == Path(typed)
+    assert sys.modules["verb_with_paths"].SEEN.one == Path(typed).expanduser()

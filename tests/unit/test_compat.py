@@ -373,7 +373,7 @@ def _runner(root: Path) -> dict[str, str]:
 
 
 def test_a_chip_that_is_none_is_wrong_use_and_no_measurement(measured_stage: Path) -> None:
-    chosen = replace(selection(measured_stage), socs=("SM1",))
+    chosen = replace(selection(measured_stage), named_socs=("SM1",))
     with pytest.raises(UsageError, match="SM1"):
         stage.measure_all(chosen, ["2.51.0"], 1, "", _runner(measured_stage))
     assert not (measured_stage / "compat.json").exists()

@@ -94,11 +94,18 @@ def test_the_users_own_directory_goes_before_the_store(sdk: Path, tmp_path: Path
     assert environment.variables["LD_LIBRARY_PATH"] == str(own / HOST)
 
 
-def test_a_root_inside_the_store_is_not_taken_for_the_users_own(sdk: Path) -> None:
+def test_another_tree_of_the_store_is_used_where_the_user_names_it(sdk: Path) -> None:
     other = _sdk(sdk.parent / "of-another-profile")
-    environment = _resolved(sdk, {"QNN_SDK_ROOT": str(other)})
-    assert environment.roots["qnn-sdk"].path == sdk
-    assert environment.roots["qnn-sdk"].origin == "store"
+    root = _resolved(sdk, {"QNN_SDK_ROOT": str(other)}).roots["qnn-sdk"]
+    assert (root.path, root.origin) == (other, "directory")
+
+
+def test_a_tree_that_env_set_for_another_profile_is_ignored_and_said(sdk: Path) -> None:
+    other = _sdk(sdk.parent / "of-another-profile")
+    environment = _resolved(sdk, {"QNN_SDK_ROOT": str(other), "QNN_CI_PROFILE": "qnn-2.37"})
+    assert (environment.roots["qnn-sdk"].path, environment.roots["qnn-sdk"].origin) == (sdk, "store")
+    (note,) = environment.notes
+    assert str(other) in note and str(sdk) in note
 
 
 def test_a_set_but_empty_root_is_taken_as_not_set_and_said(sdk: Path) -> None:
@@ -137,7 +144,7 @@ def test_an_sdk_that_is_nowhere_names_the_command_that_brings_it(store: Path) ->
 
 def test_the_command_carries_what_was_selected(store: Path) -> None:
     selection = _selection(
-        store, profile="qnn-2.37", target="aarch64-android", soc="SM8550", socs=("SM8550", "SM8750")
+        store, profile="qnn-2.37", target="aarch64-android", soc="SM8550", named_socs=("SM8550", "SM8750")
     )
     with pytest.raises(EnvironmentLacking) as caught:
         resolve(selection, {}, trees=Trees({}))
@@ -190,7 +197,7 @@ def test_a_component_that_the_caller_needs_is_not_left_out_because_its_variable_
 
 def test_the_store_is_asked_for_the_arches_of_every_selected_soc(sdk: Path, store: Path) -> None:
     trees = Trees({"qnn-sdk": sdk})
-    resolve(_selection(store, socs=("SM8650", "SM8750")), {}, trees=trees)
+    resolve(_selection(store, named_socs=("SM8650", "SM8750")), {}, trees=trees)
     assert ("qnn-sdk", Want(frozenset({"x86_64-linux"}), frozenset({75, 79}))) in trees.asked
 
 

@@ -51,7 +51,7 @@ def test_the_users_variables_are_kept_beside_the_corrected_ones(selection: Selec
 
 def test_every_target_of_the_selection_brings_its_components(selection: Selection, tmp_path: Path) -> None:
     ndk = write_ndk(tmp_path / "ndk")
-    both = replace(selection, targets=("x86_64-linux", "aarch64-android"))
+    both = replace(selection, named_targets=("x86_64-linux", "aarch64-android"))
     context = gathered(both, tmp_path, ANDROID_NDK_ROOT=str(ndk))
     assert context.trees["android-ndk"].stated == {"source.properties": NDK}
 
@@ -67,7 +67,7 @@ def test_the_compiler_is_asked_unless_the_sdk_is_for_devices_alone(
     monkeypatch.setattr("provisioning.validation.gather.ask", lambda soc, variables: Answer("absent"))
     sdk = write_sdk(tmp_path / "device only")
     shutil.rmtree(sdk / "lib" / X86)
-    chosen = replace(selection, target=targets[0], targets=targets)
+    chosen = replace(selection, target=targets[0], named_targets=targets)
     (context,) = gather(chosen, {"QNN_SDK_ROOT": str(sdk)}, {Need.COMPILER})
     assert list(context.answers) == asked
 
@@ -114,10 +114,10 @@ def test_every_target_is_judged_against_its_own_trees(
     monkeypatch.setattr(gathering, "resolve", resolve)
     rules = chosen_rules(["required-libraries"])
     for targets in (tuple(trees), tuple(reversed(trees))):
-        contexts = gather(replace(selection, targets=targets), {}, {Need.LIBRARIES})
+        contexts = gather(replace(selection, named_targets=targets), {}, {Need.LIBRARIES})
         assert [result.findings for result in check(contexts, rules)] == [()]
     (linux / "lib" / LINUX / "libQnnHtp.so").unlink()
-    (result,) = check(gather(replace(selection, targets=tuple(trees)), {}, {Need.LIBRARIES}), rules)
+    (result,) = check(gather(replace(selection, named_targets=tuple(trees)), {}, {Need.LIBRARIES}), rules)
     assert result.state is State.FAIL
     assert [f.message for f in result.findings] == [
         "lacks libQnnHtp.so, which aarch64-linux needs (for aarch64-linux)"

@@ -77,7 +77,7 @@ class Work:
 
 def sign(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
     """Everything that can be refused is refused before anything is signed."""
-    chips = libraries.chips(selection.socs or (selection.soc,), args.arch)
+    chips = libraries.chips(selection.socs, args.arch)
     serial = _serial(args)
     environment = _environment(args, selection)
     overlay = _overlay(args.output, environment, selection)

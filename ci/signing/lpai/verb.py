@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.findings import StageRun
 
     selection = selection_of(args)
-    if not selection.targets:
+    if not selection.named_targets:
         selection = replace(selection, target=TARGET)
     command = typed("nox -s sign_lpai --", sys.argv[2:])
     stage = StageRun("sign_lpai", selection.profile, selection.target, command)

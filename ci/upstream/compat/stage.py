@@ -66,7 +66,7 @@ def report_builds(
         )
     installed = {name: _installed(name) for name in ("executorch", "torch", "torchao")}
     runner = ready_runner(environ, selection.reports)
-    soc = selection.socs[0] if selection.socs else table.soc
+    soc = (*selection.named_socs, table.soc)[0]
     soc_named(soc)
     pinned = profile.components["qnn-sdk"]
     measured = compat.load_measured()

@@ -1,0 +1,52 @@
+"""What flags and variables select."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from provisioning.base.command_line import Verb, main
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import TARGETS, Selection, add_selection, selection_of
+
+
+def selected(*flags: str, **environ: str) -> Selection:
+    parser = argparse.ArgumentParser()
+    add_selection(parser)
+    return selection_of(parser.parse_args(flags), environ)
+
+
+def test_a_flag_goes_before_a_variable_and_a_variable_before_the_default() -> None:
+    assert (selected().profile, selected(QNN_CI_PROFILE="a").profile) == ("wheels", "a")
+    assert selected("--profile", "b", QNN_CI_PROFILE="a").profile == "b"
+    assert selected("--soc", "SM8750", QNN_CI_SOC="SM8550").socs == ("SM8750",)
+
+
+def test_what_is_selected_is_never_empty_and_what_was_named_may_be() -> None:
+    default = selected(QNN_CI_SOC="")
+    assert (default.socs, default.targets) == (("SM8650",), ("x86_64-linux",))
+    assert (default.named_socs, default.named_targets) == ((), ())
+    assert selected("--soc", "SM8550,SM8750", "--soc", "SM8550").named_socs == ("SM8550", "SM8750")
+    assert selected("--target", "all").named_targets == TARGETS
+
+
+@pytest.mark.parametrize("flags", [("--soc", ""), ("--soc", "SM8650,"), ("--profile", "")])
+def test_an_empty_name_is_an_error_and_not_the_default(flags: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match=f"{flags[0]} .*expected a name, found nothing"):
+        selected(*flags, QNN_CI_SOC="SM8550")
+
+
+def test_home_directories_are_expanded_wherever_a_path_is_named() -> None:
+    found = selected(QNN_CI_STORE="~/s", QNN_CI_REPORTS="~/r")
+    assert (found.store, found.reports) == (Path.home() / "s", Path.home() / "r")
+
+
+def test_a_home_directory_of_nobody_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verbs = {"env": Verb("provisioning.verbs.env", "")}
+    monkeypatch.setenv("QNN_SDK_ROOT", "~nouser-at-all/x")
+    assert main("python -m provisioning", "", verbs, ["env"]) == 2
+    assert "error: QNN_SDK_ROOT ~nouser-at-all/x: there is no home directory" in capsys.readouterr().err
