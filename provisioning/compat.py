@@ -14,7 +14,9 @@ from pydantic import Field, ValidationError
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Component, Part, Sha256, Version, Wheel, load_profile
+from provisioning.manifest import Component, Part, load_profile
+from provisioning.sources import Sha256, Version
+from provisioning.sources.wheel import Wheel
 
 MANIFEST = MANIFESTS / "compat.toml"
 

@@ -22,6 +22,7 @@ from provisioning.base.settings import (
     store_path,
     user_path,
 )
+from provisioning.components import COMPONENT_VARIABLES, KINDS, QNN_SDK
 from provisioning.overlay import OVERLAY, tree_of
 
 if TYPE_CHECKING:
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 
 HOST_LIBRARIES = "x86_64-linux-clang"
 """The directory under the SDK's lib/ and bin/ that runs on the host."""
-
-NDK_ALIASES = ("ANDROID_NDK_HOME", "ANDROID_NDK")
-"""Other tools' names for ANDROID_NDK_ROOT, taken when that one is not set."""
-
-NEEDED = {
-    "x86_64-linux": ("qnn-sdk",),
-    "aarch64-android": ("qnn-sdk", "android-ndk"),
-    "aarch64-linux": ("qnn-sdk",),
-}
-"""Without these, where the profile has them, nothing can be done for a target; others are taken if there."""
 
 DEVICE_DIRECTORIES = {
     "aarch64-android": "/data/local/tmp/qnn-ci",
@@ -53,9 +44,6 @@ DEVICE_DSP_DIRECTORIES = {
 }
 """The device's own DSP files. ADSP_LIBRARY_PATH replaces the default search, so they are named again, last:
 a skel of the system image found before ours gives error 1008."""
-
-INSIDE = {"executorch-source": "executorch"}
-"""Components whose own directory is below the store's tree, since its name matters to them."""
 
 _DEVICE_LIBRARY_DIRECTORY = re.compile(
     r"/lib/(?:aarch64-[^/]+|hexagon-v\d+|lpai-v\d+|x86_64-windows-[^/]+)(?:/|$)"
@@ -121,7 +109,7 @@ def resolve(
     `needs`: the components without which the caller can do nothing, when they are not the target's own.
     All that lack are told at once.
     """
-    from provisioning.manifest import COMPONENT_VARIABLES, load_profile, soc_named
+    from provisioning.manifest import load_profile, soc_named
 
     profile = load_profile(selection.profile)
     soc_named(selection.soc)
@@ -138,7 +126,7 @@ def resolve(
         pin = pins.get(component)
         if needs is None:
             ours = pin is not None and component not in profile.optional
-            needed = component in NEEDED[selection.target] and (component == "qnn-sdk" or ours)
+            needed = selection.target in KINDS[component].needed_by and (component == QNN_SDK or ours)
         else:
             needed = component in needs
         root = _users_root(component, needed, selection, environ, notes)
@@ -224,8 +212,6 @@ def _provision(flags: Sequence[str]) -> str:
 
 
 def _variable_of(component: str) -> str:
-    from provisioning.manifest import COMPONENT_VARIABLES
-
     return COMPONENT_VARIABLES[component]
 
 
@@ -237,7 +223,7 @@ def users_own(
     A tree of the store is not the user's own.
     """
     variable = _variable_of(component)
-    names = (variable, *NDK_ALIASES) if component == "android-ndk" else (variable,)
+    names = (variable, *KINDS[component].aliases)
     named = {name: environ[name] for name in names if name in environ}
     for name in [name for name, value in named.items() if not value]:
         notes.append(f"{name} is set but empty, and taken as not set")
@@ -315,15 +301,13 @@ def _from_store(
     ):
         tree = trees.find(component, pin, Want(targets=targets, arches=arches))
         if tree is not None:
-            return Root(tree.root / INSIDE.get(component, ""), "store", variable, tree.version)
+            return Root(tree.root / KINDS[component].inside, "store", variable, tree.version)
     return None
 
 
 def _variables(
     selection: Selection, roots: Mapping[str, Root], environ: Mapping[str, str], notes: list[str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    from provisioning.manifest import COMPONENT_VARIABLES
-
     variables = {
         "QNN_CI_PROFILE": selection.profile,
         "QNN_CI_TARGET": selection.target,
@@ -332,8 +316,7 @@ def _variables(
     }
     for component, root in roots.items():
         variables[COMPONENT_VARIABLES[component]] = str(root.path)
-    if "android-ndk" in roots:
-        variables |= {name: str(roots["android-ndk"].path) for name in NDK_ALIASES if name in environ}
+        variables |= {name: str(root.path) for name in KINDS[component].aliases if name in environ}
     sdk = roots["qnn-sdk"].path
     had_libraries = environ.get("LD_LIBRARY_PATH", "")
     if (libraries := _library_path(sdk, had_libraries, notes)) or had_libraries:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.mutex import mutex
 
 if TYPE_CHECKING:
     from provisioning.manifest import Component, Licence
@@ -119,13 +121,9 @@ def _acceptance(component: str, version: str, licence: Licence, means: str) -> A
 
 
 def _record(store: Path, acceptance: Acceptance) -> None:
-    from filelock import FileLock
-
     locks = store / "locks"
     locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / "licences.lock"):
+    with mutex(locks / "licences.lock"):
         every = {**recorded(store), acceptance.id: acceptance}
         data = {"schema": 1, "accepted": [asdict(every[key]) for key in sorted(every)]}
-        fresh = store / f".licences.json.{os.getpid()}"
-        fresh.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        fresh.replace(store / "licences.json")
+        replace_text(store / "licences.json", json.dumps(data, indent=2) + "\n")

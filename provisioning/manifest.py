@@ -11,74 +11,15 @@ from pydantic import Field, RootModel, StringConstraints, field_validator, model
 from provisioning.base.documents import Model, Regex, load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS
+from provisioning.components import ComponentName
+from provisioning.sources import Https, Version
+from provisioning.sources.archive import Archive
+from provisioning.sources.git import Git
+from provisioning.sources.maven import Maven
+from provisioning.sources.wheel import Wheel
 
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux"]
-
-
-ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source", "executorch-runtime"]
-
-COMPONENT_VARIABLES = {
-    "qnn-sdk": "QNN_SDK_ROOT",
-    "android-ndk": "ANDROID_NDK_ROOT",
-    "hexagon-sdk": "HEXAGON_SDK_ROOT",
-    "executorch-source": "EXECUTORCH_ROOT",
-    "executorch-runtime": "EXECUTORCH_RUNTIME_ROOT",
-}
-"""The user's own installation of a component is named by this variable."""
-
-
-class Archive(Model):
-    """An https zip. Without `sha256` the component is unlocked."""
-
-    type: Literal["archive"]
-    url: Https
-    mirrors: tuple[Https, ...] = ()
-    sha256: Sha256 | None = None
-    size: Annotated[int, Field(gt=0)] | None = None
-    strip: str = ""
-    """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
-    case_sensitive: bool = False
-    """Whether members' names may differ only by case; then the store must be on a file system that tells."""
-
-
-class Wheel(Model):
-    """A wheel from the package index the user's pip or uv is set to."""
-
-    type: Literal["wheel"]
-    package: str
-    version: Version
-    filename: Annotated[str, StringConstraints(pattern=r"\.whl$")]
-    sha256: Sha256 | None = None
-    size: Annotated[int, Field(gt=0)] | None = None
-
-
-class Maven(Model):
-    """An AAR or JAR from a Maven repository."""
-
-    type: Literal["maven"]
-    repository: Https
-    group: str
-    artifact: str
-    version: Version
-    packaging: Literal["aar", "jar"] = "aar"
-    sha256: Sha256 | None = None
-    size: Annotated[int, Field(gt=0)] | None = None
-
-
-class Git(Model):
-    """A repository at one commit."""
-
-    type: Literal["git"]
-    url: Https
-    tag: str
-    commit: Commit | None = None
-    submodules: bool = True
-
 
 Source = Annotated[Archive | Wheel | Maven | Git, Field(discriminator="type")]
 
@@ -136,12 +77,9 @@ class Component(Model):
         return value
 
     @property
-    def locked(self) -> bool:
+    def pinned(self) -> bool:
         """Whether the manifest says exactly which bytes this component is."""
-        return all(
-            (p.source.commit if isinstance(p.source, Git) else p.source.sha256) is not None
-            for p in self.parts
-        )
+        return all(part.source.pin is not None for part in self.parts)
 
 
 class Requirement(Model):

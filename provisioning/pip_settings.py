@@ -5,7 +5,6 @@ Standard library only: noxfile.py imports this module before any environment exi
 
 from __future__ import annotations
 
-import configparser
 import os
 import sys
 from collections.abc import Mapping
@@ -31,6 +30,8 @@ _SAME_IN_UV = {
 
 def read(environ: Mapping[str, str]) -> dict[str, str]:
     """pip's settings from its configuration files and, above them, from PIP_* variables."""
+    import configparser
+
     settings: dict[str, str] = {}
     for file in _files(environ):
         parser = configparser.RawConfigParser()

@@ -123,7 +123,7 @@ def cmake_files(root: Path) -> Iterator[Path]:
 
 def _commit_in_store(folder: Path) -> str:
     """The tree is in a directory of its own name, and that in a tree of the store."""
-    from provisioning.inventory import Inventory
+    from provisioning.store.inventory import Inventory
 
     inventory = Inventory.read(folder.with_name(f"{folder.name}.json"))
     return inventory.origins[0].sha256 if inventory and inventory.component == "executorch-source" else ""
@@ -133,7 +133,7 @@ def _checkout_in_store(folder: Path, commit: str) -> Path:
     """The store keeps it as long as the tree."""
     from provisioning.store import Store
 
-    return Store(folder.parent.parent).checkout_of(commit)
+    return Store(folder.parent.parent).downloads / f"git-{commit}"
 
 
 def _uncommented(path: Path) -> str:

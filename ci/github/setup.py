@@ -14,7 +14,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.rendering import github_annotations, markdown
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
-from provisioning.component_facts import identity_of
+from provisioning.components import identity_of
 
 SDK, NDK = "qnn-sdk", "android-ndk"
 ALIASES = {NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
@@ -71,7 +71,8 @@ def _build_id(library: Path) -> str:
 
 def _alone(component: str, selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
     """A component without the SDK: its root, under the names that other tools know."""
-    from provisioning.manifest import COMPONENT_VARIABLES, load_profile
+    from provisioning.components import COMPONENT_VARIABLES
+    from provisioning.manifest import load_profile
     from provisioning.store import Store, Want
 
     variable = COMPONENT_VARIABLES[component]

@@ -26,10 +26,9 @@ from provisioning.base.errors import (
     LicenceNotAccepted,
     UpstreamError,
 )
-from provisioning.base.files import replace_text
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import ROOT
-from provisioning.inventory import hash_file
 from provisioning.verbs.provision import in_ci
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.locks import lock_path
-from provisioning.manifest import Licence, Name, Profile, Sha256, load_profile
+from provisioning.manifest import Licence, Name, Profile, load_profile
+from provisioning.sources import Sha256
 
 MANIFEST = MANIFESTS / "images.toml"
 PACKAGES = MANIFESTS / "image-packages.txt"

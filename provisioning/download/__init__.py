@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from provisioning.base.mutex import mutex
 from provisioning.base.progress import Progress, Silent
 from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
 from provisioning.download.disk import disk_faults
@@ -78,19 +80,11 @@ def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> 
 
 @contextlib.contextmanager
 def alone(into: Path, progress: Progress | None = None) -> Iterator[None]:
-    """Make `into`'s folder and hold `into`'s lock; other processes wait here, then find it finished."""
-    from filelock import FileLock, Timeout
-
+    """Make `into`'s folder and hold `into`'s mutex; other processes wait here, then find it finished."""
     with disk_faults(into.parent, None):
         into.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(into.with_name(into.name + ".lock"))
-        try:
-            lock.acquire(timeout=1)
-        except Timeout:
-            if progress is not None:
-                progress.note(f"{into.name}: waiting for another process that fetches it")
-            lock.acquire()
-    try:
+        holding = ExitStack()
+        waiting = f"{into.name}: waiting for another process that fetches it"
+        holding.enter_context(mutex(into.with_name(into.name + ".lock"), progress, waiting))
+    with holding:
         yield
-    finally:
-        lock.release()

@@ -1,53 +1,133 @@
-"""Where a part's bytes come from: one module a kind of source."""
+"""Where a part's bytes come from: one module for each kind of source.
+
+A source is both the manifest's table and the code that fetches and unpacks it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from provisioning.base.errors import UsageError
-from provisioning.base.progress import Progress
-from provisioning.download import Fetched
+from pydantic import Field, StringConstraints
+
+from provisioning.base.documents import Model
 
 if TYPE_CHECKING:
-    from provisioning.manifest import Part
+    from provisioning.archive import Entry
+    from provisioning.base.progress import Progress
+    from provisioning.download import Fetched
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Https = Annotated[str, StringConstraints(pattern=r"^(https://|http://127\.0\.0\.1[:/])\S+$")]
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 
 
-def fetch_part(part: Part, downloads: Path, *, progress: Progress | None = None) -> Fetched:
-    """The part's one file, verified, somewhere in `downloads`; what is there already is used again."""
-    from provisioning.manifest import Archive, Maven, Wheel
+class Source(Model):
+    """What every kind of source can do."""
 
-    source = part.source
-    if isinstance(source, Archive):
-        from provisioning.sources import archive
+    @property
+    def name(self) -> str:
+        """As messages and inventories name it: a file's name, a repository's tag."""
+        raise NotImplementedError
 
-        return archive.fetch_archive(source, downloads, progress=progress)
-    if isinstance(source, Wheel):
-        from provisioning.sources import wheel
+    @property
+    def pin(self) -> str | None:
+        """The digest that says which bytes these are; None before one is recorded."""
+        raise NotImplementedError
 
-        return wheel.fetch_wheel(source, downloads, progress=progress)
-    if isinstance(source, Maven):
-        from provisioning.sources import maven
+    @property
+    def prefix(self) -> str:
+        """The folder that holds all its files and that is left out of a tree."""
+        return ""
 
-        return maven.fetch_maven(source, downloads, progress=progress)
-    raise UsageError(
-        f"{part.name}: a git source is a tree, not a file", remedy="use provisioning.sources.git.checkout"
-    )
+    def landing_place(self, downloads: Path) -> Path:
+        """Where it is kept once it is fetched."""
+        raise NotImplementedError
+
+    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+        """Fetch and verify it, or use again what an earlier call left."""
+        raise NotImplementedError
+
+    def unpack(
+        self,
+        fetched: Path,
+        into: Path,
+        place: Callable[[str], str | None],
+        progress: Progress | None = None,
+    ) -> list[Entry]:
+        """Put the files that `place` gives a destination below `into`."""
+        raise NotImplementedError
+
+    def recordable(self, digest: str, size: int) -> dict[str, str | int]:
+        """The manifest's keys for what was received."""
+        raise NotImplementedError
 
 
-def landing_place(downloads: Path, sha256: str | None, url: str, name: str) -> Path:
-    """Where a file is kept: under its hash, or under its name and address while no hash is known.
+class FileSource(Source):
+    """One zip file (also .whl, .aar, .jar), named by its sha256 where that is known."""
 
-    A file fetched before its hash was recorded is taken over, so that locking costs no second download.
-    """
-    import contextlib
-    import hashlib
+    sha256: Sha256 | None = None
+    size: Annotated[int, Field(gt=0)] | None = None
 
-    unlocked = downloads / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"
-    if sha256 is None:
-        return unlocked
-    locked = downloads / sha256
-    if unlocked.is_file() and not locked.exists():
-        with contextlib.suppress(FileNotFoundError):  # another process was first
-            unlocked.replace(locked)
-    return locked
+    @property
+    def pin(self) -> str | None:
+        return self.sha256
+
+    @property
+    def address(self) -> str:
+        """What tells it from other files while no hash of it is known."""
+        raise NotImplementedError
+
+    def landing_place(self, downloads: Path) -> Path:
+        """Under its hash, or under its name and address while no hash is known.
+
+        A file that was fetched before its hash was recorded is renamed, so that recording costs no download.
+        """
+        unpinned = downloads / f"{hashlib.sha256(self.address.encode()).hexdigest()[:12]}-{self.name}"
+        if self.pin is None:
+            return unpinned
+        pinned = downloads / self.pin
+        if unpinned.is_file() and not pinned.exists():
+            with suppress(FileNotFoundError):  # another process was first
+                unpinned.replace(pinned)
+        return pinned
+
+    def unpack(
+        self,
+        fetched: Path,
+        into: Path,
+        place: Callable[[str], str | None],
+        progress: Progress | None = None,
+    ) -> list[Entry]:
+        from provisioning.archive import Limits, extract
+
+        limits = Limits(case_sensitive=getattr(self, "case_sensitive", False))
+        named = None if progress is None else _Named(progress, f"unpack {self.name}")
+        return extract(fetched, into, place, limits=limits, progress=named)
+
+    def recordable(self, digest: str, size: int) -> dict[str, str | int]:
+        return {"sha256": digest, "size": size}
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A progress under the name that the user knows: downloads are named by their hash."""
+
+    inner: Progress
+    name: str
+
+    def start(self, name: str, total: int | None, done: int = 0) -> None:
+        self.inner.start(self.name, total, done)
+
+    def advance(self, count: int) -> None:
+        self.inner.advance(count)
+
+    def note(self, text: str) -> None:
+        self.inner.note(text)
+
+    def finish(self) -> None:
+        self.inner.finish()

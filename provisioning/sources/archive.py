@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from provisioning.base.progress import Progress
 from provisioning.download import Fetched, fetch, file_name, mirrored
-from provisioning.sources import landing_place
-
-if TYPE_CHECKING:
-    from provisioning.manifest import Archive
+from provisioning.sources import FileSource, Https
 
 
-def fetch_archive(source: Archive, downloads: Path, *, progress: Progress | None = None) -> Fetched:
-    url = mirrored(source.url)
-    name = file_name(source.url)
-    return fetch(
-        url,
-        landing_place(downloads, source.sha256, source.url, name),
-        # The user's mirror is the only host asked, so that a closed network stays closed.
-        mirrors=source.mirrors if url == source.url else (),
-        sha256=source.sha256,
-        size=source.size,
-        progress=progress,
-        name=name,
-    )
+class Archive(FileSource):
+    """An https zip. Without `sha256` the component is unlocked."""
+
+    type: Literal["archive"]
+    url: Https
+    mirrors: tuple[Https, ...] = ()
+    strip: str = ""
+    """The leading directory of every member, removed before placing: `qairt/2.37.0.250724/`."""
+    case_sensitive: bool = False
+    """Whether members' names may differ only by case; then the store must be on a file system that tells."""
+
+    @property
+    def name(self) -> str:
+        return file_name(self.url)
+
+    @property
+    def address(self) -> str:
+        return self.url
+
+    @property
+    def prefix(self) -> str:
+        return self.strip
+
+    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+        url = mirrored(self.url)
+        return fetch(
+            url,
+            self.landing_place(downloads),
+            # Where the user has a mirror, no other host is asked: a closed network stays closed.
+            mirrors=self.mirrors if url == self.url else (),
+            sha256=self.sha256,
+            size=self.size,
+            progress=progress,
+            name=self.name,
+        )

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import user_path
-from provisioning.component_facts import identity_of, metadata_text
-
-LANDMARKS: Mapping[str, tuple[str, ...]] = {
-    "qnn-sdk": ("include/QNN", "lib/x86_64-linux-clang", "sdk.yaml"),
-    "android-ndk": ("source.properties", "toolchains"),
-    "hexagon-sdk": ("tools/elfsigner", "tools/HEXAGON_Tools"),
-    "executorch-source": ("backends/qualcomm", "CMakeLists.txt"),
-    "executorch-runtime": ("share/cmake/executorch-config.cmake",),
-}
-"""What tells a component's root from any other folder."""
-
-ALL_NEEDED = frozenset({"android-ndk", "executorch-source"})
-"""Components whose landmarks are common names alone: only together do they tell."""
+from provisioning.components import KINDS, identity_of
 
 ARCHIVES = (".zip", ".tar", ".gz", ".xz", ".7z", ".bin", ".run")
 SEARCH_DEPTH = 3
@@ -54,13 +41,14 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
             remedy=f"give yourself permission: chmod -R u+rX {path}",
         ) from error
     path = path.resolve()
-    version, build_id = _identity(component, path)
-    return Adopted(component, path, version, build_id)
+    identity = identity_of(component, path)
+    by_name = _version_in(path.name) if KINDS[component].named_by_version else ""
+    return Adopted(component, path, identity.version or by_name, identity.build_id)
 
 
 def is_root(component: str, path: Path) -> bool:
-    found = [(path / landmark).exists() for landmark in LANDMARKS[component]]
-    return all(found) if component in ALL_NEEDED else any(found)
+    kind = KINDS[component]
+    return (all if kind.all_landmarks else any)((path / landmark).exists() for landmark in kind.landmarks)
 
 
 def _check(component: str, path: Path, where: str, variable: str) -> None:
@@ -97,8 +85,8 @@ def _check(component: str, path: Path, where: str, variable: str) -> None:
 
 
 def _landmark_words(component: str) -> str:
-    word = " and " if component in ALL_NEEDED else " or "
-    return word.join(LANDMARKS[component])
+    kind = KINDS[component]
+    return (" and " if kind.all_landmarks else " or ").join(kind.landmarks)
 
 
 def _export(variable: str, right: Path | None) -> str:
@@ -132,15 +120,6 @@ def _nearby(component: str, path: Path) -> Path | None:
 
 def _version_order(path: Path) -> tuple[tuple[int, ...], str]:
     return tuple(int(n) for n in re.findall(r"\d+", path.name)), path.name
-
-
-def _identity(component: str, path: Path) -> tuple[str, str]:
-    if component == "executorch-source":
-        return metadata_text(path / "version.txt").strip(), ""
-    found = identity_of(component, path)
-    # An NDK is told by its metadata alone: its folder is named by release, r26c, or by the user.
-    version = found.version or ("" if component == "android-ndk" else _version_in(path.name))
-    return version, found.build_id
 
 
 def _version_in(name: str) -> str:

@@ -6,17 +6,75 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import StringConstraints
 
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
+from provisioning.base.files import hash_file
 from provisioning.base.progress import Progress
-from provisioning.download import alone, redact, redact_text
+from provisioning.download import Fetched, alone, redact, redact_text
+from provisioning.sources import Https, Source
 
 if TYPE_CHECKING:
-    from provisioning.manifest import Git
+    from provisioning.archive import Entry
+
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
+
+
+class Git(Source):
+    """A repository at one commit."""
+
+    type: Literal["git"]
+    url: Https
+    tag: str
+    commit: Commit | None = None
+    submodules: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.tag
+
+    @property
+    def pin(self) -> str | None:
+        return self.commit
+
+    def landing_place(self, downloads: Path) -> Path:
+        return downloads / f"git-{(self.commit or self.tag).replace('/', '-')}"
+
+    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+        into = self.landing_place(downloads)
+        return Fetched(into, checkout(self, into, progress), 0)
+
+    def unpack(
+        self,
+        fetched: Path,
+        into: Path,
+        place: Callable[[str], str | None],
+        progress: Progress | None = None,
+    ) -> list[Entry]:
+        from provisioning.archive import Entry
+
+        entries = []
+        for path in files(fetched, self):
+            if (destination := place(path)) is None:
+                continue
+            target = into / destination
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(fetched / path, target, follow_symlinks=False)
+            size = target.lstat().st_size
+            if target.is_symlink():
+                link = os.readlink(target)  # noqa: PTH115  a Path would normalise the text
+                entries.append(Entry(destination, "link", size, "", 0o777, link))
+            else:
+                mode = 0o755 if target.stat().st_mode & 0o111 else 0o644
+                entries.append(Entry(destination, "file", size, hash_file(target), mode))
+        return entries
+
+    def recordable(self, digest: str, size: int) -> dict[str, str | int]:
+        return {"commit": digest}
 
 
 class _Stuck(UpstreamError):
@@ -162,6 +220,8 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
         "GIT_ASKPASS": "true",
         "LC_ALL": "C",
     }
+    import subprocess
+
     command = ["git", "-c", "advice.detachedHead=false", "-c", "core.autocrlf=false", *arguments]
     done = subprocess.run(
         command,

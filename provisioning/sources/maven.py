@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from provisioning.base.errors import IntegrityError
+from provisioning.base.files import hash_file
 from provisioning.base.progress import Progress
 from provisioning.download import Fetched, NotThere, fetch, mirrored, redact
-from provisioning.sources import landing_place
-
-if TYPE_CHECKING:
-    from provisioning.manifest import Maven
+from provisioning.sources import FileSource, Https, Version
 
 
-def artifact_url(source: Maven) -> str:
-    folder = "/".join(
-        (source.repository.rstrip("/"), *source.group.split("."), source.artifact, source.version)
-    )
-    return f"{folder}/{source.artifact}-{source.version}.{source.packaging}"
+class Maven(FileSource):
+    """An AAR or JAR from a Maven repository."""
 
+    type: Literal["maven"]
+    repository: Https
+    group: str
+    artifact: str
+    version: Version
+    packaging: Literal["aar", "jar"] = "aar"
 
-def fetch_maven(source: Maven, downloads: Path, *, progress: Progress | None = None) -> Fetched:
-    original = artifact_url(source)
-    url = mirrored(original)
-    name = f"{source.artifact}-{source.version}.{source.packaging}"
-    into = landing_place(downloads, source.sha256, original, name)
-    fetched = fetch(url, into, sha256=source.sha256, size=source.size, progress=progress, name=name)
-    if source.sha256 is None:
-        _check_sidecar(url, fetched, progress)
-    return fetched
+    @property
+    def name(self) -> str:
+        return f"{self.artifact}-{self.version}.{self.packaging}"
+
+    @property
+    def address(self) -> str:
+        folders = (self.repository.rstrip("/"), *self.group.split("."), self.artifact, self.version)
+        return "/".join((*folders, self.name))
+
+    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+        url = mirrored(self.address)
+        into = self.landing_place(downloads)
+        fetched = fetch(url, into, sha256=self.sha256, size=self.size, progress=progress, name=self.name)
+        if self.sha256 is None:
+            _check_sidecar(url, fetched, progress)
+        return fetched
 
 
 def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> None:
@@ -40,7 +46,8 @@ def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> Non
         expected = _sidecar(f"{url}.{kind}", digits)
         if expected is None:
             continue
-        found = fetched.sha256 if kind == "sha256" else _sha1(fetched.path)
+        # Old repositories publish nothing stronger than SHA-1, which tells damage but not malice.
+        found = fetched.sha256 if kind == "sha256" else hash_file(fetched.path, kind)
         if found != expected:
             fetched.path.unlink()
             raise IntegrityError(
@@ -55,6 +62,8 @@ def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> Non
 
 def _sidecar(url: str, digits: int) -> str | None:
     """The sum that the repository publishes, or None when it publishes none of this kind."""
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         try:
             text = fetch(url, Path(folder) / "sum", sha256=None, size=None).path.read_text(errors="replace")
@@ -67,12 +76,3 @@ def _sidecar(url: str, digits: int) -> str | None:
             remedy="record the artifact's sha256 in the manifest",
         )
     return words[0].lower()
-
-
-def _sha1(path: Path) -> str:
-    # Old repositories publish nothing stronger: it tells of damage, only the manifest's sha256 of malice.
-    digest = hashlib.sha1(usedforsecurity=False)
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

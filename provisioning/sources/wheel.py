@@ -11,15 +11,14 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Literal
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
+
+from pydantic import StringConstraints
 
 from provisioning import pip_settings
 from provisioning.base.commands import quoted
@@ -27,27 +26,45 @@ from provisioning.base.errors import EnvironmentLacking, IntegrityError, Manifes
 from provisioning.base.progress import Progress
 from provisioning.base.settings import MANIFESTS
 from provisioning.download import Fetched, copied, fetch, finished, redact_text
-from provisioning.sources import landing_place
-
-if TYPE_CHECKING:
-    from provisioning.manifest import Wheel
+from provisioning.sources import FileSource, Version
 
 
-def fetch_wheel(source: Wheel, downloads: Path, *, progress: Progress | None = None) -> Fetched:
-    into = landing_place(downloads, source.sha256, f"wheel:{source.filename}", source.filename)
-    # A finished copy needs no index at all: a warm store works offline.
-    present = finished(into, sha256=source.sha256, size=source.size, name=source.filename)
-    if present is not None:
-        return present
-    url = _address(source)
-    if urlsplit(url).scheme in ("http", "https"):
-        get = partial(fetch, pip_settings.with_credentials(url, os.environ))
-    else:
-        get = partial(copied, Path(url2pathname(urlsplit(url).path)))
-    return get(into, sha256=source.sha256, size=source.size, progress=progress, name=source.filename)
+class Wheel(FileSource):
+    """A wheel from the package index the user's pip or uv is set to."""
+
+    type: Literal["wheel"]
+    package: str
+    version: Version
+    filename: Annotated[str, StringConstraints(pattern=r"\.whl$")]
+
+    @property
+    def name(self) -> str:
+        return self.filename
+
+    @property
+    def address(self) -> str:
+        return f"wheel:{self.filename}"
+
+    def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
+        into = self.landing_place(downloads)
+        # A finished copy needs no index at all: a warm store works offline.
+        present = finished(into, sha256=self.sha256, size=self.size, name=self.filename)
+        if present is not None:
+            return present
+        url = _address(self)
+        if urlsplit(url).scheme in ("http", "https"):
+            get = partial(fetch, pip_settings.with_credentials(url, os.environ))
+        else:
+            from urllib.request import url2pathname
+
+            get = partial(copied, Path(url2pathname(urlsplit(url).path)))
+        return get(into, sha256=self.sha256, size=self.size, progress=progress, name=self.filename)
 
 
 def _address(source: Wheel) -> str:
+    import subprocess
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         nothing_is_installed = ["--dry-run", "--ignore-installed", "--target", folder]

@@ -18,7 +18,7 @@ from pathlib import Path
 from provisioning import loader_search as loader
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.compat import load_measured
-from provisioning.component_facts import METADATA, identity_of
+from provisioning.components import KINDS, identity_of
 from provisioning.elf import X86_64
 from provisioning.environment import HOST_LIBRARIES, resolve
 from provisioning.manifest import load_profile, soc_named
@@ -131,10 +131,10 @@ def stated_versions(component: str, root: Path) -> dict[str, str]:
     with contextlib.suppress(OSError):
         found = identity_of(component, root)
         if found.version:
-            stated[METADATA[component]] = found.version
+            stated[KINDS[component].metadata] = found.version
         if found.build_id:
-            stated[f"{METADATA[component]} build_id"] = found.build_id
-    if component == "android-ndk":
+            stated[f"{KINDS[component].metadata} build_id"] = found.build_id
+    if not KINDS[component].named_by_version:
         return stated
     if re.fullmatch(r"v?\d+(?:\.\d+){2,}", root.resolve().name):
         stated["directory"] = root.resolve().name.removeprefix("v")

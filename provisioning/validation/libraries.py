@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from provisioning.base.findings import Severity
 from provisioning.elf import version_key
-from provisioning.manifest import Archive, Profile, Soc, load_profile, profile_names
+from provisioning.manifest import Profile, Soc, load_profile, profile_names
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Need, Tree
 from provisioning.validation.tables import TargetLibraries
@@ -147,7 +147,7 @@ def _carries_lpai(context: Context, soc: Soc) -> bool:
 
 
 def _official(profile: Profile) -> bool:
-    return all(isinstance(part.source, Archive) for part in profile.components["qnn-sdk"].parts)
+    return all(part.source.type == "archive" for part in profile.components["qnn-sdk"].parts)
 
 
 @rule(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provisioning.base.findings import Severity
-from provisioning.environment import HOST_LIBRARIES, NDK_ALIASES
-from provisioning.manifest import COMPONENT_VARIABLES
+from provisioning.components import COMPONENT_VARIABLES, KINDS
+from provisioning.environment import HOST_LIBRARIES
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, same_path
 
@@ -168,7 +168,10 @@ def sdk_root_empty(context: Context) -> Iterator[Problem]:
     fix=f"unset one of them, or set both to the same directory: {_ENV}",
 )
 def variables_contradict(context: Context) -> Iterator[Problem]:
-    for variable, aliases in (("ANDROID_NDK_ROOT", NDK_ALIASES), ("QNN_SDK_ROOT", ("QAIRT_SDK_ROOT",))):
+    for variable, aliases in (
+        ("ANDROID_NDK_ROOT", KINDS["android-ndk"].aliases),
+        ("QNN_SDK_ROOT", ("QAIRT_SDK_ROOT",)),
+    ):
         value = context.environ.get(variable)
         for alias in aliases:
             other = context.environ.get(alias)

@@ -10,7 +10,8 @@ from pydantic import Field, StringConstraints
 
 from provisioning.base.documents import Model, Regex, load
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Target, Version
+from provisioning.manifest import Target
+from provisioning.sources import Version
 
 System = Literal["host", "aarch64-android", "aarch64-linux", "hexagon"]
 LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]

@@ -16,9 +16,9 @@ from provisioning.base.settings import MANIFESTS, store_path
 from provisioning.verbs.generate import stale
 
 if TYPE_CHECKING:
-    from provisioning.inventory import Origin
     from provisioning.manifest import Component
     from provisioning.store import Store, Tree
+    from provisioning.store.inventory import Origin
 
 EXAMPLES = """\
   nox -s lock
@@ -122,7 +122,7 @@ def _check(environments: list[str], profiles: list[str]) -> int:
     notes = []
     for name in profiles:
         for component, pins in load_profile(name).components.items():
-            if not pins.locked:
+            if not pins.pinned:
                 notes.append(
                     f"note: {name}: {component} {pins.version} is not locked (no hash is on record)\n"
                 )
@@ -189,9 +189,7 @@ def _record_origin(profile: str, name: str, component: Component, origin: Origin
     path = MANIFESTS / "profiles" / f"{profile}.toml"
     before = path.read_text(encoding="utf-8")
     source = next(part.source for part in component.parts if part.name == origin.part)
-    keys: dict[str, str | int] = {"sha256": origin.sha256, "size": origin.size}
-    if source.type == "git":
-        keys = {"commit": origin.sha256}
+    keys = source.recordable(origin.sha256, origin.size)
     after = with_source_keys(path, name, origin.part, keys)
     if after != before:
         replace_text(path, after)
@@ -200,4 +198,4 @@ def _record_origin(profile: str, name: str, component: Component, origin: Origin
 
 
 def _complete(component: Component) -> bool:
-    return component.locked and all(getattr(part.source, "size", 0) is not None for part in component.parts)
+    return component.pinned and all(getattr(part.source, "size", 0) is not None for part in component.parts)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base.errors import UsageError
+from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import OFFICIAL_PROFILE, Selection, add_selection, selection_of
-from provisioning.environment import NEEDED, provision_flags, selecting_flags, users_own
-from provisioning.inventory import hash_file
+from provisioning.components import KINDS
+from provisioning.environment import provision_flags, selecting_flags, users_own
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
@@ -89,7 +90,7 @@ def provision(
     environ: Mapping[str, str],
 ) -> list[Row]:
     from provisioning.manifest import soc_named
-    from provisioning.store import Store, Want, require_lock
+    from provisioning.store import Store, Want, require_pins
 
     store = Store(selection.store)
     want = Want(
@@ -106,7 +107,7 @@ def provision(
             stage.add("own-directory", Severity.NOTE, name, f"{own.source}: {own.where} is used as it is")
             continue
         if locked:
-            require_lock(name, component)
+            require_pins(name, component)
         if (tree := store.find(name, component, want)) is not None:
             rows[name] = _row(name, component, tree, _mended(store, tree, stage, progress, args.offline))
             stage.artifacts.append(_artifact(tree))
@@ -115,7 +116,7 @@ def provision(
     accepted = _accepted(store, missing, args.accept, environ)
     fetched = 0
     for name, component in missing.items():
-        if not component.locked:
+        if not component.pinned:
             _warn_unlocked(name, component, stage, progress)
         absent = {part.name: part for part in component.parts if store.kept(part) is None}
         began = time.monotonic()
@@ -160,7 +161,7 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Component]:
-    from provisioning.tree_plan import selection_of as parts_of
+    from provisioning.store.tree_plan import selection_of as parts_of
 
     every: dict[str, Component] = {str(name): component for name, component in profile.components.items()}
     for name in named:
@@ -182,8 +183,8 @@ def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Compone
 
 def _serves(name: str, targets: frozenset[str]) -> bool:
     """Whether one of the targets needs it; what no target needs by name serves them all."""
-    needing = {target for target, needed in NEEDED.items() if name in needed}
-    return not targets or not needing or bool(needing & targets)
+    needing = KINDS[name].needed_by
+    return not targets or not needing or not targets.isdisjoint(needing)
 
 
 def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: Progress) -> Row | None:

@@ -21,9 +21,9 @@ from provisioning.base.units import size
 from provisioning.verbs.provision import table
 
 if TYPE_CHECKING:
-    from provisioning.inventory import Fault
     from provisioning.manifest import Component
     from provisioning.store import Store, Tree
+    from provisioning.store.inventory import Difference
 
 EXAMPLES = """\
   python -m provisioning store list
@@ -127,7 +127,7 @@ def _gc(args: argparse.Namespace) -> int:
     from provisioning import compat
     from provisioning.manifest import load_profile, profile_names
     from provisioning.store import Store
-    from provisioning.tree_plan import definition_of
+    from provisioning.store.tree_plan import definition_of
 
     known = {
         definition_of(str(name), component)
@@ -243,7 +243,7 @@ def _named(store: Store, names: list[str]) -> list[Tree]:
     return [tree for tree in trees if not names or {tree.root.name, tree.component} & set(names)]
 
 
-def _say(name: str, faults: list[Fault]) -> int:
+def _say(name: str, faults: list[Difference]) -> int:
     for fault in faults:
         sys.stdout.write(f"{name}: {fault}\n")
     return len(faults)

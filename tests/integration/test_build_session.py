@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.settings import OFFICIAL_PROFILE, ROOT
-from provisioning.manifest import COMPONENT_VARIABLES
+from provisioning.components import COMPONENT_VARIABLES
 from tests.support.miniature_executorch import make_sdk, make_tree
 from tests.support.stand_in_ndk import make_ndk
 

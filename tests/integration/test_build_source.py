@@ -23,7 +23,8 @@ from filelock import FileLock
 from ci.builds.tree import Submodule, open_tree, submodules
 from provisioning import elf
 from provisioning.base.settings import ROOT
-from provisioning.manifest import Git, load_profile, profile_names
+from provisioning.manifest import load_profile, profile_names
+from provisioning.sources.git import Git
 from provisioning.store import Store
 from tests.support.builds import Built, build, gone, run_stage
 from tests.support.miniature_executorch import commit_all, digest, make_llama, make_old, make_sdk, make_tree

@@ -28,7 +28,7 @@ from ci.image.wheelhouse import Wanted, fill
 from ci.upkeep.lint import tracked_files
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
-from provisioning.manifest import COMPONENT_VARIABLES
+from provisioning.components import COMPONENT_VARIABLES
 from tests.support.bills import faults
 from tests.support.engine import make_base, running
 from tests.support.http_server import FileServer, Reply

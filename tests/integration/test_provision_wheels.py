@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from provisioning.build_id import build_ids
-from provisioning.manifest import COMPONENT_VARIABLES, load_profile
+from provisioning.components import COMPONENT_VARIABLES
+from provisioning.manifest import load_profile
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]

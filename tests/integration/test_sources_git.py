@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
-from provisioning.manifest import Git
 from provisioning.sources import git
+from provisioning.sources.git import Git
 from tests.support.http_server import FileServer, Reply
 
 

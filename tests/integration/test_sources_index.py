@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioning.base.errors import IntegrityError, ManifestError, UpstreamError
-from provisioning.manifest import Wheel
-from provisioning.sources.wheel import explain, fetch_wheel, python_version
+from provisioning.sources.wheel import Wheel, explain, python_version
 from tests.support.http_server import FileServer, Reply
 from tests.support.wheels import index_paths, make_wheel
 
@@ -51,14 +50,14 @@ def test_a_wheel_of_another_platform_comes_from_the_users_index(
             (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {value}\n")
             value = str(tmp_path / "pip.conf")
         monkeypatch.setenv(variable, value)
-        fetched = fetch_wheel(source(), tmp_path / "downloads")
+        fetched = source().fetch(tmp_path / "downloads")
     assert (fetched.path, fetched.path.read_bytes()) == (tmp_path / "downloads" / SHA, WHEEL)
 
 
 def test_a_wheel_that_is_there_needs_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / SHA).write_bytes(WHEEL)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    assert fetch_wheel(source(), tmp_path).size == len(WHEEL)
+    assert source().fetch(tmp_path).size == len(WHEEL)
 
 
 def test_a_wheel_comes_from_the_users_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,14 +66,14 @@ def test_a_wheel_comes_from_the_users_links(tmp_path: Path, monkeypatch: pytest.
     (links / FILENAME).write_bytes(WHEEL)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", links.as_uri())
-    assert fetch_wheel(source(), tmp_path / "downloads").sha256 == SHA
+    assert source().fetch(tmp_path / "downloads").sha256 == SHA
 
 
 def test_other_bytes_than_the_manifests_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple"))
         with pytest.raises(IntegrityError, match=f"expected sha256 {'0' * 64}, found {SHA}"):
-            fetch_wheel(source("0" * 64), tmp_path)
+            source("0" * 64).fetch(tmp_path)
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
@@ -83,7 +82,7 @@ def test_the_indexs_credentials_serve_for_its_files_too(
 ) -> None:
     with serving() as server:
         monkeypatch.setenv("PIP_INDEX_URL", server.url("/simple", userinfo="me:TOP%40SECRET@"))
-        fetch_wheel(source(), tmp_path)
+        source().fetch(tmp_path)
         assert server.requests[-1].headers["authorization"] == "Basic bWU6VE9QQFNFQ1JFVA=="
 
 
@@ -97,7 +96,7 @@ def test_what_fails_is_told_without_secrets(
             address = "http://me:TOPSECRET@127.0.0.1:9/simple"
         monkeypatch.setenv("PIP_INDEX_URL", address)
         with pytest.raises(UpstreamError) as caught:
-            fetch_wheel(source(), tmp_path)
+            source().fetch(tmp_path)
     error = caught.value
     words = {"no wheel": "does not have this wheel", "401": "refused the request", "down": "not be reached"}
     assert words[refusal] in error.message and FILENAME in error.message
@@ -116,7 +115,7 @@ def test_no_complaint_carries_a_secret(secret: str) -> None:
 
 def test_a_file_name_that_is_none_is_the_manifests_fault(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="expected a wheel's file name"):
-        fetch_wheel(source(filename="tiny.whl"), tmp_path)
+        source(filename="tiny.whl").fetch(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioning.manifest import Component
+from provisioning.store import Tree
+from provisioning.store.inventory import Inventory
 
 VERSION = "2.37.0.250724"
 BUILD_ID = "v2.37.0.250724175447_124859"
@@ -106,3 +108,9 @@ class Told:
         self.notes.append(text)
 
     def finish(self) -> None: ...
+
+
+def tree_at(root: Path, component: str = "qnn-sdk", version: str = VERSION) -> Tree:
+    """A committed tree that holds nothing."""
+    inventory = Inventory(component, version, "key", "definition", (), (), {}, {}, (), (), "")
+    return Tree(root, inventory)

@@ -234,7 +234,7 @@ class TestTheGeneratedSdk:
 
     def test_the_rules_of_the_official_sdk_fit_it(self, made: Generated) -> None:
         from provisioning.store import Want
-        from provisioning.tree_plan import Placing
+        from provisioning.store.tree_plan import Placing
 
         part = load_profile(provision.PROFILE).components[provision.COMPONENT].parts[0]
         source = part.source.model_copy(update={"strip": "qairt/1/"})

@@ -20,7 +20,7 @@ from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base import errors
 from provisioning.base.command_line import PATHS, STARTED_IN, Verb, count, duration, guarded, main
 from provisioning.base.settings import ROOT
-from provisioning.manifest import COMPONENT_VARIABLES
+from provisioning.components import COMPONENT_VARIABLES
 
 HEAVY = ("pydantic", "requests", "rich", "torch", "elftools", "executorch", "numpy", "cryptography")
 

@@ -20,7 +20,8 @@ from provisioning.base.errors import EnvironmentLacking, ManifestError, UsageErr
 from provisioning.base.findings import Severity, StageRun
 from provisioning.base.settings import Selection
 from provisioning.compat import STEPS, Measured, Pair, Step, load_builds, load_measured
-from provisioning.manifest import Wheel, load_profile
+from provisioning.manifest import load_profile
+from provisioning.sources.wheel import Wheel
 from provisioning.validation import probe
 from provisioning.validation.probe import Answer
 
@@ -136,7 +137,7 @@ def test_another_build_is_laid_out_as_the_profiles() -> None:
     component = build.component(pinned)
     (part,) = component.parts
     assert isinstance(part.source, Wheel)
-    assert (part.source.version, component.version, component.locked) == ("2.7.0", "2.51.0.260929", True)
+    assert (part.source.version, component.version, component.pinned) == ("2.7.0", "2.51.0.260929", True)
     assert part.place == pinned.parts[0].place
 
 

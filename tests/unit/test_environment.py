@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
 from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, provision_flags, resolve
-from provisioning.inventory import Inventory
 from provisioning.manifest import Component
 from provisioning.store import Tree, Want
 from tests.support.environments import write_ndk
+from tests.support.sdk_archives import tree_at
 
 HOST = "lib/x86_64-linux-clang"
 
@@ -33,8 +33,7 @@ class Trees:
         self.asked.append((component_name, want))
         if component_name not in self.roots or not self.holds(want):
             return None
-        inventory = Inventory.__new__(Inventory)
-        return Tree(self.roots[component_name], "key", component_name, component.version, inventory)
+        return tree_at(self.roots[component_name], component_name, component.version)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.component_facts import Identity, identity_of
+from provisioning.components import Identity, identity_of
 
 
 @pytest.mark.parametrize(

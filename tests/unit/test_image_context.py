@@ -18,8 +18,8 @@ from ci.image.context import Apt, assemble, check_packages, keep_packages, link_
 from ci.image.engine import Done, Engine, Job
 from ci.image.plan import DOCKER, Package, plan_of
 from provisioning.base.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
-from provisioning.inventory import Inventory
 from provisioning.store import Store, Tree
+from tests.support.sdk_archives import tree_at
 
 CONTENT = b"a package"
 GPP = Package("g++", "4:12.2.0-3", hashlib.sha256(CONTENT).hexdigest())
@@ -223,7 +223,7 @@ class TestContext:
             return True
 
         def provision(*_: object, **__: object) -> Tree:
-            return Tree(tmp_path / "tree", "key", "qnn-sdk", "1", Inventory.__new__(Inventory))
+            return tree_at(tmp_path / "tree")
 
         monkeypatch.setattr(wheelhouse, "fill", fill)
         monkeypatch.setattr(Store, "provision", provision)

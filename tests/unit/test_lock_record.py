@@ -11,8 +11,9 @@ import pytest
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Archive, Profile
+from provisioning.manifest import Profile
 from provisioning.manifest_edit import with_source_keys
+from provisioning.sources.archive import Archive
 
 KEYS: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}
 
@@ -33,7 +34,7 @@ def test_the_component_is_locked_afterwards(profile: Path) -> None:
     profile.write_text(with_source_keys(profile, "qnn-sdk", "sdk", KEYS))
     sdk = load(profile, Profile).components["qnn-sdk"]
     source = sdk.parts[0].source
-    assert sdk.locked and isinstance(source, Archive) and source.size == 123
+    assert sdk.pinned and isinstance(source, Archive) and source.size == 123
 
 
 def test_recording_the_same_again_changes_nothing(profile: Path) -> None:
@@ -58,7 +59,7 @@ def test_the_right_one_of_two_parts_gets_them(tmp_path: Path, part: str, size: i
     assert path.read_text() == text
 
 
-def test_a_source_written_in_one_line_is_left_to_the_user(tmp_path: Path) -> None:
+def test_a_source_written_in_one_line_gets_them_too(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(
         'schema = 1\nname = "small"\nsummary = "s"\npackages = {}\nhost = {}\n'
@@ -66,6 +67,5 @@ def test_a_source_written_in_one_line_is_left_to_the_user(tmp_path: Path) -> Non
         '[[components.qnn-sdk.parts]]\nname = "sdk"\n'
         'source = { type = "archive", url = "https://example.com/x.zip" }\n'
     )
-    with pytest.raises(ManifestError) as caught:
-        with_source_keys(path, "qnn-sdk", "sdk", KEYS)
-    assert "add by hand" in caught.value.remedy
+    path.write_text(with_source_keys(path, "qnn-sdk", "sdk", KEYS))
+    assert load(path, Profile).components["qnn-sdk"].pinned

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, TARGETS
+from provisioning.components import COMPONENT_VARIABLES
 from provisioning.manifest import (
-    COMPONENT_VARIABLES,
     Profile,
     PythonEnvironments,
     SocTable,
@@ -67,7 +67,7 @@ def loading(tmp_path: Path, text: str) -> ManifestError:
 def test_the_example_of_these_tests_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(VALID)
-    assert load(path, Profile).components["qnn-sdk"].locked
+    assert load(path, Profile).components["qnn-sdk"].pinned
 
 
 @pytest.mark.parametrize(

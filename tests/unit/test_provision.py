@@ -17,7 +17,8 @@ from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
 from provisioning.base.findings import Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import COMPONENT_VARIABLES, Component, Profile
+from provisioning.components import COMPONENT_VARIABLES
+from provisioning.manifest import Component, Profile
 from tests.support.environments import write_ndk
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import component, sdk_zip

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from provisioning import download
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError
 from provisioning.base.progress import Lines
-from provisioning.manifest import Archive, Git, Maven, Part
-from provisioning.sources import fetch_part, maven
+from provisioning.sources.archive import Archive
 from provisioning.sources.directory import adopt
+from provisioning.sources.maven import Maven
 from tests.support.http_server import FileServer, Reply
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +29,8 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def archive_part(url: str, sha256: str | None = None, mirrors: tuple[str, ...] = ()) -> Part:
-    return Part(name="sdk", source=Archive(type="archive", url=url, sha256=sha256, mirrors=mirrors))
+def archive(url: str, sha256: str | None = None, mirrors: tuple[str, ...] = ()) -> Archive:
+    return Archive(type="archive", url=url, sha256=sha256, mirrors=mirrors)
 
 
 def maven_source(server: FileServer, sha256: str | None = None) -> Maven:
@@ -46,16 +46,16 @@ def maven_source(server: FileServer, sha256: str | None = None) -> Maven:
 
 def test_a_locked_archive_lands_under_its_hash(tmp_path: Path) -> None:
     with FileServer(AAR) as server:
-        fetched = fetch_part(archive_part(server.url("/v1.zip"), SHA), tmp_path)
+        fetched = archive(server.url("/v1.zip"), SHA).fetch(tmp_path)
     assert fetched.path == tmp_path / SHA
 
 
 def test_an_unlocked_archive_is_fetched_once_and_taken_over_when_locked(tmp_path: Path) -> None:
     with FileServer(AAR) as server:
         url = server.url("/v1.zip")
-        unlocked = fetch_part(archive_part(url), tmp_path)
-        again = fetch_part(archive_part(url), tmp_path)
-        locked = fetch_part(archive_part(url, unlocked.sha256), tmp_path)
+        unlocked = archive(url).fetch(tmp_path)
+        again = archive(url).fetch(tmp_path)
+        locked = archive(url, unlocked.sha256).fetch(tmp_path)
     assert unlocked == again
     assert unlocked.path.name.endswith("-v1.zip")
     assert locked.path == tmp_path / SHA
@@ -63,29 +63,16 @@ def test_an_unlocked_archive_is_fetched_once_and_taken_over_when_locked(tmp_path
 
 
 def test_the_users_mirror_is_the_only_host_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = archive_part("https://vendor.invalid/sdk/v1.zip", SHA, ("https://second.invalid/v1.zip",))
+    source = archive("https://vendor.invalid/sdk/v1.zip", SHA, ("https://second.invalid/v1.zip",))
     with FileServer(b"", paths={"/all/sdk/v1.zip": Reply(body=AAR)}) as server:
         monkeypatch.setenv("QNN_CI_MIRROR", server.url("/all"))
-        fetched = fetch_part(part, tmp_path)
+        fetched = source.fetch(tmp_path)
         server.paths = {}
         fetched.path.unlink()
         with pytest.raises(UpstreamError, match=r"/all/sdk/v1\.zip.*404") as caught:
-            fetch_part(part, tmp_path)
+            source.fetch(tmp_path)
     assert fetched.sha256 == SHA
     assert "invalid" not in caught.value.message
-
-
-def test_a_git_source_is_no_file(tmp_path: Path) -> None:
-    source = Git(type="git", url="https://vendor.invalid/x", tag="v1")
-    with pytest.raises(UsageError, match="a tree, not a file"):
-        fetch_part(Part(name="tree", source=source), tmp_path)
-
-
-def test_a_maven_artifact_has_its_conventional_address() -> None:
-    source = Maven(
-        type="maven", repository="https://m.invalid/maven2", group="a.b", artifact="c", version="1.0"
-    )
-    assert maven.artifact_url(source) == "https://m.invalid/maven2/a/b/c/1.0/c-1.0.aar"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +86,7 @@ def test_a_maven_artifact_has_its_conventional_address() -> None:
 def test_an_unlocked_artifact_is_held_to_the_repositorys_sum(kind: str, text: str, tmp_path: Path) -> None:
     paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.{kind}": Reply(body=text.encode())}
     with FileServer(b"", paths=paths) as server:
-        fetched = maven.fetch_maven(maven_source(server), tmp_path)
+        fetched = maven_source(server).fetch(tmp_path)
     assert fetched.sha256 == SHA
 
 
@@ -108,26 +95,26 @@ def test_an_artifact_that_belies_its_sum_is_not_kept(kind: str, tmp_path: Path) 
     wrong = b"0" * {"sha256": 64, "sha1": 40}[kind]
     paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.{kind}": Reply(body=wrong)}
     with FileServer(b"", paths=paths) as server, pytest.raises(IntegrityError, match=f"expected {kind} 0000"):
-        maven.fetch_maven(maven_source(server), tmp_path)
+        maven_source(server).fetch(tmp_path)
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
 def test_a_sum_that_is_none_is_refused(tmp_path: Path) -> None:
     paths = {AAR_PATH: Reply(body=AAR), f"{AAR_PATH}.sha256": Reply(body=b"oops")}
     with FileServer(b"", paths=paths) as server, pytest.raises(IntegrityError, match="64 hexadecimal"):
-        maven.fetch_maven(maven_source(server), tmp_path)
+        maven_source(server).fetch(tmp_path)
 
 
 def test_a_locked_artifact_needs_no_sum(tmp_path: Path) -> None:
     with FileServer(b"", paths={AAR_PATH: Reply(body=AAR)}) as server:
-        maven.fetch_maven(maven_source(server, SHA), tmp_path)
+        maven_source(server, SHA).fetch(tmp_path)
     assert [request.path for request in server.requests] == [AAR_PATH]
 
 
 def test_an_unlocked_artifact_without_sums_is_told_of(tmp_path: Path) -> None:
     said = io.StringIO()
     with FileServer(b"", paths={AAR_PATH: Reply(body=AAR)}) as server:
-        maven.fetch_maven(maven_source(server), tmp_path, progress=Lines(said))
+        maven_source(server).fetch(tmp_path, progress=Lines(said))
     assert "no sum to check it against" in said.getvalue()
 
 

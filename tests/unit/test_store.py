@@ -26,7 +26,8 @@ from provisioning.base.errors import (
     UsageError,
 )
 from provisioning.licences import recorded
-from provisioning.manifest import Component, Git
+from provisioning.manifest import Component
+from provisioning.sources.git import Git
 from provisioning.store import Store, Want
 from tests.support.http_server import FileServer
 from tests.support.sdk_archives import Told, component, sdk_files, sdk_zip, write_zip

@@ -18,7 +18,8 @@ from provisioning.base.settings import MANIFESTS
 from provisioning.build_id import build_ids
 from provisioning.elf import version_key
 from provisioning.environment import Environment, Root
-from provisioning.manifest import Soc, Version, load_profile, load_socs, profile_names, soc_named
+from provisioning.manifest import Soc, load_profile, load_socs, profile_names, soc_named
+from provisioning.sources import Version
 from provisioning.validation import tables
 
 ELFSIGNER = Path("tools/elfsigner/elfsigner.py")

@@ -23,7 +23,8 @@ from ci.upkeep.bench.server import serving
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Artifact
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET
-from provisioning.manifest import Archive, Component, load_profile, soc_named
+from provisioning.manifest import Component, load_profile, soc_named
+from provisioning.sources.archive import Archive
 from provisioning.store import EVERYTHING, Store, Want
 
 PROFILE = "qnn-2.37"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -12,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from provisioning.base.files import hash_file
+
 SCHEMA = 1
-BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Inventory:
     selection: Mapping[str, tuple[str, ...]]
     """For each part, which rules (and arches of a rule) it was unpacked with."""
     manifest: Mapping[str, Any]
-    """The component's definition itself, so that a tree can be mended without the profile it came from."""
+    """The component's definition itself, so that a tree can be repaired without the profile it came from."""
     origins: tuple[Origin, ...]
     items: tuple[Item, ...]
     created: str
@@ -99,7 +99,7 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Difference:
     """One difference between a tree and its inventory."""
 
     path: str
@@ -111,53 +111,43 @@ class Fault:
         return f"{self.path}: {self.kind}: expected {self.expected}, found {self.found}"
 
 
-def hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    buffer = bytearray(BLOCK)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
-
-
-def faults_of(root: Path, items: Sequence[Item]) -> list[Fault]:
-    """Every difference, by reading everything again; sorted by path."""
+def differences(root: Path, items: Sequence[Item]) -> list[Difference]:
+    """Every difference, by reading every byte again; sorted by path."""
     expected = {item.path: item for item in items}
     folders = {folder for path in expected for folder in _parents(path)}
     found = [
-        Fault(path, "extra", "nothing", "a directory" if is_folder else "a file or link")
+        Difference(path, "extra", "nothing", "a directory" if is_folder else "a file or link")
         for path, is_folder in _walk(root)
         if path not in expected and not (is_folder and path in folders)
     ]
     with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-        found += [fault for fault in pool.map(lambda item: fault_of(root, item), items) if fault]
-    return sorted(found, key=lambda fault: fault.path)
+        found += [one for one in pool.map(lambda item: difference(root, item), items) if one]
+    return sorted(found, key=lambda one: one.path)
 
 
-def fault_of(root: Path, item: Item, *, content: bool = True) -> Fault | None:
-    """How one item differs; without `content` only what its directory entry tells is looked at."""
+def difference(root: Path, item: Item, *, content: bool = True) -> Difference | None:
+    """How one item differs; without `content` only by what its directory entry says."""
     path = root / item.path
     try:
         status = path.lstat()
         if item.kind == "link":
             if not stat.S_ISLNK(status.st_mode):
-                return Fault(item.path, "changed", f"a link to {item.link}", _kind(status))
+                return Difference(item.path, "changed", f"a link to {item.link}", _kind(status))
             if (target := os.readlink(path)) != item.link:  # noqa: PTH115  a Path would normalise the text
-                return Fault(item.path, "changed", f"a link to {item.link}", f"one to {target}")
+                return Difference(item.path, "changed", f"a link to {item.link}", f"one to {target}")
             return None
         if not stat.S_ISREG(status.st_mode):
-            return Fault(item.path, "changed", "a file", _kind(status))
+            return Difference(item.path, "changed", "a file", _kind(status))
         if status.st_size != item.size:
-            return Fault(item.path, "changed", f"{item.size} bytes", f"{status.st_size}")
+            return Difference(item.path, "changed", f"{item.size} bytes", f"{status.st_size}")
         if content and (digest := hash_file(path)) != item.sha256:
-            return Fault(item.path, "changed", f"sha256 {item.sha256}", digest)
+            return Difference(item.path, "changed", f"sha256 {item.sha256}", digest)
         if (mode := stat.S_IMODE(status.st_mode)) != item.mode:
-            return Fault(item.path, "mode", f"{item.mode:04o}", f"{mode:04o}")
+            return Difference(item.path, "mode", f"{item.mode:04o}", f"{mode:04o}")
     except (FileNotFoundError, NotADirectoryError):
-        return Fault(item.path, "missing", "a file" if item.kind == "file" else "a link", "nothing")
+        return Difference(item.path, "missing", "a file" if item.kind == "file" else "a link", "nothing")
     except OSError as error:
-        return Fault(item.path, "changed", "a readable file", error.strerror or str(error))
+        return Difference(item.path, "changed", "a readable file", error.strerror or str(error))
     return None
 
 

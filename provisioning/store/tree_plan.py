@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from provisioning.base.errors import IntegrityError
 from provisioning.base.settings import TARGETS
-from provisioning.inventory import SCHEMA, Item, Origin
-from provisioning.manifest import Archive, Component, Part, Place
+from provisioning.manifest import Component, Part, Place
+from provisioning.store.inventory import SCHEMA, Item, Origin
 
 GENERATED = "(composed)"
 """Stands where a part's name does, for files written by us; no part can be named so."""
@@ -71,7 +71,7 @@ class Placing:
     def __init__(self, part: Part, want: Want) -> None:
         self._part = part
         self._want = want
-        self._strip = part.source.strip if isinstance(part.source, Archive) else ""
+        self._strip = part.source.prefix
         self._rules = [(re.compile(rule.match), rule) for rule in part.place]
         self._tops: dict[str, None] = {}
         self._fitted = 0

@@ -1,0 +1,121 @@
+"""The kinds of component: one row each with all that is peculiar to one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ComponentName = Literal["qnn-sdk", "android-ndk", "hexagon-sdk", "executorch-source", "executorch-runtime"]
+
+QNN_SDK: ComponentName = "qnn-sdk"
+ANDROID_NDK: ComponentName = "android-ndk"
+HEXAGON_SDK: ComponentName = "hexagon-sdk"
+EXECUTORCH_SOURCE: ComponentName = "executorch-source"
+EXECUTORCH_RUNTIME: ComponentName = "executorch-runtime"
+
+_MOST_TEXT = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a component's own files say that it is; empty where they do not."""
+
+    version: str = ""
+    build_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    name: ComponentName
+    variable: str
+    """Names the user's own installation."""
+    landmarks: tuple[str, ...]
+    """What tells its root from any other folder."""
+    all_landmarks: bool = False
+    """Whether only all of them together do: each alone is a common name."""
+    aliases: tuple[str, ...] = ()
+    """Other tools' names for the variable, taken where it is not set."""
+    metadata: str = ""
+    """The file that holds its version."""
+    reads: Callable[[str], Identity] = lambda text: Identity()
+    """What that file says."""
+    named_by_version: bool = True
+    """Whether the folder of an installation is named by its version, where no file says it."""
+    inside: str = ""
+    """The folder below the store's tree that is its root, where its name matters."""
+    needed_by: tuple[str, ...] = ()
+    """Targets for which nothing can be done without it, where the profile has it."""
+
+
+def _value(text: str, key: str) -> str:
+    """One scalar of a flat YAML file: enough for the few lines SDKs put there, and no parser to load."""
+    match = re.search(rf"^\s*{key}\s*:\s*(['\"]?)([^\s'\"#]+)\1\s*(?:#.*)?$", text, re.MULTILINE)
+    return match.group(2) if match else ""
+
+
+def _sdk_identity(text: str) -> Identity:
+    return Identity(_value(text, "version").removeprefix("v"), _value(text, "build[_-]?id"))
+
+
+def _ndk_identity(text: str) -> Identity:
+    revision = re.search(r"^Pkg\.Revision\s*=\s*(\S+)", text, re.MULTILINE)
+    return Identity(revision.group(1) if revision else "")
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            QNN_SDK,
+            "QNN_SDK_ROOT",
+            ("include/QNN", "lib/x86_64-linux-clang", "sdk.yaml"),
+            metadata="sdk.yaml",
+            reads=_sdk_identity,
+            needed_by=("x86_64-linux", "aarch64-android", "aarch64-linux"),
+        ),
+        Kind(
+            ANDROID_NDK,
+            "ANDROID_NDK_ROOT",
+            ("source.properties", "toolchains"),
+            all_landmarks=True,
+            aliases=("ANDROID_NDK_HOME", "ANDROID_NDK"),
+            metadata="source.properties",
+            reads=_ndk_identity,
+            # By release, r26c, or by the user.
+            named_by_version=False,
+            needed_by=("aarch64-android",),
+        ),
+        Kind(HEXAGON_SDK, "HEXAGON_SDK_ROOT", ("tools/elfsigner", "tools/HEXAGON_Tools")),
+        Kind(
+            EXECUTORCH_SOURCE,
+            "EXECUTORCH_ROOT",
+            ("backends/qualcomm", "CMakeLists.txt"),
+            all_landmarks=True,
+            metadata="version.txt",
+            reads=lambda text: Identity(text.strip()),
+            named_by_version=False,
+            inside="executorch",
+        ),
+        Kind(EXECUTORCH_RUNTIME, "EXECUTORCH_RUNTIME_ROOT", ("share/cmake/executorch-config.cmake",)),
+    )
+}
+
+COMPONENT_VARIABLES: Mapping[str, str] = {name: kind.variable for name, kind in KINDS.items()}
+
+
+def identity_of(component: str, root: Path) -> Identity:
+    """What its own files say; PermissionError where one may not be read."""
+    kind = KINDS[component]
+    return kind.reads(metadata_text(root / kind.metadata)) if kind.metadata else Identity()
+
+
+def metadata_text(path: Path) -> str:
+    """The beginning of a text file; empty where there is none."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            return stream.read(_MOST_TEXT)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return ""

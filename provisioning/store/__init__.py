@@ -1,0 +1,240 @@
+"""The content-addressed cache of provisioned trees.
+
+    <store>/CACHEDIR.TAG
+            downloads/   what was fetched, by sha256, kept so that a wider selection needs no second download
+            trees/       <component>-<version>-<key>/ and, beside it, its inventory <…>.json
+            staging/     work in progress, one directory for each process at work
+            locks/       mutexes, and when each tree was last used
+            licences.json
+
+A tree is built in staging/ and renamed into trees/; its inventory, renamed last, commits it: without one, a
+tree does not exist for anybody. So a kill at any moment leaves either the whole tree or leftovers that the
+next run removes. Files in trees are read-only; directories are not, so that `rm -rf` works here as on any
+cache. What somebody writes into a tree, `verify` names and `repair` removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioning import licences
+from provisioning.base.commands import quoted, session
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked
+from provisioning.base.files import replace_text
+from provisioning.base.mutex import mutex
+from provisioning.manifest import Component
+from provisioning.store import locking
+from provisioning.store.inventory import Difference, Inventory
+from provisioning.store.tree_plan import EVERYTHING, Want, definition_of, key_of, selection_of
+from provisioning.store.trees import Tree, Trees
+
+if TYPE_CHECKING:
+    from provisioning.base.progress import Progress
+    from provisioning.store.cleaning import Needless
+
+__all__ = ["EVERYTHING", "Store", "Tree", "Want", "require_pins"]
+
+CACHEDIR_TAG = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# Everything below can be fetched again with `nox -s provision`.\n"
+)
+
+
+class Store(Trees):
+    def provision(
+        self,
+        component_name: str,
+        component: Component,
+        want: Want = EVERYTHING,
+        *,
+        locked: bool = False,
+        accept: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+        offline: bool = False,
+    ) -> Tree:
+        """The tree for `want`; fetched, verified and composed if it is not there yet.
+
+        `accept` maps the ids of licences that the user accepts now to how they were accepted. With `locked`,
+        a component whose bytes the manifest does not name is refused.
+        """
+        if locked:
+            require_pins(component_name, component)
+        if (tree := self.find(component_name, component, want)) is not None:
+            return tree
+        from provisioning.store.assembly import Assembly
+
+        with _disk_errors(self.path):
+            self._make_folders()
+            licences.require(self.path, {component_name: component}, accept or {})
+            definition = definition_of(component_name, component)
+            key = key_of(definition, selection_of(component, want))
+            name = f"{component_name}-{component.version}-{key[:12]}"
+            waiting = f"waiting for another process that provisions {component_name}"
+            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
+                if (tree := self.find(component_name, component, want)) is not None:
+                    return tree
+                with locking.work_in_progress(self.staging, self.locks) as staging:
+                    assembly = Assembly(self, staging, component_name, component, want, progress, offline)
+                    return self._commit(name, staging, assembly.run(definition, key))
+
+    def accept(self, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
+        """Record that these components' licences are accepted; refuse when one is missing."""
+        with _disk_errors(self.path):
+            licences.require(self.path, components, accepted)
+
+    def repair(
+        self, tree: Tree, *, progress: Progress | None = None, offline: bool = False
+    ) -> list[Difference]:
+        """Repair a tree from kept downloads, fetching again what was pruned; returns what was wrong."""
+        name = tree.root.name
+        with _disk_errors(self.path):
+            self._make_folders()
+            waiting = f"waiting for another process that works on {name}"
+            with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
+                if found := self.verify(tree):
+                    with locking.work_in_progress(self.staging, self.locks) as staging:
+                        self._replace_damaged(tree, found, staging, progress, offline)
+                    if left := self.verify(tree):
+                        remove = quoted("rm", "-rf", tree.root, tree.inventory_path)
+                        raise CheckFailed(
+                            f"{name}: {left[0]} after repair", remedy=f"{remove} && {session('provision')}"
+                        )
+                return found
+
+    def gc(
+        self,
+        referenced: Callable[[Tree], bool],
+        *,
+        older_than: float | None = None,
+        all_downloads: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Needless]:
+        """Remove what nobody needs, once no process changes the store; returns what that was.
+
+        That is: trees that are not `referenced`, that were unused for `older_than` seconds or that a wider
+        tree makes needless; downloads that no remaining tree came from; what killed processes left.
+        A tree that another process found, and may be reading, stays.
+        """
+        from provisioning.store import cleaning
+
+        if not self.path.is_dir():
+            return []
+        with locking.Removal() as removal:
+            if dry_run:
+                found = cleaning.needless(self, referenced, older_than, all_downloads, removal)
+            else:
+                with _disk_errors(self.path):
+                    self._make_folders()
+                    with locking.exclusive(self.locks, progress):
+                        found = cleaning.needless(self, referenced, older_than, all_downloads, removal)
+                        with locking.work_in_progress(self.staging, self.locks) as staging:
+                            for number, one in enumerate(found):
+                                cleaning.remove(self, one.path, staging / f"{number}")
+        if progress is not None:
+            for name in removal.in_use:
+                progress.note(f"{name} stays, as another process uses it")
+        return found
+
+    def _make_folders(self) -> None:
+        for folder in (self.downloads, self.folder, self.staging, self.locks):
+            folder.mkdir(parents=True, exist_ok=True)
+        tag = self.path / "CACHEDIR.TAG"
+        if not tag.exists():
+            replace_text(tag, CACHEDIR_TAG)
+
+    def _commit(self, name: str, staging: Path, inventory: Inventory) -> Tree:
+        root = self.folder / name
+        record = staging / "inventory.json"
+        record.write_text(inventory.as_json(), encoding="utf-8")
+        if root.exists():
+            root.rename(staging / "unfinished")
+        (staging / "tree").rename(root)
+        tree = Tree(root, inventory)
+        record.replace(tree.inventory_path)
+        locking.lease(tree.inventory_path)
+        self.mark_used(name)
+        return tree
+
+    def _replace_damaged(
+        self,
+        tree: Tree,
+        found: Sequence[Difference],
+        staging: Path,
+        progress: Progress | None,
+        offline: bool,
+    ) -> None:
+        inventory = tree.inventory
+        for number, one in enumerate(found):
+            path = tree.root / one.path
+            if one.kind == "mode":
+                path.chmod(inventory.by_path[one.path].mode)
+            elif one.kind == "extra":
+                # What lies in a directory that was moved away before is gone already.
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    path.rename(staging / f"extra-{number}")
+        damaged = {
+            one.path: inventory.by_path[one.path] for one in found if one.kind in ("missing", "changed")
+        }
+        if not damaged:
+            return
+        from provisioning.store.assembly import Assembly
+
+        component = Component.model_validate(dict(inventory.manifest), strict=False)
+        want = Want(frozenset(inventory.targets), frozenset(inventory.arches))
+        assembly = Assembly(self, staging, inventory.component, component, want, progress, offline)
+        fresh = assembly.again(inventory, damaged)
+        for number, item in enumerate(damaged.values()):
+            target = tree.root / item.path
+            if target.is_dir() and not target.is_symlink():
+                target.rename(staging / f"in-the-way-{number}")
+            _make_folder(tree.root, target.parent, staging / f"blocking-{number}")
+            fresh[item.path].replace(target)
+
+
+def require_pins(name: str, component: Component) -> None:
+    """Refuse a component whose bytes the manifest does not name."""
+    if not component.pinned:
+        raise Unlocked(
+            f"{name} {component.version} is not locked: its manifest names no sha256, "
+            "and --locked (the default when CI is set) takes only bytes that are known",
+            remedy=session("lock", "--component", name),
+        )
+
+
+def _make_folder(root: Path, folder: Path, aside: Path) -> None:
+    """Make `folder` below `root`, moving aside a file or link that stands where one of its parents should."""
+    path = root
+    for name in folder.relative_to(root).parts:
+        path = path / name
+        if path.is_symlink() or path.is_file():
+            path.rename(aside)
+        path.mkdir(exist_ok=True)
+
+
+@contextlib.contextmanager
+def _disk_errors(store: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EnvironmentLacking(
+                f"{store}: expected space for what is unpacked, found the disk full",
+                remedy=f"free some space (`{session('store', 'gc', '--all-downloads')}` helps), "
+                "or choose another store with --store or QNN_CI_STORE",
+            ) from error
+        # A folder that cannot be made in /proc, /sys or behind a dangling link "does not exist".
+        not_makeable = error.errno == errno.ENOENT and not store.is_dir()
+        if not_makeable or error.errno in _NOT_WRITABLE:
+            raise EnvironmentLacking(
+                f"{error.filename or store}: expected a store to write to, found: {error.strerror}",
+                remedy="choose another store with --store or QNN_CI_STORE, or correct its permissions",
+            ) from error
+        raise
+
+
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)

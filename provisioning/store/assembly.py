@@ -1,0 +1,318 @@
+"""How one tree is made: its parts fetched, unpacked into staging, and composed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from provisioning.base.commands import session
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
+from provisioning.base.files import hash_file
+from provisioning.components import QNN_SDK, identity_of
+from provisioning.manifest import Component, Part
+from provisioning.store.inventory import Inventory, Item, Origin, difference
+from provisioning.store.tree_plan import (
+    GENERATED,
+    Placing,
+    Want,
+    composed,
+    definition_of,
+    sdk_yaml,
+    selection_of,
+)
+
+if TYPE_CHECKING:
+    from provisioning.base.progress import Progress
+    from provisioning.store.trees import Tree, Trees
+
+READ_ONLY, READ_ONLY_EXECUTABLE = 0o444, 0o555
+LINK_MODE = 0o777
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """What one part gives: its items, and where the bytes of each are now."""
+
+    origin: Origin
+    items: tuple[Item, ...]
+    where: Mapping[str, Path]
+    linked: frozenset[str]
+    """Those that another tree has, to be shared with it and not moved."""
+
+
+class Assembly:
+    """One tree in the making, below `staging`."""
+
+    def __init__(
+        self,
+        store: Trees,
+        staging: Path,
+        name: str,
+        component: Component,
+        want: Want,
+        progress: Progress | None,
+        offline: bool,
+    ) -> None:
+        self._store = store
+        self._staging = staging
+        self._name = name
+        self._component = component
+        self._want = want
+        self._progress = progress
+        self._offline = offline
+        self._selection = selection_of(component, want)
+        definition = definition_of(name, component)
+        self._relatives = [
+            tree for tree in store.trees(f"{name}-") if tree.inventory.definition == definition
+        ]
+
+    def run(self, definition: str, key: str) -> Inventory:
+        """Make the tree at staging/tree; returns its inventory."""
+        parts = [part for part in self._component.parts if self._selection[part.name]]
+        if not parts:
+            raise UsageError(
+                f"{self._name} has nothing for {', '.join(sorted(self._want.targets)) or 'this selection'}",
+                remedy="choose another --target",
+            )
+        files = _in_parallel(self._files_of, parts)
+        items = self._compose(files)
+        origins = tuple(one.origin for one in files)
+        self._check_identity(items)
+        if self._name == QNN_SDK and not any(item.path == "sdk.yaml" for item in items):
+            text = sdk_yaml(self._component, origins, items)
+            items = sorted([*items, self._write("sdk.yaml", text)], key=lambda item: item.path)
+        return Inventory(
+            component=self._name,
+            version=self._component.version,
+            build_id=self._component.build_id or "",
+            key=key,
+            definition=definition,
+            targets=tuple(sorted(self._want.targets)),
+            arches=tuple(sorted(self._want.arches)),
+            selection=self._selection,
+            manifest=self._component.model_dump(mode="json"),
+            origins=origins,
+            items=tuple(items),
+            created=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        )
+
+    def again(self, inventory: Inventory, damaged: Mapping[str, Item]) -> dict[str, Path]:
+        """The damaged files of a tree, made anew in staging and checked against its inventory."""
+        fresh: dict[str, Path] = {}
+        for part in self._component.parts:
+            of_part = {path for path, item in damaged.items() if item.part == part.name}
+            if of_part:
+                origin = next(one for one in inventory.origins if one.part == part.name)
+                fresh.update(self._unpacked(part, origin, of_part.__contains__).where)
+        generated = self._staging / "generated"
+        for path, item in damaged.items():
+            if item.part == GENERATED:
+                others = [one for one in inventory.items if one.part != GENERATED]
+                generated.write_text(sdk_yaml(self._component, inventory.origins, others), encoding="utf-8")
+                generated.chmod(READ_ONLY)
+                fresh[path] = generated
+        for path, item in damaged.items():
+            where = fresh.get(path)
+            if where is None:
+                raise IntegrityError(
+                    f"{path}: expected it in what {item.part} is unpacked from, found no such member",
+                    remedy=session("provision"),
+                )
+            if (found := difference(where.parent, replace(item, path=where.name))) is not None:
+                raise IntegrityError(
+                    f"{path}: expected {found.expected}, found {found.found} in what was fetched again",
+                    remedy="the file on the server changed: provision anew and lock the component",
+                )
+        return fresh
+
+    # One part
+
+    def _files_of(self, part: Part) -> PartFiles:
+        """The part's files: from trees that have them already, the rest from what is fetched."""
+        if (same := self._same_selection(part)) is not None:
+            return same
+        before = next((origin for tree in self._relatives if (origin := _origin(tree, part.name))), None)
+        known = {
+            item.path: (tree.root, item)
+            for tree in self._relatives
+            for item in tree.inventory.items
+            if item.part == part.name
+        }
+        linked: dict[str, Item] = {}
+
+        def is_new(path: str) -> bool:
+            root, item = known.get(path, (None, None))
+            if root is None or item is None or path in linked or difference(root, item) is not None:
+                return True
+            linked[path] = item
+            return False
+
+        files = self._unpacked(part, before, is_new)
+        return PartFiles(
+            files.origin,
+            (*files.items, *linked.values()),
+            {**files.where, **{path: known[path][0] / path for path in linked}},
+            frozenset(linked),
+        )
+
+    def _same_selection(self, part: Part) -> PartFiles | None:
+        """All of the part, from a tree that was made with the same selection of it."""
+        for tree in self._relatives:
+            if tuple(tree.inventory.selection.get(part.name, ())) != self._selection[part.name]:
+                continue
+            items = tuple(item for item in tree.inventory.items if item.part == part.name)
+            if any(difference(tree.root, item) for item in items):
+                continue
+            where = {item.path: tree.root / item.path for item in items}
+            if (origin := _origin(tree, part.name)) is not None:
+                return PartFiles(origin, items, where, frozenset(where))
+        return None
+
+    def _unpacked(self, part: Part, before: Origin | None, wanted: Callable[[str], bool]) -> PartFiles:
+        """The part's files whose destination is `wanted`, fetched and unpacked into staging."""
+        source = part.source
+        if self._store.kept(part) is None:
+            if self._offline:
+                raise EnvironmentLacking(
+                    f"{self._name}: {part.name} was not fetched before, and --offline forbids to fetch it",
+                    remedy="run the same command without --offline",
+                )
+            if before is not None and self._progress is not None:
+                self._progress.note(f"downloading {before.name} again because it was pruned from the store")
+        fetched = source.fetch(self._store.downloads, self._progress)
+        if before is not None and fetched.sha256 != before.sha256:
+            raise IntegrityError(
+                f"{before.name}: expected {before.sha256}, as when {self._name} was first "
+                f"provisioned, found {fetched.sha256}",
+                remedy=f"what the server has changed: {session('lock', '--component', self._name)}",
+            )
+        placing = Placing(part, self._want)
+        folder = self._staging / f"part-{part.name}"
+
+        def place(member: str) -> str | None:
+            path = placing(member)
+            return path if path is not None and wanted(path) else None
+
+        entries = source.unpack(fetched.path, folder, place, self._progress)
+        placing.check(source.name)
+        items = []
+        for entry in entries:
+            mode = LINK_MODE
+            if entry.kind == "file":
+                mode = READ_ONLY_EXECUTABLE if entry.mode & 0o111 else READ_ONLY
+                (folder / entry.path).chmod(mode)
+            items.append(Item(entry.path, entry.kind, entry.size, entry.sha256, mode, entry.link, part.name))
+        origin = Origin(part.name, source.name, fetched.sha256, fetched.size, source.pin is not None)
+        return PartFiles(origin, tuple(items), {i.path: folder / i.path for i in items}, frozenset())
+
+    # The whole
+
+    def _compose(self, parts: Sequence[PartFiles]) -> list[Item]:
+        items = composed([part.items for part in parts])
+        root = self._staging / "tree"
+        if len(parts) == 1 and not parts[0].linked:
+            (self._staging / f"part-{parts[0].origin.part}").rename(root)
+            return items
+        by_part = {part.origin.part: part for part in parts}
+        folders: set[Path] = set()
+        root.mkdir()
+        for item in items:
+            source = by_part[item.part]
+            target = root / item.path
+            if target.parent not in folders:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                folders.add(target.parent)
+            if item.path in source.linked:
+                _share(source.where[item.path], target)
+            else:
+                source.where[item.path].rename(target)
+        return items
+
+    def _check_identity(self, items: Sequence[Item]) -> None:
+        """What is inside must be what the manifest says, where no hash says so already."""
+        if self._component.pinned:
+            return
+        from provisioning.build_id import build_ids
+
+        root = self._staging / "tree"
+        component = self._component
+        found = identity_of(self._name, root).version
+        if found and not _same_version(found, component.version):
+            raise IntegrityError(
+                f"{self._name}: expected version {component.version}, found {found} inside what was fetched",
+                remedy="correct the version or the address in the manifest",
+            )
+        if self._name != QNN_SDK:
+            return
+        ids: dict[str, str] = {}
+        for item in items:
+            if item.kind == "file" and "/lib" in item.path and ".so" in item.path:
+                for build_id in build_ids(root / item.path):
+                    ids.setdefault(build_id, item.path)
+        if component.build_id and ids and component.build_id not in ids:
+            ids.setdefault(component.build_id, "the manifest")
+        if len(ids) > 1:
+            words = ", ".join(f"{build_id} ({path})" for build_id, path in sorted(ids.items()))
+            raise IntegrityError(
+                f"{self._name}: expected one build id in all libraries, found {words}",
+                remedy="this is not the SDK that the manifest names: check its address",
+            )
+
+    def _write(self, path: str, text: str) -> Item:
+        target = self._staging / "tree" / path
+        target.write_text(text, encoding="utf-8")
+        target.chmod(READ_ONLY)
+        return Item(path, "file", target.stat().st_size, hash_file(target), READ_ONLY, "", GENERATED)
+
+
+def _origin(tree: Tree, part: str) -> Origin | None:
+    return next((one for one in tree.inventory.origins if one.part == part), None)
+
+
+def _share(source: Path, target: Path) -> None:
+    """The same file in two trees; a copy where the file system cannot link."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _in_parallel(work: Callable[[T], R], things: Sequence[T]) -> list[R]:
+    """Each thing in a thread of its own; daemons, so that an interrupt need not wait for a download."""
+    if len(things) == 1:
+        return [work(things[0])]
+    results: dict[int, R] = {}
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = work(things[number])
+        except BaseException as error:  # raised again by the thread that waits
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(things))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(things))]
+
+
+def _same_version(found: str, expected: str) -> bool:
+    """Metadata may leave the last, dated part of a version out."""
+    return f"{expected}.".startswith(f"{found}.") or f"{found}.".startswith(f"{expected}.")

@@ -1,0 +1,137 @@
+"""The trees on disk: which there are, which serves, and whether one is still as it was committed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.manifest import Component, Part
+from provisioning.store import locking
+from provisioning.store.inventory import Difference, Inventory, difference, differences
+from provisioning.store.tree_plan import Want, covers, definition_of, key_of, selection_of
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A whole, committed tree."""
+
+    root: Path
+    inventory: Inventory
+
+    @property
+    def key(self) -> str:
+        return self.inventory.key
+
+    @property
+    def component(self) -> str:
+        return self.inventory.component
+
+    @property
+    def version(self) -> str:
+        return self.inventory.version
+
+    @property
+    def inventory_path(self) -> Path:
+        return self.root.with_name(f"{self.root.name}.json")
+
+
+class Trees:
+    """A store that is only read."""
+
+    def __init__(self, path: Path) -> None:
+        if os.path.isfile(path):  # noqa: PTH113  Path's own raises where a parent may not be entered
+            raise EnvironmentLacking(
+                f"{path}: expected the store's folder, found a file",
+                remedy="choose another store with --store or QNN_CI_STORE",
+            )
+        self.path = path
+        self.downloads = path / "downloads"
+        self.folder = path / "trees"
+        self.staging = path / "staging"
+        self.locks = path / "locks"
+
+    def trees(self, prefix: str = "") -> list[Tree]:
+        """Every committed tree, by name."""
+        found = []
+        for path in sorted(self.folder.glob(f"{prefix}*.json")):
+            root = path.with_name(path.name.removesuffix(".json"))
+            inventory = Inventory.read(path) if root.is_dir() else None
+            if inventory is not None:
+                found.append(Tree(root, inventory))
+        return found
+
+    def broken(self) -> list[Difference]:
+        """Trees that were committed and are damaged beyond repair; provisioning makes them anew."""
+        found = []
+        for path in sorted(self.folder.glob("*.json")):
+            name = path.name.removesuffix(".json")
+            if not path.with_name(name).is_dir():
+                found.append(Difference(name, "missing", "a tree, as its inventory says", "nothing"))
+            elif Inventory.read(path) is None:
+                found.append(Difference(path.name, "changed", "an inventory", "something else"))
+        return found
+
+    def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
+        """The tree that serves `want`: made for exactly it, else the smallest that holds it too.
+
+        Until this process ends, `gc` leaves that tree alone.
+        """
+        definition = definition_of(component_name, component)
+        selection = selection_of(component, want)
+        if not any(selection.values()):
+            return None
+        exact = key_of(definition, selection)
+        serving = [
+            tree
+            for tree in self.trees(f"{component_name}-{component.version}-")
+            if tree.inventory.definition == definition and covers(tree.inventory.selection, selection)
+        ]
+        serving.sort(key=lambda tree: (tree.key != exact, len(tree.inventory.items), tree.key))
+        return self._leased(serving)
+
+    def find_any(self, component_name: str, component: Component) -> Tree | None:
+        """A tree of this component, whatever was selected of it: the one with the most parts."""
+        definition = definition_of(component_name, component)
+        trees = [t for t in self.trees(f"{component_name}-") if t.inventory.definition == definition]
+        return self._leased(sorted(trees, key=lambda tree: -len(tree.inventory.origins)))
+
+    def last_used(self, tree: Tree) -> float:
+        for path in (self.used_mark(tree.root.name), tree.inventory_path):
+            with contextlib.suppress(OSError):
+                return path.stat().st_mtime
+        return 0.0
+
+    def used_mark(self, name: str) -> Path:
+        """The file whose time says when a tree was last used."""
+        return self.locks / f"{name}.used"
+
+    def mark_used(self, name: str) -> None:
+        # A store that cannot be written to still serves.
+        with contextlib.suppress(OSError):
+            self.used_mark(name).touch()
+
+    def kept(self, part: Part) -> Path | None:
+        """What the part was fetched as, if that is still there."""
+        path = part.source.landing_place(self.downloads)
+        return path if path.exists() else None
+
+    def verify(self, tree: Tree) -> list[Difference]:
+        """Every difference between the tree and its inventory, by reading every byte again."""
+        return differences(tree.root, tree.inventory.items)
+
+    def glance(self, tree: Tree) -> list[Difference]:
+        """Differences that show without reading content: in a thousandth of the time of `verify`."""
+        found = (difference(tree.root, item, content=False) for item in tree.inventory.items)
+        return [one for one in found if one is not None]
+
+    def _leased(self, trees: Sequence[Tree]) -> Tree | None:
+        """The first of these trees that `gc` has not just removed."""
+        for tree in trees:
+            if locking.lease(tree.inventory_path):
+                self.mark_used(tree.root.name)
+                return tree
+        return None
