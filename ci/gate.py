@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ci.engine.gate_table import GateStage, gate_table, stage_names
+from ci.engine.stage_names import stage_names
 from ci.engine.supervision import (
     LACKING,
     LOGS,
@@ -28,7 +29,6 @@ from ci.engine.supervision import (
     supervise,
 )
 from ci.report.collect import GATE, did_not_run
-from ci.report.publish import publish
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.base.rendering import github_annotations
@@ -37,6 +37,9 @@ from provisioning.base.rendering.text import LOG, found, verdict, worst
 from provisioning.base.rendering.workflow_commands import command
 from provisioning.base.settings import Selection, add_selection, selection_of
 from provisioning.base.units import seconds
+
+if TYPE_CHECKING:
+    from ci.engine.gate_table import GateStage
 
 EXAMPLES = """\
   nox
@@ -48,9 +51,6 @@ EXAMPLES = """\
 
 TAG = "pr"
 """The programs of the shipped suite that the gate runs; of a user's own suite it runs all."""
-
-UNDER_GATE = "QNN_CI_GATE"
-"""Set for the stages, which then leave GitHub's annotations and summary to the gate."""
 
 ERRORS_SHOWN = 10
 """In the gate's last lines; the page has all."""
@@ -86,6 +86,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.engine.gate_table import gate_table
+
     return run_gate(args, gate_table().stage)
 
 
@@ -151,7 +153,7 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> S
     with folded(stage.name, _command(stage.name, flags), os.environ):
         # Unbuffered and with faulthandler: the log of a stage that dies has all it printed, and where.
         argv = [sys.executable, "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
-        code = supervise(argv, {**os.environ, UNDER_GATE: "1"}, log)
+        code = supervise([*argv, *without_annotations(stage.name, os.environ)], os.environ, log)
     duration = round(time.monotonic() - started, 3)
     result = judge(stage, code, selection, duration, _command(stage.name, flags), memory_kills() - kills)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
@@ -198,6 +200,8 @@ def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
 
 def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, str]) -> None:
     """Print the table and write the renderings; on GitHub also the annotations and the job's summary."""
+    from ci.report.publish import publish
+
     _print("")
     colour, width = wants_colour(sys.stdout, environ), terminal_width(environ)
     write(overview(reports, colour=colour, width=width, errors=ERRORS_SHOWN), sys.stdout)
@@ -206,6 +210,13 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
             write(github_annotations(report), sys.stdout)
     page, _ = publish(reports, directory, environ)
     _print(f"the whole report: {page}")
+
+
+def without_annotations(stage: str, environ: Mapping[str, str]) -> list[str]:
+    """The flag of a stage that would print GitHub's annotations itself; its caller does."""
+    from ci.engine.gate_table import gate_table
+
+    return ["--no-annotations"] if stage in gate_table().annotates and _on_github(environ) else []
 
 
 def selection_flags(args: argparse.Namespace) -> list[str]:

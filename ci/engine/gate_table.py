@@ -10,10 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from ci.engine.stage_names import GATE_TABLE
 from provisioning.base.documents import Model, load
-from provisioning.base.settings import MANIFESTS
-
-GATE_TABLE = MANIFESTS / "gate.toml"
 
 
 class GateStage(Model):
@@ -86,11 +84,6 @@ class GateTable(Model):
 @functools.cache
 def gate_table(path: Path = GATE_TABLE) -> GateTable:
     return load(path, GateTable)
-
-
-def stage_names() -> list[str]:
-    """The gate's stages, in order."""
-    return [stage.name for stage in gate_table().stage]
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ci.engine.gate_table import GATE_TABLE, GateTable, Row, gate_table, matches
+from ci.engine.gate_table import GateTable, Row, gate_table, matches
+from ci.engine.stage_names import GATE_TABLE
 from ci.github import matrix
 from ci.github.files import give, summarise
 from provisioning.base.errors import UsageError

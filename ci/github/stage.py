@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.engine.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
-from ci.gate import UNDER_GATE
+from ci.gate import without_annotations
 from ci.github.files import give, summarise
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, StageRun
@@ -43,13 +43,14 @@ def run(environ: Mapping[str, str]) -> int:
     nox = shutil.which("nox")
     if nox is None:
         raise EnvironmentLacking("nox is not on PATH", remedy="python -m pip install nox")
+    typed = shlex.join(["nox", "-s", stage, *(["--", *arguments] if arguments else [])])
+    arguments += without_annotations(stage, environ)
     command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
-    typed = shlex.join(["nox", *command[3:]])
     inner = {**environ}
     if stage == "tests":
         inner = {name: value for name, value in environ.items() if not name.startswith(OF_THE_JOB)}
     elif stage not in WITHOUT_REPORT:
-        inner |= {"QNN_CI_REPORTS": str(reports), UNDER_GATE: "1"}
+        inner["QNN_CI_REPORTS"] = str(reports)
     if source := environ.get("QNN_CI_EXECUTORCH"):
         inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
     if stage not in THEMSELVES:

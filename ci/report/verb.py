@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.engine.gate_table import stage_names
+from ci.engine.stage_names import stage_names
 from ci.report.collect import collect
 from ci.report.html import html
 from ci.report.publish import publish, save

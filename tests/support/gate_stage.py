@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("stages", nargs="*")
     parser.add_argument("--suite", action="append")
     parser.add_argument("--tag", action="append")
+    parser.add_argument("--no-annotations", action="store_true")
     args = parser.parse_args(argv)
     if args.name == "gate":
         return _gate(args)
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
         (args.reports / "pid").write_text(str(os.getpid()))
         time.sleep(120)
     if behaviour == "tells":
-        print(f"QNN_CI_GATE={os.environ.get('QNN_CI_GATE')} argv={argv}")
+        print(f"argv={argv}")
         run.finish().write(args.reports)
         return 0
     # exits3: with that code, and no report

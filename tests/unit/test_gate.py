@@ -178,7 +178,7 @@ def test_what_a_stage_printed_is_kept_beside_the_reports_and_named_in_its_own(re
     (ran,) = _run(reports, stage("tells"))
     (log,) = (artifact for artifact in ran.report.artifacts if artifact.kind == "log")
     assert Path(log.path) == reports / "logs/tells.log"
-    assert Path(log.path).read_text().startswith("QNN_CI_GATE=1 argv=")
+    assert Path(log.path).read_text().startswith("argv=")
     assert Report.read(reports / "tells.json").artifacts == ran.report.artifacts
 
 
@@ -314,11 +314,16 @@ def test_the_exit_code_is_the_worst_by_meaning(
     assert gate.exit_code(gate.StageResult(ran.report, one) for one in codes) == code
 
 
-def test_stages_get_the_selection_and_know_that_they_are_under_the_gate(
-    reports: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("github", "flag"), [("true", ["--no-annotations"]), ("false", [])])
+def test_a_stage_that_annotates_leaves_that_to_the_gate(
+    reports: Path, monkeypatch: pytest.MonkeyPatch, github: str, flag: list[str]
 ) -> None:
-    _run(reports, stage("tells"))
-    assert f"QNN_CI_GATE=1 argv={['tells', '--reports', str(reports)]}" in capfd.readouterr().out
+    monkeypatch.setenv("GITHUB_ACTIONS", github)
+    monkeypatch.setattr(gate_table(), "__dict__", {**gate_table().__dict__, "annotates": ("tells-1",)})
+    _run(reports, stage("tells-1"), stage("tells-2"))
+    logs = [(reports / f"logs/tells-{number}.log").read_text() for number in (1, 2)]
+    assert logs[0] == f"argv={['tells-1', '--reports', str(reports), *flag]}\n"
+    assert logs[1] == f"argv={['tells-2', '--reports', str(reports)]}\n"
 
 
 def test_the_selection_is_passed_on_as_it_was_typed() -> None:

@@ -681,7 +681,7 @@ def test_the_tests_see_nothing_of_the_job_that_runs_them(
     run_stage(tmp_path, monkeypatch, f"env > {tmp_path}/env", QNN_CI_STAGE="tests", CI="true")
     seen = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
     assert "CI" in seen
-    assert not any(name.startswith(("GITHUB_", "RUNNER_", "QNN_CI_GATE")) for name in seen)
+    assert not any(name.startswith(("GITHUB_", "RUNNER_")) for name in seen)
 
 
 @pytest.mark.parametrize(("session", "tells"), [("validate", False), ("gate", True)])
@@ -689,11 +689,11 @@ def test_a_session_learns_where_to_report_and_whether_to_tell_github_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, tells: bool
 ) -> None:
     more = {"QNN_CI_STAGE": session, "QNN_CI_EXECUTORCH": "source", "GITHUB_ACTIONS": "true"}
-    run_stage(tmp_path, monkeypatch, f"env > {tmp_path}/env", **more)
+    run_stage(tmp_path, monkeypatch, f"env > {tmp_path}/env; echo $* > {tmp_path}/arguments", **more)
+    assert ("--no-annotations" in (tmp_path / "arguments").read_text().split()) is not tells
     seen = pairs(tmp_path / "env")
-    assert {name: seen[name] for name in ("QNN_CI_REPORTS", "QNN_CI_GATE", "EXECUTORCH_ROOT")} == {
+    assert {name: seen[name] for name in ("QNN_CI_REPORTS", "EXECUTORCH_ROOT")} == {
         "QNN_CI_REPORTS": str(tmp_path / "reports"),
-        "QNN_CI_GATE": "1",
         "EXECUTORCH_ROOT": str(tmp_path / "source"),
     }
     assert seen["GITHUB_ACTIONS"] == "true"
