@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.engine.gate_table import gate_table, matches
 from ci.engine.jobs import Job, shard
 from ci.executorch.verb import SUITE
 from ci.suites.flags import add_choice, check
@@ -111,6 +110,7 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
 
 def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:
     """A file that a factory imports concerns its cases; one not known to be harmless concerns all."""
+    from ci.engine.gate_table import gate_table
     from ci.executorch.suite import Program
     from ci.suites.imports import closure
 
@@ -150,6 +150,8 @@ def _is_toolkit_code(path: Path) -> bool:
 
 
 def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
+    from ci.engine.gate_table import matches
+
     if path.is_relative_to(ROOT):
         return matches(_shown(path), patterns)
     return path.name.endswith(PAGES)

@@ -123,7 +123,9 @@ def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6, no
 
 @pytest.mark.parametrize("note", ["", signatures.STATEMENT])
 @pytest.mark.parametrize("version", [6, 7])
-@pytest.mark.parametrize("signature", [bytes(96), b"\x01" * 96, take_apart(SIGNED).signature])
+@pytest.mark.parametrize(
+    "signature", [bytes(96), b"\x01" * 96, take_apart(SIGNED).signature], ids=["zeros", "ones", "moved"]
+)
 def test_a_forged_rehearsal_fails_though_its_statement_was_dropped(
     signature: bytes, version: int, note: str
 ) -> None:
