@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -57,7 +58,7 @@ def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
         )
     raise EnvironmentLacking(
         f"{name} is not on PATH",
-        remedy=f"apt-get install {package}" if package else f"install {name} and put it on PATH",
+        remedy=quoted("apt-get", "install", package) if package else f"install {name} and put it on PATH",
     )
 
 
@@ -72,7 +73,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Program:
             continue
     raise EnvironmentLacking(
         "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set",
-        remedy=f"apt-get install {PACKAGES['g++']}",
+        remedy=quoted("apt-get", "install", PACKAGES["g++"]),
     )
 
 
@@ -89,7 +90,7 @@ def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
     found = f"found {' and '.join(old)}" if old else "found none"
     raise EnvironmentLacking(
         f"CMake: expected {floor} or newer, {found}",
-        remedy=f"{sys.executable} -m pip install 'cmake>={floor}'",
+        remedy=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
     )
 
 
@@ -98,7 +99,8 @@ def find_ninja(environ: Mapping[str, str] = os.environ) -> Program:
         if identity := _identity(path):
             return Program(path, identity)
     raise EnvironmentLacking(
-        "Ninja is neither beside this Python nor on PATH", remedy=f"{sys.executable} -m pip install ninja"
+        "Ninja is neither beside this Python nor on PATH",
+        remedy=quoted(sys.executable, "-m", "pip", "install", "ninja"),
     )
 
 

@@ -23,7 +23,7 @@ from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
 from provisioning import elf
 from provisioning.base.command_line import count
-from provisioning.base.commands import typed
+from provisioning.base.commands import session, typed
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Metric, StageRun
@@ -242,7 +242,7 @@ def _provisioned(selection: Selection) -> Executorch:
         return _package(tree.root)
     raise EnvironmentLacking(
         f"the executorch wheel of {selection.target} is not in the store ({selection.store})",
-        remedy=f"nox -s provision -- --target {selection.target} --component executorch-runtime",
+        remedy=session("provision", "--target", selection.target, "--component", "executorch-runtime"),
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.recipes import Output, Recipe
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
@@ -44,7 +44,6 @@ class SourceTree:
 
 
 def open_tree(root: Path) -> SourceTree:
-    quoted = shlex.quote(str(root))
     missing = [mark for mark in MARKS if not (root / mark).is_file()]
     if missing:
         raise EnvironmentLacking(
@@ -56,13 +55,14 @@ def open_tree(root: Path) -> SourceTree:
         raise EnvironmentLacking(
             f"{root}: the submodule {empty[0]} is empty"
             + (f", and {len(empty) - 1} more" * (len(empty) > 1)),
-            remedy=f"git -C {quoted} submodule update --init --recursive",
+            remedy=quoted("git", "-C", root, "submodule", "update", "--init", "--recursive"),
         )
     if root.resolve().name != OWN_NAME:
         raise EnvironmentLacking(
             f"{root}: its headers are included as <{OWN_NAME}/…> from the folder above, so that it must be "
             f"named {OWN_NAME}, found {root.resolve().name}",
-            remedy=f"git -C {quoted} worktree add --detach {quoted}.d/{OWN_NAME}, or rename the directory",
+            remedy=quoted("git", "-C", root, "worktree", "add", "--detach", f"{root}.d/{OWN_NAME}")
+            + ", or rename the directory",
         )
     version = root / "version.txt"
     repository, commit = root, _git(root, "rev-parse", "HEAD")

@@ -16,6 +16,7 @@ from ci.device.bundle.manifest import NAME as MANIFEST
 from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
 from ci.engine.dist import RUNNER
+from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
@@ -70,7 +71,7 @@ def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
         )
     raise UsageError(
         f"{bundles} holds {len(found)} bundles that fit: {', '.join(path.name for path in found)}",
-        remedy=f"name one: nox -s run_device -- {found[0]}",
+        remedy=f"name one: {quoted('nox', '-s', 'run_device', '--', found[0])}",
     )
 
 

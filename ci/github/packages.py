@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 
 
@@ -22,7 +23,7 @@ def run(environ: Mapping[str, str]) -> int:
         sys.stdout.write(f"{name}: {'to be installed' if name in lacking else 'is there'}\n")
     sys.stdout.flush()
     if lacking:
-        remedy = f"apt-get install {' '.join(lacking)}"
+        remedy = quoted("apt-get", "install", *lacking)
         _as_root(["apt-get", "update", "--quiet"], remedy)
         _as_root(["apt-get", "install", "--quiet", "--yes", "--no-install-recommends", *lacking], remedy)
     return 0

@@ -241,7 +241,7 @@ def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[st
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
         raise UsageError(
-            f"nox -s matrix ended with exit code {done.returncode}: {message}",
+            f"the session matrix ended with exit code {done.returncode}: {message}",
             remedy=shlex.join(["nox", "-s", "matrix", "--", *command[4:]]),
         )
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ci.image.verb import CACHE
 from provisioning.base.command_line import Parser
+from provisioning.base.commands import session
 from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
@@ -113,12 +114,12 @@ def check(plan: Plan, engine: Engine) -> None:
         )
     if engine.image_id(plan.tag) is None:
         raise EnvironmentLacking(
-            f"the image {plan.tag} was not built on this machine", remedy=f"nox -s image -- {plan.name}"
+            f"the image {plan.tag} was not built on this machine", remedy=session("image", plan.name)
         )
     said = engine.attributes(plan.tag)["Config"]["Labels"] or {}
     base = said.get("qnn-ci.base-id", "")
     if said.get("qnn-ci.manifest") != plan.manifest_hash(base):
         sys.stderr.write(
             f"note: {plan.tag} is of other manifests than this checkout's;"
-            f" `nox -s image -- {plan.name}` renews it\n"
+            f" `{session('image', plan.name)}` renews it\n"
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.commands import typed
+from provisioning.base.commands import session, typed
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
@@ -226,7 +226,7 @@ def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
             raise CheckFailed(
                 f"validate did not run in {plan.tag} (exit code {done.code}):\n{said}",
-                remedy=f"nox -s shell -- --image {plan.name} nox -s validate",
+                remedy=session("shell", "--image", plan.name, "nox", "-s", "validate"),
             )
         report = Report.read(written)
     stage.findings += report.findings

@@ -24,6 +24,7 @@ from ci.onnx.precision import PRECISIONS, precision_named
 from ci.onnx.process import OnnxWorker, Refused, require_installed, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.samples import read_inputs
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.manifest import load_socs, soc_named
 
@@ -77,7 +78,7 @@ def compile_model(args: argparse.Namespace) -> int:
         if not reply["reload_equal"]:
             raise CheckFailed(
                 f"{args.model}: the reloaded context gives other outputs than the session that made it",
-                remedy=f"python -m ci diagnose {log}, then report it to the maker of the provider",
+                remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
             )
         written = publish(made)
     for path in written:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.parent import Gone, Setup, Worker
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
@@ -46,7 +47,7 @@ class OnnxWorker(Worker):
         except Gone as gone:
             late = "give it longer with --timeout" if gone.kind == "timeout" else ""
             raise Crashed(
-                gone.kind, f"{what}: {gone.sentence(log)}", late or f"python -m ci diagnose {log}"
+                gone.kind, f"{what}: {gone.sentence(log)}", late or session("diagnose", log)
             ) from gone
         if "fault" in reply:
             raise Refused(reply["fault"])

@@ -27,6 +27,7 @@ from ci.onnx.options import Settings
 from ci.onnx.precision import Precision, precision_named
 from ci.onnx.samples import calibration_samples, checked
 from ci.suites.accuracy import Pair, Unusable, compare
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -54,7 +55,7 @@ def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int]
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(
-            f"{model} is compiled already", remedy=f"python -m ci onnx run {model} --input FILE.npy"
+            f"{model} is compiled already", remedy=session("onnx", "run", model, "--input", "FILE.npy")
         )
     external_files(graph, model.parent)
     if dimensions:

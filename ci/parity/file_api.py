@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import posixpath
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ci.parity.model import Item, Place
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UsageError
 
 
@@ -34,19 +34,17 @@ def read_reply(build: Path, root: Path) -> Reply:
     """The targets of a build directory whose sources are the tree at `root`."""
     folder = build / ".cmake" / "api" / "v1" / "reply"
     indexes = sorted(folder.glob("index-*.json"))
-    query = shlex.quote(str(build / ".cmake" / "api" / "v1" / "query"))
-    again = f"cmake {shlex.quote(str(build))}"
+    query = build / ".cmake" / "api" / "v1" / "query"
+    again = f"{quoted('touch', query / 'codemodel-v2')} && {quoted('cmake', build)}"
     if not indexes:
         raise EnvironmentLacking(
             f"{build} holds no reply of CMake's file API",
-            remedy=f"mkdir -p {query} && touch {query}/codemodel-v2 && {again}",
+            remedy=f"{quoted('mkdir', '-p', query)} && {again}",
         )
     index = _json(indexes[-1])
     models = [one for one in index.get("objects", []) if one.get("kind") == "codemodel"]
     if not models:
-        raise EnvironmentLacking(
-            f"{indexes[-1]} holds no codemodel", remedy=f"touch {query}/codemodel-v2 && {again}"
-        )
+        raise EnvironmentLacking(f"{indexes[-1]} holds no codemodel", remedy=again)
     model = _json(folder / models[0]["jsonFile"])
     source = Path(model["paths"]["source"]).resolve()
     top = Path(root).resolve()

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
@@ -199,7 +200,7 @@ class Suites(Generic[P]):
             known = sorted({tag for program in programs for tag in program.run.tags})
             raise UsageError(
                 f"no program is left by {' '.join(asked)}; tags are {', '.join(known)}",
-                remedy=f"python -m ci {self.stage} --list",
+                remedy=session(self.stage, "--list"),
             )
         return chosen
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import user_path
 from provisioning.components import KINDS, identity_of
@@ -38,7 +39,7 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
     except PermissionError as error:
         raise EnvironmentLacking(
             f"{where}: cannot be read ({error.filename or path})",
-            remedy=f"give yourself permission: chmod -R u+rX {path}",
+            remedy=f"give yourself permission: {quoted('chmod', '-R', 'u+rX', path)}",
         ) from error
     path = path.resolve()
     identity = identity_of(component, path)
@@ -90,11 +91,9 @@ def _landmark_words(component: str) -> str:
 
 
 def _export(variable: str, right: Path | None) -> str:
-    import shlex
-
     if right is None:
         return f"correct {variable}, or unset it and run `nox -s provision`"
-    return f"export {variable}={shlex.quote(str(right))}"
+    return f"export {variable}={quoted(right)}"
 
 
 def _nearby(component: str, path: Path) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from provisioning.base.commands import session
 from provisioning.base.findings import Severity
 from provisioning.elf import version_key
 from provisioning.manifest import Profile, Soc, load_profile, profile_names
@@ -50,7 +51,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
     tree = _sdk(context)
     for target, wanted in _target_tables(context).items():
         directory = _directory(context, wanted)
-        remedy = f"nox -s provision -- --profile {context.profile.name} --target {target}"
+        remedy = session("provision", "--profile", context.profile.name, "--target", target)
         if directory is None:
             if not _official(context.profile):
                 # What is made of wheels has no more than the wheels have.
@@ -96,8 +97,9 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
                     yield Problem(
                         place,
                         f"is not there, {name} (v{soc.arch}) needs it on {target}",
-                        f"nox -s provision -- --profile {context.profile.name} --target {target}"
-                        f" --soc {name}",
+                        session(
+                            "provision", "--profile", context.profile.name, "--target", target, "--soc", name
+                        ),
                     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
@@ -168,7 +169,7 @@ def _record(args: argparse.Namespace, profiles: list[str]) -> None:
             if tree is None:
                 sys.stdout.write(
                     f"{profile}: {name} {component.version}: not recorded, as it was never fetched here "
-                    f"(nox -s lock -- --profile {profile} --component {name})\n"
+                    f"({session('lock', '--profile', profile, '--component', name)})\n"
                 )
                 continue
             for origin in tree.inventory.origins:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Severity, StageRun
@@ -232,7 +233,7 @@ def _warn_unlocked(name: str, component: Component, stage: StageRun, progress: P
         f"{name} {component.version} is not locked: no hash of it is on record, "
         "so it is checked only by what is inside"
     )
-    remedy = f"nox -s lock -- --profile {stage.profile} --component {name}"
+    remedy = session("lock", "--profile", stage.profile, "--component", name)
     progress.note(f"warning: {message}\n  try: {remedy}")
     stage.add("unlocked-component", Severity.WARNING, name, message, remedy)
 

@@ -122,7 +122,7 @@ class TestRefused:
     def test_a_model_that_is_not_compiled_is_told_how_to_be(self, tmp_path: Path) -> None:
         with pytest.raises(CheckFailed, match="not compiled") as caught:
             read_model(write(conv_model(), tmp_path / "net.onnx"))
-        assert "python -m ci onnx compile" in caught.value.remedy
+        assert "onnx -- compile" in caught.value.remedy
 
     def test_one_that_was_moved_without_its_data_is_told(self, tmp_path: Path) -> None:
         path = context_model(tmp_path / "a").rename(tmp_path / "moved.onnx")

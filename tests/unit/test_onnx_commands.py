@@ -359,7 +359,7 @@ class TestCompile:
         assert not (tmp_path / "out").exists() and stand_in.ended
         # The logs stay, for the remedy names one.
         (logs,) = (tmp_path / "temporary").iterdir()
-        assert f"diagnose {logs}" in capsys.readouterr().err
+        assert f"diagnose -- {logs}" in capsys.readouterr().err
 
     def test_a_fault_that_the_worker_found_keeps_its_exit_code(
         self, stand_in: StandIn, tmp_path: Path

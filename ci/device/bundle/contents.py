@@ -10,6 +10,7 @@ from pathlib import Path
 from ci.engine.dist import RUNNER
 from ci.suites.programs.program import Context, Program
 from ci.suites.programs.program import read as read_program
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
 from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection
@@ -160,14 +161,14 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
         if not (folder / name).is_file():
             raise _lacking(sdk, f"{folder.relative_to(sdk)}/{name}", target, soc)
         yield Item(QNN, folder / name, f"lib/{name}")
-    profile = "" if selection.profile == DEFAULT_PROFILE else f"--profile {selection.profile} "
+    profile = [] if selection.profile == DEFAULT_PROFILE else ["--profile", selection.profile]
     for skel in table.skels:
         name = Path(skel).name
         found = sorted(signed.rglob(name)) if signed.is_dir() else []
         if len(found) != 1:
             raise EnvironmentLacking(
                 f"{signed}: expected one signed {name} in it, found {len(found)}",
-                remedy=f"nox -s sign_lpai -- {profile}--soc {soc_name}",
+                remedy=session("sign_lpai", *profile, "--soc", soc_name),
             )
         yield Item("signed", found[0], f"dsp/{name}")
 
@@ -177,11 +178,12 @@ def library_folder(sdk: Path, target: str) -> Path:
     for name in table.directories:
         if (sdk / "lib" / name).is_dir():
             return sdk / "lib" / name
-    remedy = f"nox -s provision -- --target {target}"
+    remedy = session("provision", "--target", target)
     if target == "aarch64-android":
         official = f"--profile {OFFICIAL_PROFILE}"
         remedy = (
-            f"nox -s provision -- {official} --target {target}, and {official} here as well; or QNN_SDK_ROOT"
+            f"{session('provision', *official.split(), '--target', target)}, and {official} here as well;"
+            " or QNN_SDK_ROOT"
         )
     raise EnvironmentLacking(
         f"{sdk}: expected lib/{' or lib/'.join(table.directories)}, found none", remedy=remedy

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ci.signing import elf, signed_library
+from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -140,8 +141,8 @@ def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip
     if root is None:
         raise EnvironmentLacking(
             "there is no Hexagon SDK, whose elfsigner signs for devices",
-            remedy=f"nox -s provision -- {_profile_that_signs()} --component hexagon-sdk, or set "
-            "HEXAGON_SDK_ROOT; a pipeline that has none can use --signer dev",
+            remedy=session("provision", *_profile_that_signs().split(), "--component", "hexagon-sdk")
+            + ", or set HEXAGON_SDK_ROOT; a pipeline that has none can use --signer dev",
         )
     script = root.path / ELFSIGNER
     if not script.is_file():

@@ -15,6 +15,7 @@ from pathlib import Path
 from ci.suites.programs.flatbuffer import Malformed
 from ci.suites.programs.program import Context, TensorInfo, bytes_of, context_of
 from ci.suites.programs.protobuf import Message
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed
 
 CONTEXT_OPERATOR = "EPContext"
@@ -83,7 +84,7 @@ def parse_model(data: memoryview, path: Path) -> CompiledModel:
     if not compiled:
         raise CheckFailed(
             f"{path}: an ONNX model that is not compiled: it has no {CONTEXT_OPERATOR} node",
-            remedy=f"python -m ci onnx compile {path} --soc SM8650 -o OUT",
+            remedy=session("onnx", "compile", path, "--soc", "SM8650", "-o", "OUT"),
         )
     notes = {entry.text(1): entry.text(2) for entry in model.messages(14)}
     arch, soc_id = arch_and_soc(notes.get(COMPATIBILITY, ""))

@@ -12,6 +12,7 @@ from pathlib import Path
 from ci.engine.dist import RUNNER
 from ci.executorch.suite import all_programs, choose
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
+from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Report
 from provisioning.base.settings import (
@@ -78,7 +79,7 @@ def _check(programs: int, cached: int) -> Callable[[Path], None]:
             if found != (programs, 0) or (stage == STAGES[0] and metrics.get("cached") != cached):
                 raise CheckFailed(
                     f"{stage}: expected {programs} good programs, {cached} of them kept, found {metrics}",
-                    remedy=f"nox -s {stage} -- --tag pr",
+                    remedy=session(stage, "--tag", "pr"),
                 )
 
     return check
