@@ -1,4 +1,4 @@
-"""A folder on a device for one run at a time, and only one that is ours: files in it are removed."""
+"""A claim on a folder of a device: for one run at a time, and never on a folder with other files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from pathlib import Path
 
 from ci.device.bundle.scripts import LOCK, OURS
 from ci.device.transport import Device
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, ToolkitError, UpstreamError, UsageError
 
 SECONDS = 60.0
+"""How long one of these scripts may take."""
+
 _POLL_SECONDS = 0.5
 
 _CLAIMED, _FOREIGN, _TAKEN = 0, 3, 4
@@ -25,42 +28,47 @@ _CLAIMED, _FOREIGN, _TAKEN = 0, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a folder. `machine` tells process numbers of different machines and containers apart."""
+    """Who has claimed a folder. Process numbers mean something only on the same `machine`."""
 
     machine: str
     process: int
     started: str
-    """When the process was, in the kernel's count: numbers are given out again."""
-    words: str
+    """When the process began, by the kernel: its number may be another process's later."""
+    description: str
+    """For people."""
 
     def encode(self) -> str:
-        return f"{self.machine} {self.process} {self.started} {self.words}"
+        return f"{self.machine} {self.process} {self.started} {self.description}"
 
     @classmethod
     def decode(cls, text: str) -> Holder | None:
         machine, _, rest = text.strip().partition(" ")
         process, _, rest = rest.partition(" ")
-        started, _, words = rest.partition(" ")
-        return cls(machine, int(process), started, words) if process.isdecimal() and words else None
+        started, _, description = rest.partition(" ")
+        if not process.isdecimal() or not description:
+            return None
+        return cls(machine, int(process), started, description)
 
     def gone(self) -> bool:
-        """Known only of processes of this machine."""
+        """Whether the process has ended. Only processes of this machine are known to have."""
         return self.machine == _machine() and _started(self.process) != self.started
 
 
 def this_process() -> Holder:
     process = os.getpid()
     since = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    words = f"{_user()} on {platform.node() or 'a machine without a name'}, process {process}, since {since}"
-    return Holder(_machine(), process, _started(process), words)
+    description = (
+        f"{_user()} on {platform.node() or 'a machine without a name'}, process {process}, since {since}"
+    )
+    return Holder(_machine(), process, _started(process), description)
 
 
 @contextmanager
 def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]:
-    """Make the folder and keep other runs out of it meanwhile.
+    """Create the folder and keep other runs out of it.
 
-    Raises UsageError where something else lives, EnvironmentLacking while another run has it, for longer than
-    `wait` seconds. What a run of this machine left behind when it was killed is taken over.
+    Raises UsageError if it holds other files, EnvironmentLacking if another run has it for longer than `wait`
+    seconds. The claim of a run of this machine that has ended is taken over.
     """
     holder = this_process().encode()
     until = time.monotonic() + wait
@@ -78,7 +86,7 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]
     try:
         yield
     except BaseException:
-        # What went wrong first is what to tell; the next run of this machine takes the folder over.
+        # The first error is the one to show; the next run of this machine takes the folder over.
         with suppress(ToolkitError):
             _release(device, folder, holder)
         raise
@@ -86,17 +94,17 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]
 
 
 def _claim(device: Device, folder: str, holder: str) -> str | None:
-    """None when it is ours now, else what the one who has it wrote."""
+    """None if the folder is ours now, else what its holder wrote."""
     script = (
         f"mkdir -p {shlex.quote(folder)} && cd {shlex.quote(folder)} || exit 1\n"
         f'[ -z "$(ls -A)" ] || [ -d {OURS} ] || exit {_FOREIGN}\n'
         f"mkdir -p {OURS} || exit 1\n"
-        f"if said=$(mkdir {LOCK} 2>&1); then\n"
+        f"if error=$(mkdir {LOCK} 2>&1); then\n"
         f"  echo {shlex.quote(holder)} > {LOCK}/holder && exit\n"
         f"  rm -rf {LOCK}; exit 1\n"
         "fi\n"
-        # Somebody has it or just let go, or nobody may write here.
-        f'[ -d {LOCK} ] || [ -w {OURS} ] || {{ echo "$said"; exit 1; }}\n'
+        # Another run has it or has just released it, or we may not write here.
+        f'[ -d {LOCK} ] || [ -w {OURS} ] || {{ echo "$error"; exit 1; }}\n'
         f"cat {LOCK}/holder 2>/dev/null; exit {_TAKEN}"
     )
     answer = device.shell(script, seconds=SECONDS)
@@ -106,13 +114,13 @@ def _claim(device: Device, folder: str, holder: str) -> str | None:
         return answer.out
     if answer.code == _FOREIGN:
         raise UsageError(
-            f"{device.name}: {folder} holds files, and none that a bundle put there: what is in its bin/ and "
-            "lib/ would be removed",
-            remedy=f"name a folder of its own: --device-dir {folder.rstrip('/')}/qnn-ci",
+            f"{device.name}: {folder} holds files, and none that a bundle put there: some of them would be "
+            "removed",
+            remedy=f"name a folder for it alone: {_other_folder(folder.rstrip('/') + '/qnn-ci')}",
         )
-    said = answer.out.strip().splitlines()[-1:] or ["no reason given"]
+    reason = answer.out.strip().splitlines()[-1:] or ["no reason given"]
     raise UpstreamError(
-        f"{device.name}: {folder} could not be made: {said[0]}",
+        f"{device.name}: {folder} could not be created: {reason[0]}",
         remedy="name a folder that you may write with --device-dir",
     )
 
@@ -140,16 +148,20 @@ def _release(device: Device, folder: str, holder: str) -> None:
 
 
 def _refuse(device: Device, folder: str, other: Holder | None) -> None:
-    who = other.words if other else "another run"
+    who = other.description if other else "another run"
     raise EnvironmentLacking(
         f"{device.name}: {folder} is in use by {who}",
-        remedy=f"wait for it with --wait 600, or run in another folder: --device-dir {folder}-2; "
-        f"if that run is no more, remove {folder}/{LOCK} on the device",
+        remedy=f"wait for it with --wait 600, or use another folder: {_other_folder(f'{folder}-2')}; "
+        f"if that run has ended, type on the device: {quoted('rm', '-r', f'{folder}/{LOCK}')}",
     )
 
 
+def _other_folder(folder: str) -> str:
+    return quoted("--device-dir", folder)
+
+
 def _machine() -> str:
-    """This boot of this machine, and the processes that share their numbers with ours."""
+    """This boot of this machine, and its process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -158,7 +170,7 @@ def _machine() -> str:
 
 
 def _started(process: int) -> str:
-    """Empty for one that is not there."""
+    """Empty if there is no such process."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Running a bundle on a device and judging what came back."""
+"""Run a bundle on a device and judge the result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
 
 
 def _job(args: argparse.Namespace, selection: Selection) -> Job:
-    """All that can be refused is refused before anything is sent."""
+    """Everything that can be refused is refused before anything is sent."""
     folder = args.bundle or the_bundle(BUNDLES, _kind(args, selection), selection.named_socs)
     bundle = read_bundle(folder)
     where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
@@ -59,24 +59,24 @@ def _job(args: argparse.Namespace, selection: Selection) -> Job:
 
 
 def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
-    """The only bundle that `bundle` made, of those for a target and a chip where these are named."""
-    named = [f"{target or '*'}-{soc}" for soc in socs] or [f"{target or '*'}-*"]
-    found = sorted({path.parent for name in named for path in bundles.glob(f"{name}/{MANIFEST}")})
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    """The only bundle there is, for the target and the chips where they are named."""
+    patterns = [f"{target or '*'}-{soc}" for soc in socs] or [f"{target or '*'}-*"]
+    folders = sorted({path.parent for pattern in patterns for path in bundles.glob(f"{pattern}/{MANIFEST}")})
+    if len(folders) == 1:
+        return folders[0]
+    if not folders:
         raise UsageError(
-            f"{bundles}: expected a bundle ({' or '.join(named)}) in it, found none",
+            f"{bundles}: expected a bundle ({' or '.join(patterns)}) in it, found none",
             remedy="make one with nox -s bundle, or name another: nox -s run_device -- BUNDLE",
         )
     raise UsageError(
-        f"{bundles} holds {len(found)} bundles that fit: {', '.join(path.name for path in found)}",
-        remedy=f"name one: {quoted('nox', '-s', 'run_device', '--', found[0])}",
+        f"{bundles} holds {len(folders)} bundles that fit: {', '.join(path.name for path in folders)}",
+        remedy=f"name one: {quoted('nox', '-s', 'run_device', '--', folders[0])}",
     )
 
 
 def _kind(args: argparse.Namespace, selection: Selection) -> str:
-    """The target that was named, or that the way to the device goes with; empty for any."""
+    """The target that the user named, or that --ssh or --serial implies; empty for any."""
     if selection.named_targets:
         return selection.target
     return {(True, False): "aarch64-linux", (False, True): "aarch64-android"}.get(
@@ -115,7 +115,7 @@ def _run(device: Device, job: Job, args: argparse.Namespace, stage: StageRun) ->
 def _device(args: argparse.Namespace, bundle: Bundle) -> AbstractContextManager[Device]:
     if args.ssh:
         if args.serial:
-            raise UsageError("--serial is of adb, --ssh of another way: give one of them")
+            raise UsageError("--serial is for adb, --ssh is not: give one of them")
         return transport.ssh(args.ssh, args.ssh_config)
     if bundle.target != "aarch64-android" and not args.serial:
         raise UsageError(
@@ -163,12 +163,12 @@ def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seco
     remedy = f"read {into / 'run.log'}"
     stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), remedy)
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
-        for shown in explain(text):
-            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {shown.id}", shown.cause, shown.mend)
+        for known in explain(text):
+            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.mend)
 
 
 def _signal(code: int) -> str:
-    """What a shell says of a program that was killed, in words."""
+    """The name of the signal that ended a program, from a shell's exit code."""
     try:
         return f" ({signal.Signals(code - 128).name})"
     except ValueError:

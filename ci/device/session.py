@@ -1,4 +1,4 @@
-"""A bundle on a device: bring it up to date there, run it, bring back what it made and said."""
+"""A bundle on a device: push what changed, run it, fetch its outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOP_SECONDS = 10
 
 STILL_RUNS = 5
 CLEANED = (*KEPT_CLEAN, INPUTS)
-"""Folders where nothing of an earlier run may stay."""
+"""Folders where no file of an earlier run may stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def files_of(bundle: Bundle, folder: Path, inputs: Mapping[str, Path]) -> dict[s
 def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
     """The raw files that an input list names, and the list as it must be on the device.
 
-    In `scratch` they have their names on the device, so that adb takes many at once.
+    `scratch` gets links with the names of the device, so that adb pushes many at once.
     """
     lines: list[str] = []
     files: dict[str, Path] = {}
@@ -77,17 +77,17 @@ def stage_inputs(listed: Path, scratch: Path) -> dict[str, Path]:
             lines.append(" ".join(names))
     if not lines:
         raise UsageError(f"--inputs {listed}: expected a line for each inference, found none")
-    made = scratch / "list.txt"
-    made.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return {**files, INPUT_LIST: made}
+    rewritten = scratch / "list.txt"
+    rewritten.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return {**files, INPUT_LIST: rewritten}
 
 
 def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
-    """Send what is not there yet, by hash; take away what an earlier bundle left; see that it arrived."""
+    """Send the files whose hashes differ, check that they arrived, and remove those of earlier bundles."""
     wanted = {place: Artifact.of("", path) for place, path in files.items()}
     folders = sorted({str(PurePosixPath(place).parent) for place in files} | {OUTPUTS, *CLEANED})
-    _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be made")
-    there = hashes(device, folder, sorted({*wanted, *_found(device, folder)}))
+    _expect(device.shell(f"mkdir -p {_below(folder, folders)}"), device, f"{folder} could not be created")
+    there = hashes(device, folder, sorted({*wanted, *_present(device, folder)}))
     stale = sorted(place for place in there if place not in wanted)
     for some in batches(stale):
         _expect(device.shell(f"rm -f {_below(folder, some)}"), device, "an old file could not be removed")
@@ -100,15 +100,15 @@ def push(device: Device, folder: str, files: Mapping[str, Path]) -> Pushed:
                 raise UpstreamError(
                     f"{device.name}: {folder}/{place}: expected {wanted[place].sha256} after pushing, "
                     f"found {arrived.get(place, 'no such file')}",
-                    remedy="see that the device has space left: df -h, then run it again",
+                    remedy="check that the device has space left (df -h), then run it again",
                 )
     size = sum(wanted[place].size for place in missing)
     return Pushed(tuple(missing), tuple(stale), len(wanted) - len(missing), size)
 
 
 def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]:
-    """Of those that are there."""
-    found = {}
+    """SHA-256 by place, without files that are missing."""
+    digests = {}
     for some in batches(places):
         names = " ".join(map(shlex.quote, some))
         script = (
@@ -120,16 +120,16 @@ def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]
         for line in answer.out.splitlines():
             digest, _, place = line.partition("  ")
             if len(digest) == 64:
-                found[place.strip()] = digest
-    return found
+                digests[place.strip()] = digest
+    return digests
 
 
 def run(
     device: Device, folder: str, arguments: Sequence[str], *, wrapper: str = "", seconds: float = SECONDS
 ) -> Ran:
-    """run.sh of the bundle, in an emptied outputs/. Ends it on the device when it takes too long.
+    """Run run.sh of the bundle in an emptied outputs/, and end it on the device when it takes too long.
 
-    Raises Lost, with what the runner had said, when the device is gone.
+    Raises Lost, with what the runner had printed, if the device is gone.
     """
     place = shlex.quote(folder)
     prefix = f"{WRAPPER}={shlex.quote(wrapper)} " if wrapper else ""
@@ -176,8 +176,8 @@ def fetch_outputs(device: Device, folder: str, into: Path) -> list[Path]:
     return sorted(path for path in into.rglob("*") if path.is_file())
 
 
-def _found(device: Device, folder: str) -> Iterator[str]:
-    """What is in the folders that must hold nothing of an earlier bundle."""
+def _present(device: Device, folder: str) -> Iterator[str]:
+    """The files in the folders where nothing of an earlier bundle may stay."""
     listed = " ".join(f"{name}/*" for name in CLEANED)
     script = f'cd {shlex.quote(folder)} || exit 1\nfor f in {listed}; do [ -f "$f" ] && echo "$f"; done\n:'
     answer = _expect(device.shell(script), device, f"{folder} could not be listed")
@@ -197,8 +197,8 @@ def _below(folder: str, places: Sequence[str]) -> str:
 
 def _expect(answer: Answer, device: Device, what: str) -> Answer:
     if answer.code != 0:
-        said = answer.out.strip().splitlines()[-1:] or ["no reason given"]
+        reason = answer.out.strip().splitlines()[-1:] or ["no reason given"]
         raise UpstreamError(
-            f"{device.name}: {what}: {said[0]}", remedy="name a folder that you may write with --device-dir"
+            f"{device.name}: {what}: {reason[0]}", remedy="name a folder that you may write with --device-dir"
         )
     return answer

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 
 SECONDS = 600.0
@@ -21,7 +22,7 @@ SECONDS = 600.0
 
 _EXIT = "qnn-ci-exit:"
 _SETTINGS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-_ADB_LACKS = (
+_ADB_ERRORS = (
     ("unauthorized", "unlock the device and accept this computer's key, then run it again"),
     ("more than one device", "name one with --serial; `adb devices` lists them"),
     ("no devices/emulators found", "connect a device, and see `adb devices`"),
@@ -29,7 +30,12 @@ _ADB_LACKS = (
     ("offline", "connect the device again, and see `adb devices`"),
     ("cannot connect to daemon", "adb kill-server, then run it again"),
 )
-_SSH_BROKE = ("Broken pipe", "closed by remote host", "Connection reset", "read from master failed")
+_SSH_LOST = (
+    "Broken pipe",
+    "closed by remote host",
+    "Connection reset",
+    "read from master failed",
+)
 _FULL = "No space left on device"
 _FREE_SPACE = "free some space on the device, or name a folder on another disk of it with --device-dir"
 
@@ -39,7 +45,7 @@ BATCH = 200
 
 
 class Lost(UpstreamError):
-    """The device did not bring to an end what was asked of it; `out` is what it had said."""
+    """The device did not finish a script or a transfer; `out` is what it had printed."""
 
     def __init__(self, message: str, remedy: str, out: str = "") -> None:
         super().__init__(message, remedy=remedy)
@@ -47,7 +53,7 @@ class Lost(UpstreamError):
 
 
 class TimedOut(Lost):
-    """Not in time, though it may still be at work."""
+    """It did not finish in time, and may still be at work."""
 
     def __init__(self, program: str, seconds: float, out: str = "") -> None:
         super().__init__(
@@ -61,7 +67,7 @@ class TimedOut(Lost):
 class Answer:
     code: int
     out: str
-    """Standard output and standard error, in the order in which they came."""
+    """Standard output and standard error, in the order they came."""
 
 
 class Device(Protocol):
@@ -71,7 +77,7 @@ class Device(Protocol):
     def shell(self, script: str, *, seconds: float = SECONDS) -> Answer: ...
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
-        """`files`: place below `folder` → local file. The folders are there."""
+        """`files`: place below `folder` → local file. The folders exist."""
         ...
 
     def pull(self, folder: str, into: Path) -> None:
@@ -79,7 +85,7 @@ class Device(Protocol):
         ...
 
     def system_log(self) -> str:
-        """The latest of the device's own log; empty where there is none to be had."""
+        """The end of the device's own log; empty if there is none."""
         ...
 
 
@@ -93,14 +99,14 @@ class Adb:
         return self.serial or "the device"
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
-        # Devices before Android 7 give no exit code of their own, so the script says it.
-        said = self._adb(["shell", f"( {script}\n) 2>&1; echo {_EXIT}$?"], seconds).replace("\r\n", "\n")
-        out, mark, code = said.rpartition(_EXIT)
+        # adb gives no exit code for devices before Android 7, so the script prints it.
+        output = self._adb(["shell", f"( {script}\n) 2>&1; echo {_EXIT}$?"], seconds).replace("\r\n", "\n")
+        out, mark, code = output.rpartition(_EXIT)
         if not mark or not code.strip().isdecimal():
             raise Lost(
-                f"{self.name}: the connection broke: {said.strip()[-300:] or 'no answer'}",
+                f"{self.name}: the connection broke: {output.strip()[-300:] or 'no answer'}",
                 "see `adb devices`, then run it again: what was pushed is not pushed again",
-                said,
+                output,
             )
         return Answer(int(code), out)
 
@@ -126,14 +132,14 @@ class Adb:
     def _adb(self, arguments: Sequence[str], seconds: float) -> str:
         command = [self.program, *(["-s", self.serial] if self.serial else []), *arguments]
         done = _run(command, None, seconds)
-        said = done.stderr.decode("utf-8", "replace").strip()
+        errors = done.stderr.decode("utf-8", "replace").strip()
         out = done.stdout.decode("utf-8", "replace")
-        if done.returncode != 0 and (said.startswith(("error:", "adb:", "* ")) or not out):
-            last = (said or out.strip() or "no answer").splitlines()[-1]
-            for words, remedy in _ADB_LACKS:
-                if words in said:
+        if done.returncode != 0 and (errors.startswith(("error:", "adb:", "* ")) or not out):
+            last = (errors or out.strip() or "no answer").splitlines()[-1]
+            for words, remedy in _ADB_ERRORS:
+                if words in errors:
                     raise EnvironmentLacking(f"{self.name}: {last}", remedy=remedy)
-            remedy = _FREE_SPACE if _FULL in said else "see `adb devices`"
+            remedy = _FREE_SPACE if _FULL in errors else "see `adb devices`"
             raise Lost(f"{self.name}: adb {arguments[0]}: {last}", remedy, out)
         return out
 
@@ -148,10 +154,10 @@ class Ssh:
     def name(self) -> str:
         return self.destination
 
-    def connect(self, said: Path) -> None:
-        """Log in, and leave the connection open in the background. `said`: a file for what goes wrong."""
+    def connect(self, errors: Path) -> None:
+        """Log in and leave the connection open in the background; ssh's messages go to `errors`."""
         command = [self.program, *_SETTINGS, *self.options, "-M", "-N", "-f", self.destination]
-        with said.open("wb") as stream:
+        with errors.open("wb") as stream:
             try:
                 done = subprocess.run(
                     command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=60, check=False
@@ -159,13 +165,15 @@ class Ssh:
             except subprocess.TimeoutExpired as error:
                 raise TimedOut(self.program, 60) from error
         if done.returncode != 0:
-            raise self._fault(done.returncode, said.read_bytes(), b"")
+            raise self._error(done.returncode, errors.read_bytes(), b"")
 
     def shell(self, script: str, *, seconds: float = SECONDS) -> Answer:
         done = self._ssh(f"( {script}\n) 2>&1; echo {_EXIT}$?", None, seconds)
         out, mark, code = done.decode("utf-8", "replace").rpartition(_EXIT)
         if not mark or not code.strip().isdecimal():
-            raise Lost(f"{self.name}: the connection broke", f"try: ssh {self.destination}", out or code)
+            raise Lost(
+                f"{self.name}: the connection broke", f"try: {quoted('ssh', self.destination)}", out or code
+            )
         return Answer(int(code), out)
 
     def push(self, files: Mapping[str, Path], folder: str) -> None:
@@ -183,25 +191,25 @@ class Ssh:
             for member in tar:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    # The name alone: a device does not say where on this machine it goes.
+                    # Only the name: the device must not choose the folder on this machine.
                     (into / PurePosixPath(member.name).name).write_bytes(content.read())
 
     def system_log(self) -> str:
         return self.shell("dmesg 2>/dev/null | tail -n 200", seconds=60).out
 
-    def _ssh(self, script: str, given: IO[bytes] | None, seconds: float) -> bytes:
-        done = _run([self.program, *_SETTINGS, *self.options, self.destination, script], given, seconds)
+    def _ssh(self, script: str, stdin: IO[bytes] | None, seconds: float) -> bytes:
+        done = _run([self.program, *_SETTINGS, *self.options, self.destination, script], stdin, seconds)
         if done.returncode != 0:
-            raise self._fault(done.returncode, done.stderr, done.stdout)
+            raise self._error(done.returncode, done.stderr, done.stdout)
         return done.stdout
 
-    def _fault(self, code: int, said: bytes, out: bytes) -> EnvironmentLacking | UpstreamError:
-        text = said.decode("utf-8", "replace").strip()
+    def _error(self, code: int, stderr: bytes, out: bytes) -> EnvironmentLacking | UpstreamError:
+        text = stderr.decode("utf-8", "replace").strip()
         message = f"{self.name}: {text.splitlines()[-1] if text else 'no answer'}"
-        remedy = f"make this work first: ssh {self.destination}"
+        remedy = f"make this work first: {quoted('ssh', self.destination)}"
         if code != 255:
             return UpstreamError(message, remedy=_FREE_SPACE if _FULL in text else remedy)
-        if out or any(words in text for words in _SSH_BROKE):
+        if out or any(words in text for words in _SSH_LOST):
             return Lost(
                 message, f"{remedy}; what was pushed is not pushed again", out.decode("utf-8", "replace")
             )
@@ -215,16 +223,16 @@ def adb(serial: str | None) -> Iterator[Adb]:
 
 @contextmanager
 def ssh(destination: str, config: Path | None) -> Iterator[Ssh]:
-    """One connection for all that is done with the device: the many short commands cost no login each."""
+    """One connection for all scripts and transfers, so that each costs no login of its own."""
     program = _program("ssh", "apt-get install openssh-client")
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as folder:
         options = (*(("-F", str(config)) if config else ()), "-o", f"ControlPath={folder}/connection")
         device = Ssh(program, destination, options)
-        device.connect(Path(folder) / "said")
+        device.connect(Path(folder) / "errors")
         try:
             yield device
         finally:
-            # It may have ended by itself; there is nothing to be done about it here.
+            # An error here means that it has ended already.
             _run([program, *options, "-O", "exit", destination], None, 60)
 
 
@@ -234,21 +242,22 @@ def batches(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _program(name: str, remedy: str) -> str:
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise EnvironmentLacking(f"there is no {name} on PATH", remedy=remedy)
-    return found
+    return path
 
 
 def _run(
-    command: Sequence[str], given: IO[bytes] | None, seconds: float
+    command: Sequence[str], stdin: IO[bytes] | None, seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
-    stdin = given if given is not None else subprocess.DEVNULL
     try:
-        return subprocess.run(command, stdin=stdin, capture_output=True, timeout=seconds, check=False)
+        return subprocess.run(
+            command, stdin=stdin or subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        said = (error.stdout or b"").decode("utf-8", "replace")
-        raise TimedOut(command[0], seconds, said) from error
+        output = (error.stdout or b"").decode("utf-8", "replace")
+        raise TimedOut(command[0], seconds, output) from error
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -258,10 +267,10 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _by_folder(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = {}
     for place in sorted(files):
-        found.setdefault(str(PurePosixPath(place).parent), []).append(place)
-    return found
+        folders.setdefault(str(PurePosixPath(place).parent), []).append(place)
+    return folders
 
 
 def _time_for(files: Mapping[str, Path]) -> float:

@@ -1,4 +1,4 @@
-"""`run_device`: push a bundle's changed files to a device, run it there, bring back outputs and logs."""
+"""`run_device`: push a bundle's changed files to a device, run it there, fetch outputs and logs."""
 
 from __future__ import annotations
 
@@ -26,34 +26,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="BUNDLE",
-        help="what `bundle` made [the only one in dist/bundles]",
+        help="written by `bundle` [the only one in dist/bundles]",
     )
     way = parser.add_argument_group("the device")
-    way.add_argument(
-        "--serial", metavar="S", help="a device that adb sees; may be left out when it is the only one"
-    )
+    way.add_argument("--serial", metavar="S", help="a device that adb lists [the only one]")
     way.add_argument("--ssh", metavar="USER@HOST", help="a Linux device, as ssh knows it")
     way.add_argument("--ssh-config", type=Path, metavar="FILE", help="instead of ~/.ssh/config")
     way.add_argument(
         "--device-dir",
         metavar="DIR",
-        help="where files go [QNN_CI_DEVICE_DIR, a folder of its own by target]",
+        help="where files go [QNN_CI_DEVICE_DIR, a folder by target]",
     )
     way.add_argument(
         "--wait",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="for another run in that folder to end [%(default)g]",
+        help="wait so long for another run in that folder to end [%(default)g]",
     )
     way.add_argument(
         "--wrap", default="", metavar="COMMAND", help="run the runner with this: an emulator, taskset"
     )
     what = parser.add_argument_group("the run")
     what.add_argument("--model", metavar="NAME", help="which of the bundle's models [the only one]")
-    what.add_argument(
-        "--inputs", type=Path, metavar="LIST", help="an input list; the files that it names are pushed too"
-    )
+    what.add_argument("--inputs", type=Path, metavar="LIST", help="an input list; its files are pushed too")
     what.add_argument(
         "--runner-arg",
         action="append",
@@ -62,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="give this to the runner; may be repeated",
     )
     what.add_argument("--timeout", type=duration, default=600.0, metavar="SECONDS", help="[%(default)g]")
-    what.add_argument("--push-only", action="store_true", help="bring the device up to date and run nothing")
+    what.add_argument("--push-only", action="store_true", help="update the device and run nothing")
     what.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="for outputs and logs [REPORTS/device]"
     )

@@ -13,6 +13,7 @@ import pytest
 from ci.device.bundle.scripts import LOCK
 from ci.device.claim import Holder, claimed, this_process
 from ci.device.transport import Answer
+from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 from tests.support.local_device import Local
 
@@ -43,18 +44,9 @@ def test_a_folder_is_made_held_and_let_go(folder: str) -> None:
 
 
 def test_a_second_run_is_told_who_has_it(folder: str) -> None:
-    with (
-        claimed(Local(), folder),
-        pytest.raises(EnvironmentLacking, match=r"is in use by .* process \d+, since 20"),
-        claimed(Local(), folder),
-    ):
-        pytest.fail("two have it")
-
-
-def test_a_second_run_leaves_the_first_ones_lock(folder: str) -> None:
     with claimed(Local(), folder):
-        with pytest.raises(EnvironmentLacking), claimed(Local(), folder):
-            pass
+        with pytest.raises(EnvironmentLacking, match=r"is in use by .* process \d+, since 20"):
+            claimed(Local(), folder).__enter__()
         assert (Path(folder) / LOCK).is_dir()
 
 
@@ -70,17 +62,6 @@ def test_a_fault_lets_go(folder: str) -> None:
     with pytest.raises(KeyboardInterrupt), claimed(Local(), folder):
         raise KeyboardInterrupt
     assert not (Path(folder) / LOCK).exists()
-
-
-def test_a_fault_of_the_run_is_told_before_one_of_letting_go(folder: str) -> None:
-    class Leaves(Local):
-        def shell(self, script: str, *, seconds: float = 0) -> Answer:
-            if "rm -rf" in script and "mkdir" not in script:
-                raise UpstreamError("the connection broke")
-            return super().shell(script)
-
-    with pytest.raises(RuntimeError, match="of the run"), claimed(Leaves(), folder):
-        raise RuntimeError("of the run")
 
 
 def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> None:
@@ -145,39 +126,17 @@ def test_a_lock_let_go_while_we_asked_is_not_left_without_a_holder(folder: str) 
     assert not (Path(folder) / LOCK).exists()
 
 
-def test_another_process_that_got_the_number_is_not_the_holder(folder: str) -> None:
-    me = this_process()
-    lock = hold(folder, Holder(me.machine, me.process, "1", "somebody").encode())
-    with claimed(Local(), folder):
-        now = Holder.decode((lock / "holder").read_text(encoding="utf-8"))
-        assert now is not None and now.started == me.started
-
-
 def test_what_another_machine_holds_is_left_alone(folder: str) -> None:
     lock = hold(folder, Holder("another-boot/1", ended_process(), "1", "ann on builder, process 7").encode())
     with pytest.raises(EnvironmentLacking, match="in use by ann on builder, process 7") as caught:
         claimed(Local(), folder).__enter__()
-    assert (lock.is_dir(), f"remove {folder}/{LOCK}" in caught.value.remedy) == (True, True)
+    assert lock.is_dir() and quoted("rm", "-r", f"{folder}/{LOCK}") in caught.value.remedy
 
 
 def test_a_holder_that_has_not_written_its_name_yet_holds(folder: str) -> None:
     (Path(folder) / LOCK).mkdir(parents=True)
     with pytest.raises(EnvironmentLacking, match="in use by another run"):
         claimed(Local(), folder).__enter__()
-
-
-def test_waiting_ends_when_the_other_lets_go(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold(folder, Holder("another-boot/1", 7, "1", "ann").encode())
-    waited = []
-
-    def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 3:
-            subprocess.run(["rm", "-rf", f"{folder}/{LOCK}"], check=True)
-
-    monkeypatch.setattr("ci.device.claim.time.sleep", sleep)
-    with claimed(Local(), folder, wait=600):
-        assert len(waited) == 3
 
 
 def test_of_many_at_once_each_has_it_alone(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,28 +163,11 @@ def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path,
     with pytest.raises(UsageError, match="none that a bundle put there") as caught:
         claimed(Local(), f"{tmp_path}/usr").__enter__()
     assert [path.name for path in (tmp_path / "usr").iterdir()] == [entry]
-    assert caught.value.remedy.endswith(f"{tmp_path}/usr/qnn-ci")
-
-
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    with claimed(Local(), str(tmp_path)):
-        pass
-    with claimed(Local(), str(tmp_path)):
-        pass
+    assert caught.value.remedy.endswith(f"--device-dir {tmp_path}/usr/qnn-ci")
 
 
 def test_a_folder_that_cannot_be_made_says_how_to_name_another(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UpstreamError, match="could not be made") as caught:
+    with pytest.raises(UpstreamError, match="could not be created") as caught:
         claimed(Local(), f"{tmp_path}/file/device").__enter__()
     assert "--device-dir" in caught.value.remedy
-
-
-@pytest.mark.parametrize("text", ["", "x", "a b c d", "machine 12 34"])
-def test_what_is_no_holder_is_none(text: str) -> None:
-    assert Holder.decode(text) is None
-
-
-def test_a_holder_is_taken_back() -> None:
-    me = this_process()
-    assert (Holder.decode(f"{me.encode()}\n"), me.gone()) == (me, False)

@@ -1,4 +1,4 @@
-"""Putting a bundle together: gather, check as one, write."""
+"""Collect the files of a bundle, check that they fit together, write them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGETS = ("aarch64-android", "aarch64-linux")
 
 
 def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
-    """Written only when nothing is wrong with it."""
+    """Write the bundle, unless a check finds an error."""
     if selection.target not in TARGETS:
         raise UsageError(
             f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {selection.target}"
@@ -31,7 +31,7 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     dist = args.dist.absolute() if args.dist else ROOT / "dist" / selection.target
     runner = args.runner or RUNNER.name
     items = list(contents.built_items(dist, selection.target, runner))
-    # A bundle without models is for any that come later.
+    # A bundle without models may get any later.
     if args.lpai or not models or any(model.for_qnn for model in models):
         sdk = resolve(selection, os.environ, needs=("qnn-sdk",)).root("qnn-sdk").path
         online = any(model.online for model in models)
@@ -56,9 +56,9 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
 
 
 def write(items: list[Item], into: Path, selection: Selection, build_id: str, runner: str) -> manifest.Bundle:
-    """In one step, in the place of an older bundle; UsageError where something else is."""
-    bundle_there = all((into / name).is_file() for name in (scripts.RUN, manifest.NAME))
-    if into.exists() and any(into.iterdir()) and not bundle_there:
+    """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
+    is_bundle = all((into / name).is_file() for name in (scripts.RUN, manifest.NAME))
+    if into.exists() and any(into.iterdir()) and not is_bundle:
         raise UsageError(f"{into} is not empty, and no bundle", remedy="name another folder with --output")
     part = into.with_name(f".{into.name}.part-{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)

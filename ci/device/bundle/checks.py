@@ -1,4 +1,4 @@
-"""Whether the files of a bundle fit together, the chip and the SDK. Each look is at the files themselves."""
+"""Whether the files of a bundle fit each other, the chip and the SDK. Checks read the files themselves."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def check(
 ) -> list[Finding]:
     findings = [*_machines(items, soc), *_one_build(items), *_needed(items, target)]
     findings += _backend(items, models)
-    findings += [found for model in models for found in _model(model, items, soc_name, soc)]
+    findings += [finding for model in models for finding in _model(model, items, soc_name, soc)]
     return findings
 
 
 def sdk_build(items: Sequence[Item]) -> str:
-    """The build id of the SDK that the bundle's QNN is of; empty without QNN."""
-    found = sorted({each for item in items if item.kind == QNN for each in build_ids(item.path)})
-    return found[-1] if found else ""
+    """The build id of the bundle's QNN libraries; empty without QNN."""
+    builds = sorted({each for item in items if item.kind == QNN for each in build_ids(item.path)})
+    return builds[-1] if builds else ""
 
 
 def _finding(
@@ -69,9 +69,9 @@ def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
 
 def _one_build(items: Sequence[Item]) -> Iterator[Finding]:
     ids = {item.path: build_ids(item.path) for item in items if item.kind in (QNN, DSP, "signed")}
-    known = sorted({each for found in ids.values() for each in found})
+    known = sorted({each for builds in ids.values() for each in builds})
     if len(known) > 1:
-        listed = "; ".join(f"{path.name} {', '.join(found)}" for path, found in sorted(ids.items()) if found)
+        listed = "; ".join(f"{path.name} {', '.join(each)}" for path, each in sorted(ids.items()) if each)
         yield _finding(
             "build-id",
             "QNN",
@@ -89,26 +89,26 @@ def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
         try:
             needed = elf.read(item.path).needed
         except CheckFailed:
-            continue  # said by the check of machines
+            continue  # _machines reports it
         for name in needed:
             if name not in here and name not in provides:
-                mend = f"put {name} into lib/ of the build" + (
+                remedy = f"put {name} into lib/ of the build" + (
                     ": the NDK's sysroot has it" if name == ANDROID_RUNTIME else ""
                 )
                 message = f"it needs {name}, which is neither in the bundle nor of the device's system"
-                yield _finding("needed", item.path, message, mend)
+                yield _finding("needed", item.path, message, remedy)
 
 
 def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding]:
-    """Without it QNN's libraries are of no use; only programs make that an error."""
+    """Without the backend QNN's libraries are useless; it is an error only if a program needs them."""
     if any(Path(item.place).name == BACKEND for item in items) or not any(item.kind == QNN for item in items):
         return
     for_qnn = [model.path for model in models if model.for_qnn]
     yield _finding(
         "backend",
         for_qnn[0] if for_qnn else BACKEND,
-        f"the build has no {BACKEND}, so that its runner runs nothing that is for QNN",
-        "nox -s build_linux_arm64 or build_android makes it from source",
+        f"the build has no {BACKEND}, so its runner can run no program for QNN",
+        "build it from source: nox -s build_linux_arm64, or build_android",
         Severity.ERROR if for_qnn else Severity.WARNING,
     )
 
@@ -119,7 +119,7 @@ def _model(model: Model, items: Sequence[Item], soc_name: str, soc: Soc) -> Iter
         yield _finding(
             "lpai",
             model.path,
-            "it was compiled for LPAI, and the bundle has neither its libraries nor its signed skel",
+            "it was compiled for LPAI, and the bundle has no libraries for LPAI",
             "--lpai",
         )
     for context in model.contexts:

@@ -19,7 +19,7 @@ from provisioning.validation import tables
 
 BACKEND = "libqnn_executorch_backend.so"
 ONLINE = "libQnnHtpPrepare.so"
-"""Compiles on the device itself; programs that were compiled ahead do without."""
+"""Compiles on the device. Programs that were compiled ahead of time do not need it."""
 
 GPU = "libQnnGpu.so"
 LPAI = "lpai"
@@ -57,7 +57,7 @@ class Model:
 
     @property
     def processors(self) -> frozenset[str]:
-        """What its delegates run on, where the program says it: htp, gpu, lpai."""
+        """What its delegates run on, as far as the program names it: htp, gpu, lpai."""
         if isinstance(self.contents, Context):
             return frozenset()
         return frozenset(each.options.processor for each in self.contents.delegates if each.options)
@@ -76,7 +76,7 @@ def read_models(paths: Sequence[Path]) -> list[Model]:
 
 
 def file_items(paths: Sequence[Path]) -> list[Item]:
-    """What a runner reads besides its model, such as a tokenizer."""
+    """Files that a runner reads besides its model, such as a tokenizer."""
     _names_differ("files", paths)
     for path in paths:
         if not path.is_file():
@@ -88,26 +88,26 @@ def _names_differ(what: str, paths: Sequence[Path]) -> None:
     names = [path.name for path in paths]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"two {what} are named {name}", remedy="rename one: they go into one folder")
+            raise UsageError(f"two {what} are named {name}", remedy="rename one: they share a folder")
 
 
 def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[Item]:
-    """The runner and its libraries, exactly as they were staged."""
+    """The runner and its libraries, exactly as the build left them."""
     remedy = "nox -s build_android" if target == "aarch64-android" else "nox -s build_linux_arm64"
     if not (dist / RUNNER).is_file():
         raise EnvironmentLacking(f"{dist}: expected {RUNNER} in it, found none", remedy=remedy)
     manifest = dist / "manifest.json"
     if manifest.is_file():
-        made, recorded = _recorded(manifest, remedy)
-        if made != target:
-            raise UsageError(f"{dist} was built for {made}, not for {target}", remedy=remedy)
+        built_for, recorded = _recorded(manifest, remedy)
+        if built_for != target:
+            raise UsageError(f"{dist} was built for {built_for}, not for {target}", remedy=remedy)
         for place, sha256 in recorded.items():
             path = dist / place
-            found = Artifact.of("", path).sha256 if path.is_file() else "no such file"
-            if found != sha256:
+            actual = Artifact.of("", path).sha256 if path.is_file() else "no such file"
+            if actual != sha256:
                 raise CheckFailed(
-                    f"{path}: expected {sha256} as its build recorded, found {found}",
-                    remedy=f"{remedy}: something else was put there since",
+                    f"{path}: expected {sha256} as its build recorded, found {actual}",
+                    remedy=f"build it again: {remedy}",
                 )
     programs = sorted(path.name for path in (dist / RUNNER.parent).iterdir() if path.is_file())
     if runner not in programs:
@@ -124,10 +124,10 @@ def built_items(dist: Path, target: str, runner: str = RUNNER.name) -> Iterator[
 def _recorded(manifest: Path, remedy: str) -> tuple[str, dict[str, str]]:
     """The target of a build, and the hash of each of its files."""
     try:
-        made = json.loads(manifest.read_text(encoding="utf-8"))
-        return made["target"], {file["path"]: file["sha256"] for file in made["files"]}
+        document = json.loads(manifest.read_text(encoding="utf-8"))
+        return document["target"], {file["path"]: file["sha256"] for file in document["files"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckFailed(f"{manifest}: not what a build writes: {error!r}", remedy=remedy) from error
+        raise CheckFailed(f"{manifest}: not a build's manifest: {error!r}", remedy=remedy) from error
 
 
 def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bool = False) -> Iterator[Item]:
@@ -137,10 +137,10 @@ def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bo
     groups = [*table.libraries, *((name.format(arch=soc.arch),) for name in table.soc_libraries)]
     groups += [(name,) for name, wanted in ((ONLINE, online), (GPU, gpu)) if wanted]
     for group in groups:
-        found = next((folder / name for name in group if (folder / name).is_file()), None)
-        if found is None:
+        library = next((folder / name for name in group if (folder / name).is_file()), None)
+        if library is None:
             raise _lacking(sdk, f"{folder.relative_to(sdk)}/{' or '.join(group)}", target, soc)
-        yield Item(QNN, found, f"lib/{found.name}")
+        yield Item(QNN, library, f"lib/{library.name}")
     for name in table.skels:
         path = sdk / "lib" / name.format(arch=soc.arch)
         if not path.is_file():
@@ -149,7 +149,7 @@ def qnn_items(sdk: Path, target: str, soc: Soc, *, online: bool = False, gpu: bo
 
 
 def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Iterator[Item]:
-    """What LPAI needs besides: its libraries, and its skel as it was signed."""
+    """LPAI's libraries, and its signed skel."""
     target, soc_name = selection.target, selection.soc
     if soc.lpai is None:
         raise UsageError(f"--lpai: {soc_name} has no LPAI that QNN can use", remedy="leave out --lpai")
@@ -164,13 +164,13 @@ def lpai_items(sdk: Path, selection: Selection, soc: Soc, signed: Path) -> Itera
     profile = [] if selection.profile == DEFAULT_PROFILE else ["--profile", selection.profile]
     for skel in table.skels:
         name = Path(skel).name
-        found = sorted(signed.rglob(name)) if signed.is_dir() else []
-        if len(found) != 1:
+        skels = sorted(signed.rglob(name)) if signed.is_dir() else []
+        if len(skels) != 1:
             raise EnvironmentLacking(
-                f"{signed}: expected one signed {name} in it, found {len(found)}",
+                f"{signed}: expected one signed {name} in it, found {len(skels)}",
                 remedy=session("sign_lpai", *profile, "--soc", soc_name),
             )
-        yield Item("signed", found[0], f"dsp/{name}")
+        yield Item("signed", skels[0], f"dsp/{name}")
 
 
 def library_folder(sdk: Path, target: str) -> Path:

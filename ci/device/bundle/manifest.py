@@ -42,7 +42,7 @@ class Bundle:
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """Raises UsageError for what is no bundle, CheckFailed for one whose files are not what it says."""
+    """Raises UsageError if it is no bundle, CheckFailed if a file differs from its manifest."""
     path = folder / NAME
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -55,17 +55,17 @@ def read_bundle(folder: Path) -> Bundle:
             if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
                 raise ValueError(f"{file.path} is outside the bundle")
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no {NAME}", remedy="nox -s bundle makes a bundle") from error
+        raise UsageError(f"{folder} holds no {NAME}", remedy="write a bundle: nox -s bundle") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path}: not a bundle's manifest: {error}", remedy="make it again: nox -s bundle"
         ) from error
     for file in bundle.files:
         local = folder / file.path
-        found = Artifact.of("", local).sha256 if local.is_file() else "no such file"
-        if found != file.sha256:
+        actual = Artifact.of("", local).sha256 if local.is_file() else "no such file"
+        if actual != file.sha256:
             raise CheckFailed(
-                f"{local}: expected {file.sha256} as the bundle's manifest has it, found {found}",
+                f"{local}: expected {file.sha256} as the bundle's manifest has it, found {actual}",
                 remedy="make it again: nox -s bundle",
             )
     return bundle

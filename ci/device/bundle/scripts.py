@@ -13,13 +13,13 @@ RUN = "run.sh"
 PUSH = "push.sh"
 WRAPPER = "QNN_CI_WRAPPER"
 OURS = ".qnn-ci"
-"""On the device, in every folder that a bundle was pushed to: what is in it may be removed."""
+"""Marks a folder on the device that a bundle was pushed to: its files may be removed."""
 
 LOCK = f"{OURS}/lock"
-"""There while a run has the folder."""
+"""Exists while a run has the folder."""
 
 KEPT_CLEAN = ("bin", "lib", "dsp")
-"""Folders where a file of an earlier bundle would be found and loaded."""
+"""Folders where a file of an earlier bundle would be loaded."""
 
 _RUN = """\
 #!/bin/sh
@@ -28,10 +28,10 @@ here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here" || exit 1
 chmod +x {runner}
 export LD_LIBRARY_PATH="$here/lib${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"
-# Separated by semicolons; our own first, or a skel of the system's answers.
+# Separated by semicolons. Our folder comes first, or the system's skel is loaded.
 export ADSP_LIBRARY_PATH="$here/dsp;{system}"
 mkdir -p outputs
-# What the runner is run with, for a device that is emulated: a program and its arguments.
+# A program and its arguments that the runner is run with: an emulator, for example.
 # shellcheck disable=SC2086
 exec ${{{wrapper}:-}} ./{runner} "$@"
 """
@@ -41,11 +41,11 @@ _PUSH = """\
 # Copies the bundle to {device}: sh push.sh {usage}; DEVICE_DIR says where to.
 set -eu
 device=${{DEVICE_DIR:-{folder}}}
-# One word for a shell, whatever is in it.
+# Quote any text as one word of a shell.
 quote() {{ printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\\\\\''/g")"; }}
 folder=$(quote "$device")
 cd "$(dirname "$0")"
-# Nothing of an earlier bundle stays where it would be found and loaded, unless the folder held other files.
+# Files of an earlier bundle would be loaded, so they go; in a folder with other files nothing is removed.
 clean="if [ -d {lock} ]; then echo 'a run has this folder' >&2; exit 3; fi
 if [ -d {ours} ]; then rm -rf {clean}
 elif [ -z \\"\\$(ls -A)\\" ]; then mkdir {ours} || exit 1
@@ -96,7 +96,7 @@ def _adb(by_folder: dict[str, list[str]]) -> list[str]:
 def _ssh(places: Sequence[str]) -> list[str]:
     files = " ".join(map(shlex.quote, places))
     return [
-        # The exit code of a pipe is that of its end.
+        # A pipe has the exit code of its last program, so look for the files first.
         f'for file in {files}; do [ -f "$file" ] || {{ echo "there is no $file" >&2; exit 1; }}; done',
         "# shellcheck disable=SC2029",
         f'tar -cf - {files} | ssh "$@" "$make && tar -xf -"',

@@ -33,12 +33,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=Path,
         metavar="FILE",
-        help="goes along as files/NAME, such as a tokenizer; may be repeated",
+        help="pushed as files/NAME, such as a tokenizer; may be repeated",
     )
     parser.add_argument("--lpai", action="store_true", help="with LPAI's libraries and its signed skel")
-    parser.add_argument(
-        "--signed", type=Path, metavar="DIR", help="where sign_lpai put what it signed [dist/overlay]"
-    )
+    parser.add_argument("--signed", type=Path, metavar="DIR", help="the overlay of sign_lpai [dist/overlay]")
     parser.add_argument(
         "--root", type=Path, metavar="CERT", help="the root certificate that the signed skel must end in"
     )

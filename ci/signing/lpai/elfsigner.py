@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import selectors
-import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import nearest
 from provisioning.base.errors import (
     CheckFailed,
@@ -147,7 +147,7 @@ class Elfsigner:
         known = nearest(output)
         raise SignerFailed(
             f"elfsigner ended with status {status}: {tail(output)}" + (f". {known}" if known else ""),
-            remedy=known.mend if known else f"run it by hand: {shlex.join(command)}",
+            remedy=known.mend if known else f"run it by hand: {quoted(*command)}",
         )
 
     def _written(self, into: Path, name: str, output: str) -> Path:
