@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element
 
 import pytest
 from hypothesis import given, settings
@@ -70,10 +70,6 @@ def test_bars_are_marked_at_the_baseline_and_bad_beyond_it(section: Element) -> 
     assert same[0].get("class") == "good" and same.get("aria-label") == "2.05 kB (as agreed)"
 
 
-def test_figures_in_decibels_have_one_digit_and_what_is_asked_beside_them(section: Element) -> None:
-    assert "34.5 dB (at least 33.5 dB)" in _text(section)
-
-
 def test_figures_of_an_earlier_run_say_so(section: Element) -> None:
     good = next(each for each in section.iter("details") if each.get("id") == f"program-{GOOD}")
     assert "loaded in 93 ms (cached: measured in an earlier run)" in _text(good)
@@ -93,11 +89,6 @@ def test_a_baseline_of_another_build_says_so() -> None:
     assert "QNN v2.37.0" in html([replace(lowered, metrics={"programs": programs})])
 
 
-def test_the_rows_with_something_bad_come_first_in_the_matrix(section: Element) -> None:
-    heads = [row.find("th") for row in section.iter("tr")]
-    assert [head.text for head in heads if head is not None] == ["Model", "gelu", "resnet"]
-
-
 def test_what_both_stages_say_of_a_program_is_told_once() -> None:
     lowered, ran = reports()
     both = [lowered, replace(ran, findings=lowered.findings)]
@@ -111,12 +102,6 @@ def test_the_top_of_the_page_says_what_is_wrong_with_a_link_to_more() -> None:
     top = page[: page.index("What ran, in order")]
     for part in (f'href="#program-{BAD}"', "torch.erf(x)", "No node visitor"):
         assert part in top
-
-
-def test_a_finding_of_the_table_leads_to_its_program() -> None:
-    page = html(reports())
-    table = page[page.index('<table id="findings"') :]
-    assert f'<a href="#program-{BAD}">' in table
 
 
 def test_more_errors_than_fit_at_the_top_are_counted_there() -> None:
@@ -151,7 +136,3 @@ def test_nothing_of_a_report_becomes_markup() -> None:
     rows: dict[str, Metric] = {evil: {"verdict": "fail", "case": evil, "partition": [{"where": evil}]}}
     page = html([replace(reports()[0], metrics={"programs": rows})])
     assert not re.search(r"<script>alert", page)
-
-
-def test_the_section_can_be_written(section: Element) -> None:
-    assert tostring(section, encoding="unicode", method="html").count("<details") == 2
