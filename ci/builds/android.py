@@ -9,7 +9,7 @@ from ci.builds.options import add_options
 EXAMPLES = """\
   nox -s build_android
   nox -s build_android -- --release --executorch DIR
-  nox -s build_android -- --dry-run > build.sh
+  nox -s build_android -- --dry-run
 """
 
 TARGET = "aarch64-android"

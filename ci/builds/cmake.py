@@ -1,164 +1,258 @@
-"""Finding CMake, Ninja and a compiler, and running one build with its output in a log."""
+"""CMake projects, built one after the other in one folder that records what they were built from."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 
+from ci.builds.programs import Program
 from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.files import replace_text
 
-PACKAGES = {
-    "g++": "g++",
-    "c++": "g++",
-    "clang++": "clang",
-    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
-    "qemu-aarch64": "qemu-user",
-}
-"""The Debian and Ubuntu package of a program."""
+LOG = "build.log"
+RECORD = "made-by.json"
+FORMAT = 3
 
-_VERSION = re.compile(r"\b(\d+(?:\.\d+)+)")
+STEERING = (
+    "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
+    "ASMFLAGS", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "CMAKE_PREFIX_PATH",
+    "CMAKE_TOOLCHAIN_FILE", "CMAKE_GENERATOR", "CMAKE_BUILD_TYPE", "CMAKE_INSTALL_PREFIX", "DESTDIR",
+    "PYTHONPATH", "PYTHONHOME", "NDK_CCACHE",
+)  # fmt: skip
+"""Variables that would change, unseen, what compilers and CMake do. Commands run without them."""
+
 _ERROR = re.compile(
     r"^(?:CMake Error|ninja: error|.*?(?:fatal )?error: |.*undefined reference|.*ld: cannot find)"
 )
 _CONTEXT_LINES = 12
+_NINJA = re.compile(r"\[(\d+)/(\d+)\] ")
+_KILLED = re.compile(
+    r"Killed signal terminated program|fatal error: Killed|LLVM ERROR: out of memory|bad_alloc"
+)
+_FULL = "No space left on device"
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A program that was found; `identity` is the first line it says of itself."""
+class Command:
+    title: str
+    argv: tuple[str, ...]
 
-    path: Path
-    identity: str
-
-    @property
-    def version(self) -> str:
-        found = _VERSION.search(self.identity)
-        return found.group(1) if found else ""
+    def __str__(self) -> str:
+        return quoted(*self.argv)
 
 
-def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
-    """The first of that name on PATH that runs, with the package to install when there is none."""
-    for path in _candidates(name, environ):
-        if identity := _identity(path):
-            return Program(path, identity)
-    package = PACKAGES.get(Path(name).name)
-    if len(name.split()) > 1:
-        raise EnvironmentLacking(
-            f"{name!r} is no program on PATH",
-            remedy="name the program alone, without a launcher or arguments",
-        )
-    raise EnvironmentLacking(
-        f"{name} is not on PATH",
-        remedy=quoted("apt-get", "install", package) if package else f"install {name} and put it on PATH",
-    )
+@dataclass(frozen=True, slots=True)
+class Project:
+    name: str
+    source: Path
+    tree: Path
+    """CMake's build directory."""
+    definitions: Mapping[str, str]
+    arguments: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    """Empty: what the project builds by default."""
 
 
-def find_compiler(environ: Mapping[str, str] = os.environ) -> Program:
-    """CXX if it is set, else g++, else clang++."""
-    if named := environ.get("CXX"):
-        return find_program(named, environ)
-    for name in ("g++", "clang++"):
-        try:
-            return find_program(name, environ)
-        except EnvironmentLacking:
-            continue
-    raise EnvironmentLacking(
-        "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set",
-        remedy=quoted("apt-get", "install", PACKAGES["g++"]),
-    )
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a folder holds from an earlier build."""
 
-
-def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
-    """This interpreter's CMake or one on PATH, not older than `floor`."""
-    old = []
-    for path in _candidates("cmake", environ, beside_python=True):
-        if not (identity := _identity(path)):
-            continue
-        cmake = Program(path, identity)
-        if _key(cmake.version) >= _key(floor):
-            return cmake
-        old.append(f"{cmake.version} at {path}")
-    found = f"found {' and '.join(old)}" if old else "found none"
-    raise EnvironmentLacking(
-        f"CMake: expected {floor} or newer, {found}",
-        remedy=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
-    )
-
-
-def find_ninja(environ: Mapping[str, str] = os.environ) -> Program:
-    for path in _candidates("ninja", environ, beside_python=True):
-        if identity := _identity(path):
-            return Program(path, identity)
-    raise EnvironmentLacking(
-        "Ninja is neither beside this Python nor on PATH",
-        remedy=quoted(sys.executable, "-m", "pip", "install", "ninja"),
-    )
+    reasons: tuple[str, ...] = ()
+    """Why it must be emptied first; none when it can be used."""
+    changes: tuple[str, ...] = ()
+    """What differs from the last time and is built incrementally."""
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By project, the names of the variables that CMake has in its cache from us."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One configured build tree. Every command and all it says goes to `log`."""
-
+    folder: Path
     cmake: Program
     ninja: Program
-    source: Path
-    tree: Path
-    log: Path
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    projects: tuple[Project, ...]
+    jobs: int
+    identity: Mapping[str, str] = field(default_factory=dict)
+    """What everything in the folder was built from: another value empties it."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What CMake and Ninja notice by themselves."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """For the commands, beside the user's own environment without STEERING."""
+    owned: tuple[str, ...] = ("build",)
+    """Folders below `folder` that are emptied."""
 
-    def configure(self, definitions: Mapping[str, str], *, inputs: str = "") -> None:
-        """Configure, in an emptied tree if anything but the sources is other than the last time.
+    @property
+    def log(self) -> Path:
+        return self.folder / LOG
 
-        CMake keeps what it found in its cache: a moved tree fails, another compiler is half taken. `inputs`
-        stands for whatever else the objects in the tree were made from.
-        """
-        defined = [f"-D{name}={value}" for name, value in sorted(definitions.items())]
-        where = ["-S", str(self.source), "-B", str(self.tree), "-G", "Ninja"]
-        command = [*where, f"-DCMAKE_MAKE_PROGRAM={self.ninja.path}", *defined]
-        made_from = json.dumps([*command, self.cmake.identity, inputs])
-        stamp = self.tree / "configured.json"
-        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != made_from:
-            shutil.rmtree(self.tree, ignore_errors=True)
-        self.tree.mkdir(parents=True, exist_ok=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+    def run(self, *, clean: bool = False, prepare: Callable[[], None] = lambda: None) -> State:
+        """Configure and build all projects; `prepare` makes what they need in the folder."""
+        state = State(("--clean",)) if clean else self.state()
+        if state.reasons:
+            if not clean:
+                sys.stderr.write(f"building anew: {'; '.join(state.reasons)}\n")
+            self.empty()
+        self._record(state.options)
+        prepare()
         self.log.write_text("", encoding="utf-8")
-        self._run("configuring", command)
-        stamp.write_text(made_from, encoding="utf-8")
+        for command in self.commands(state.options):
+            execute(command, self.log, self.environ(os.environ), jobs=self.jobs)
+        self._record({})
+        return state
 
-    def build(self, jobs: int, *targets: str) -> None:
-        wanted = [argument for target in targets for argument in ("--target", target)]
-        self._run("building", ["--build", str(self.tree), "--parallel", str(jobs), *wanted])
+    def commands(self, options: Mapping[str, Sequence[str]] | None = None) -> Iterator[Command]:
+        for project in self.projects:
+            yield self.configuring(project, (options or {}).get(project.name, ()))
+            yield self.building(project)
 
-    def install(self, prefix: Path, *, strip: bool) -> None:
-        self._run(
-            "installing",
-            ["--install", str(self.tree), "--prefix", str(prefix), *(["--strip"] if strip else [])],
+    def configuring(self, project: Project, earlier: Sequence[str] = ()) -> Command:
+        """`earlier`: variables that an earlier run defined; those that this one does not are unset."""
+        definitions = self._definitions(project)
+        return Command(
+            f"configuring {project.name}",
+            (
+                str(self.cmake.path),
+                *("-S", os.path.normpath(project.source)),
+                *("-B", os.path.normpath(project.tree), "-G", "Ninja"),
+                *(f"-U{name}" for name in sorted(set(earlier) - set(definitions))),
+                *(f"-D{name}={value}" for name, value in sorted(definitions.items())),
+                *project.arguments,
+            ),
         )
 
-    def _run(self, doing: str, arguments: Sequence[str]) -> None:
-        command = [str(self.cmake.path), *arguments]
-        with self.log.open("a", encoding="utf-8") as log:
-            log.write(f"$ {' '.join(command)}\n")
-            log.flush()
-            result = subprocess.run(
-                command, stdout=log, stderr=subprocess.STDOUT, env=dict(self.environ), check=False
-            )
-        if result.returncode != 0:
-            error = first_error(self.log.read_text(encoding="utf-8", errors="replace"))
-            raise CheckFailed(
-                f"{doing} {self.source.name} failed with exit code {result.returncode}:\n"
-                f"{error}{causes(error)}",
-                remedy=f"read {self.log}",
-            )
+    def building(self, project: Project) -> Command:
+        targets = [word for target in project.targets for word in ("--target", target)]
+        tree = os.path.normpath(project.tree)
+        return Command(
+            f"building {project.name}",
+            (str(self.cmake.path), "--build", tree, "--parallel", str(self.jobs), *targets),
+        )
+
+    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in environ.items() if name not in STEERING}
+        return {**kept, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C.UTF-8", **self.variables}
+
+    def state(self) -> State:
+        if not self.folder.is_dir() or not any(self.folder.iterdir()):
+            return State()
+        try:
+            record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+            if record["format"] != FORMAT:
+                raise ValueError(record["format"])
+            identity, settings, options = record["identity"], record["settings"], record["options"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return State(("what it was built from is not known",))
+        reasons = _differences(identity, self._identity())
+        return State(reasons, _differences(settings, self.settings), {} if reasons else options)
+
+    def empty(self) -> None:
+        """Remove what builds put there, and nothing else in the folder."""
+        (self.folder / RECORD).unlink(missing_ok=True)
+        for name in self.owned:
+            if (self.folder / name).exists():
+                shutil.rmtree(self.folder / name)
+
+    def _definitions(self, project: Project) -> dict[str, str]:
+        return {"CMAKE_MAKE_PROGRAM": str(self.ninja.path), **project.definitions}
+
+    def _identity(self) -> dict[str, str]:
+        # CMake's caches name them: a folder that was moved fails, and another CMake takes half of the cache.
+        own = {
+            "cmake": self.cmake.identity,
+            "ninja": str(self.ninja.path),
+            "build directory": str(self.folder),
+        }
+        return {**self.identity, **own}
+
+    def _record(self, earlier: Mapping[str, Sequence[str]]) -> None:
+        """Written before the build with the options of earlier ones too, and after it without."""
+        record = {
+            "format": FORMAT,
+            "identity": self._identity(),
+            "settings": dict(self.settings),
+            "options": {
+                project.name: sorted({*self._definitions(project), *earlier.get(project.name, ())})
+                for project in self.projects
+            },
+        }
+        replace_text(self.folder / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+class Ticker:
+    """One line on a terminal; elsewhere a line for each tenth of the way."""
+
+    def __init__(self, title: str, out: TextIO | None = None) -> None:
+        self._title = title
+        self._out = out or sys.stderr
+        self._live = self._out.isatty()
+        self._tenth = -1
+        self._total = 0
+
+    def step(self, done: int, total: int) -> None:
+        """Smaller totals are those of projects that are built inside this one."""
+        if total < self._total:
+            return
+        self._total = total
+        if self._live:
+            self._out.write(f"\r\x1b[K{self._title}: {done} of {total}")
+        elif total and done * 10 // total != self._tenth:
+            self._tenth = done * 10 // total
+            self._out.write(f"{self._title}: {done} of {total}\n")
+        self._out.flush()
+
+    def end(self, text: str) -> None:
+        self._out.write(("\r\x1b[K" if self._live else "") + f"{text}\n")
+        self._out.flush()
+
+
+def execute(command: Command, log: Path, environ: Mapping[str, str], *, jobs: int = 1) -> None:
+    """Append all that the command prints to the log.
+
+    Raises CheckFailed with the first error, or EnvironmentLacking when memory or disk ran out.
+    """
+    ticker = Ticker(command.title)
+    begun = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", errors="replace") as out:
+        out.write(f"$ {command}\n")
+        out.flush()
+        start = out.tell()
+        code = _stream(command, out, environ, ticker)
+    ticker.end(f"{command.title}: {'done' if code == 0 else 'failed'} in {time.monotonic() - begun:.1f} s")
+    if code != 0:
+        with log.open(encoding="utf-8", errors="replace") as written:
+            written.seek(start)
+            raise failure(command, code, written.read(), log, jobs)
+
+
+def failure(command: Command, code: int, text: str, log: Path, jobs: int) -> CheckFailed | EnvironmentLacking:
+    if _FULL in text:
+        return EnvironmentLacking(
+            f"{command.title}: the disk is full",
+            remedy="free some space, or build elsewhere with --build-dir",
+        )
+    if _KILLED.search(text):
+        return EnvironmentLacking(
+            f"{command.title}: a compiler was killed for lack of memory, with {jobs} at once",
+            remedy=f"--jobs {max(1, jobs // 2)}",
+        )
+    error = first_error(text)
+    return CheckFailed(
+        f"{command.title} failed with exit code {code}:\n{error}{causes(error)}", remedy=f"read {log}"
+    )
 
 
 def first_error(log: str) -> str:
@@ -170,28 +264,34 @@ def first_error(log: str) -> str:
     return "\n".join(f"  {text}" for text in lines[-_CONTEXT_LINES:])
 
 
-def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[Path]:
-    # CMake runs elsewhere, and takes no relative path for a compiler.
-    if os.sep in name:
-        yield Path(name).absolute()
-        return
-    folders = [str(Path(sys.executable).parent)] if beside_python else []
-    for folder in dict.fromkeys([*folders, *environ.get("PATH", os.defpath).split(os.pathsep)]):
-        if folder and (found := shutil.which(name, path=folder)):
-            yield Path(found).absolute()
+def _stream(command: Command, out: TextIO, environ: Mapping[str, str], ticker: Ticker) -> int:
+    with subprocess.Popen(
+        command.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environ),
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                out.write(line)
+                if progress := _NINJA.match(line):
+                    ticker.step(int(progress.group(1)), int(progress.group(2)))
+        except BaseException:
+            # CMake would leave Ninja, and Ninja its compilers, at work.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            raise
+        return process.wait()
 
 
-def _identity(path: Path) -> str:
-    """The first line of `--version`; empty when the program does not run."""
-    try:
-        result = subprocess.run(
-            [str(path), "--version"], capture_output=True, text=True, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = result.stdout.splitlines()
-    return lines[0].strip() if result.returncode == 0 and lines else ""
-
-
-def _key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"{name} was {before.get(name) or 'none'}, is {now.get(name) or 'none'}"
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name)
+    )

@@ -1,32 +1,35 @@
-"""`build_runner`: qnn_executor_runner against an executorch wheel, staged so that it can be moved."""
+"""`build_runner`: qnn_executor_runner against an executorch wheel, in a folder that can be moved."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from ci.builds.cmake import Build, Program, find_cmake, find_compiler, find_ninja, find_program
+from ci.builds.cmake import RECORD, Build, Command, Project, execute
 from ci.builds.loadable import Built, check
-from ci.builds.output_folders import alone_in, refuse_foreign
+from ci.builds.output_folders import alone_in, digests_below, refuse_foreign, replace_build
+from ci.builds.programs import Program, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
+from ci.builds.runner_inputs import inputs_of
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
+from ci.engine.memo import Memo, Miss, Roots
 from provisioning import elf
 from provisioning.base.command_line import count
 from provisioning.base.commands import session, typed
 from provisioning.base.diagnosis import causes
+from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.findings import Artifact, Metric, StageRun
+from provisioning.base.findings import Artifact, Metric, Severity, StageRun
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_TARGET,
@@ -46,13 +49,9 @@ EXAMPLES = """\
 
 SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
-STAGED = (str(RUNNER.parent), str(LIBRARIES))
 TARGETS = ("x86_64-linux", "aarch64-linux")
-LOG = "build.log"
-STAMP = "staged.json"
+FOLDERS = (str(RUNNER.parent), str(LIBRARIES))
 BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
-FORMAT = 1
-"""Part of every build key: a new value rebuilds everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +73,9 @@ class Plan:
     cmake: Program
     ninja: Program
     remap: tuple[str, ...]
-    tree: Path
+    folder: Path
     dist: Path
-
-    @property
-    def log(self) -> Path:
-        return self.tree / LOG
+    store: Path
 
     def definitions(self) -> dict[str, str]:
         defined = {
@@ -91,23 +87,29 @@ class Plan:
             return {**defined, "CMAKE_CXX_COMPILER": str(self.compiler.path)}
         return {**defined, "CMAKE_TOOLCHAIN_FILE": str(SOURCE / "cmake" / f"{self.target}.cmake")}
 
-    def inputs(self) -> str:
-        """Everything but the sources that decides the bytes."""
-        package = self.executorch
-        values = {
-            "format": FORMAT,
-            "executorch": [package.version, str(package.root), _digest(_package_files(package.root))],
-            "compiler": [self.compiler.identity, str(self.compiler.path)],
-            "cmake": self.cmake.identity,
-            "target": self.target,
-            "build_type": self.build_type,
-            "remap": self.remap,
-        }
-        return _hashed(values)
+    def cmake_build(self, jobs: int = 1) -> Build:
+        project = Project(RUNNER.name, SOURCE, self.folder / "build", self.definitions())
+        return Build(self.folder, self.cmake, self.ninja, (project,), jobs)
 
-    def key(self) -> str:
-        sources = (path for path in SOURCE.rglob("*") if "fuzz" not in path.parts)
-        return _hashed([self.inputs(), _digest(sources)])
+    @property
+    def subject(self) -> str:
+        return f"{self.target} {self.build_type}"
+
+    def roots(self) -> Roots:
+        return Roots({"toolkit": ROOT, "python": sys.prefix, "store": self.store})
+
+    def key(self) -> dict[str, Metric]:
+        """What decides the build before any file is read; the files are recorded as its inputs."""
+        name = self.roots().name
+        return {
+            "target": self.target,
+            "build type": self.build_type,
+            "executorch": f"{self.executorch.version} in {name(str(self.executorch.root))}",
+            "compiler": f"{self.compiler.identity} at {self.compiler.path}",
+            "cmake": self.cmake.identity,
+            "ninja": self.ninja.identity,
+            "remap": list(self.remap),
+        }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +120,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--build-type", choices=BUILD_TYPES, default=BUILD_TYPES[0], help="[%(default)s]; Release is stripped"
     )
     parser.add_argument(
-        "--output", "-o", type=Path, metavar="DIR", help="where bin/ and lib/ are staged [dist/TARGET]"
+        "--output", "-o", type=Path, metavar="DIR", help="where bin/ and lib/ are put [dist/TARGET]"
     )
     parser.add_argument(
         "--build-dir", type=Path, metavar="DIR", help="where it is compiled [build/runner/TARGET]"
@@ -139,7 +141,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--glibc", metavar="VERSION", help="the newest glibc that it may need [the profile's floor]"
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -148,23 +150,23 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     command = typed("nox -s build_runner --", sys.argv[2:])
     stage = StageRun("build_runner", selection.profile, selection.target, command)
-    with stage.reported(selection.reports, "runner-build", selection.target):
-        plan = _plan(args, selection)
+    reported = stage.reported(selection.reports, "runner-build", selection.target)
+    with reported, disk_errors("--build-dir and --output"):
+        plan = plan_of(args, selection)
         if args.dry_run:
             sys.stdout.write(_described(plan))
             return 0
-        native = plan.target == DEFAULT_TARGET
-        qemu = None if native else find_program("qemu-aarch64")
-        _make(plan, stage, jobs=args.jobs or os.cpu_count() or 1, clean=args.clean)
-        _inspect(plan, args.glibc or load_profile(selection.profile).host["glibc"].floor, stage)
-        if qemu is None:
-            stage.metrics["backends"] = _backends(plan.dist / RUNNER)
-        else:
-            _emulate(plan, _plan_here(args, selection), qemu, stage)
+        qemu = None if plan.target == DEFAULT_TARGET else find_program("qemu-aarch64")
+        glibc = args.glibc or load_profile(selection.profile).host["glibc"].floor
+        if build(plan, stage, glibc, jobs=args.jobs or os.cpu_count() or 1, clean=args.clean):
+            if qemu is None:
+                stage.metrics["backends"] = _backends(plan.dist / RUNNER)
+            else:
+                _compare_with_this_machine(plan, _plan_here(args, selection), qemu, stage, glibc)
     return stage.close(selection.reports)
 
 
-def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
+def plan_of(args: argparse.Namespace, selection: Selection) -> Plan:
     from provisioning.manifest import load_profile
 
     target = selection.target
@@ -178,30 +180,23 @@ def _plan(args: argparse.Namespace, selection: Selection) -> Plan:
     for pair in args.remap:
         if "=" not in pair or ";" in pair:
             raise UsageError(f"--remap: expected FROM=TO, found {pair!r}")
-    dist, tree = _named_folders(args)
-    host = load_profile(selection.profile).host
-    native = target == DEFAULT_TARGET
+    if args.output:
+        refuse_foreign(args.output, str(RUNNER), "--output", FOLDERS)
+    if args.build_dir:
+        refuse_foreign(args.build_dir, RECORD, "--build-dir")
     suffix = "" if args.build_type == BUILD_TYPES[0] else f"-{args.build_type}"
     return Plan(
         target=target,
         build_type=args.build_type,
         executorch=find_executorch(args.executorch, selection),
-        compiler=find_compiler() if native else find_program("aarch64-linux-gnu-g++"),
-        cmake=find_cmake(host["cmake"].floor),
+        compiler=find_compiler() if target == DEFAULT_TARGET else find_program("aarch64-linux-gnu-g++"),
+        cmake=find_cmake(load_profile(selection.profile).host["cmake"].floor),
         ninja=find_ninja(),
         remap=tuple(args.remap),
-        tree=(tree or ROOT / "build" / "runner" / f"{target}{suffix}").absolute(),
-        dist=(dist or ROOT / "dist" / target).absolute(),
+        folder=(args.build_dir or ROOT / "build" / "runner" / f"{target}{suffix}").absolute(),
+        dist=(args.output or ROOT / "dist" / target).absolute(),
+        store=selection.store,
     )
-
-
-def _named_folders(args: argparse.Namespace) -> tuple[Path | None, Path | None]:
-    """Where to stage and to compile, if that was said; UsageError where the user's files would be lost."""
-    if args.output:
-        refuse_foreign(args.output, str(RUNNER), "--output", STAGED)
-    if args.build_dir:
-        refuse_foreign(args.build_dir, LOG, "--build-dir")
-    return args.output, args.build_dir
 
 
 def find_executorch(named: Path | None, selection: Selection) -> Executorch:
@@ -248,106 +243,106 @@ def _provisioned(selection: Selection) -> Executorch:
 
 def _package(root: Path) -> Executorch:
     text = (root / CONFIG).with_name("executorch-config-version.cmake").read_text(encoding="utf-8")
-    found = re.search(r'^set\(EXECUTORCH_BUILD_VERSION\s+"([^"]+)"', text, re.MULTILINE)
-    return Executorch(root, found.group(1) if found else "unknown")
+    version = re.search(r'^set\(EXECUTORCH_BUILD_VERSION\s+"([^"]+)"', text, re.MULTILINE)
+    return Executorch(root, version.group(1) if version else "unknown")
 
 
 def _described(plan: Plan) -> str:
+    files = built_files(plan, _memo(plan))
     lines = {
         "target": plan.target,
         "executorch": f"{plan.executorch.version} in {plan.executorch.root}",
         "compiler": f"{plan.compiler.path} ({plan.compiler.identity})",
         "cmake": f"{plan.cmake.path} ({plan.cmake.version})",
         "ninja": str(plan.ninja.path),
-        "build tree": str(plan.tree),
-        "staged in": str(plan.dist),
-        "state": "up to date" if _kept(plan) else "to be built",
+        "build tree": str(plan.folder),
+        "put into": str(plan.dist),
+        "state": f"to be built: {files.why}" if isinstance(files, Miss) else "up to date",
     }
     return "".join(f"{name:<10}  {value}\n" for name, value in lines.items())
 
 
-def _make(plan: Plan, stage: StageRun, *, jobs: int, clean: bool) -> None:
-    """Build and stage unless the staged files are already those of this plan."""
-    with alone_in(plan.tree, "build"), alone_in(plan.dist, "dist"):
-        files = None if clean else _kept(plan)
-        stage.metrics["cached"] = files is not None
+def _memo(plan: Plan, *, reuse: bool = True) -> Memo:
+    build = plan.cmake_build()
+    return Memo(plan.store, "runner", plan.roots(), environ=build.environ(os.environ), reuse=reuse)
+
+
+def built_files(plan: Plan, memo: Memo) -> dict[str, str] | Miss:
+    """The files in dist/ with their digests, if they are what this plan gives."""
+    entry = memo.find(plan.subject, plan.key())
+    if isinstance(entry, Miss):
+        return entry
+    files = digests_below(plan.dist, FOLDERS)
+    return files if files == entry.result["files"] else Miss(f"{plan.dist} has other files")
+
+
+def build(plan: Plan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> bool:
+    """Build the runner unless dist/ has it already; whether its files are good."""
+    with alone_in(plan.folder, "build"), alone_in(plan.dist, "dist"):
         begun = time.monotonic()
-        if files is None:
-            if clean:
-                shutil.rmtree(plan.tree, ignore_errors=True)
-            files = _compile(plan, jobs)
-        stage.metrics["build_seconds"] = round(time.monotonic() - begun, 2)
-    stage.artifacts += [
-        Artifact(
-            "runner" if path == str(RUNNER) else "library",
-            str(plan.dist / path),
-            digest,
-            (plan.dist / path).stat().st_size,
-        )
-        for path, digest in sorted(files.items())
-    ]
+        memo = _memo(plan, reuse=not clean)
+        files = built_files(plan, memo)
+        stage.metrics["cached"] = not isinstance(files, Miss)
+        if isinstance(files, Miss):
+            sys.stderr.write(f"building the runner: {files.why}\n")
+            files = _build_and_replace(plan, stage, memo, glibc, jobs)
+        else:
+            _check(plan, plan.dist, files, stage, glibc)
+        memo.close()
+        stage.artifacts += [
+            Artifact(_kind(place), str(plan.dist / place), digest, (plan.dist / place).stat().st_size)
+            for place, digest in files.items()
+        ]
     stage.metrics |= {
+        "build_seconds": round(time.monotonic() - begun, 2),
         "executorch": plan.executorch.version,
         "compiler": plan.compiler.identity,
         "cmake": plan.cmake.version,
         "build_type": plan.build_type,
-        "key": plan.key(),
     }
+    return _is_good(stage)
 
 
-def _compile(plan: Plan, jobs: int) -> dict[str, str]:
-    from ci.builds.install import replace as replace_staged
+def _is_good(stage: StageRun) -> bool:
+    return not any(finding.severity is Severity.ERROR for finding in stage.findings)
 
-    work = Build(plan.cmake, plan.ninja, SOURCE, plan.tree, plan.log)
-    stamp = plan.tree / STAMP
-    stamp.unlink(missing_ok=True)
-    work.configure(plan.definitions(), inputs=plan.inputs())
-    work.build(jobs)
+
+def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs: int) -> dict[str, str]:
+    """Put what is built into dist/ and return it. After an error the last good build stays, and it is empty.
+
+    The folder is emptied first: Ninja compares times, and a file installed anew may be older than an object.
+    """
+    cmake_build = plan.cmake_build(jobs)
+    started = time.time()
+    cmake_build.run(clean=True)
     part = plan.dist.with_name(f".{plan.dist.name}.{os.getpid()}")
     shutil.rmtree(part, ignore_errors=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
     try:
-        work.install(part, strip=plan.build_type == BUILD_TYPES[0])
-        files = _staged(part)
-        replace_staged(part, plan.dist)
+        strip = ["--strip"] if plan.build_type == BUILD_TYPES[0] else []
+        tree = str(plan.folder / "build")
+        argv = (str(plan.cmake.path), "--install", tree, "--prefix", str(part), *strip)
+        execute(Command("installing the runner", argv), cmake_build.log, cmake_build.environ(os.environ))
+        files = digests_below(part, FOLDERS)
+        _check(plan, part, files, stage, glibc)
+        if not _is_good(stage):
+            return {}
+        replace_build(part, plan.dist)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    stamp.write_text(
-        json.dumps({"key": plan.key(), "dist": str(plan.dist), "files": files}), encoding="utf-8"
-    )
+    # CMake looks for libraries of the package, and a header that appears may come before another one.
+    folders = [SOURCE / "src", *(plan.executorch.root / each for each in ("lib", "share/cmake"))]
+    touched = inputs_of(plan.folder / "build", plan.ninja, plan.compiler, folders, started)
+    entry = memo.remember(plan.subject, plan.key(), {"files": files}, touched, own=[plan.folder])
+    if entry.not_remembered:
+        sys.stderr.write(f"the next build starts anew: {entry.not_remembered}\n")
     return files
 
 
-def _kept(plan: Plan) -> dict[str, str] | None:
-    """What is staged, if it is untouched and exactly what this plan would give."""
-    try:
-        kept = json.loads((plan.tree / STAMP).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    if kept.get("key") != plan.key() or kept.get("dist") != str(plan.dist):
-        return None
-    files: dict[str, str] = kept["files"]
-    return files if _staged(plan.dist) == files else None
-
-
-def _staged(dist: Path) -> dict[str, str]:
-    """Digest by path, of the folders that are ours."""
-    return {
-        str(path.relative_to(dist)): _sha256(path)
-        for folder in STAGED
-        for path in sorted((dist / folder).glob("*"))
-        if path.is_file()
-    }
-
-
-def _inspect(plan: Plan, glibc: str, stage: StageRun) -> None:
-    private = (ROOT, plan.tree, plan.executorch.root, Path.home())
-    built = [
-        Built("library" if Path(place).parent == LIBRARIES else "runner", plan.dist / place, place)
-        for place in _staged(plan.dist)
-    ]
+def _check(plan: Plan, folder: Path, places: Iterable[str], stage: StageRun, glibc: str) -> None:
+    private = (ROOT, plan.folder, plan.executorch.root, Path.home())
+    built = [Built(_kind(place), folder / place, place) for place in places]
     stage.findings += check(built, plan.target, glibc, private)
-    runner = elf.read(plan.dist / RUNNER)
+    runner = elf.read(folder / RUNNER)
     needed = [elf.read(file.path).highest("GLIBC") or "0" for file in built]
     stage.metrics |= {
         "machine": runner.machine_name,
@@ -357,62 +352,48 @@ def _inspect(plan: Plan, glibc: str, stage: StageRun) -> None:
     }
 
 
+def _kind(place: str) -> Literal["runner", "library"]:
+    return "runner" if place == str(RUNNER) else "library"
+
+
 def _backends(runner: Path) -> list[Metric]:
     """What the runner itself says it has."""
     result = subprocess.run(
         [str(runner), "--version"], capture_output=True, text=True, timeout=120, check=False
     )
-    found = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
-    if result.returncode != 0 or found is None:
+    backends = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
+    if result.returncode != 0 or backends is None:
         raise CheckFailed(
             f"{runner} --version failed with exit code {result.returncode}:\n"
             f"  {result.stderr.strip()[-400:]}{causes(result.stderr)}",
             remedy="run it by hand; --clean builds it anew",
         )
-    return [*found.group(1).split()]
+    return [*backends.group(1).split()]
 
 
 def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
     """The same runner for this machine, whose outputs another machine's must give."""
-    # Only in the place of one that was built so too: one from source has a backend beside it.
+    # dist/ of this machine is taken only from another runner: a build from source has a backend beside it.
     from_source = (ROOT / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
-    aside = ROOT / "build" / "runner" / "staged" if from_source else None
+    aside = ROOT / "build" / "runner" / "dist" if from_source else None
     here = argparse.Namespace(
         **{**vars(args), "executorch": None, "output": aside, "build_dir": None, "build_type": BUILD_TYPES[0]}
     )
-    return _plan(here, replace(selection, target=DEFAULT_TARGET))
+    return plan_of(here, replace(selection, target=DEFAULT_TARGET))
 
 
-def _emulate(plan: Plan, here: Plan, qemu: Program, stage: StageRun) -> None:
-    """Build the same runner for this machine, and hold the other's outputs to its."""
+def _compare_with_this_machine(plan: Plan, here: Plan, qemu: Program, stage: StageRun, glibc: str) -> None:
+    """Build the same runner for this machine, and compare the outputs of both."""
     sysroot = sysroot_of(plan.compiler)
-    probe = probe_in(here.tree.parent / f"probe-{here.executorch.version}")
+    probe = probe_in(here.folder.parent / f"probe-{here.executorch.version}")
     aside = StageRun("build_runner", stage.profile, here.target, "")
-    _make(here, aside, jobs=os.cpu_count() or 1, clean=False)
-    compared = compare(plan.dist, here.dist, probe, qemu, sysroot)
-    stage.findings += compared.findings
+    if not build(here, aside, glibc, jobs=os.cpu_count() or 1, clean=False):
+        stage.findings += aside.findings
+        return
+    comparison = compare(plan.dist, here.dist, probe, qemu, sysroot)
+    stage.findings += comparison.findings
     stage.metrics |= {
         "qemu": qemu.version,
-        "compared_values": compared.values,
-        "largest_difference": compared.largest_difference,
+        "compared_values": comparison.values,
+        "largest_difference": comparison.largest_difference,
     }
-
-
-def _package_files(root: Path) -> Iterator[Path]:
-    for folder in ("include", "lib", "share/cmake"):
-        yield from (root / folder).rglob("*")
-
-
-def _hashed(values: object) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(paths: Iterable[Path]) -> str:
-    whole = hashlib.sha256()
-    for path in sorted(path for path in paths if path.is_file()):
-        whole.update(f"{path}\0{_sha256(path)}\n".encode())
-    return whole.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    return Artifact.of("", path).sha256

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ci.builds.loadable import Built
+from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
 from ci.builds.plan import Plan
 from ci.builds.recipes import Output
 from ci.builds.tree import SourceTree, Submodule, adaptors, submodules
@@ -20,10 +21,6 @@ from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact
 
-LICENCES = "licences"
-BILL_OF_MATERIALS = "sbom.cdx.json"
-OURS = ("bin", "lib", "python", LICENCES, BILL_OF_MATERIALS, MANIFEST)
-"""What a build owns below dist/<target>/."""
 SCHEMA = 1
 
 _LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|copyright)([._-].*)?")
@@ -32,7 +29,7 @@ _GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class DistFile:
     """A file of dist/<target>/, as its manifest has it."""
 
     path: str
@@ -47,7 +44,7 @@ class Staged:
 
 def collect(plan: Plan, target_only: bool) -> list[Built]:
     """The recipe's files in the build directory; CheckFailed for one that is not there."""
-    found: list[Built] = []
+    built: list[Built] = []
     for output in plan.recipe.outputs:
         if target_only and output.kind == "adaptor":
             continue
@@ -59,10 +56,10 @@ def collect(plan: Plan, target_only: bool) -> list[Built]:
                 remedy="correct `defined` of that output in manifests/recipes/",
             )
         for name in names:
-            found += [
+            built += [
                 Built(output.kind, path, f"{output.to}/{path.name}") for path in _files(plan, output, name)
             ]
-    return found
+    return built
 
 
 def patterns(output: Output, name: str) -> list[str]:
@@ -70,13 +67,13 @@ def patterns(output: Output, name: str) -> list[str]:
 
 
 def _files(plan: Plan, output: Output, name: str) -> list[Path]:
-    found = [sorted(plan.build.glob(pattern)) for pattern in patterns(output, name)]
-    if any(found):
-        # Another commit may have installed elsewhere into the same directory: the later one is of now.
-        return max(found, key=lambda paths: max((path.stat().st_mtime_ns for path in paths), default=0))
+    matches = [sorted(plan.build.glob(pattern)) for pattern in patterns(output, name)]
+    if any(matches):
+        # An earlier commit may have installed to another place in the same directory: the newest is of now.
+        return max(matches, key=lambda paths: max((path.stat().st_mtime_ns for path in paths), default=0))
     raise CheckFailed(
         f"expected the build to make {' or '.join(patterns(output, name))} in {plan.build}, found none",
-        remedy=f"read {plan.log}; for a tree that names it otherwise, correct manifests/recipes/",
+        remedy=f"read {plan.cmake_build().log}; if the tree names it otherwise, correct manifests/recipes/",
     )
 
 
@@ -105,15 +102,15 @@ def _strip(program: str, path: Path) -> None:
 
 
 def strip_program(build: Path) -> str:
-    """The one that CMake found for this target."""
+    """The program that CMake found for this target."""
     cache = (build / "CMakeCache.txt").read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"^CMAKE_STRIP:\w+=(.+)$", cache, re.MULTILINE)
-    return found.group(1) if found and Path(found.group(1)).is_file() else ""
+    strip = re.search(r"^CMAKE_STRIP:\w+=(.+)$", cache, re.MULTILINE)
+    return strip.group(1) if strip and Path(strip.group(1)).is_file() else ""
 
 
-def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> list[Staged]:
+def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> list[DistFile]:
     """Write licences, the bill of materials and the manifest beside the files."""
-    staged = [staged_file(file) for file in built]
+    files = [dist_file(file) for file in built]
     copy_licences(plan.tree.root, part / LICENCES)
     if plan.toolchain.version:
         # Its C++ library is part of what was linked.
@@ -121,7 +118,7 @@ def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> li
     items = [
         *_toolchain_items(plan),
         *map(submodule_item, submodules(plan.tree)),
-        *(Item(file.path, kind="file", sha256=file.sha256) for file in staged),
+        *(Item(file.path, kind="file", sha256=file.sha256) for file in files),
     ]
     bill = document(_subject(plan.tree), items, {"qnn-ci:target": plan.target})
     (part / BILL_OF_MATERIALS).write_text(bill, encoding="utf-8")
@@ -140,16 +137,16 @@ def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> li
         "options": {
             project.name: _public(plan, plan.definitions(project)) for project in plan.recipe.projects
         },
-        "files": [asdict(file) for file in staged],
+        "files": [asdict(file) for file in files],
     }
     (part / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return staged
+    return files
 
 
-def staged_file(file: Built) -> Staged:
+def dist_file(file: Built) -> DistFile:
     artifact = Artifact.of(file.kind, file.path)
     header = elf.read(file.path)
-    return Staged(
+    return DistFile(
         path=file.place,
         kind=file.kind,
         sha256=artifact.sha256,
@@ -169,32 +166,6 @@ def gnu_build_id(path: Path) -> str:
                 if note["n_type"] == "NT_GNU_BUILD_ID":
                     return str(note["n_desc"])
     return ""
-
-
-def replace(part: Path, dist: Path) -> None:
-    """Put a whole build in the place of the last one, whichever stage made that.
-
-    The manifest goes first and comes last. Each file is replaced in one step, so a program that runs from
-    there keeps the files that it has open.
-    """
-    (dist / MANIFEST).unlink(missing_ok=True)
-    places = sorted(path.relative_to(part) for path in part.rglob("*") if path.is_file())
-    for place in sorted(places, key=lambda each: each.name == MANIFEST):
-        (dist / place).parent.mkdir(parents=True, exist_ok=True)
-        (part / place).replace(dist / place)
-    for name in OURS:
-        _remove_others(dist / name, {dist / place for place in places})
-
-
-def _remove_others(path: Path, wanted: set[Path]) -> None:
-    """Remove what is below `path` and not in `wanted`, and folders that are empty then."""
-    if path.is_dir() and not path.is_symlink():
-        for each in path.iterdir():
-            _remove_others(each, wanted)
-        if not any(path.iterdir()):
-            path.rmdir()
-    elif path not in wanted:
-        path.unlink(missing_ok=True)
 
 
 def copy_licences(tree: Path, into: Path, depth: int = _LICENCE_DEPTH) -> None:
@@ -228,8 +199,8 @@ def _subject(tree: SourceTree) -> Item:
 
 
 def submodule_item(submodule: Submodule) -> Item:
-    found = _GITHUB.fullmatch(submodule.url)
-    purl = package_url("github", found[2], submodule.commit, found[1]) if found else ""
+    github = _GITHUB.fullmatch(submodule.url)
+    purl = package_url("github", github[2], submodule.commit, github[1]) if github else ""
     return Item(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
 
 

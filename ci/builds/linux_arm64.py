@@ -9,7 +9,7 @@ from ci.builds.options import add_options
 EXAMPLES = """\
   nox -s build_linux_arm64
   nox -s build_linux_arm64 -- --release --executorch DIR
-  nox -s build_linux_arm64 -- --dry-run > build.sh
+  nox -s build_linux_arm64 -- --dry-run
 """
 
 TARGET = "aarch64-linux"

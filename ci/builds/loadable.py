@@ -121,15 +121,15 @@ def _reachable(name: str, target: str, file: Built, header: elf.Elf, places: set
         return any(PurePosixPath(place).name == name for place in places)
     folder = posixpath.dirname(file.place)
     searched = (*header.rpath, *header.runpath)
-    found = (posixpath.normpath(each.replace("$ORIGIN", folder, 1)) for each in searched)
-    return any(posixpath.normpath(f"{each}/{name}") in places for each in found)
+    folders = (posixpath.normpath(each.replace("$ORIGIN", folder, 1)) for each in searched)
+    return any(posixpath.normpath(f"{each}/{name}") in places for each in folders)
 
 
 def _private_paths(file: Built, private: Sequence[Path]) -> Iterator[tuple[str, str]]:
     content = file.path.read_bytes()
     for folder in private:
-        found = re.search(re.escape(os.fsencode(folder)) + rb"(?![\w.-])", content)
-        if found:
-            end = content.find(b"\0", found.start())
-            text = content[found.start() : min(end, found.start() + 160)].decode("utf-8", "replace")
+        match = re.search(re.escape(os.fsencode(folder)) + rb"(?![\w.-])", content)
+        if match:
+            end = content.find(b"\0", match.start())
+            text = content[match.start() : min(end, match.start() + 160)].decode("utf-8", "replace")
             yield "paths", f"expected no path of this machine inside, found {text}"

@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser, target: str) -> None:
     parser.add_argument(
         "--jobs", "-j", type=count, help="compile this many files at once [by cores and memory]"
     )
-    parser.add_argument("--clean", action="store_true", help="build anew, whatever is there")
+    parser.add_argument("--clean", action="store_true", help="build everything again")
     parser.add_argument(
         "--cmake-arg",
         action="append",
@@ -43,12 +43,12 @@ def add_options(parser: argparse.ArgumentParser, target: str) -> None:
         "--target-only", action="store_true", help="only the library and the runner, no Python adaptors"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print every command as a script and do nothing"
+        "--dry-run", action="store_true", help="print the commands that would run, and do nothing"
     )
     parser.add_argument(
         "--build-dir", type=Path, metavar="DIR", help="where it is compiled [build/executorch/TARGET]"
     )
-    parser.add_argument("--output", "-o", type=Path, metavar="DIR", help="where it is staged [dist/TARGET]")
+    parser.add_argument("--output", "-o", type=Path, metavar="DIR", help="where the files go [dist/TARGET]")
     parser.add_argument(
         "--glibc", metavar="VERSION", help="the newest glibc it may need [the profile's floor]"
     )

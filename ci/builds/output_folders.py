@@ -1,4 +1,4 @@
-"""Folders that builds write to: nothing of the user's is lost in them, nor another build's."""
+"""Folders that builds write to: nothing of the user's is lost in them, nor of another build's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.engine.dist import MANIFEST
 from provisioning.base.errors import UsageError
+from provisioning.base.files import hash_file
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+LICENCES = "licences"
+BILL_OF_MATERIALS = "sbom.cdx.json"
+OURS = ("bin", "lib", "python", LICENCES, BILL_OF_MATERIALS, MANIFEST)
+"""What a build owns below dist/<target>/."""
+
 
 def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | None = None) -> None:
-    """Raises UsageError where `folder` holds something (by a name in `ours`), and not the file of a build."""
+    """Raise UsageError if `folder` holds something (one of `ours`) without `mark`, the file of a build."""
     if ours is None:
         ours = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ()
     taken = [name for name in ours if _holds(folder / name)]
@@ -25,11 +32,47 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
 
 
 def alone_in(folder: Path, role: str) -> BaseFileLock:
-    """While held, no other build has the folder in this role; one folder may have two."""
+    """A mutex: while it is held, no other build uses the folder in this role. One folder may have two."""
     from filelock import FileLock
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(folder.with_name(f".{folder.name}.{role}.lock"))
+
+
+def replace_build(part: Path, dist: Path) -> None:
+    """Put a whole build in the place of the last one, of whichever stage.
+
+    The manifest goes first and comes last. Each file is replaced in one step, so a program that runs from
+    there keeps the files that it has open.
+    """
+    (dist / MANIFEST).unlink(missing_ok=True)
+    places = sorted(path.relative_to(part) for path in part.rglob("*") if path.is_file())
+    for place in sorted(places, key=lambda each: each.name == MANIFEST):
+        (dist / place).parent.mkdir(parents=True, exist_ok=True)
+        (part / place).replace(dist / place)
+    for name in OURS:
+        _remove_others(dist / name, {dist / place for place in places})
+
+
+def digests_below(dist: Path, folders: Iterable[str]) -> dict[str, str]:
+    """SHA-256 by place of the files in some folders of dist/."""
+    return {
+        str(path.relative_to(dist)): hash_file(path)
+        for folder in folders
+        for path in sorted((dist / folder).glob("*"))
+        if path.is_file()
+    }
+
+
+def _remove_others(path: Path, wanted: set[Path]) -> None:
+    """Remove what is below `path` and not in `wanted`, and folders that are empty then."""
+    if path.is_dir() and not path.is_symlink():
+        for each in path.iterdir():
+            _remove_others(each, wanted)
+        if not any(path.iterdir()):
+            path.rmdir()
+    elif path not in wanted:
+        path.unlink(missing_ok=True)
 
 
 def _holds(path: Path) -> bool:

@@ -1,53 +1,38 @@
-"""Everything that decides a build from source, and the commands that follow from it. Nothing is done here."""
+"""Everything that decides a build from source. Nothing is done here."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import sysconfig
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds.cmake import Program
+from ci.builds.cmake import Build
+from ci.builds.cmake import Project as CMakeProject
+from ci.builds.programs import Program
 from ci.builds.recipes import Project, Recipe, filled
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import OWN_NAME, SourceTree
 
-STEERING = (
-    "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
-    "LIBRARY_PATH", "LD_RUN_PATH", "CMAKE_PREFIX_PATH", "CMAKE_TOOLCHAIN_FILE", "CMAKE_GENERATOR",
-    "CMAKE_BUILD_TYPE", "CMAKE_INSTALL_PREFIX", "DESTDIR", "PYTHONPATH", "PYTHONHOME", "NDK_CCACHE",
-)  # fmt: skip
-"""Variables that would steer compilers and CMake behind the recipe's back; commands run without them."""
-
-SHADOW = "tree"
+LINKS = "tree"
 
 MEMORY_PER_JOB = 3 << 29
-"""A compiler at work on ExecuTorch's largest files, with room to spare: 1.5 GB."""
-
+"""1.5 GB: what a compiler needs for ExecuTorch's largest files, with room to spare."""
 
 AS_INCLUDED = [
     f"$<$<COMPILE_LANG_AND_ID:{language},GNU>:-fno-canonical-system-headers>" for language in ("C", "CXX")
 ]
-"""GCC names a system header that links lead to by the shorter of its two paths, unless told not to: what a
-binary says would depend on how long the folders' names are."""
+"""GCC names a system header that links lead to by the shorter of its two paths, unless told not to. The
+bytes of a binary would depend on how long the folders' names are."""
+
+_DEFINITION = re.compile(r"(?:-D)?(\w+)(?::\w+)?=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Sdk:
     root: Path
     build_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    title: str
-    argv: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return shlex.join(self.argv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class Plan:
     extra: tuple[str, ...]
     jobs: int
     root: Path
-    """Of the build: the CMake build directory, the log and what is remembered are below it."""
+    """The folder that is built in."""
     dist: Path
 
     @property
@@ -80,19 +65,15 @@ class Plan:
 
     @property
     def source(self) -> Path:
-        """The tree as CMake is shown it."""
-        return self.root / SHADOW / OWN_NAME if self.written else self.tree.root
-
-    @property
-    def log(self) -> Path:
-        return self.root / "build.log"
+        """The tree as CMake sees it."""
+        return self.root / LINKS / OWN_NAME if self.written else self.tree.root
 
     @property
     def flags_file(self) -> Path:
         return self.root / "flags.cmake"
 
     def flags(self) -> str:
-        """A CMake file that each project includes: our flags beside those of the toolchain, none replaced."""
+        """A CMake file that each project includes. It adds our flags to those of the toolchain."""
         maps = [f"-ffile-prefix-map={folder}={name}" for folder, name in self.private().items()]
         compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in (*maps, *AS_INCLUDED))
         link_flags = "".join(f"  [=[{flag}]=]\n" for flag in self.recipe.link_flags)
@@ -109,7 +90,7 @@ class Plan:
         }
 
     def private(self) -> dict[Path, str]:
-        """Folders of this machine, and what binaries say in their place. More specific ones come later."""
+        """Folders of this machine, and the names that binaries get instead. Inner folders come later."""
         folders = {Path(sysconfig.get_path("include")).parent.parent: "python"}
         # The system's own Python: /usr is in every path of compilers, and of no machine in particular.
         folders.pop(Path("/usr"), None)
@@ -120,66 +101,69 @@ class Plan:
         return folders
 
     def definitions(self, project: Project) -> dict[str, str]:
-        given = {**self.recipe.options, **project.options}
-        defined = {name: filled(value, self.values()) for name, value in given.items()}
+        options = {**self.recipe.options, **project.options}
+        defined = {name: filled(value, self.values()) for name, value in options.items()}
         defined |= {
             **self.toolchain.definitions,
             "CMAKE_BUILD_TYPE": self.build_type,
-            "CMAKE_MAKE_PROGRAM": str(self.ninja.path),
             "CMAKE_PROJECT_INCLUDE": str(self.flags_file),
         }
         if self.launcher is not None:
             defined |= {f"CMAKE_{kind}_COMPILER_LAUNCHER": str(self.launcher) for kind in ("C", "CXX")}
         for argument in self.extra:
-            if found := re.fullmatch(r"(?:-D)?(\w+)(?::\w+)?=(.*)", argument, re.DOTALL):
-                defined[found.group(1)] = found.group(2)
+            if definition := _DEFINITION.fullmatch(argument):
+                defined[definition.group(1)] = definition.group(2)
         return defined
 
-    def configure(self, project: Project, forgotten: Sequence[str] = ()) -> Command:
-        """`forgotten`: variables that an earlier run gave and that this one leaves to the project."""
-        defined = self.definitions(project)
-        raw = [argument for argument in self.extra if not re.match(r"(?:-D)?\w+(?::\w+)?=", argument)]
-        return Command(
-            f"configuring {project.name}",
-            (
-                str(self.cmake.path),
-                *("-S", os.path.normpath(self.source / project.source)),
-                *("-B", os.path.normpath(self.build / project.build), "-G", "Ninja"),
-                *(f"-U{name}" for name in sorted(set(forgotten) - set(defined))),
-                *(f"-D{name}={value}" for name, value in sorted(defined.items())),
-                *raw,
-            ),
+    def cmake_build(self) -> Build:
+        return Build(
+            folder=self.root,
+            cmake=self.cmake,
+            ninja=self.ninja,
+            projects=tuple(map(self._cmake_project, self.recipe.projects)),
+            jobs=self.jobs,
+            identity={
+                "toolchain": self.toolchain.identity,
+                # Compilers' dependency files do not notice an SDK that was exchanged for an older one.
+                "qnn sdk": f"{self.sdk.build_id} in {self.sdk.root}",
+                "python": self.python_identity,
+                "tree": f"{self.tree.root}, as {self.source}",
+            },
+            settings={
+                "commit": self.tree.commit,
+                "build type": self.build_type,
+                "launcher": str(self.launcher or ""),
+                "arguments": " ".join(self.extra),
+            },
+            variables=self.variables(),
+            owned=("build", LINKS),
         )
 
-    def compile(self, project: Project) -> Command:
-        wanted = [word for target in project.targets for word in ("--target", target)]
-        folder = os.path.normpath(self.build / project.build)
-        return Command(
-            f"building {project.name}",
-            (str(self.cmake.path), "--build", folder, "--parallel", str(self.jobs), *wanted),
+    def _cmake_project(self, project: Project) -> CMakeProject:
+        return CMakeProject(
+            project.name,
+            self.source / project.source,
+            self.build / project.build,
+            self.definitions(project),
+            tuple(each for each in self.extra if not _DEFINITION.fullmatch(each)),
+            project.targets,
         )
 
     def variables(self) -> dict[str, str]:
-        """What commands run with, beside the user's own environment without STEERING."""
+        """For the commands of the build."""
         return {
             "QNN_SDK_ROOT": str(self.sdk.root),
             "SOURCE_DATE_EPOCH": str(self.tree.time),
             "PYTHONHASHSEED": "0",
             # For projects that are built inside a project.
             "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs),
-            # A tree that is only read stays as it is.
+            # The tree is only read.
             "PYTHONDONTWRITEBYTECODE": "1",
-            "LC_ALL": "C.UTF-8",
-            "NINJA_STATUS": "[%f/%t] ",
         }
-
-    def environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in environ.items() if name not in STEERING}
-        return {**kept, **self.variables()}
 
 
 def default_jobs(environ_cpus: int | None = None, memory: int | None = None) -> int:
-    """As many as there are processors, and no more than there is memory for."""
+    """One for each processor, as far as there is memory for them."""
     cpus = environ_cpus or len(os.sched_getaffinity(0))
     available = memory if memory is not None else available_memory()
     return max(1, min(cpus, available // MEMORY_PER_JOB if available else cpus))
@@ -188,12 +172,12 @@ def default_jobs(environ_cpus: int | None = None, memory: int | None = None) -> 
 def available_memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """What this machine, or the container this runs in, has left in bytes; None when neither says."""
+    """Bytes that are free on this machine or in this container; None when neither tells."""
     left = []
     if meminfo.is_file():
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
-        if found:
-            left.append(int(found.group(1)) << 10)
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+        if available:
+            left.append(int(available.group(1)) << 10)
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -208,10 +192,10 @@ def available_memory(
 
 
 def _reclaimable(limit: Path) -> int:
-    """What a container has in use only to cache files; after a checkout that is most of it."""
+    """What a container uses only to cache files; after a checkout that is most of its memory."""
     try:
         text = limit.with_name("memory.stat").read_text(encoding="ascii")
     except OSError:
         return 0
-    found = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
-    return int(found.group(1)) if found else 0
+    inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
+    return int(inactive.group(1)) if inactive else 0

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.builds.cmake import Program
+from ci.builds.programs import Program
 from ci.engine.dist import RUNNER
 from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
@@ -38,7 +38,7 @@ class Comparison:
 
 
 def compare(dist: Path, here: Path, probe: Path, qemu: Program, sysroot: Path) -> Comparison:
-    """Run the probe with the runner staged in `dist`, under qemu, and with the one in `here`."""
+    """Run the probe with the runner in `dist`, under qemu, and with the one in `here`."""
     with tempfile.TemporaryDirectory() as scratch:
         ours = outputs([str(here / RUNNER)], probe, Path(scratch) / "here")
         emulated = [str(qemu.path), "-L", str(sysroot), str(dist / RUNNER)]
@@ -56,7 +56,7 @@ def judge(ours: list[float], theirs: list[float], subject: Path) -> Comparison:
         or not all(abs(one - other) <= TOLERANCE for one, other in zip(ours, theirs, strict=True))
     ):
         message = (
-            f"expected {len(ours)} values within {TOLERANCE} of this machine's, "
+            f"expected {len(ours)} values within {TOLERANCE} of this machine's runner, "
             f"found {len(theirs)}, up to {largest:.3g} away"
         )
         remedy = "compare the two runners on your own program, and report it with both outputs"

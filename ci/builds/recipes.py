@@ -49,7 +49,7 @@ class Output(Model):
     defined: str | None = None
     """Once for each name that this finds in the CMake files below `defined_in`; `{name}` stands for it."""
     only_with: Inside | None = None
-    """A file of the tree: without it the output is not asked for, with it the build must make it."""
+    """A file of the tree: only with it the build must make this output."""
 
     @field_validator("defined")
     @classmethod
@@ -140,7 +140,7 @@ def for_tree(recipe: Recipe, tree: Path) -> Recipe:
 
 def filled(text: str, values: dict[str, str]) -> str:
     """Placeholders replaced; other braces and `$ORIGIN` stay."""
-    return re.sub(r"\{(\w+)\}", lambda found: values.get(found.group(1), found.group()), text)
+    return re.sub(r"\{(\w+)\}", lambda name: values.get(name.group(1), name.group()), text)
 
 
 def schema() -> str:

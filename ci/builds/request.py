@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.builds import toolchain
-from ci.builds.cmake import find_cmake, find_ninja
-from ci.builds.install import OURS
-from ci.builds.output_folders import refuse_foreign
+from ci.builds.cmake import RECORD
+from ci.builds.output_folders import OURS, refuse_foreign
 from ci.builds.plan import Plan, Sdk, default_jobs
+from ci.builds.programs import find_cmake, find_ninja
 from ci.builds.recipes import Recipe, for_tree, load_recipe
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import open_tree, unread_options
@@ -35,6 +35,8 @@ LAUNCHERS = ("ccache", "sccache")
 def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> Plan:
     if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
         raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
+    if args.build_dir:
+        refuse_foreign(args.build_dir, RECORD, "--build-dir")
     if args.output:
         refuse_foreign(args.output, str(RUNNER), "--output", OURS)
         if selection.target == DEFAULT_TARGET:
@@ -45,7 +47,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     _check_headers(profile, selection, environ, needs)
     environment = resolve(selection, environ, needs=needs)
     suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
-    launcher = next((found for name in LAUNCHERS if (found := shutil.which(name))), None)
+    launcher = next((path for name in LAUNCHERS if (path := shutil.which(name))), None)
     tree = open_tree(
         args.executorch.absolute() if args.executorch else environment.root("executorch-source").path
     )
@@ -79,7 +81,7 @@ def _needs(args: argparse.Namespace, recipe: Recipe) -> Iterator[str]:
 def _check_headers(
     profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
 ) -> None:
-    """Before anything is provisioned for a build that the profile cannot serve."""
+    """Refuse a profile without headers before anything is provisioned for it."""
     if users_own("qnn-sdk", selection.store, environ, []) or _has_headers(profile):
         return
     message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
@@ -87,8 +89,7 @@ def _check_headers(
         resolve(replace(selection, profile=OFFICIAL_PROFILE), environ, needs=needs)
     except EnvironmentLacking as lacking:
         raise EnvironmentLacking(
-            f"{message}; of the profile {OFFICIAL_PROFILE}, {lacking.message}",
-            remedy=f"{lacking.remedy}, and --profile {OFFICIAL_PROFILE} here as well",
+            f"{message}; give --profile {OFFICIAL_PROFILE}, of which {lacking.message}", remedy=lacking.remedy
         ) from lacking
     raise EnvironmentLacking(message, remedy=f"--profile {OFFICIAL_PROFILE}")
 
@@ -116,7 +117,7 @@ def sdk_at(root: Path) -> Sdk:
 
 
 def notes_of(plan: Plan, profile: Profile) -> list[Finding]:
-    """What is worth knowing before an hour of compiling; none of it forbids to."""
+    """Warnings that a user wants before an hour of compiling."""
     notes = [
         Finding(
             "build-option",

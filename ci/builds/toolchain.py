@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.builds.cmake import Program, find_compiler, find_program
+from ci.builds.programs import Program, find_compiler, find_program
 from ci.builds.recipes import Recipe
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
@@ -19,16 +19,16 @@ _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     identity: str
-    """What it is in words: another one needs an empty build directory."""
+    """In words. Another toolchain needs an empty build directory."""
     definitions: Mapping[str, str]
     files: tuple[Path, ...] = ()
-    """CMake files of its own, which read options too."""
+    """Its own CMake files, which may read options of a recipe."""
     version: str = ""
     """The NDK's revision; empty for others."""
     values: Mapping[str, str] = field(default_factory=dict)
     """For a recipe's placeholders."""
     roots: tuple[Path, ...] = ()
-    """Where it is, which no binary should tell."""
+    """Its folders, whose names must not be in any binary."""
 
 
 def host(environ: Mapping[str, str]) -> Toolchain:
@@ -40,7 +40,7 @@ def host(environ: Mapping[str, str]) -> Toolchain:
 def cross(
     recipe: Recipe, environ: Mapping[str, str], prefix: str | None, sysroot: Path | None, file: Path | None
 ) -> Toolchain:
-    """By the prefix of its programs, or by a toolchain file that says everything."""
+    """Named by the prefix of its programs, or by a CMake toolchain file."""
     if file is not None:
         if prefix is not None or sysroot is not None:
             raise UsageError("--toolchain-file says what --compiler and --sysroot say: give one or the other")
@@ -55,15 +55,15 @@ def cross(
     name = prefix if prefix is not None else recipe.compiler
     cxx = find_program(f"{name}g++", environ)
     cc = find_program(str(cxx.path.with_name(f"{Path(name).name}gcc")), environ)
-    found = _compilers(cc, cxx)
+    compilers = _compilers(cc, cxx)
     if sysroot is None:
-        return found
+        return compilers
     if not sysroot.is_dir():
         raise UsageError(f"--sysroot {sysroot}: there is no such folder")
     return replace(
-        found,
-        identity=f"{found.identity}, sysroot {sysroot.absolute()}",
-        definitions={**found.definitions, "CMAKE_SYSROOT": str(sysroot.absolute())},
+        compilers,
+        identity=f"{compilers.identity}, sysroot {sysroot.absolute()}",
+        definitions={**compilers.definitions, "CMAKE_SYSROOT": str(sysroot.absolute())},
         roots=(sysroot.absolute(),),
     )
 
@@ -78,8 +78,8 @@ def ndk(root: Path) -> Toolchain:
                 remedy="set ANDROID_NDK_ROOT to the folder that holds source.properties",
             )
     text = properties.read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"^Pkg\.Revision\s*=\s*(\S+)", text, re.MULTILINE)
-    revision = found.group(1) if found else "unknown"
+    match = re.search(r"^Pkg\.Revision\s*=\s*(\S+)", text, re.MULTILINE)
+    revision = match.group(1) if match else "unknown"
     return Toolchain(
         identity=f"Android NDK {revision} in {root}",
         # The recipe names the toolchain file, which finds the rest.

@@ -1,4 +1,4 @@
-"""What an ExecuTorch tree says of itself: version, commit, adaptors, options that are read."""
+"""Facts about an ExecuTorch tree: version, commit, adaptors, options that its CMake files read."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class SourceTree:
     changed: bool
     """Whether it differs from the commit."""
     time: int
-    """When the commit was made, in seconds since 1970; what is built is dated so."""
+    """The commit's time, in seconds since 1970: the date of what is built."""
     repository: Path | None = None
-    """Where git knows the commit: for a tree of the store, the checkout that it was copied from."""
+    """The git repository with the commit: for a tree of the store, the checkout it was copied from."""
 
 
 def open_tree(root: Path) -> SourceTree:
@@ -61,8 +61,8 @@ def open_tree(root: Path) -> SourceTree:
         raise EnvironmentLacking(
             f"{root}: its headers are included as <{OWN_NAME}/…> from the folder above, so that it must be "
             f"named {OWN_NAME}, found {root.resolve().name}",
-            remedy=quoted("git", "-C", root, "worktree", "add", "--detach", f"{root}.d/{OWN_NAME}")
-            + ", or rename the directory",
+            remedy=f"{quoted('git', '-C', root, 'worktree', 'add', '--detach', f'{root}.d/{OWN_NAME}')}, "
+            "or rename the directory",
         )
     version = root / "version.txt"
     repository, commit = root, _git(root, "rev-parse", "HEAD")
@@ -80,7 +80,7 @@ def open_tree(root: Path) -> SourceTree:
 
 
 def submodules(tree: SourceTree) -> list[Submodule]:
-    """Those that the tree names; their commits are known where there is a repository to ask."""
+    """The tree's submodules; their commits are known where there is a repository."""
     commits = {}
     urls = dict(_submodule_urls(tree.root))
     listed = _git(tree.repository, "ls-tree", "-r", tree.commit) if urls and tree.repository else ""
@@ -93,16 +93,16 @@ def submodules(tree: SourceTree) -> list[Submodule]:
 
 
 def adaptors(output: Output, root: Path) -> list[str]:
-    """The names that the tree's CMake files define for an output; one empty name where it asks for none."""
+    """The names that the tree's CMake files define for an output; one empty name for an output without."""
     if output.defined is None or output.defined_in is None:
         return [""]
     pattern = re.compile(output.defined)
     text = "\n".join(_uncommented(path) for path in cmake_files(root / output.defined_in))
-    return sorted({found.group(1) for found in pattern.finditer(text)})
+    return sorted({match.group(1) for match in pattern.finditer(text)})
 
 
 def unread_options(recipe: Recipe, root: Path, more: Iterable[Path] = ()) -> list[str]:
-    """Options of the recipe that no CMake file of the tree mentions. CMake's own are left out."""
+    """Options of the recipe, except CMake's own, that no CMake file of the tree mentions."""
     wanted = {name for name in recipe.options if not name.startswith("CMAKE_")}
     for project in recipe.projects:
         wanted |= {name for name in project.options if not name.startswith("CMAKE_")}
@@ -122,7 +122,7 @@ def cmake_files(root: Path) -> Iterator[Path]:
 
 
 def _commit_in_store(folder: Path) -> str:
-    """The tree is in a directory of its own name, and that in a tree of the store."""
+    """A tree of the store holds the source in a folder of its own."""
     from provisioning.store.inventory import Inventory
 
     inventory = Inventory.read(folder.with_name(f"{folder.name}.json"))
@@ -130,7 +130,7 @@ def _commit_in_store(folder: Path) -> str:
 
 
 def _checkout_in_store(folder: Path, commit: str) -> Path:
-    """The store keeps it as long as the tree."""
+    """The store keeps the checkout as long as the tree."""
     from provisioning.store import Store
 
     return Store(folder.parent.parent).downloads / f"git-{commit}"
@@ -160,7 +160,7 @@ def _submodule_urls(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git answers for the repository whose top is exactly `root`; empty for anything else."""
+    """git's output for the repository whose top is exactly `root`; empty for anything else."""
     if not (root / ".git").exists():
         return ""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -9,7 +9,7 @@ from ci.builds.options import add_options
 EXAMPLES = """\
   nox -s build_x86
   nox -s build_x86 -- --release --executorch DIR
-  nox -s build_x86 -- --dry-run > build.sh
+  nox -s build_x86 -- --dry-run
 """
 
 TARGET = "x86_64-linux"

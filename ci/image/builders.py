@@ -1,6 +1,6 @@
-"""Two programs that turn the Dockerfile into an image: docker with BuildKit, and buildah.
+"""Two programs that build an image from the Dockerfile: docker with BuildKit, and buildah.
 
-docker's SDK speaks no BuildKit, so its command line builds.
+Docker's SDK does not speak BuildKit, so its command line builds.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.image.engine import NO_SPACE, Engine, out_of_disk
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
-"""Clients of these versions speak BuildKit by themselves; newer ones need the buildx plugin."""
+"""From the first to before the second version, docker speaks BuildKit by itself; later with buildx."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One image to build: from which folder, up to which stage, and with what in it."""
+    """One image to build."""
 
     context: Path
     stage: str
+    """Of the Dockerfile: the last one that is built."""
     base: str
     base_id: str
-    """The same image, as the container engine knows it."""
+    """The id of the base in the container engine."""
     tag: str
     epoch: int
     arguments: Mapping[str, str]
@@ -42,10 +44,10 @@ class Order:
 
     @property
     def flags(self) -> list[str]:
-        """Those that both programs know."""
+        """For both programs."""
         flags = ["--file", str(self.context / "docker" / "Dockerfile"), "--target", self.stage]
-        given = {"BASE": self.base, "SOURCE_DATE_EPOCH": str(self.epoch), **self.arguments}
-        for name, value in given.items():
+        values = {"BASE": self.base, "SOURCE_DATE_EPOCH": str(self.epoch), **self.arguments}
+        for name, value in values.items():
             flags += ["--build-arg", f"{name}={value}"]
         for name, value in sorted(self.labels.items()):
             flags += ["--label", f"{name}={value}"]
@@ -54,19 +56,19 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An image as it can be compared."""
+    """What is compared of two images."""
 
     digest: str
     layers: tuple[str, ...]
 
 
-class Place(Protocol):
-    """Somewhere to build an image that shares nothing with what was built before."""
+class Workspace(Protocol):
+    """Builds an image that shares nothing with earlier builds."""
 
     def build(self, order: Order) -> Built: ...
 
     def save(self, order: Order, archive: Path) -> None:
-        """What was built, as `docker save` writes it."""
+        """Write the image as `docker save` does."""
         ...
 
     def discard(self, order: Order) -> None: ...
@@ -78,14 +80,14 @@ class Builder(Protocol):
 
     @property
     def digest(self) -> str:
-        """What is compared of two images."""
+        """The name of the digest that is compared."""
         ...
 
     def build(self, order: Order, engine: Engine) -> None:
         """Build and leave the image under its tag in the container engine."""
         ...
 
-    def place(self, folder: Path, engine: Engine) -> Place: ...
+    def workspace(self, folder: Path, engine: Engine) -> Workspace: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +101,31 @@ class Docker:
 
     @property
     def digest(self) -> str:
-        # The manifest's too would differ with docker before 23, which writes the hour into it.
+        # Not of the manifest: docker before 23 writes the time of the build into it.
         return "digest of layers and settings"
 
     def build(self, order: Order, engine: Engine, *flags: str) -> None:
-        # The builder in the engine, as any other knows neither the engine's images nor when to load.
+        # Only the engine's own builder knows the engine's images.
         verb = ["buildx", "build", "--builder", "default", "--load"] if self.buildx else ["build"]
         command = [self.program, *verb, "--network", "none", "--progress", "plain", *flags, *order.flags]
         environ = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
         _run([*command, str(order.context)], order.log, environ)
 
-    def place(self, folder: Path, engine: Engine) -> Place:
-        return DockerPlace(self, engine)
+    def workspace(self, folder: Path, engine: Engine) -> Workspace:
+        return DockerWorkspace(self, engine)
 
 
 @dataclass(frozen=True, slots=True)
-class DockerPlace:
+class DockerWorkspace:
     docker: Docker
     engine: Engine
 
     def build(self, order: Order) -> Built:
         self.docker.build(order, self.engine, "--no-cache")
-        said = self.engine.attributes(order.tag)
-        compared = {name: said[name] for name in ("Architecture", "Os", "Config", "RootFS")}
+        attributes = self.engine.attributes(order.tag)
+        compared = {name: attributes[name] for name in ("Architecture", "Os", "Config", "RootFS")}
         digest = hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()
-        return Built(f"sha256:{digest}", tuple(said["RootFS"]["Layers"]))
+        return Built(f"sha256:{digest}", tuple(attributes["RootFS"]["Layers"]))
 
     def save(self, order: Order, archive: Path) -> None:
         self.engine.save(order.tag, archive)
@@ -134,7 +136,7 @@ class DockerPlace:
 
 @dataclass(frozen=True, slots=True)
 class Buildah:
-    """With its images under `root`, apart from the user's own if one is given."""
+    """`root`: where its images are; None for the user's own place."""
 
     program: str
     root: Path | None = None
@@ -154,48 +156,48 @@ class Buildah:
         return [self.program, "--root", str(self.root), "--runroot", f"{self.root}.run"]
 
     def build(self, order: Order, engine: Engine) -> None:
-        # By files, as buildah would look for the engine at its usual place alone; and apart from the images
-        # that the user has there, as no build takes anything from the one before.
+        # Images pass through files, since buildah only finds an engine at the default address. The build is
+        # apart from the user's images, so that it uses no earlier one.
         with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
-            base, made = Path(scratch) / "base.tar", Path(scratch) / "made.tar"
+            base, image = Path(scratch) / "base.tar", Path(scratch) / "image.tar"
             own = replace(self, root=Path(scratch) / "storage")
             engine.save(order.base_id, base)
             try:
                 own.build_apart(order, base)
-                own.save(order.tag, made)
+                own.save(order.tag, image)
             finally:
-                # What cannot be discarded must not hide why a build failed.
+                # An error here must not hide why the build failed.
                 with suppress(ToolkitError):
                     own.discard()
-            engine.load(made)
+            engine.load(image)
 
     def build_apart(self, order: Order, base_archive: Path) -> None:
-        """Build without telling the engine, every file with the time that the order says."""
-        base = self._say("pull", "--quiet", f"docker-archive:{base_archive}").split()[-1]
+        """Build without the engine. Every file gets the time of the order."""
+        base = self._output("pull", "--quiet", f"docker-archive:{base_archive}").split()[-1]
         flags = replace(order, base=base).flags
-        # Works where containers cannot be made, and knows no other network.
+        # chroot works where containers are not allowed, but has no network isolation.
         how = ["--isolation", "chroot", "--network", "host", "--pull-never", "--layers", "--no-cache"]
         command = [*self._command, "build", *how, "--timestamp", str(order.epoch), *flags]
         _run([*command, str(order.context)], order.log, os.environ)
 
-    def place(self, folder: Path, engine: Engine) -> Place:
-        return BuildahPlace(replace(self, root=folder / "storage"), engine)
+    def workspace(self, folder: Path, engine: Engine) -> Workspace:
+        return BuildahWorkspace(replace(self, root=folder / "storage"), engine)
 
     def built(self, tag: str) -> Built:
-        said: dict[str, Any] = json.loads(self._say("inspect", "--type", "image", tag))
-        return Built(said["FromImageDigest"], tuple(said["OCIv1"]["rootfs"]["diff_ids"]))
+        image: dict[str, Any] = json.loads(self._output("inspect", "--type", "image", tag))
+        return Built(image["FromImageDigest"], tuple(image["OCIv1"]["rootfs"]["diff_ids"]))
 
     def save(self, tag: str, archive: Path) -> None:
-        self._say("push", tag, f"docker-archive:{archive}:{tag}")
+        self._output("push", tag, f"docker-archive:{archive}:{tag}")
 
     def discard(self) -> None:
-        """Remove all that is under `root`."""
+        """Remove everything below `root`."""
         assert self.root is not None, "the user's own images stay"
-        for container in self._say("containers", "--quiet").split():
-            self._say("rm", container)
-        self._say("rmi", "--all", "--force")
+        for container in self._output("containers", "--quiet").split():
+            self._output("rm", container)
+        self._output("rmi", "--all", "--force")
 
-    def _say(self, *arguments: str) -> str:
+    def _output(self, *arguments: str) -> str:
         done = subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise failure(f"buildah {arguments[0]}", done.stderr, "buildah info")
@@ -203,7 +205,7 @@ class Buildah:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildahPlace:
+class BuildahWorkspace:
     buildah: Buildah
     engine: Engine
 
@@ -222,7 +224,7 @@ class BuildahPlace:
 
 
 def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
-    """`docker`, `buildah`, or for `auto` the first of them that is here."""
+    """`wanted`: docker, buildah, or auto for the first of them that is installed."""
     if wanted in ("auto", "docker"):
         for program in _every("docker", environ):
             if (buildx := _speaks_buildkit(program)) is not None:
@@ -242,19 +244,21 @@ def find_buildah(environ: Mapping[str, str] = os.environ) -> Buildah:
 
 
 def _every(name: str, environ: Mapping[str, str]) -> list[str]:
-    found = [shutil.which(name, path=entry) for entry in environ.get("PATH", os.defpath).split(":") if entry]
-    return list(dict.fromkeys(program for program in found if program))
+    programs = [
+        shutil.which(name, path=entry) for entry in environ.get("PATH", os.defpath).split(":") if entry
+    ]
+    return list(dict.fromkeys(program for program in programs if program))
 
 
 def _speaks_buildkit(program: str) -> bool | None:
-    """By the buildx plugin (True), by itself (False), or not at all (None)."""
+    """True with the buildx plugin, False by itself, None not at all."""
     plugin = subprocess.run([program, "buildx", "version"], capture_output=True, text=True, check=False)
     if plugin.returncode == 0 and "buildx" in plugin.stdout:
         return True
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"version (\d+)\.(\d+)", said)
+    text = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"version (\d+)\.(\d+)", text)
     first, end = BUILDKIT_INSIDE
-    return False if found and first <= (int(found[1]), int(found[2])) < end else None
+    return False if version and first <= (int(version[1]), int(version[2])) < end else None
 
 
 def _run(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
@@ -262,16 +266,18 @@ def _run(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
     with log.open("wb") as stream:
         done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environ, check=False)
     if done.returncode:
-        raise failure("building the image", log.read_text(encoding="utf-8", errors="replace"), f"less {log}")
+        raise failure(
+            "building the image", log.read_text(encoding="utf-8", errors="replace"), quoted("less", log)
+        )
 
 
-def failure(what: str, said: str, remedy: str) -> CheckFailed | EnvironmentLacking:
-    if full := [line for line in said.splitlines() if NO_SPACE in line.lower()]:
+def failure(what: str, output: str, remedy: str) -> CheckFailed | EnvironmentLacking:
+    if full := [line for line in output.splitlines() if NO_SPACE in line.lower()]:
         return out_of_disk(full[0])
-    if "permission denied while trying to connect" in said:
+    if "permission denied while trying to connect" in output:
         return EnvironmentLacking(
-            "the container engine is there, but you may not use it",
+            "the container engine runs, but you may not use it",
             remedy="sudo usermod -aG docker $USER, and log in again",
         )
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in output.splitlines() if line.strip()]
     return CheckFailed(f"{what} failed:\n" + "\n".join(lines[-12:]), remedy=remedy)

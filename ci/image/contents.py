@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 from ci.image.engine import Engine, Job
 from ci.image.plan import Plan
 from provisioning.base.bill_of_materials import Item, package_url
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
 
 LIST_PACKAGES = r"dpkg-query --show --showformat '${Package}\t${Version}\n'"
@@ -22,7 +22,7 @@ PYTHONS = "/opt/qnn-ci/environments/{environment}/bin/python"
 def installed_items(plan: Plan, engine: Engine, image: str) -> list[Item]:
     """The Debian packages and Python distributions that the image itself lists."""
     pythons = [
-        shlex.join([PYTHONS.format(environment=environment), "-c", LIST_DISTRIBUTIONS])
+        quoted(PYTHONS.format(environment=environment), "-c", LIST_DISTRIBUTIONS)
         for environment in plan.environments
     ]
     # One container for all: starting it is most of the work.

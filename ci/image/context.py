@@ -1,12 +1,11 @@
 """The folder that images are built from: docker/, Debian packages, wheels and vendors' trees, each verified.
 
-One folder serves all images. What is there and still right is left alone, so that a builder's cache holds.
+One folder serves all images. Files that are right are not touched, so that a builder's cache stays valid.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -19,14 +18,16 @@ from urllib.parse import unquote
 
 from ci.image.engine import Engine, Job, Mount
 from ci.image.plan import DOCKER, Package, Plan
+from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import licences
+from provisioning.base.commands import session
 from provisioning.base.errors import (
     CheckFailed,
     IntegrityError,
     LicenceNotAccepted,
     UpstreamError,
 )
-from provisioning.base.files import hash_file, replace_text
+from provisioning.base.files import hash_file
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import ROOT
 from provisioning.verbs.provision import in_ci
@@ -39,15 +40,15 @@ CONTEXT = ROOT / "build" / "image"
 
 @dataclass(frozen=True, slots=True)
 class Apt:
-    """The user's own apt sources and settings, used for fetching and never put into an image."""
+    """The user's own apt sources and settings. They are used for downloads and never put into an image."""
 
     sources: Path | None = None
     conf: Path | None = None
 
     @property
     def mounts(self) -> list[Mount]:
-        given = {"sources": self.sources, "conf": self.conf}
-        return [Mount(str(path.resolve()), f"/run/apt/{name}", True) for name, path in given.items() if path]
+        files = {"sources": self.sources, "conf": self.conf}
+        return [Mount(str(path.resolve()), f"/run/apt/{name}", True) for name, path in files.items() if path]
 
 
 def say(text: str) -> None:
@@ -55,7 +56,7 @@ def say(text: str) -> None:
 
 
 def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT) -> None:
-    """Bring the context up to what the plan needs."""
+    """Add to the context what the plan needs."""
     from ci.image.wheelhouse import Wanted, fill
 
     trees = trees_of(plan, store)
@@ -73,18 +74,16 @@ def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, cont
 
 
 def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
-    """The store's whole trees of the plan's components, as an image has all of its profile.
-
-    What is not there is provisioned, once licences are accepted."""
+    """The store's trees of the plan's components; missing ones are provisioned if licences are accepted."""
     if plan.profile is None:
         return {}
     components = {name: plan.profile.components[name] for name in plan.components}  # type: ignore[index]
     if lacking := licences.missing(store.path, components, {}):
         listed = "; ".join(f"{licence.title} ({licence.url})" for licence in lacking.values())
-        command = ["nox", "-s", "provision", "--", "--profile", plan.profile.name]
+        accept = [word for name in lacking for word in (licences.FLAG, name)]
         raise LicenceNotAccepted(
-            f"the image {plan.name} holds what comes under a licence that was not accepted yet: {listed}",
-            remedy=shlex.join([*command, *(part for each in lacking for part in (licences.FLAG, each))]),
+            f"the image {plan.name} needs components whose licence was not accepted yet: {listed}",
+            remedy=session("provision", "--profile", plan.profile.name, *accept),
         )
     locked = in_ci(os.environ)
     return {
@@ -94,27 +93,20 @@ def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
 
 
 def keep_packages(packages: Sequence[Package], engine: Engine, base: str, apt: Apt, folder: Path) -> None:
-    """Have exactly the locked packages that the base lacks, with the locked hashes.
-
-    They are hashed again each time: they will be installed as they are.
-    """
-    stamp = folder.with_name("packages.stamp")
-    locked = "\n".join([base, *map(str, packages)])
-    if folder.is_dir() and stamp.is_file():
-        fetched = [locked, *map(str, packages_in(folder))]
-        if stamp.read_text(encoding="utf-8") == "\n".join(fetched):
-            return
-    stamp.unlink(missing_ok=True)
+    """Have exactly the locked packages that the base lacks, with the locked hashes."""
+    request = "\n".join([base, *map(str, packages)])
+    if is_sealed(folder, request):
+        return
+    unseal(folder)
     say(f"fetching {len(packages)} Debian packages with the apt of {base}")
     fetch_packages([f"{one.name}={one.version}" for one in packages], engine, base, apt, folder)
-    fetched_packages = packages_in(folder)
-    check_packages(packages, fetched_packages)
-    replace_text(stamp, "\n".join([locked, *map(str, fetched_packages)]))
+    check_packages(packages, packages_in(folder))
+    seal(folder, request)
 
 
-def check_packages(locked: Iterable[Package], found: Iterable[Package]) -> None:
+def check_packages(locked: Iterable[Package], fetched: Iterable[Package]) -> None:
     wanted = {one.name: one for one in locked}
-    for one in found:
+    for one in fetched:
         pin = wanted.get(one.name)
         if pin is None or pin.version != one.version:
             raise CheckFailed(
@@ -129,7 +121,7 @@ def check_packages(locked: Iterable[Package], found: Iterable[Package]) -> None:
 
 
 def fetch_packages(wanted: Sequence[str], engine: Engine, base: str, apt: Apt, folder: Path) -> None:
-    """Let the base's own apt fetch them, with the user's sources if given."""
+    """Download packages with the apt of the base, and with the user's sources if there are any."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     script = Mount(str(DOCKER / "fetch-packages"), "/run/fetch-packages", True)
@@ -145,9 +137,9 @@ def fetch_packages(wanted: Sequence[str], engine: Engine, base: str, apt: Apt, f
     )
     if done.code:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
-        said = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.code}"
+        message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.code}"
         raise UpstreamError(
-            f"apt in {base} could not fetch the pinned packages: {said}",
+            f"apt in {base} could not fetch the pinned packages: {message}",
             remedy="name an archive of the time that manifests/images.toml says with --apt-sources,"
             " or pin newer ones: nox -s image -- --lock",
         )
@@ -155,15 +147,15 @@ def fetch_packages(wanted: Sequence[str], engine: Engine, base: str, apt: Apt, f
 
 def packages_in(folder: Path) -> list[Package]:
     """Every package file of a folder, by its name as apt writes it: NAME_VERSION_ARCH.deb."""
-    found = []
+    packages = []
     for path in sorted(folder.glob("*.deb")):
         name, version, _ = unquote(path.name).split("_")
-        found.append(Package(name, version, hash_file(path)))
-    return found
+        packages.append(Package(name, version, hash_file(path)))
+    return packages
 
 
 def link_tree(source: Path, key: str, into: Path) -> None:
-    """A tree of the store under another name: hard links where that can be, as nothing writes to either."""
+    """Copy a tree of the store by hard links where possible: nothing writes to either."""
     stamp = into.with_name(f"{into.name}.stamp")
     if into.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == key:
         return
@@ -190,7 +182,7 @@ def _mirror_scripts(into: Path) -> None:
 
 
 def _write(path: Path, text: str, executable: int = 0) -> None:
-    """Only if it differs, as what is untouched costs builders nothing; modes do not depend on the umask."""
+    """Write only what differs, for builders' caches. Modes do not depend on the umask."""
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as stream:
             stream.write(text)

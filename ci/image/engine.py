@@ -1,4 +1,4 @@
-"""The container engine, through docker's SDK: every fault of it that can be foreseen has its remedy."""
+"""The container engine, through docker's SDK. Every foreseeable error has a remedy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 INSTALL = "apt-get install docker.io, or see https://docs.docker.com/engine/install/"
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 PATIENCE = 1800
-"""Seconds without a word from an engine that saves or loads an image, as older ones write it out first."""
+"""Seconds: older engines are silent while they write an image out before they send it."""
 NO_SPACE = "no space left on device"
-"""As Go says it; others begin with a capital."""
+"""As Go writes it; others begin with a capital letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command to run in a container that is gone afterwards."""
+    """A command to run in a container that is removed afterwards."""
 
     image: str
     command: Sequence[str]
@@ -63,7 +63,7 @@ class Engine:
 
     @property
     def owner(self) -> str:
-        """The user in a container whose files belong to our caller outside."""
+        """The user in a container whose files belong to our caller outside of it."""
         return "0:0" if self.rootless else f"{os.getuid()}:{os.getgid()}"
 
     def image_id(self, reference: str) -> str | None:
@@ -83,12 +83,12 @@ class Engine:
                 return str(self._client.images.pull(reference).id)
             except docker.errors.APIError as error:
                 raise UpstreamError(
-                    f"the base image {reference} cannot be had: {error.explanation or error}",
+                    f"the base image {reference} cannot be pulled: {error.explanation or error}",
                     remedy="name a local image with --base; docs/docker.md says how to make one",
                 ) from error
 
     def attributes(self, reference: str) -> dict[str, Any]:
-        """What `docker image inspect` says."""
+        """The output of `docker image inspect`."""
         with translated():
             return dict(self._client.images.get(reference).attrs)
 
@@ -102,14 +102,14 @@ class Engine:
             self._client.images.load(stream)
 
     def remove(self, reference: str) -> None:
-        """The name, and the image if it has no other; nothing if there is none."""
+        """Remove the name, and the image if it has no other. A missing image is no error."""
         import docker.errors
 
         with translated(), suppress(docker.errors.ImageNotFound):
             self._client.images.remove(reference, force=True)
 
     def run(self, job: Job) -> Done:
-        """Run to the end. A command that fails is the caller's to judge; an engine that fails is a fault."""
+        """Run to the end. A failing command is returned; a failing engine raises."""
         with translated():
             container = self._client.containers.create(
                 job.image,
@@ -142,7 +142,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Engine:
 
 
 def _knock(host: str) -> None:
-    """A socket that does not let us in says why here, where docker's SDK would wrap it and leave it open."""
+    """Try the socket first: docker's SDK would wrap the reason for a refusal and leave the socket open."""
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as tried:
             tried.connect(host.removeprefix("unix://"))
@@ -157,15 +157,15 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise fault_of(error) from error
+        raise error_of(error) from error
 
 
-def fault_of(error: BaseException) -> ToolkitError:
+def error_of(error: BaseException) -> ToolkitError:
     causes = list(_causes(error))
     where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
     if any(isinstance(cause, PermissionError) for cause in causes):
         return EnvironmentLacking(
-            f"the container engine is there, but you may not use it ({where}: permission denied)",
+            f"the container engine runs, but you may not use it ({where}: permission denied)",
             remedy="sudo usermod -aG docker $USER, and log in again",
         )
     if any(isinstance(cause, (FileNotFoundError, ConnectionError)) for cause in causes):
@@ -177,12 +177,12 @@ def fault_of(error: BaseException) -> ToolkitError:
         return out_of_disk(text)
     if "Error while fetching server API version" in text:
         return EnvironmentLacking(f"no container engine answers at {where}: {text}", remedy=INSTALL)
-    return CheckFailed(f"the container engine says: {text}", remedy="docker info")
+    return CheckFailed(f"the container engine failed: {text}", remedy="docker info")
 
 
-def out_of_disk(said: str) -> EnvironmentLacking:
+def out_of_disk(message: str) -> EnvironmentLacking:
     return EnvironmentLacking(
-        f"the disk that the container engine uses is full: {said.strip()}",
+        f"the disk that the container engine uses is full: {message.strip()}",
         remedy="docker system prune, or give it a larger disk",
     )
 

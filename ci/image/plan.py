@@ -1,4 +1,4 @@
-"""What an image is, by the manifests alone: manifests/images.toml, image-packages.txt, locks and profiles."""
+"""What is in an image, from manifests alone: images.toml, image-packages.txt, locks and profiles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = MANIFESTS / "image-packages.txt"
 DOCKER = ROOT / "docker"
 
 STAGES = ("qnn-sdk", "android-ndk", "hexagon-sdk")
-"""The Dockerfile's stages of an image with a profile, each with one component more than the one before."""
+"""The Dockerfile's stages for images with a profile. Each adds one component to the one before."""
 
 Pinned = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9./_-]*:[A-Za-z0-9._-]+$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -59,7 +59,7 @@ class Images(Model):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A Debian package as it must arrive."""
+    """A pinned Debian package."""
 
     name: str
     version: str
@@ -72,7 +72,7 @@ class Plan:
     summary: str
     environments: tuple[str, ...]
     imports: Mapping[str, tuple[str, ...]]
-    """For each environment the modules that are compiled when it is made."""
+    """For each environment the modules that are compiled in the image."""
     profile: Profile | None
     system: System
     packages: tuple[Package, ...]
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def components(self) -> tuple[str, ...]:
-        """Those of the profile that images carry, in the order of the stages."""
+        """The profile's components that images hold, in the order of the stages."""
         if self.profile is None:
             return ()
         return tuple(name for name in STAGES if name in set(map(str, self.profile.components)))
@@ -102,20 +102,20 @@ class Plan:
 
     @property
     def licences(self) -> tuple[Licence, ...]:
-        """Those under which vendors gave components to whoever builds, and to no one else."""
+        """Licences of components that whoever builds may use and nobody may publish."""
         components = [self.profile.components[name] for name in self.components] if self.profile else []  # type: ignore[index]
         return tuple(dict.fromkeys(one.licence for one in components if one.licence))
 
     def manifest_hash(self, base: str) -> str:
-        """Of everything that decides the bytes of the image; equal hashes mean equal layers.
+        """The hash of everything that decides the bytes of the image; equal hashes mean equal layers.
 
         `base` is the reference or id of the image that is built upon.
         """
-        said = [self.stage, base, self.system.model_dump_json()]
-        said += [" ".join([one, *self.imports[one]]) for one in self.environments]
+        parts = [self.stage, base, self.system.model_dump_json()]
+        parts += [" ".join([one, *self.imports[one]]) for one in self.environments]
         if self.profile is not None:
-            said += [self.profile.components[name].model_dump_json() for name in self.components]  # type: ignore[index]
-        digest = hashlib.sha256("\n".join(said).encode())
+            parts += [self.profile.components[name].model_dump_json() for name in self.components]  # type: ignore[index]
+        digest = hashlib.sha256("\n".join(parts).encode())
         for path in self.files():
             digest.update(f"\n{path.name}\n".encode() + path.read_bytes())
         return digest.hexdigest()
@@ -161,15 +161,15 @@ def plan_of(name: str) -> Plan:
 
 def load_packages(path: Path = PACKAGES) -> tuple[Package, ...]:
     """The lines `NAME VERSION SHA256` of the lock of Debian packages."""
-    found = []
+    packages = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("#"):
             continue
         words = line.split()
         if len(words) != 3 or len(words[2]) != 64:
             raise ManifestError(path, f"line {number}", expected="NAME VERSION SHA256", found=repr(line))
-        found.append(Package(*words))
-    return tuple(found)
+        packages.append(Package(*words))
+    return tuple(packages)
 
 
 def render_packages(packages: Iterable[Package]) -> str:

@@ -1,4 +1,4 @@
-"""Is an image the same when it is built again, elsewhere and later? What differs is named, file by file."""
+"""Builds an image twice and compares: every file that differs is named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-from ci.image.builders import Built, Order, Place
+from ci.image.builders import Built, Order, Workspace
 from ci.image.context import link_tree
 from ci.image.engine import Engine
 from provisioning.base.errors import ToolkitError
@@ -35,47 +35,47 @@ class Comparison:
         return self.first == self.second
 
     @property
-    def faults(self) -> Iterator[tuple[str, str]]:
-        """Each difference, and what mends it."""
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Each difference, and how to fix it."""
         for line in dict.fromkeys(self.differing) or ("nothing that an image holds, but its digest",):
             yield line, REMEDIES.get(line, REMEDY)
 
 
 def build_twice(
-    order: Order, engine: Engine, place_in: Callable[[Path, Engine], Place], scratch: Path
+    order: Order, engine: Engine, workspace_in: Callable[[Path, Engine], Workspace], scratch: Path
 ) -> Comparison:
-    """Build in two places, from two copies of the context, with nothing shared between them but the base."""
+    """Build from two copies of the context in two workspaces that share nothing but the base."""
     shutil.rmtree(scratch, ignore_errors=True)
     built: list[Built] = []
-    places: list[tuple[Place, Order]] = []
+    workspaces: list[tuple[Workspace, Order]] = []
     try:
         for name in ("here", "elsewhere"):
             context = scratch / name / "context"
             link_tree(order.context, "", context)
             own_tag = f"{order.tag.rpartition(':')[0]}:compared-{name}"
             own = replace(order, context=context, tag=own_tag, log=scratch / f"{name}.log")
-            place = place_in(scratch / name, engine)
-            places.append((place, own))
-            built.append(place.build(own))
+            workspace = workspace_in(scratch / name, engine)
+            workspaces.append((workspace, own))
+            built.append(workspace.build(own))
         differing: tuple[str, ...] = ()
         if built[0] != built[1]:
             archives = scratch / "here" / "image.tar", scratch / "elsewhere" / "image.tar"
-            for (place, own), archive in zip(places, archives, strict=True):
-                place.save(own, archive)
+            for (workspace, own), archive in zip(workspaces, archives, strict=True):
+                workspace.save(own, archive)
             differing = tuple(differences(*archives))
         return Comparison(built[0], built[1], differing)
     finally:
-        for place, own in places:
-            # What cannot be discarded must not hide why a build failed.
+        for workspace, own in workspaces:
+            # An error here must not hide why the build failed.
             with suppress(ToolkitError):
-                place.discard(own)
+                workspace.discard(own)
         for name in ("here", "elsewhere"):
             shutil.rmtree(scratch / name, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a layer says of one of its files."""
+    """One file of a layer."""
 
     kind: bytes
     mode: int
@@ -86,17 +86,17 @@ class Entry:
 
 
 def differences(first: Path, second: Path) -> Iterator[str]:
-    """What two saved images do not have in common: files, with what differs of each, then settings."""
+    """The differences of two saved images: files, with what differs of each, then settings."""
     with tarfile.open(first) as one, tarfile.open(second) as other:
-        (said, layers), (other_said, other_layers) = _image(one), _image(other)
+        (settings, layers), (other_settings, other_layers) = _image(one), _image(other)
         if len(layers) != len(other_layers):
             yield f"the number of layers: {len(layers)} and {len(other_layers)}"
-        ids = zip(said["rootfs"]["diff_ids"], other_said["rootfs"]["diff_ids"], strict=False)
+        ids = zip(settings["rootfs"]["diff_ids"], other_settings["rootfs"]["diff_ids"], strict=False)
         for (a, b), layer, other_layer in zip(ids, layers, other_layers, strict=False):
             if a != b:
                 yield from _differing(_entries(one, layer), _entries(other, other_layer))
-        for name in sorted({*said, *other_said} - {"rootfs", "history", "created"}):
-            if said.get(name) != other_said.get(name):
+        for name in sorted({*settings, *other_settings} - {"rootfs", "history", "created"}):
+            if settings.get(name) != other_settings.get(name):
                 yield f"the settings: {name}"
 
 
@@ -139,5 +139,5 @@ def _content(files: tarfile.TarFile, one: tarfile.TarInfo) -> str:
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     stream = archive.extractfile(name)
-    assert stream is not None, f"{name} of {archive.name!r} is no file"
+    assert stream is not None, f"{name} of {archive.name!r} is not a file"
     return stream

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replace this process by docker's, so that signals and the exit code are the command's own."""
+    """Become docker's process, so that signals and the exit code are the command's own."""
     from ci.image.engine import connect
     from ci.image.plan import plan_of
     from provisioning.verbs.shell import become
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args.image)
     engine = connect()
     check(plan, engine)
-    given = args.command[1:] if args.command[:1] == ["--"] else args.command
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     where = Path(Parser.started_in or Path.cwd())
     argv = docker_run(
-        plan, given or ["bash"], owner=engine.owner, terminal=terminal, environ=os.environ, where=where
+        plan, command or ["bash"], owner=engine.owner, terminal=terminal, environ=os.environ, where=where
     )
     sys.stdout.flush()
     sys.stderr.flush()
@@ -66,14 +66,14 @@ def docker_run(
     where: Path,
     root: Path = ROOT,
 ) -> list[str]:
-    """The command line. The checkout keeps its path, as build folders remember it."""
+    """The command line. The checkout keeps its path, since build folders contain it."""
     uid = int(owner.partition(":")[0])
     argv = ["docker", "run", "--rm", "--init", "--interactive", *(["--tty"] if terminal else [])]
     argv += ["--user", owner, "--read-only", "--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108
     argv += mounted(root, root)
     if not where.is_relative_to(root):
         argv += mounted(where, where)
-    # A volume for each user, as what one writes the other may not.
+    # One volume for each user: one may not write the other's files.
     argv += ["--mount", f"type=volume,source=qnn-ci-{uid},target={CACHE}"]
     if uid not in (0, USER_OF_IMAGES):
         for name, text in accounts(owner).items():
@@ -88,13 +88,13 @@ def docker_run(
 
 
 def mounted(source: Path, target: Path, *more: str) -> list[str]:
-    """Docker reads the words of a mount as CSV, so that a path with a comma needs quotes."""
+    """Docker reads a mount as CSV: a path with a comma needs quotes."""
     words = ["type=bind", f"source={source}", f"target={target}", *more]
     return ["--mount", ",".join(f'"{word}"' if "," in word else word for word in words)]
 
 
 def accounts(owner: str) -> dict[str, str]:
-    """/etc/passwd and /etc/group in which the caller's ids have names, since many a tool asks."""
+    """/etc/passwd and /etc/group with names for the caller's ids, which many programs look up."""
     uid, _, gid = owner.partition(":")
     return {
         "passwd": f"root:x:0:0:root:/root:/bin/bash\ndev:x:{uid}:{gid}::{CACHE}/home:/bin/bash\n"
@@ -104,7 +104,7 @@ def accounts(owner: str) -> dict[str, str]:
 
 
 def check(plan: Plan, engine: Engine) -> None:
-    """That the image can be entered, and whether it is this checkout's."""
+    """Raise if the image cannot be entered; warn if it was built from other manifests."""
     from provisioning.base.errors import EnvironmentLacking
 
     if shutil.which("docker") is None:
@@ -116,10 +116,10 @@ def check(plan: Plan, engine: Engine) -> None:
         raise EnvironmentLacking(
             f"the image {plan.tag} was not built on this machine", remedy=session("image", plan.name)
         )
-    said = engine.attributes(plan.tag)["Config"]["Labels"] or {}
-    base = said.get("qnn-ci.base-id", "")
-    if said.get("qnn-ci.manifest") != plan.manifest_hash(base):
+    labels = engine.attributes(plan.tag)["Config"]["Labels"] or {}
+    base = labels.get("qnn-ci.base-id", "")
+    if labels.get("qnn-ci.manifest") != plan.manifest_hash(base):
         sys.stderr.write(
-            f"note: {plan.tag} is of other manifests than this checkout's;"
+            f"note: {plan.tag} was built from other manifests than this checkout's;"
             f" `{session('image', plan.name)}` renews it\n"
         )

@@ -1,4 +1,4 @@
-"""`image`: build a container image from the manifests and prove what is in it, or build twice to compare."""
+"""`image`: build a container image from the manifests and validate it, or build twice and compare."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXAMPLES = """\
 
 DIST = ROOT / "dist" / "images"
 CACHE = "/var/cache/qnn-ci"
-"""The folder of an image that may be written to: home, store and caches."""
+"""The only writable folder of an image: home, store and caches."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check-reproducible",
         action="store_true",
-        help="build twice in two places, compare, keep neither",
+        help="build twice, compare, and keep neither",
     )
     parser.add_argument("--no-validate", action="store_true", help="do not run `validate` inside")
     parser.add_argument(
@@ -87,12 +87,7 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("image", profile, "x86_64-linux", typed("nox -s image --", sys.argv[2:]))
     with stage.reported(selection.reports, "image", plan.name):
         _work(stage, plan, args)
-    report = stage.finish()
-    report.write(selection.reports)
-    from provisioning.base import rendering
-
-    rendering.show(report)
-    return 0 if report.outcome is Outcome.PASS else 1
+    return stage.close(selection.reports)
 
 
 def _work(stage: StageRun, plan: Plan, args: argparse.Namespace) -> None:
@@ -139,11 +134,11 @@ def _order(plan: Plan, base: str, base_id: str) -> Order:
 
 
 def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
-    """What an image says of itself: all of it known from manifests, so the same at every build."""
+    """The labels of an image. All come from manifests, so every build has the same."""
     import datetime as dt
 
     created = dt.datetime.fromtimestamp(plan.system.epoch, dt.timezone.utc)
-    said = {
+    names = {
         "org.opencontainers.image.title": f"qnn-ci {plan.name}",
         "org.opencontainers.image.description": plan.summary,
         "org.opencontainers.image.created": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -158,8 +153,8 @@ def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
         "qnn-ci.build-ids": " ".join(f"{name}={value}" for name, value in plan.build_ids.items()),
     }
     if plan.licences:
-        said["qnn-ci.not-to-be-published"] = "; ".join(one.title for one in plan.licences)
-    return said
+        names["qnn-ci.not-to-be-published"] = "; ".join(one.title for one in plan.licences)
+    return names
 
 
 def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argparse.Namespace) -> None:
@@ -223,9 +218,9 @@ def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
         )
         written = Path(reports) / "validate.json"
         if not written.is_file():
-            said = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
+            output = "\n".join((done.stdout + done.stderr).splitlines()[-12:])
             raise CheckFailed(
-                f"validate did not run in {plan.tag} (exit code {done.code}):\n{said}",
+                f"validate did not run in {plan.tag} (exit code {done.code}):\n{output}",
                 remedy=session("shell", "--image", plan.name, "nox", "-s", "validate"),
             )
         report = Report.read(written)
@@ -242,7 +237,7 @@ def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine, wanted: 
     builder = choose(wanted)
     sys.stderr.write(f"building {plan.name} twice with {builder.name}\n")
     with _timed(stage, "build_twice_seconds"):
-        comparison = build_twice(order, engine, builder.place, order.context.with_name("image-twice"))
+        comparison = build_twice(order, engine, builder.workspace, order.context.with_name("image-twice"))
     stage.metrics |= {
         "builder": builder.name,
         "digests": [comparison.first.digest, comparison.second.digest],
@@ -252,7 +247,7 @@ def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine, wanted: 
         message = f"two builds have the {builder.digest} {comparison.first.digest}"
         stage.add("image-reproducible", Severity.NOTE, plan.name, message)
         return
-    for line, remedy in comparison.faults:
+    for line, remedy in comparison.problems:
         stage.add("image-reproducible", Severity.ERROR, plan.name, f"two builds differ: {line}", remedy)
 
 
@@ -263,9 +258,9 @@ def _lock(plan: Plan, engine: Engine, base: str, apt: Apt) -> None:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
         folder = Path(scratch) / "packages"
         fetch_packages(plan.system.packages, engine, base, apt, folder)
-        found = packages_in(folder)
-    replace_text(PACKAGES, render_packages(found))
-    sys.stdout.write(f"manifests/{PACKAGES.name}: {len(found)} packages\n")
+        packages = packages_in(folder)
+    replace_text(PACKAGES, render_packages(packages))
+    sys.stdout.write(f"manifests/{PACKAGES.name}: {len(packages)} packages\n")
 
 
 @contextlib.contextmanager

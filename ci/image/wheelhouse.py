@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import torch_builds
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
@@ -49,18 +50,17 @@ def fill(environment: str, into: Path, wanted: Wanted) -> bool:
     """Make `into` hold the environment's distributions and its lock; tells whether it had to fetch."""
     lock = lock_path(environment)
     text = lock.read_text(encoding="utf-8")
-    stamp = into.with_name(f"{into.name}.stamp")
-    current = f"{wanted}\n{text}"
-    if into.is_dir() and stamp.is_file() and stamp.read_text(encoding="utf-8") == current:
+    request = f"{wanted}\n{text}"
+    if is_sealed(into, request):
         return False
-    stamp.unlink(missing_ok=True)
+    unseal(into)
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
     _download(["--require-hashes", "-r", str(lock)], into, wanted)
     if any(line.startswith("# torch: ") for line in text.splitlines()):
         _fetch_torch(into, wanted)
     (into / LOCK).write_text(text, encoding="utf-8")
-    stamp.write_text(current, encoding="utf-8")
+    seal(into, request)
     return True
 
 

@@ -366,7 +366,7 @@ def test_the_stores_tree_is_built_where_no_variable_names_one(
     """As provisioned: read-only, without its repository, in a directory of the name that its headers want."""
 
     def checkout(source: Git, into: Path, progress: object = None) -> str:
-        make_tree(into.parent, commit=False, name=into.name)
+        make_tree(into.parent, name=into.name)
         return str(source.commit)
 
     monkeypatch.setattr("provisioning.sources.git.checkout", checkout)
@@ -385,19 +385,24 @@ def test_the_commit_and_the_submodules_of_the_stores_tree_are_known(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the checkout that the store keeps beside it."""
+    url = "https://github.com/gflags/gflags.git"
+    gflags = tmp_path / "gflags"
+    shutil.copytree(given.tree / "third-party/gflags", gflags)
     upstream = make_tree(tmp_path)
-    (upstream / ".gitmodules").write_text(
-        '[submodule "gflags"]\n\tpath = third-party/gflags\n\turl = https://github.com/gflags/gflags.git\n',
-        encoding="utf-8",
-    )
-    shutil.rmtree(upstream / "third-party/gflags")
-    link = ["update-index", "--add", "--cacheinfo", f"160000,{'ab' * 20},third-party/gflags"]
-    for arguments in (["rm", "-qr", "--cached", "third-party/gflags"], link, ["add", ".gitmodules"]):
-        subprocess.run(["git", *arguments], cwd=upstream, check=True)
+
+    def git(folder: Path, *arguments: str | Path) -> str:
+        command = ["git", "-c", "protocol.file.allow=always", *map(str, arguments)]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
+    git(gflags, "init", "-q")
+    git(gflags, "add", "-A")
+    commit_all(gflags)
+    git(upstream, "rm", "-qr", "third-party/gflags")
+    git(upstream, "submodule", "--quiet", "add", gflags, "third-party/gflags")
+    replace_in(upstream / ".gitmodules", str(gflags), url)
+    git(upstream, "add", ".gitmodules")
     commit_all(upstream)
-    head = ["git", "rev-parse", "HEAD"]
-    commit = subprocess.run(head, cwd=upstream, capture_output=True, text=True, check=True).stdout.strip()
-    shutil.copytree(given.tree / "third-party/gflags", upstream / "third-party/gflags")
+    commit, linked = git(upstream, "rev-parse", "HEAD"), git(gflags, "rev-parse", "HEAD")
 
     def checkout(source: object, into: Path, progress: object = None) -> str:
         shutil.copytree(upstream, into)
@@ -412,13 +417,11 @@ def test_the_commit_and_the_submodules_of_the_stores_tree_are_known(
     tree = store.provision("executorch-source", pinned)
     opened = open_tree(tree.root / "executorch")
     assert (opened.commit, opened.changed, opened.time) == (commit, False, 1767323045)
-    assert submodules(opened) == [
-        Submodule("third-party/gflags", "https://github.com/gflags/gflags.git", "ab" * 20)
-    ]
+    assert submodules(opened) == [Submodule("third-party/gflags", url, linked)]
     done = build(ARM64, tmp_path, given.tree, given.sdk, "--executorch", tree.root / "executorch")
     assert done.code == 0, done.err
     assert done.manifest["commit"] == commit
-    assert f"pkg:github/gflags/gflags@{'ab' * 20}" in (done.dist / "sbom.cdx.json").read_text("utf-8")
+    assert f"pkg:github/gflags/gflags@{linked}" in (done.dist / "sbom.cdx.json").read_text("utf-8")
 
 
 @pytest.mark.parametrize("stage", [ARM64, "build_android"])

@@ -340,7 +340,7 @@ def test_what_buildah_builds_is_in_the_engine_and_nowhere_else(
 def test_what_differs_between_two_builds_is_named(
     builder: str, clockwork: Order, engine: Engine, tmp_path: Path
 ) -> None:
-    comparison = build_twice(clockwork, engine, choose(builder).place, tmp_path / "twice")
+    comparison = build_twice(clockwork, engine, choose(builder).workspace, tmp_path / "twice")
     assert not comparison.same
     assert "/etc/made: content" in [line.replace("time, content", "content") for line in comparison.differing]
 

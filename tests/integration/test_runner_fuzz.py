@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.builds.cmake import Build, find_cmake, find_compiler, find_ninja, find_program
+from ci.builds.cmake import Build, Project
+from ci.builds.programs import find_cmake, find_compiler, find_ninja, find_program
 from provisioning.base.settings import ROOT
 from tests.support.runner import shared_folder
 
@@ -29,16 +30,14 @@ def built(tmp_path_factory: pytest.TempPathFactory, engine: str) -> Path:
     libfuzzer = engine == "libfuzzer"
     tree = shared_folder(tmp_path_factory) / engine
     compiler = find_program("clang++") if libfuzzer else find_compiler({**os.environ, "CXX": ""})
-    build = Build(find_cmake("3.28"), find_ninja(), SOURCE, tree, tree / "build.log")
-    build.configure(
-        {
-            "RUNNER_FUZZ": "ON",
-            "RUNNER_LIBFUZZER": "ON" if libfuzzer else "OFF",
-            "CMAKE_CXX_COMPILER": str(compiler.path),
-        }
-    )
-    build.build(2)
-    return tree / "fuzz"
+    definitions = {
+        "RUNNER_FUZZ": "ON",
+        "RUNNER_LIBFUZZER": "ON" if libfuzzer else "OFF",
+        "CMAKE_CXX_COMPILER": str(compiler.path),
+    }
+    project = Project("fuzz", SOURCE, tree / "build", definitions)
+    Build(tree, find_cmake("3.28"), find_ninja(), (project,), 2, definitions).run()
+    return tree / "build" / "fuzz"
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

@@ -50,6 +50,13 @@ def test_is_not_fetched_again_while_the_lock_is_the_same(lock: Path, index: Path
     assert fill("demo", tmp_path / "wheels", WANTED) is False
 
 
+def test_a_wheel_that_changed_since_is_fetched_again(lock: Path, index: Path, tmp_path: Path) -> None:
+    fill("demo", tmp_path / "wheels", WANTED)
+    (tmp_path / "wheels" / PURE).write_bytes(b"something else")
+    assert fill("demo", tmp_path / "wheels", WANTED) is True
+    assert (tmp_path / "wheels" / PURE).read_bytes() == (index / PURE).read_bytes()
+
+
 def test_another_lock_leaves_nothing_of_the_old_one(lock: Path, tmp_path: Path) -> None:
     fill("demo", tmp_path / "wheels", WANTED)
     (tmp_path / "wheels" / "old-1.whl").write_text("")

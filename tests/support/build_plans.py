@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.builds.cmake import Program
 from ci.builds.plan import Plan, Sdk
+from ci.builds.programs import Program
 from ci.builds.recipes import for_tree, load_recipe
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import SourceTree

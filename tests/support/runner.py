@@ -86,22 +86,19 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def build(into: Path, *flags: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def build(
+    into: Path, *flags: str | Path, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """`build_runner` as it is typed, with everything it writes below `into`."""
     return subprocess.run(
         [
             *(sys.executable, "-m", "ci", "build_runner", "--jobs", "2"),
-            *(
-                "-o",
-                str(into / "dist"),
-                "--build-dir",
-                str(into / "tree"),
-                "--reports",
-                str(into / "reports"),
-            ),
+            *("-o", str(into / "dist"), "--build-dir", str(into / "tree")),
+            *("--reports", str(into / "reports"), "--store", str(into / "store")),
             *map(str, flags),
         ],
         cwd=cwd,
+        env={**os.environ, **(environ or {})},
         capture_output=True,
         text=True,
         timeout=900,

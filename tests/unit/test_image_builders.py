@@ -139,7 +139,7 @@ class Holding(Engine):
 
 def placed(tmp_path: Path, engine: Engine) -> Built:
     said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
-    return Docker(said, buildx=False).place(tmp_path, engine).build(order(tmp_path))
+    return Docker(said, buildx=False).workspace(tmp_path, engine).build(order(tmp_path))
 
 
 def test_docker_builds_anew_what_is_to_be_compared(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_docker_builds_anew_what_is_to_be_compared(tmp_path: Path) -> None:
 
 def test_a_place_of_docker_saves_and_removes_what_it_built(tmp_path: Path) -> None:
     engine = Holding("sha256:1")
-    place = Docker("docker", buildx=False).place(tmp_path, engine)
+    place = Docker("docker", buildx=False).workspace(tmp_path, engine)
     place.save(order(tmp_path), tmp_path / "image.tar")
     place.discard(order(tmp_path))
     assert engine.told == [
@@ -256,7 +256,7 @@ def test_a_place_of_buildah_says_what_it_built_and_keeps_it_until_it_is_discarde
     bench = workbench()
     (tmp_path / "context").mkdir()
     one = order(tmp_path / "context")
-    place = Buildah(bench.program).place(tmp_path / "here", Keeping())
+    place = Buildah(bench.program).workspace(tmp_path / "here", Keeping())
     assert place.build(one) == Built("sha256:1", ("sha256:2",))
     assert [call.split()[0] for call in bench.calls()] == ["pull", "build", "inspect"]
     assert (tmp_path / "pulled").read_text() == one.base_id

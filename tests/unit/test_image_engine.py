@@ -15,7 +15,7 @@ import docker.errors
 import pytest
 
 import docker
-from ci.image.engine import PATIENCE, Done, Engine, Job, Mount, connect, fault_of
+from ci.image.engine import PATIENCE, Done, Engine, Job, Mount, connect, error_of
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError
 from provisioning.base.settings import ROOT
 from tests.support.http_server import FileServer
@@ -124,7 +124,7 @@ def test_a_command_in_a_container_has_no_network_and_writes_nothing_that_was_not
 
 def test_a_container_that_does_not_start_is_removed_too() -> None:
     client = Client(fails=docker.errors.APIError("no such runtime"))
-    with pytest.raises(CheckFailed, match="the container engine says: no such runtime"):
+    with pytest.raises(CheckFailed, match="the container engine failed: no such runtime"):
         engine_of(client).run(Job("image", ["sh"]))
     assert client.did == ["removed"]
 
@@ -150,13 +150,13 @@ def test_an_image_that_is_not_there_has_no_id_and_need_not_be_removed() -> None:
 
 def test_a_base_that_cannot_be_pulled_is_the_networks_fault_and_says_what_else_there_is() -> None:
     engine = engine_of(Client(fails=docker.errors.APIError("no", explanation="manifest unknown")))
-    with pytest.raises(UpstreamError, match="the base image x cannot be had: manifest unknown") as caught:
+    with pytest.raises(UpstreamError, match="the base image x cannot be pulled: manifest unknown") as caught:
         engine.pull("x")
     assert "--base" in caught.value.remedy
 
 
 def test_an_engine_that_does_not_say_its_version_is_none() -> None:
-    fault = fault_of(docker.errors.DockerException("Error while fetching server API version: bad gateway"))
+    fault = error_of(docker.errors.DockerException("Error while fetching server API version: bad gateway"))
     assert isinstance(fault, EnvironmentLacking)
     assert "docker.io" in fault.remedy
 
@@ -169,18 +169,18 @@ def raised(error: Exception, cause: Exception) -> Exception:
 
 def test_a_socket_that_refuses_us_names_the_group_to_join() -> None:
     hidden = raised(OSError("Connection aborted."), PermissionError(13, "Permission denied"))
-    fault = fault_of(raised(RuntimeError("fetching server API version"), hidden))
+    fault = error_of(raised(RuntimeError("fetching server API version"), hidden))
     assert isinstance(fault, EnvironmentLacking)
     assert "usermod -aG docker" in fault.remedy
 
 
 def test_a_full_disk_says_what_frees_it() -> None:
-    fault = fault_of(RuntimeError("500: write /var/lib/x: no space left on device"))
+    fault = error_of(RuntimeError("500: write /var/lib/x: no space left on device"))
     assert isinstance(fault, EnvironmentLacking)
     assert "prune" in fault.remedy
 
 
 def test_anything_else_is_told_as_the_engine_says_it() -> None:
-    fault = fault_of(RuntimeError("driver not supported"))
+    fault = error_of(RuntimeError("driver not supported"))
     assert isinstance(fault, CheckFailed)
     assert "driver not supported" in fault.message

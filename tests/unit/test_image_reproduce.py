@@ -189,15 +189,15 @@ def test_two_digests_have_their_files_compared(order: Order, tmp_path: Path) -> 
 
 def test_what_differs_in_several_layers_is_said_once() -> None:
     comparison = Comparison(SAME, SAME, ("/a: time", "/a: time"))
-    assert [line for line, _ in comparison.faults] == ["/a: time"]
+    assert [line for line, _ in comparison.problems] == ["/a: time"]
 
 
 def test_two_digests_are_a_fault_though_nothing_else_differs() -> None:
-    assert len(list(Comparison(SAME, replace(SAME, digest="sha256:3"), ()).faults)) == 1
+    assert len(list(Comparison(SAME, replace(SAME, digest="sha256:3"), ()).problems)) == 1
 
 
 def test_the_trace_of_an_old_docker_names_what_mends_it() -> None:
-    (fault,) = Comparison(SAME, SAME, ("/etc: time",)).faults
+    (fault,) = Comparison(SAME, SAME, ("/etc: time",)).problems
     assert "--builder buildah" in fault[1]
 
 

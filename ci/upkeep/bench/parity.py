@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.builds.cmake import find_cmake, find_ninja
+from ci.builds.programs import find_cmake, find_ninja
 from ci.upkeep import miniature_tree
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender
 from provisioning.base.errors import CheckFailed

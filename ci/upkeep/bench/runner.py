@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.builds.cmake import Build, find_cmake, find_compiler, find_ninja
+from ci.builds.cmake import Build, Project
 from ci.builds.emulator_runner import CONFIG, find_executorch
+from ci.builds.programs import find_cmake, find_compiler, find_ninja
 from ci.builds.qemu_check import INPUTS, PROGRAM, SHAPE, probe_in
 from ci.engine.dist import RUNNER
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender
@@ -74,16 +75,14 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 def _bare_module(package: Path, tree: Path) -> Path:
     floor = load_profile(DEFAULT_PROFILE).host["cmake"].floor
     source = Path(__file__).parent / "bare_module"
-    build = Build(find_cmake(floor), find_ninja(), source, tree, tree / "build.log")
-    build.configure(
-        {
-            "CMAKE_BUILD_TYPE": "Release",
-            "CMAKE_CXX_COMPILER": str(find_compiler().path),
-            "CMAKE_PREFIX_PATH": str(package / CONFIG.parent),
-        }
-    )
-    build.build(os.cpu_count() or 1)
-    return tree / "bare_module"
+    definitions = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_CXX_COMPILER": str(find_compiler().path),
+        "CMAKE_PREFIX_PATH": str(package / CONFIG.parent),
+    }
+    project = Project("bare_module", source, tree / "build", definitions)
+    Build(tree, find_cmake(floor), find_ninja(), (project,), os.cpu_count() or 1, definitions).run()
+    return tree / "build" / "bare_module"
 
 
 def _start(command: list[str], times: int, into: Path) -> None:

@@ -29,7 +29,7 @@ std::string escaped(const std::string& text, const std::string& kept) {
 const std::vector<ExitCodeMeaning>& exit_codes() {
   static const std::vector<ExitCodeMeaning> codes = {
       {ExitCode::ok, "every inference ran and every output was written"},
-      {ExitCode::usage, "wrong use: unknown flag, missing or bad value"},
+      {ExitCode::usage, "usage error: unknown flag, missing or bad value"},
       {ExitCode::model_missing, "the model file is missing or cannot be read"},
       {ExitCode::model_bad, "the model file is not a program this runtime can read"},
       {ExitCode::method_missing, "the program has no method of that index"},

@@ -1,0 +1,125 @@
+"""Finding CMake, Ninja and compilers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.base.commands import quoted
+from provisioning.base.errors import EnvironmentLacking
+
+PACKAGES = {
+    "g++": "g++",
+    "c++": "g++",
+    "clang++": "clang",
+    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+    "qemu-aarch64": "qemu-user",
+}
+"""The Debian and Ubuntu package of a program."""
+
+_VERSION = re.compile(r"\b(\d+(?:\.\d+)+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`identity` is the first line that the program prints of itself."""
+
+    path: Path
+    identity: str
+
+    @property
+    def version(self) -> str:
+        version = _VERSION.search(self.identity)
+        return version.group(1) if version else ""
+
+
+def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
+    """The first of that name on PATH that runs, with the package to install when there is none."""
+    for path in _candidates(name, environ):
+        if identity := _identity(path):
+            return Program(path, identity)
+    package = PACKAGES.get(Path(name).name)
+    if len(name.split()) > 1:
+        raise EnvironmentLacking(
+            f"{name!r} is not a program on PATH",
+            remedy="name the program alone, without a launcher or arguments",
+        )
+    raise EnvironmentLacking(
+        f"{name} is not on PATH",
+        remedy=quoted("apt-get", "install", package) if package else f"install {name} and put it on PATH",
+    )
+
+
+def find_compiler(environ: Mapping[str, str] = os.environ) -> Program:
+    """CXX if it is set, else g++, else clang++."""
+    if named := environ.get("CXX"):
+        return find_program(named, environ)
+    for name in ("g++", "clang++"):
+        try:
+            return find_program(name, environ)
+        except EnvironmentLacking:
+            continue
+    raise EnvironmentLacking(
+        "no C++ compiler: neither g++ nor clang++ is on PATH, and CXX is not set",
+        remedy=quoted("apt-get", "install", PACKAGES["g++"]),
+    )
+
+
+def find_cmake(floor: str, environ: Mapping[str, str] = os.environ) -> Program:
+    """This interpreter's CMake or one on PATH, not older than `floor`."""
+    old = []
+    for path in _candidates("cmake", environ, beside_python=True):
+        if not (identity := _identity(path)):
+            continue
+        cmake = Program(path, identity)
+        if _key(cmake.version) >= _key(floor):
+            return cmake
+        old.append(f"{cmake.version} at {path}")
+    found = f"found {' and '.join(old)}" if old else "found none"
+    raise EnvironmentLacking(
+        f"CMake: expected {floor} or newer, {found}",
+        remedy=quoted(sys.executable, "-m", "pip", "install", f"cmake>={floor}"),
+    )
+
+
+def find_ninja(environ: Mapping[str, str] = os.environ) -> Program:
+    for path in _candidates("ninja", environ, beside_python=True):
+        if identity := _identity(path):
+            return Program(path, identity)
+    raise EnvironmentLacking(
+        "Ninja is neither beside this Python nor on PATH",
+        remedy=quoted(sys.executable, "-m", "pip", "install", "ninja"),
+    )
+
+
+def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool = False) -> Iterator[Path]:
+    # CMake runs elsewhere, and takes no relative path for a compiler.
+    if os.sep in name:
+        yield Path(name).absolute()
+        return
+    folders = [str(Path(sys.executable).parent)] if beside_python else []
+    for folder in dict.fromkeys([*folders, *environ.get("PATH", os.defpath).split(os.pathsep)]):
+        if folder and (program := shutil.which(name, path=folder)):
+            yield Path(program).absolute()
+
+
+def _identity(path: Path) -> str:
+    """The first line of `--version`; empty when the program does not run."""
+    try:
+        result = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = result.stdout.splitlines()
+    return lines[0].strip() if result.returncode == 0 and lines else ""
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdecimal())

@@ -1,0 +1,81 @@
+"""The files that a build of the runner read: beside its plan, they decide whether it is built again."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ci.builds.programs import Program
+from ci.engine.memo import Touched
+from ci.engine.watch import listing_of, stamp_of
+
+LINKED = "linked.d"
+"""The linker's list of what it read, below the build tree; CMakeLists.txt asks for it."""
+
+OWN_CODE = ("cmake.py", "emulator_runner.py", "output_folders.py", "programs.py", "runner_inputs.py")
+
+
+def inputs_of(
+    tree: Path, ninja: Program, compiler: Program, folders: Sequence[Path], started: float
+) -> Touched:
+    """Everything that the build in `tree` read. Files that appear in one of `folders` are a change too."""
+    touched = Touched()
+    for path in sorted({_absolute(tree, each) for each in _files(tree, ninja, compiler, touched.unseen)}):
+        try:
+            stamp = stamp_of(path.stat())
+        except OSError as error:
+            touched.unseen.append(f"{path}: {error.strerror}")
+            continue
+        touched.opened[str(path)] = stamp
+        if max(stamp[1], stamp[2]) / 1e9 > started and not path.is_relative_to(tree):
+            touched.unseen.append(f"{path} changed while it was built")
+    touched.listed |= {str(folder): listing_of(str(folder)) for folder in folders}
+    return touched
+
+
+def _absolute(tree: Path, name: str) -> Path:
+    """Without `..`, and with the last link of the path kept: re-pointing it is a change."""
+    path = tree / name
+    return path.parent.resolve() / path.name
+
+
+def _files(tree: Path, ninja: Program, compiler: Program, unseen: list[str]) -> Iterator[str]:
+    yield from (str(Path(__file__).parent / name) for name in OWN_CODE)
+    yield from _tools(compiler)
+    # Sources and headers, by the compiler's own lists.
+    for line in _run([str(ninja.path), "-C", str(tree), "-t", "deps"], unseen):
+        if line.startswith("    "):
+            yield line.strip()
+    # CMake's files, as it gave them to Ninja.
+    for line in _run([str(ninja.path), "-C", str(tree), "-t", "query", "build.ninja"], unseen):
+        if line.startswith("    | "):
+            yield line.removeprefix("    | ")
+    try:
+        text = (tree / LINKED).read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError:
+        unseen.append("this linker does not list what it reads")
+        return
+    # One file a line after the target's; some linkers escape spaces.
+    for line in text.partition("\n\n")[0].splitlines()[1:]:
+        yield re.sub(r"\\(.)", r"\1", line.strip().removesuffix("\\").strip()).replace("$$", "$")
+
+
+def _tools(compiler: Program) -> Iterator[str]:
+    """The compiler's own programs: two of the same version may differ."""
+    yield os.path.realpath(compiler.path)
+    for name in ("cc1plus", "as", "ld", "collect2", "ar", "strip"):
+        for path in _run([str(compiler.path), f"-print-prog-name={name}"], []):
+            # A name without a folder is looked up on PATH by the compiler too.
+            if program := shutil.which(path):
+                yield os.path.realpath(program)
+
+
+def _run(command: list[str], unseen: list[str]) -> list[str]:
+    done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", check=False)
+    if done.returncode != 0:
+        unseen.append(f"{command[0]} does not say what was read: {done.stderr.strip()[-200:]}")
+    return done.stdout.splitlines()

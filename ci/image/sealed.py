@@ -1,0 +1,36 @@
+"""A folder of verified downloads, sealed by a record of its files: a changed file is never installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from provisioning.base.files import hash_file, replace_text
+
+INSTALLED = (".deb", ".gz", ".whl", ".zip")
+"""Other files in the folder are our own and written each time."""
+
+
+def is_sealed(folder: Path, request: str) -> bool:
+    """Whether the folder was filled for this request, and holds the same bytes as then."""
+    try:
+        return _record(folder).read_text(encoding="utf-8") == _text(folder, request)
+    except FileNotFoundError:
+        return False
+
+
+def seal(folder: Path, request: str) -> None:
+    replace_text(_record(folder), _text(folder, request))
+
+
+def unseal(folder: Path) -> None:
+    """Before the folder is filled anew: what an interrupted download leaves is not sealed."""
+    _record(folder).unlink(missing_ok=True)
+
+
+def _record(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.stamp")
+
+
+def _text(folder: Path, request: str) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.suffix in INSTALLED)
+    return "\n".join([request, *(f"{path.relative_to(folder)} {hash_file(path)}" for path in files), ""])

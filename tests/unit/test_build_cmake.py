@@ -1,0 +1,181 @@
+"""The engine of all builds: what its folder records, its commands, their log and their errors."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ci.builds import cmake
+from ci.builds.cmake import Build, Command, Project, Ticker, execute, failure, first_error
+from ci.builds.programs import Program
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """With a CMake that only notes how it was called."""
+    path = tmp_path / "bin" / "cmake"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\necho "$* $CXXFLAGS" >> {tmp_path}/calls\n', encoding="utf-8")
+    path.chmod(0o755)
+    tool = Program(path, "cmake version 4.0.0")
+    folder = tmp_path / "work"
+    project = Project("demo", tmp_path / "source", folder / "build", {"A": "1"})
+    return Build(folder, tool, tool, (project,), jobs=2, identity={"compiler": "g++ 12"})
+
+
+def defining(build: Build, **definitions: str) -> Build:
+    return replace(build, projects=(replace(build.projects[0], definitions=definitions),))
+
+
+def configured(build: Build) -> list[str]:
+    """The words of the last configuring."""
+    lines = (build.folder.parent / "calls").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.startswith("-S")][-1].split()
+
+
+def object_file(build: Build) -> Path:
+    path = build.folder / "build" / "main.o"
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_a_folder_is_used_again_for_the_same_build_and_with_other_settings(build: Build) -> None:
+    build.run()
+    file = object_file(build)
+    changed = replace(build, settings={"commit": "b"})
+    assert (changed.state().reasons, len(changed.state().changes)) == ((), 1)
+    changed.run()
+    assert file.exists()
+
+
+def test_a_folder_of_another_build_is_emptied_and_the_reason_told(
+    build: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build.run()
+    file = object_file(build)
+    (build.folder / "notes.txt").touch()
+    replace(build, identity={"compiler": "g++ 13"}).run()
+    assert "building anew: compiler was g++ 12, is g++ 13" in capsys.readouterr().err
+    assert (file.exists(), (build.folder / "notes.txt").exists()) == (False, True)
+
+
+def test_a_folder_that_was_moved_or_whose_record_is_damaged_starts_anew(build: Build) -> None:
+    build.run()
+    moved = replace(build, folder=build.folder.rename(build.folder.with_name("moved")))
+    assert moved.state().reasons[0].startswith("build directory was")
+    for text in ("{", "{}", "[]", '{"format": 1}'):
+        (moved.folder / cmake.RECORD).write_text(text, encoding="utf-8")
+        assert moved.state().reasons == ("what it was built from is not known",)
+
+
+def test_clean_starts_anew(build: Build) -> None:
+    build.run()
+    file = object_file(build)
+    build.run(clean=True)
+    assert not file.exists()
+
+
+def test_an_option_that_is_no_longer_given_is_unset_until_every_project_was_built_without_it(
+    build: Build,
+) -> None:
+    defining(build, A="1", B="2").run()
+
+    def fails() -> None:
+        raise CheckFailed("no")
+
+    with pytest.raises(CheckFailed):
+        build.run(prepare=fails)
+    build.run()
+    assert [word for word in configured(build) if word.startswith("-U")] == ["-UB"]
+    build.run()
+    assert not [word for word in configured(build) if word.startswith("-U")]
+
+
+def test_variables_that_would_change_the_build_unseen_are_not_passed_on(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXXFLAGS", "-O0")
+    build.run()
+    assert "-O0" not in configured(build)
+    assert build.environ({"CXX": "tcc", "PATH": "/bin"})["PATH"] == "/bin"
+
+
+def test_the_users_ninja_and_arguments_win(build: Build) -> None:
+    project = replace(build.projects[0], definitions={"CMAKE_MAKE_PROGRAM": "mine"}, arguments=("--fresh",))
+    argv = build.configuring(project).argv
+    assert ("-DCMAKE_MAKE_PROGRAM=mine" in argv, argv[-1]) == (True, "--fresh")
+
+
+def python(code: str) -> Command:
+    return Command("building it", (sys.executable, "-c", code))
+
+
+def test_everything_that_a_command_prints_is_in_the_log(tmp_path: Path) -> None:
+    code = "import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)"
+    execute(python(code), tmp_path / "log", os.environ)
+    assert (tmp_path / "log").read_text(encoding="utf-8").splitlines()[-2:] == ["out", "err"]
+
+
+def test_the_first_error_of_this_command_is_shown_with_its_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("a.cpp:3:1: error: long ago\n", encoding="utf-8")
+    code = "print('[1/9] a'); print('a.cpp:3:1: error: first'); print('b.cpp:1:1: error: second'); exit(2)"
+    with pytest.raises(CheckFailed, match=r"exit code 2:\n  a\.cpp:3:1: error: first") as caught:
+        execute(python(code), tmp_path / "log", os.environ)
+    assert caught.value.remedy == f"read {tmp_path / 'log'}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "src/main.cpp:3:5: error: 'x' was not declared",
+        "src/main.cpp:1:10: fatal error: none.h: No such file or directory",
+        "CMake Error at CMakeLists.txt:1 (project):",
+        "ninja: error: loading 'build.ninja'",
+        "main.cpp:(.text+0x5): undefined reference to `f()'",
+        "/usr/bin/ld: cannot find -lnone",
+    ],
+)
+def test_errors_of_compilers_linkers_cmake_and_ninja_are_recognised(line: str) -> None:
+    shown = first_error(f"[1/2] error-free start\nwarning: fine\n{line}\nits context\nanother error: later\n")
+    assert shown.splitlines()[:2] == [f"  {line}", "  its context"]
+
+
+def test_without_a_known_error_the_end_of_the_log_is_shown() -> None:
+    assert first_error("\n".join(f"line {n}" for n in range(100))).splitlines()[-1] == "  line 99"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "shown"),
+    [
+        ("c++: fatal error: Killed signal terminated program cc1plus", EnvironmentLacking, "--jobs 4"),
+        ("LLVM ERROR: out of memory", EnvironmentLacking, "--jobs 4"),
+        ("x.s: error: No space left on device", EnvironmentLacking, "--build-dir"),
+        (
+            "CMake Error: x links to executorch::backend_qnn but the target was not found.",
+            CheckFailed,
+            "3.28",
+        ),
+    ],
+)
+def test_lack_of_memory_or_disk_is_no_error_of_the_tree_and_known_errors_have_their_cause(
+    text: str, kind: type[Exception], shown: str
+) -> None:
+    error = failure(Command("building it", ("cmake",)), 1, text, Path("log"), 8)
+    assert type(error) is kind
+    assert shown in f"{error.message} {error.remedy}"
+
+
+def test_off_a_terminal_progress_is_a_line_for_each_tenth_and_inner_builds_do_not_count() -> None:
+    out = io.StringIO()
+    ticker = Ticker("building", out)
+    for done in range(1, 101):
+        ticker.step(done, 100)
+        ticker.step(2, 2)
+    assert len(out.getvalue().splitlines()) == 11

@@ -1,0 +1,92 @@
+"""From a build directory to dist/: files are taken, stripped, and take the place of the last build."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from ci.builds import install, source
+from ci.builds.loadable import Built
+from ci.builds.output_folders import replace_build
+from ci.builds.plan import Plan
+from provisioning import overlay
+from provisioning.base.disk import disk_errors
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.findings import StageRun
+from tests.support.build_plans import make_plan
+
+RUNNER = "examples/qualcomm/executor_runner/qnn_executor_runner"
+PLACES = ("lib/libqnn_executorch_backend.so", "lib/executorch/backends/qualcomm/libqnn_executorch_backend.so")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    return make_plan(tmp_path)
+
+
+def put(plan: Plan, place: str, age: int = 0) -> Path:
+    path = plan.build / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, ns=(0, 10**18 - age))
+    return path
+
+
+@pytest.mark.parametrize("newer", PLACES)
+def test_of_two_places_the_one_installed_last_is_taken(plan: Plan, newer: str) -> None:
+    put(plan, RUNNER)
+    paths = {place: put(plan, place, age=0 if place == newer else 5) for place in PLACES}
+    assert [file.path for file in install.collect(plan, True) if file.kind == "library"] == [paths[newer]]
+
+
+def test_a_file_that_was_not_built_is_named(plan: Plan) -> None:
+    with pytest.raises(CheckFailed, match=r"expected the build to make .*libqnn_executorch_backend\.so"):
+        install.collect(plan, True)
+
+
+def test_a_strip_for_another_machine_is_an_error(plan: Plan, tmp_path: Path) -> None:
+    program = tmp_path / "strip"
+    program.write_text("#!/bin/sh\necho 'unable to recognise the format' >&2\nexit 1\n", encoding="utf-8")
+    program.chmod(0o755)
+    built = [Built("runner", put(plan, RUNNER), "bin/qnn_executor_runner")]
+    with pytest.raises(CheckFailed, match="failed on qnn_executor_runner with exit code 1: unable to"):
+        install.assemble(built, tmp_path / "part", str(program))
+
+
+def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    """Whichever stage made it: nothing is left that tells of files that are gone."""
+    old = ("bin/a", "bin/b", "lib/old.so", "python/a", "licences/x/COPYING", "sbom.cdx.json", "manifest.json")
+    for place in (*(f"dist/{each}" for each in old), "part/bin/a", "part/lib/new.so"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(place, encoding="utf-8")
+    for users in ("overlay", "notes"):
+        (tmp_path / "dist" / users).mkdir()
+    replace_build(tmp_path / "part", tmp_path / "dist")
+    left = sorted(str(path.relative_to(tmp_path / "dist")) for path in (tmp_path / "dist").rglob("*"))
+    assert left == ["bin", "bin/a", "lib", "lib/new.so", "notes", "overlay"]
+    assert (tmp_path / "dist/bin/a").read_text(encoding="utf-8") == "part/bin/a"
+
+
+def test_after_installing_into_the_tree_no_overlay_hides_it(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adaptor = plan.dist / "python" / "backends" / "PyA.so"
+    adaptor.parent.mkdir(parents=True)
+    adaptor.touch()
+    plan.tree.root.mkdir(parents=True)
+    run = StageRun("build_x86", "wheels", "x86_64-linux", "")
+    source.put_into_python(plan, run, install=False)
+    overlaid = overlay.tree_of(plan.dist / "overlay")
+    source.put_into_python(plan, run, install=True)
+    assert (overlaid, (plan.dist / "overlay").exists()) == (plan.tree.root, False)
+    assert f"export PYTHONPATH={plan.tree.root.parent}$" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_and_other_errors_pass() -> None:
+    with pytest.raises(EnvironmentLacking, match="/usr/dist: Permission denied"), disk_errors("--output"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/usr/dist")
+    with pytest.raises(OSError, match="Bad file descriptor"), disk_errors("--output"):
+        raise OSError(errno.EBADF, "Bad file descriptor")
