@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,7 @@ from provisioning.download.disk import BLOCK
 
 if TYPE_CHECKING:
     import requests
+    from urllib3.util import Retry
 
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -43,12 +43,17 @@ class Patience:
     stall_timeout: float = 60.0
     """Longest time in which nothing arrives."""
     sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = random.random
 
-    def delay(self, failures: int) -> float:
-        """Exponential, and spread between half and full so that many clients do not return as one."""
-        full = min(self.longest_delay, self.first_delay * 2.0 ** min(failures - 1, 30))
-        return full * (0.5 + self.jitter() / 2)
+    def retry(self) -> Retry:
+        """urllib3's counter of attempts: the first waits for nothing, later ones longer and longer."""
+        from urllib3.util import Retry
+
+        return Retry(
+            self.attempts - 1,
+            backoff_factor=self.first_delay,
+            backoff_max=self.longest_delay,
+            backoff_jitter=self.first_delay,
+        )
 
 
 PATIENCE = Patience()
@@ -58,10 +63,10 @@ class NotThere(UpstreamError):
     """The server answered that it has no such file."""
 
 
-class NetworkFault(Exception):
-    """A network fault that another attempt may mend. Its text holds no secret."""
+class NetworkError(Exception):
+    """The network failed in a way that another attempt may not. Its text holds no secret."""
 
-    def __init__(self, reason: str, *, wait: float | None = None) -> None:
+    def __init__(self, reason: str, *, wait: float = 0.0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.wait = wait
@@ -88,18 +93,15 @@ def parse_content_range(value: str | None) -> _ContentRange | None:
     return _ContentRange(int(first), total)
 
 
-def parse_retry_after(value: str | None, now: float) -> float | None:
-    """Seconds to wait, from a number or an HTTP date."""
-    if not value:
-        return None
-    if re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII):
-        return float(value)
-    from email.utils import parsedate_to_datetime
+def retry_after(value: str | None) -> float:
+    """Seconds to wait, from a number or an HTTP date; 0 where it says nothing that can be read."""
+    from urllib3.exceptions import InvalidHeader
+    from urllib3.util import Retry
 
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
-    except (ValueError, OverflowError):
-        return None
+        return Retry().parse_retry_after(value or "0")
+    except (InvalidHeader, ValueError, OverflowError):
+        return 0.0
 
 
 def open_session() -> requests.Session:
@@ -175,7 +177,7 @@ def refuse(response: requests.Response, url: str) -> NoReturn:
     status = response.status_code
     reason = f"the server answered {status} {response.reason or ''}".rstrip()
     if status in RETRIED:
-        raise NetworkFault(reason, wait=parse_retry_after(response.headers.get("Retry-After"), time.time()))
+        raise NetworkError(reason, wait=retry_after(response.headers.get("Retry-After")))
     shown = redact(url)
     if response.history:
         shown += f" (redirected to {urlsplit(response.url).hostname})"

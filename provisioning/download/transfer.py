@@ -21,7 +21,7 @@ from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.disk import BLOCK, disk_faults, hash_file, sync_folder, write_all
 from provisioning.download.server import (
-    NetworkFault,
+    NetworkError,
     Patience,
     body_of,
     check_start,
@@ -172,41 +172,44 @@ class Transfer:
 
     def _from(self, session: requests.Session, url: str) -> Fetched:
         """Attempt after attempt at one address, as long as there is progress or patience."""
-        failures = furthest = restarts = 0
+        import urllib3
+
+        retry = self.patience.retry()
+        furthest = restarts = 0
         while True:
             before = _Partial.read(self.record)
+            failure: NetworkError | None = None
             try:
                 return self._attempt(session, url)
             except _StartOver as error:
                 self._discard()
-                reason: str = str(error)
-                fault = None
-            except NetworkFault as error:
-                fault = error
+                reason = str(error)
+            except NetworkError as error:
+                failure = error
                 reason = _REPLACED if self._was_replaced(before) else ""
             if reason:
-                failures = furthest = 0
+                retry, furthest = self.patience.retry(), 0
                 restarts += 1
                 if restarts > 2:
                     raise UpstreamError(
                         f"{redact(url)} changes while it is fetched ({reason})", remedy="try again later"
                     )
                 self.progress.note(f"{self.name}: {reason}; starting over")
-            if fault is None:
+            if failure is None:
                 continue
             done = self.part.stat().st_size if self.part.is_file() else 0
-            failures = 1 if done > furthest else failures + 1
-            furthest = max(furthest, done)
-            if failures >= self.patience.attempts:
+            if done > furthest:
+                retry, furthest = self.patience.retry(), done
+            try:
+                retry = retry.increment("GET", redact(url), error=failure)
+            except urllib3.exceptions.MaxRetryError:
                 raise UpstreamError(
-                    f"{redact(url)}: {fault.reason} ({failures} attempts without progress)",
+                    f"{redact(url)}: {failure.reason} ({self.patience.attempts} attempts without progress)",
                     remedy="check the network and the proxy variables, then run the same command again: "
                     "it goes on from where it stopped",
-                )
-            wait = self.patience.delay(failures)
-            if fault.wait is not None:
-                wait = max(wait, min(fault.wait, self.patience.longest_retry_after))
-            self.progress.note(f"{self.name}: {fault.reason}; again in {wait:.1f} s")
+                ) from None
+            wait = max(retry.get_backoff_time(), min(failure.wait, self.patience.longest_retry_after))
+            self.progress.note(f"{self.name}: {failure.reason}; again in {wait:.1f} s")
             self.patience.sleep(wait)
 
     def _was_replaced(self, before: _Partial | None) -> bool:
@@ -279,7 +282,7 @@ class Transfer:
                     f"{redact(url)}: the server's certificate is not trusted here",
                     remedy="export REQUESTS_CA_BUNDLE=FILE with the CA certificates of your network",
                 ) from None
-            raise NetworkFault("the TLS connection failed") from None
+            raise NetworkError("the TLS connection failed") from None
         except (
             requests.exceptions.InvalidURL,
             requests.exceptions.InvalidSchema,
@@ -291,7 +294,7 @@ class Transfer:
         except requests.exceptions.TooManyRedirects:
             raise UpstreamError(f"{redact(url)}: redirected in circles", remedy="try again later") from None
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise NetworkFault(in_words(error, self.patience)) from None
+            raise NetworkError(in_words(error, self.patience)) from None
 
     def _agree(
         self, response: requests.Response, url: str, partial: _Partial | None
@@ -391,7 +394,7 @@ class Transfer:
                 f"{redact(url)}: the server sent an empty file", remedy=f"try a mirror ({MIRROR_VARIABLE})"
             )
         if total is not None and received < total:
-            raise NetworkFault(f"the transfer ended after {received} of {total} bytes")
+            raise NetworkError(f"the transfer ended after {received} of {total} bytes")
         return received
 
     def _sync(self, descriptor: int) -> None:

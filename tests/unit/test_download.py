@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning import download
@@ -26,7 +26,7 @@ from provisioning.base.errors import (
     UsageError,
 )
 from provisioning.download import Patience, fetch, file_name, mirrored, redact, server
-from provisioning.download.server import parse_content_range, parse_retry_after
+from provisioning.download.server import parse_content_range, retry_after
 from tests.support.http_server import FileServer, Reply
 
 BODY = random.Random(1).randbytes(400_000)
@@ -70,7 +70,7 @@ def waits() -> list[float]:
 
 @pytest.fixture
 def patience(waits: list[float]) -> Patience:
-    return Patience(attempts=3, connect_timeout=5, stall_timeout=0.4, sleep=waits.append, jitter=lambda: 1.0)
+    return Patience(attempts=3, connect_timeout=5, stall_timeout=0.4, sleep=waits.append)
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +155,7 @@ def test_a_passing_refusal_is_tried_again(
 ) -> None:
     with FileServer(BODY, [Reply(status=status, body=b"busy")]) as server:
         fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    assert (len(server.requests), waits) == (2, [0.5])
+    assert (len(server.requests), waits) == (2, [0.0])
 
 
 def test_the_servers_own_waiting_time_is_respected(
@@ -180,7 +180,7 @@ def test_delays_grow_and_attempts_end(into: Path, patience: Patience, waits: lis
         pytest.raises(UpstreamError, match=r"500.*3 attempts without progress") as caught,
     ):
         fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    assert (len(server.requests), waits) == (3, [0.5, 1.0])
+    assert len(server.requests) == 3 and waits[0] == 0 and 1.0 <= waits[1] <= 1.5
     assert caught.value.exit_code == 4
 
 
@@ -721,14 +721,10 @@ def test_content_ranges_never_raise(text: str) -> None:
     assert found is None or found.total is not None or found.start is not None
 
 
-@given(st.one_of(st.text(max_size=40), st.integers(0, 10**9).map(str)))
-def test_retry_after_is_never_negative(text: str) -> None:
-    wait = parse_retry_after(text, 1e9)
-    assert wait is None or wait >= 0
-
-
-def test_retry_after_reads_dates() -> None:
-    assert parse_retry_after("Thu, 01 Jan 1970 00:01:40 GMT", 40.0) == 60.0
+@given(st.one_of(st.text(), st.integers().map(str)))
+@example("9" * 5000)
+def test_retry_after_is_read_or_ignored(text: str) -> None:
+    assert retry_after(text) >= 0
 
 
 @given(st.text())
@@ -752,9 +748,3 @@ def test_without_the_mirror_variable_addresses_stay() -> None:
 def test_a_mirror_that_is_no_base_is_wrong_use(value: str) -> None:
     with pytest.raises(UsageError, match="QNN_CI_MIRROR"):
         mirrored("https://vendor.example/a", {"QNN_CI_MIRROR": value})
-
-
-@given(st.integers(1, 200), st.floats(0, 1))
-def test_delays_are_spread_and_bounded(failures: int, chance: float) -> None:
-    patience = Patience(jitter=lambda: chance)
-    assert 0.25 <= patience.delay(failures) <= patience.longest_delay
