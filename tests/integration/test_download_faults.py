@@ -169,18 +169,6 @@ def test_a_disk_that_fills_up_is_told_with_what_is_needed(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_disk_that_is_too_small_is_told_before_the_transfer(tmp_path: Path) -> None:
-    before = on_a_disk(tmp_path, "size=1m")
-    # Where no disk may be mounted, a file no disk can hold serves as well.
-    size = len(BODY) if before else 1 << 59
-    reply = Reply() if before else Reply(cut=1000, headers={"Content-Length": str(size)})
-    with FileServer(BODY, usual=reply) as server:
-        done = run_fetch(server.url(), tmp_path / "file.bin", sha256=SHA, size=size, before=before)
-    assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
-    assert f"the disk is full: {size:,} bytes more needed" in done.stdout
-    assert "bytes free" in done.stdout
-
-
 def test_what_a_full_disk_stopped_goes_on_when_there_is_space(tmp_path: Path) -> None:
     into = tmp_path / "file.bin"
     with FileServer(BODY, usual=Reply(chunk=60_000)) as server:
@@ -200,14 +188,6 @@ def test_a_read_only_disk_is_told(tmp_path: Path) -> None:
     assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
     assert f"{tmp_path}: cannot be written to" in done.stdout
     assert server.requests == []
-
-
-def test_a_folder_of_someone_else_is_told(tmp_path: Path) -> None:
-    account = forbidden(tmp_path)
-    with FileServer(BODY) as server:
-        done = run_fetch(server.url(), tmp_path / "deeper" / "file.bin", sha256=SHA, account=account)
-    assert done.returncode == EnvironmentLacking.exit_code, done.stdout + done.stderr
-    assert f"{tmp_path / 'deeper'}: cannot be written to (Permission denied)" in done.stdout
 
 
 def forbidden(folder: Path) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from provisioning.build_id import build_ids
 from provisioning.components import COMPONENT_VARIABLES
@@ -83,13 +81,6 @@ def test_every_qnn_library_has_the_build_id_of_the_manifest(user: User) -> None:
     assert found == {expected}
 
 
-def test_sdk_yaml_names_every_file(user: User) -> None:
-    root = user.root()
-    said = yaml.safe_load((root / "sdk.yaml").read_text())
-    there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert set(said["files"]) == there - {"sdk.yaml"}
-
-
 def test_damage_is_named_and_repaired_from_the_kept_wheel(user: User) -> None:
     root = user.root()
     skel = root / "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
@@ -103,25 +94,3 @@ def test_damage_is_named_and_repaired_from_the_kept_wheel(user: User) -> None:
     assert "libQnnHtpV75Skel.so: missing" in said and "libQnnSystem.so: changed" in said
     user.types("store", "repair", "--offline")
     user.types("store", "verify")
-
-
-def test_a_second_run_costs_little_more_than_its_help(user: User) -> None:
-    user.types("provision")
-
-    def cost(said: str, *words: str) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert said in user.types("provision", *words)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    # In turns, so that what else the machine does slows down both.
-    pairs = [(cost("already there"), cost("examples:", "--help")) for _ in range(5)]
-    again, help_only = (min(costs) for costs in zip(*pairs, strict=True))
-    assert again < 5 * help_only
-
-
-def test_rm_removes_the_store_like_any_cache(user: User, tmp_path: Path) -> None:
-    user.types("provision")
-    subprocess.run(["cp", "-a", user.home / "store", tmp_path / "copy"], check=True)
-    subprocess.run(["rm", "-r", tmp_path / "copy"], check=True, stdin=subprocess.DEVNULL)
-    assert not (tmp_path / "copy").exists()

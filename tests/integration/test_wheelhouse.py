@@ -86,8 +86,3 @@ def test_torch_comes_as_a_cpu_build_that_is_on_record(
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{digest}\n")
     fill("demo", tmp_path / "wheels", WANTED)
     assert (tmp_path / "wheels" / TORCH).is_file()
-
-
-def test_no_newer_glibc_is_taken_than_the_systems() -> None:
-    platforms = [word for word in WANTED.flags if word.startswith("manylinux_2_")]
-    assert platforms[0] == "manylinux_2_36_x86_64"

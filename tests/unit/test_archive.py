@@ -5,20 +5,18 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import struct
 import subprocess
 import sys
 import threading
 import zipfile
-from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provisioning import archive
-from provisioning.archive import Entry, Limits
+from provisioning.archive import Limits
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 from tests.support.zips import DEFLATED, FILE, PROGRAM, STORED, Item, folder, link, save, tree
@@ -48,19 +46,6 @@ class Recorder:
 
     def finish(self) -> None:
         self.calls.append(("finish", None))
-
-
-class Pipe(RawIOBase):
-    """A stream that cannot seek, which makes writers put sizes behind the data."""
-
-    def __init__(self) -> None:
-        self.buffer = BytesIO()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        return self.buffer.write(data)
 
 
 class TestWhatIsKept:
@@ -107,9 +92,6 @@ class TestWhatIsKept:
         assert found["lib/libc.so"] == ("link", 0o777, b"libc.so.1")
         assert found["up"] == ("link", 0o777, b"lib/../lib")
 
-    def test_links_are_plain_files_where_the_archive_was_not_made_on_unix(self, tmp_path: Path) -> None:
-        assert unpacked(tmp_path, Item("l", b"target", mode=0o120777, made_by=0))["l"][0] == "file"
-
     def test_names_beyond_ascii_with_and_without_the_flag(self, tmp_path: Path) -> None:
         found = unpacked(tmp_path, Item("größe/数", flags=0x800), Item("naïve"))
         assert {"größe/数", "naïve"} <= set(found)
@@ -136,46 +118,13 @@ class TestWhatIsKept:
         )
         assert unpacked(tmp_path, item, zip64=True)["f"][2] == data
 
-    def test_what_a_zip64_writer_to_a_pipe_makes(self, tmp_path: Path) -> None:
-        pipe = Pipe()
-        with zipfile.ZipFile(pipe, "w", DEFLATED) as made, made.open("f", "w", force_zip64=True) as out:
-            out.write(b"piped" * 1000)
-        path = tmp_path / "a.zip"
-        path.write_bytes(pipe.buffer.getvalue())
-        archive.extract(path, tmp_path / "out", everything)
-        assert (tmp_path / "out/f").read_bytes() == b"piped" * 1000
-
-    def test_an_archive_with_a_comment_and_one_without_members(self, tmp_path: Path) -> None:
-        assert unpacked(tmp_path, comment=b"nothing here") == {}
-
 
 class TestWhatIsReported:
-    def test_an_entry_for_each_file_and_link_in_the_order_of_paths(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "a.zip", link("z", "b/f"), Item("b/f", b"data", mode=PROGRAM), Item("a", b""))
-        assert archive.extract(path, tmp_path / "out", everything) == [
-            Entry("a", "file", 0, hashlib.sha256(b"").hexdigest(), 0o644),
-            Entry("b/f", "file", 4, hashlib.sha256(b"data").hexdigest(), 0o755),
-            Entry("z", "link", 3, "", 0o777, "b/f"),
-        ]
-
     def test_hashes_are_of_what_was_written_for_files_of_many_blocks(self, tmp_path: Path) -> None:
         data = os.urandom(1_300_000)
         path = save(tmp_path / "a.zip", *(Item(f"{n}", data[n:]) for n in range(5)))
         for entry in archive.extract(path, tmp_path / "out", everything, workers=3):
             assert entry.sha256 == hashlib.sha256((tmp_path / "out" / entry.path).read_bytes()).hexdigest()
-
-    def test_members_lists_the_directory_in_its_order(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "a.zip", Item("z", b"12345", method=STORED), folder("d/"), link("l", "z"))
-        listed = [(m.name, m.size, m.compressed_size, m.is_dir, m.is_link) for m in archive.members(path)]
-        assert listed == [("z", 5, 5, False, False), ("d/", 0, 0, True, False), ("l", 1, 1, False, True)]
-
-    def test_progress_counts_every_byte_once_from_the_calling_thread(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "a.zip", Item("a", b"1" * 400_000), Item("b", b"2" * 300_000))
-        progress = Recorder()
-        archive.extract(path, tmp_path / "out", everything, progress=progress)
-        assert progress.calls[0] == ("start", ("unpack a.zip", 700_000))
-        assert progress.calls[-1] == ("finish", None)
-        assert sum(count for call, count in progress.calls if call == "advance") == 700_000
 
 
 class TestWhatIsPlaced:
@@ -190,11 +139,6 @@ class TestWhatIsPlaced:
         archive.extract(path, tmp_path / "out", place)
         assert set(tree(tmp_path / "out")) == {"else", "else/where"}
         assert seen == ["in/keep", "in/leave", "in/"]
-
-    def test_the_directory_that_is_stripped_away_is_the_tree_itself(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "a.zip", folder("root/"), Item("root/f"))
-        archive.extract(path, tmp_path / "out", lambda name: name.removeprefix("root/"))
-        assert set(tree(tmp_path / "out")) == {"f"}
 
     def test_a_second_archive_into_the_same_staging(self, tmp_path: Path) -> None:
         archive.extract(save(tmp_path / "a.zip", Item("lib/a")), tmp_path / "out", everything)
@@ -222,11 +166,6 @@ class TestWhatIsPlaced:
         with pytest.raises(EnvironmentLacking, match=r"keeps 'xt_MARK\.h' and 'xt_mark\.h' apart"):
             archive.extract(path, tmp_path / "out", everything, limits=Limits(case_sensitive=True))
 
-    def test_this_file_system_is_asked_whether_it_tells_case_apart(self, tmp_path: Path) -> None:
-        (tmp_path / "a").touch()
-        assert archive.tells_case_apart(tmp_path) is not (tmp_path / "A").exists()
-        assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
 
 def archive_error() -> type[Exception]:
     from provisioning.base.errors import ArchiveError
@@ -235,17 +174,6 @@ def archive_error() -> type[Exception]:
 
 
 class TestWhenTheDestinationFails:
-    def test_too_little_space_is_noticed_before_anything_is_written(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = save(tmp_path / "a.zip", Item("d/f", b"x" * 10_000))
-        real = os.statvfs(tmp_path)
-        small = os.statvfs_result((*real[:1], 4096, real[2], 2, 2, *real[5:]))
-        monkeypatch.setattr(os, "statvfs", lambda _: small)
-        with pytest.raises(EnvironmentLacking, match="expected 12288 free bytes to unpack into, found 8192"):
-            archive.extract(path, tmp_path / "out", everything)
-        assert tree(tmp_path / "out") == {}
-
     def test_a_disk_that_fills_up_says_what_was_needed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -257,21 +185,6 @@ class TestWhenTheDestinationFails:
         with pytest.raises(EnvironmentLacking, match="expected 10 free bytes") as raised:
             archive.extract(path, tmp_path / "out", everything)
         assert (raised.value.exit_code, "--store" in raised.value.remedy) == (3, True)
-
-    def test_a_write_that_takes_only_part_is_continued(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write = os.write
-        path = save(tmp_path / "a.zip", Item("f", bytes(range(250)) * 9))
-        monkeypatch.setattr(os, "write", lambda out, data: write(out, data[:100]))
-        archive.extract(path, tmp_path / "out", everything)
-        assert (tmp_path / "out/f").read_bytes() == bytes(range(250)) * 9
-
-    def test_a_missing_archive_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(
-            EnvironmentLacking, match=re.escape(f"{tmp_path / 'no.zip'}: expected an archive")
-        ):
-            archive.members(tmp_path / "no.zip")
 
     def test_a_symbolic_link_in_the_staging_is_not_followed(self, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
@@ -334,16 +247,3 @@ def test_memory_stays_flat_for_a_large_member(tmp_path: Path, method: int) -> No
         for _ in range(110 if method == STORED else 12):
             out.write(block + bytes(8 << 20) if method == DEFLATED else block)
     assert peak_memory(EXTRACT, tmp_path / "a.zip", tmp_path / "out") < 60
-
-
-def test_memory_stays_flat_for_a_quarter_of_the_members_that_are_allowed(tmp_path: Path) -> None:
-    count = Limits().members // 4
-    save(
-        tmp_path / "a.zip",
-        *(Item(f"some/folder/member-{n}", b"", method=STORED) for n in range(count)),
-        zip64=True,
-    )
-    body = "from pathlib import Path\nfrom provisioning import archive\n" + (
-        "archive.extract(Path(sys.argv[1]), Path(sys.argv[2]), lambda name: None)"
-    )
-    assert peak_memory(body, tmp_path / "a.zip", tmp_path / "out") < 80

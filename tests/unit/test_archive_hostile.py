@@ -436,15 +436,6 @@ def test_two_members_for_one_destination_are_refused(tmp_path: Path) -> None:
         archive.extract(tmp_path / "a.zip", tmp_path / "out", lambda name: "same")
 
 
-def test_every_error_says_what_to_do(tmp_path: Path) -> None:
-    error = refused(tmp_path, NAMES[0])
-    assert (error.exit_code, str(tmp_path / "a.zip") in error.remedy) == (4, True)
-
-
-def test_a_case_clash_says_how_to_allow_it(tmp_path: Path) -> None:
-    assert "case_sensitive = true" in refused(tmp_path, COLLISIONS[3]).remedy
-
-
 def test_the_first_fault_of_many_workers_ends_them_all(tmp_path: Path) -> None:
     items = [
         Item("bad", b"x" * 5_000_000, crc=1),

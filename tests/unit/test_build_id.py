@@ -26,8 +26,3 @@ def test_every_distinct_build_id_is_found(content: bytes, found: tuple[str, ...]
     path = tmp_path / "lib.so"
     path.write_bytes(content)
     assert build_ids(path) == found
-
-
-def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        build_ids(tmp_path / "lib.so")

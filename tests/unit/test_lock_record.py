@@ -13,7 +13,6 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Profile
 from provisioning.manifest_edit import with_source_keys
-from provisioning.sources.archive import Archive
 
 KEYS: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}
 
@@ -28,13 +27,6 @@ def test_only_the_new_keys_are_added(profile: Path) -> None:
     after = with_source_keys(profile, "qnn-sdk", "sdk", KEYS).splitlines()
     changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
     assert changes == [f'+ sha256 = "{"ab" * 32}"', "+ size = 123"]
-
-
-def test_the_component_is_locked_afterwards(profile: Path) -> None:
-    profile.write_text(with_source_keys(profile, "qnn-sdk", "sdk", KEYS))
-    sdk = load(profile, Profile).components["qnn-sdk"]
-    source = sdk.parts[0].source
-    assert sdk.pinned and isinstance(source, Archive) and source.size == 123
 
 
 def test_recording_the_same_again_changes_nothing(profile: Path) -> None:

@@ -92,22 +92,11 @@ def test_afterwards_it_is_provisioned_locked_without_another_download(user: User
     assert len(server.requests) == asked
 
 
-def test_without_the_licence_nothing_is_fetched_or_recorded(user: User, server: FileServer) -> None:
-    before = user.profile.read_text()
-    assert user.types("lock", "--component", "qnn-sdk") == 3
-    assert (user.profile.read_text(), server.requests) == (before, [])
-
-
 def test_what_fails_its_identity_check_is_not_recorded(user: User) -> None:
     text = user.profile.read_text().replace('version = "2.37.0.250724"', 'version = "2.38.0"')
     user.profile.write_text(text)
     assert locks(user) == 4
     assert user.profile.read_text() == text
-
-
-def test_without_a_component_nothing_is_fetched(user: User, server: FileServer) -> None:
-    assert user.types("lock") == 0
-    assert "not recorded, as it was never fetched here" in user.out and server.requests == []
 
 
 def test_without_a_component_what_the_store_has_is_recorded(user: User) -> None:
@@ -133,14 +122,3 @@ def test_check_names_a_lock_file_of_no_environment(user: User, tmp_path: Path) -
     (tmp_path / "locks/old.txt").touch()
     assert user.types("lock", "--check") == 1
     assert "old.txt: no environment of that name" in user.err
-
-
-def test_check_of_a_broken_manifest_is_wrong_use(user: User) -> None:
-    user.profile.write_text(user.profile.read_text() + 'colour = "red"\n')
-    assert user.types("lock", "--check") == 2
-    assert "colour: expected no such key" in user.err
-
-
-@pytest.mark.parametrize("flags", [("--component", "nothing"), ("--environment", "nothing")])
-def test_an_unknown_name_is_wrong_use(user: User, flags: tuple[str, str]) -> None:
-    assert user.types("lock", *flags) == 2
