@@ -215,7 +215,7 @@ def lock(session: nox.Session) -> None:
 @nox.session
 def generate(session: nox.Session) -> None:
     """Regenerate the committed schemas and catalogues."""
-    run(session, "lint", "-m", "provisioning", "generate")
+    run(session, "lint", "-m", "ci", "generate")
 
 
 @nox.session

@@ -34,6 +34,7 @@ VERBS = {
     "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene"),
+    "generate": Verb("ci.upkeep.generate", "regenerate committed schemas and catalogues"),
     "github": Verb("ci.github", "what the workflows and actions under .github/ do"),
     "rehearse": Verb("ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would"),
     "bench": Verb("ci.upkeep.bench", "performance claims as ratios, measured side by side"),

@@ -13,7 +13,6 @@ VERBS = {
     "shell": Verb("provisioning.verbs.shell", "open a shell, or run a command, in that environment"),
     "validate": Verb("provisioning.verbs.validate", "tell whether an environment can do its work"),
     "lock": Verb("provisioning.verbs.lock", "fill in hashes and regenerate every lock file"),
-    "generate": Verb("provisioning.verbs.generate", "regenerate committed schemas and catalogues"),
 }
 
 if __name__ == "__main__":

@@ -141,14 +141,3 @@ def for_tree(recipe: Recipe, tree: Path) -> Recipe:
 def filled(text: str, values: dict[str, str]) -> str:
     """Placeholders replaced; other braces and `$ORIGIN` stay."""
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name.group(1), name.group()), text)
-
-
-def schema() -> str:
-    """The text of manifests/schema/recipe.json."""
-    import json
-
-    from provisioning.verbs.generate import DIALECT
-
-    title = "A recipe: what is built from ExecuTorch's source for a target"
-    document = {"$schema": DIALECT, **Recipe.model_json_schema(), "title": title}
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"

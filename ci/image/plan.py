@@ -177,14 +177,3 @@ def render_packages(packages: Iterable[Package]) -> str:
     return "\n".join(
         ["# Written by `nox -s image -- --lock` from images.toml; not to be edited.", *lines, ""]
     )
-
-
-def schema() -> str:
-    """The text of manifests/schema/images.json."""
-    import json
-
-    from provisioning.verbs.generate import DIALECT
-
-    title = "The container images, and the system under them"
-    document = {"$schema": DIALECT, **Images.model_json_schema(), "title": title}
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"

@@ -15,7 +15,6 @@ from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Name
 
 MAPPING = MANIFESTS / "parity.toml"
-TITLE = "Which Buck and CMake targets are the same, and what differs on purpose"
 
 Reason = Annotated[str, StringConstraints(min_length=10)]
 Label = Annotated[str, StringConstraints(pattern=r"^//[^:]*:[^:/]+$")]
@@ -238,13 +237,3 @@ def load_mapping(path: Path = MAPPING) -> Mapping:
         pair.model_copy(update={"cmake": targets[pair.like]}) if pair.like else pair for pair in mapping.pairs
     )
     return mapping.model_copy(update={"pairs": pairs})
-
-
-def schema() -> str:
-    """manifests/schema/parity.json."""
-    import json
-
-    from provisioning.verbs.generate import DIALECT
-
-    document = {"$schema": DIALECT, **Mapping.model_json_schema(), "title": TITLE}
-    return json.dumps(document, indent=2, sort_keys=True) + "\n"

@@ -8,7 +8,6 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, one_line_code
-from ci.suites.baseline import COSTS
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
@@ -250,6 +249,8 @@ def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
 
 
 def _costs(row: Mapping[str, Metric]) -> Iterator[Bar]:
+    from ci.suites.baseline import COSTS
+
     values, agreed = _mapping(row.get("costs")), _mapping(row.get("baseline"))
     for key, cost in COSTS.items():
         value, mark = _number(values, key), _number(agreed, key)

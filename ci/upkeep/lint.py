@@ -76,9 +76,9 @@ TOOLS = {
     "format": Tool(["ruff", "format", "--check", "."], "nox -s lint -- --fix", ["ruff", "format", "."]),
     "types": Tool(["mypy"], "correct the types named above"),
     "generated": Tool(
-        [PYTHON, "-m", "provisioning", "generate", "--check"],
+        [PYTHON, "-m", "ci", "generate", "--check"],
         "nox -s generate",
-        [PYTHON, "-m", "provisioning", "generate"],
+        [PYTHON, "-m", "ci", "generate"],
     ),
     "locks": Tool([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
     # The strictest persona; its few false alarms are answered beside the line that they are about.

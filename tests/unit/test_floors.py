@@ -17,7 +17,6 @@ EDGES = {"gate", "github", "image", "upkeep", "__main__"}
 KNOWN = {
     # (importing prefix, imported prefix): the area whose rebuild removes it. This table may only shrink.
     ("ci.onnx", "ci.executorch"): "onnx",
-    ("provisioning.verbs.generate", "ci"): "environment",
 }
 
 _MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")

@@ -20,7 +20,7 @@ from provisioning.base.settings import ROOT
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
 COMMON = ("ci.__main__", "provisioning.__main__", "noxfile")
-TABLES = (*COMMON, "provisioning.verbs.generate")
+TABLES = (*COMMON, "ci.upkeep.generate")
 """These name modules in a table, of which a stage starts one at most."""
 
 STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_runner",)}

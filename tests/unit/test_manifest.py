@@ -24,7 +24,6 @@ from provisioning.manifest import (
     profile_names,
     soc_named,
 )
-from provisioning.verbs.generate import stale
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -189,8 +188,3 @@ class TestCommittedManifests:
         path = MANIFESTS / file
         first = path.read_text(encoding="utf-8").splitlines()[0]
         assert (path.parent / first.removeprefix("#:schema ")).is_file()
-
-
-class TestGeneratedFiles:
-    def test_the_committed_ones_are_fresh(self) -> None:
-        assert list(stale()) == []
