@@ -1,4 +1,4 @@
-"""The pieces that the page is built of: elements of a tree, so that no text can become markup."""
+"""The elements that the page is built of. They form a tree, so no text can become markup."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from provisioning.base.rendering.text import one_line, visible
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
     """`class_` and `data_key` stand for class and data-key."""
-    made = Element(tag, {name.rstrip("_").replace("_", "-"): visible(v) for name, v in attributes.items()})
+    parent = Element(tag, {name.rstrip("_").replace("_", "-"): visible(v) for name, v in attributes.items()})
     last: Element | None = None
     for child in children:
         if isinstance(child, Element):
-            made.append(child)
+            parent.append(child)
             last = child
         elif last is None:
-            made.text = (made.text or "") + visible(child)
+            parent.text = (parent.text or "") + visible(child)
         else:
             last.tail = (last.tail or "") + visible(child)
-    return made
+    return parent
 
 
 def badge(word: str, symbol: str = "") -> Element:
@@ -59,7 +59,7 @@ def short(text: str, label: str) -> Element:
 
 
 def path(text: str) -> Element:
-    """Breaks after slashes and dots rather than anywhere."""
+    """A path that may break only after slashes and dots."""
     code = element("code")
     for piece in re.split(r"(?<=[/.])(?=\w)", one_line(text)):
         if len(code) or code.text:
@@ -71,7 +71,7 @@ def path(text: str) -> Element:
 
 
 def file_link(file: str, folder: Path | None, *shown: Element | str) -> Element | None:
-    """A link from a page in the folder to a file of it; None for what a copy of the folder would not hold."""
+    """A relative link from a page in `folder` to a file below it; None for a file elsewhere."""
     if folder is None:
         return None
     relative = os.path.relpath(Path(file).absolute(), folder.absolute())

@@ -1,7 +1,7 @@
-"""One self-contained page of all reports.
+"""One self-contained HTML page of all reports.
 
-Built as a tree of elements, so that no text of a report can become markup; style and script are inlined, and
-the page's own policy allows nothing else to load or run.
+It is a tree of elements, so no text of a report can become markup. Style and script are inlined, and its own
+policy lets nothing else load or run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from provisioning.base.rendering.text import (
 from provisioning.base.units import size
 
 SHOWN_ERRORS = 8
-"""At the top; all are further down."""
+"""How many the top of the page has; all are further down."""
 
 SHOWN_ARTIFACTS = 12
 """More are folded."""
@@ -51,7 +51,7 @@ SYMBOLS: dict[Verdict, str] = {
 
 
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
-    """The page, as text of a file that needs no other; it links to what lies in the folder that it is for."""
+    """The page. It links to files below `folder`, where it will be written."""
     style, script = (_asset(name) for name in ("page.css", "page.js"))
     policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'"
     head = element(
@@ -110,11 +110,11 @@ def _verdict(reports: Sequence[Report], folder: Path | None) -> Element:
             line.extend([element("span", "Repeat with: ", class_="soft"), element("code", report.command)])
             line.extend(_logs(report, folder, "its log"))
             lines.append(line)
-    return element("header", *lines, *_wrong(reports), class_=f"verdict {overall.value}")
+    return element("header", *lines, *_errors(reports), class_=f"verdict {overall.value}")
 
 
-def _wrong(reports: Sequence[Report]) -> Iterator[Element]:
-    """The errors themselves, so that whoever looks no further knows what is wrong and what to type."""
+def _errors(reports: Sequence[Report]) -> Iterator[Element]:
+    """The errors themselves: what is wrong and what to type, at the top of the page."""
     errors = errors_of(reports)
     if not errors:
         return
@@ -127,7 +127,7 @@ def _wrong(reports: Sequence[Report]) -> Iterator[Element]:
             element("a", one_line(finding.subject) or "it", href=f"#{anchor}"),
             " ",
             element("code", one_line(finding.rule)),
-            element("span", finding.message, class_="text told"),
+            element("span", finding.message, class_="text message"),
         )
         if finding.remedy:
             item.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
@@ -138,7 +138,7 @@ def _wrong(reports: Sequence[Report]) -> Iterator[Element]:
 
 
 def _anchors(reports: Sequence[Report]) -> dict[str, str]:
-    """Where the page tells more of a finding's subject."""
+    """The places of the page that have more about a finding's subject."""
     return {program.name: program.anchor for program in collected(reports)}
 
 
@@ -185,7 +185,7 @@ def _findings(reports: Sequence[Report]) -> Element | None:
         rows.append(_finding(report, finding, ranks[finding.severity], anchors.get(finding.subject)))
     if not rows:
         return None
-    columns = [("Severity", ""), ("Stage", ""), ("Rule", ""), ("Subject", ""), ("What, and what to do", "")]
+    columns = [("Severity", ""), ("Stage", ""), ("Rule", ""), ("Subject", ""), ("Message and remedy", "")]
     caption = f"{plural(len(rows), 'finding')}, worst first"
     return element(
         "section",
@@ -197,23 +197,23 @@ def _findings(reports: Sequence[Report]) -> Element | None:
 
 def _finding(report: Report, finding: Finding, rank: int, anchor: str | None) -> Element:
     subject = path(finding.subject)
-    says = element("td", element("span", finding.message, class_="text"))
+    message = element("td", element("span", finding.message, class_="text"))
     if finding.remedy:
-        says.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
+        message.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
     return element(
         "tr",
         element("td", badge(finding.severity.value), data_key=str(rank)),
         short(report.stage, "stage"),
         element("td", element("code", one_line(finding.rule)), class_="short", data_label="rule"),
         element("td", element("a", subject, href=f"#{anchor}") if anchor else subject, class_="subject"),
-        says,
+        message,
         data_severity=finding.severity.value,
         data_stage=report.stage,
     )
 
 
 def _filters(reports: Sequence[Report]) -> Element:
-    """Hidden until the script that makes them work has run."""
+    """Hidden until the script has run that makes them work."""
     groups = by_severity(finding for report in reports for finding in report.findings)
     stages = [report.stage for report in reports if report.findings]
     boxes = [
@@ -255,8 +255,12 @@ def _artifacts(reports: Sequence[Report], folder: Path | None) -> Element | None
         )
         for report, artifact in every
     ]
-    said = f"{plural(len(rows), 'artifact')}, {size(sum(artifact.size for _, artifact in every))}"
-    whole = element("details", element("summary", said), table("artifacts", "What was made", columns, rows))
+    summary = f"{plural(len(rows), 'artifact')}, {size(sum(artifact.size for _, artifact in every))}"
+    whole = element(
+        "details",
+        element("summary", summary),
+        table("artifacts", "Files that the stages wrote", columns, rows),
+    )
     if len(rows) <= SHOWN_ARTIFACTS:
         whole.set("open", "open")
     return element("section", element("h2", "Artifacts"), whole)

@@ -1,4 +1,4 @@
-"""The page's part about ONNX Runtime's lane: what ExecuTorch makes of the same models, and every program."""
+"""The page's section on ONNX Runtime: its programs beside those of ExecuTorch, and all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Figure:
     key: str
     name: str
     form: str = ""
-    """How a number is written; empty: as bytes."""
+    """The format of the number; empty for bytes."""
 
     def cell(self, figures: Row, label: str) -> Element:
         value = figures.get(self.key)
@@ -45,10 +45,14 @@ def lanes_section(reports: Sequence[Report]) -> Element | None:
     if not programs:
         return None
     bad = sum(row.get("verdict") != "pass" for row in programs.values())
-    said = f"{plural(len(programs), 'program')}, " + (
-        f"{bad} of them bad" if bad else "all as they should be"
+    summary = (
+        f"{plural(len(programs), 'program')}, {bad} failed"
+        if bad
+        else f"{plural(len(programs), 'program')}, all passed"
     )
-    section = element("section", element("h2", "ONNX Runtime"), element("p", said, class_="soft"), id="onnx")
+    section = element(
+        "section", element("h2", "ONNX Runtime"), element("p", summary, class_="soft"), id="onnx"
+    )
     pairs = {name: row for name, row in programs.items() if _lane(row, "executorch")}
     if pairs:
         section.extend([element("h3", "Beside ExecuTorch"), _beside(pairs)])
@@ -57,7 +61,7 @@ def lanes_section(reports: Sequence[Report]) -> Element | None:
 
 
 def _beside(pairs: Mapping[str, Row]) -> Element:
-    """One row a program, each figure of both lanes next to each other."""
+    """One row a program: each figure of both lanes side by side."""
     figures = (SQNR, *COSTS)
     lanes = {"onnx": "ONNX", "executorch": "ExecuTorch"}
     builds = {
@@ -85,7 +89,7 @@ def _beside(pairs: Mapping[str, Row]) -> Element:
         )
         for name, row in pairs.items()
     ]
-    made = element(
+    table = element(
         "table",
         element("caption", caption),
         element("thead", first, second),
@@ -93,7 +97,7 @@ def _beside(pairs: Mapping[str, Row]) -> Element:
         id="lanes",
         class_="stack",
     )
-    return element("div", made, class_="scroll")
+    return element("div", table, class_="scroll")
 
 
 def _every(programs: Mapping[str, Row]) -> Element:

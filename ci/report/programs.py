@@ -1,4 +1,4 @@
-"""The page's part about models: a matrix by scheme, and of each program its partition, accuracy and costs."""
+"""The page's section on models: a matrix by scheme, then each program's partition, accuracy and costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CACHED = "cached: measured in an earlier run"
 
 @dataclass
 class Shown:
-    """One program with what both stages say of it."""
+    """One program, with its rows of both stages."""
 
     name: str
     case: str = ""
@@ -38,8 +38,8 @@ class Shown:
     rows: dict[str, Mapping[str, Metric]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
-    def tell(self, finding: Finding) -> None:
-        """What both stages say is told once: of a program that was not made, neither has more to say."""
+    def add(self, finding: Finding) -> None:
+        """Both stages report a program that was not compiled; show it once."""
         if not any((each.rule, each.message) == (finding.rule, finding.message) for each in self.findings):
             self.findings.append(finding)
 
@@ -53,18 +53,20 @@ class Shown:
 
 
 def programs_section(reports: Sequence[Report]) -> Element | None:
-    """None when no stage looked at programs."""
+    """None if no stage reported programs."""
     programs = collected(reports)
     if not programs:
         return None
     bad = sum(not each.passed for each in programs)
-    said = f"{plural(len(programs), 'program')}, " + (
-        f"{bad} of them bad" if bad else "all as they should be"
+    summary = (
+        f"{plural(len(programs), 'program')}, {bad} failed"
+        if bad
+        else f"{plural(len(programs), 'program')}, all passed"
     )
     return element(
         "section",
         element("h2", "Models"),
-        element("p", said, class_="soft"),
+        element("p", summary, class_="soft"),
         _matrix(programs),
         _filter(),
         *(_program(each) for each in sorted(programs, key=lambda each: (each.passed, each.name))),
@@ -73,7 +75,7 @@ def programs_section(reports: Sequence[Report]) -> Element | None:
 
 
 def collected(reports: Iterable[Report]) -> list[Shown]:
-    """By the order of the suite; whatever is not of the expected form is left out."""
+    """In the order of the suite. Rows of another form than expected are left out."""
     found: dict[str, Shown] = {}
     for report in reports:
         if report.stage not in STAGES:
@@ -84,7 +86,7 @@ def collected(reports: Iterable[Report]) -> list[Shown]:
             found.setdefault(name, Shown(name, case, run, scheme, soc)).rows[report.stage] = values
         for finding in report.findings:
             if finding.subject in found:
-                found[finding.subject].tell(finding)
+                found[finding.subject].add(finding)
     return list(found.values())
 
 
@@ -114,7 +116,7 @@ def _matrix(programs: Sequence[Shown]) -> Element:
         rows.append(row)
     table = element(
         "table",
-        element("caption", "Models by scheme; each chip leads to its program below"),
+        element("caption", "Models by scheme; each chip links to its program below"),
         element("thead", head),
         element("tbody", *rows),
         id="matrix",
@@ -134,7 +136,7 @@ def _filter() -> Element:
         element(
             "input", type="search", name="words", placeholder="Filter programs", aria_label="Filter programs"
         ),
-        element("label", element("input", type="checkbox", name="bad"), " only bad ones"),
+        element("label", element("input", type="checkbox", name="bad"), " failed ones only"),
         element("output", class_="soft"),
         class_="filters",
         id="program-filter",
@@ -183,22 +185,22 @@ def _program(shown: Shown) -> Element:
 
 
 def _finding(finding: Finding) -> Element:
-    says = element(
+    paragraph = element(
         "p",
         badge(finding.severity.value),
         " ",
         one_line_code(finding.rule),
         " ",
         element("span", finding.message, class_="text"),
-        class_="told",
+        class_="message",
     )
     if (finding.remedy and finding.severity is not Severity.NOTE) or finding.rule == "lowering-cpu-operator":
-        says.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
-    return says
+        paragraph.append(element("span", f"→ {finding.remedy}", class_="remedy text"))
+    return paragraph
 
 
 def _partition(parts: Metric) -> Element | None:
-    """The graph as boxes in order: what runs on the HTP, and what on the CPU between."""
+    """The graph as boxes in order: what runs on the HTP, and what runs on the CPU in between."""
     boxes = []
     for part in parts if isinstance(parts, list) else []:
         row = _mapping(part)

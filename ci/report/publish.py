@@ -1,4 +1,4 @@
-"""Where renderings of all reports go."""
+"""Write the renderings of all reports."""
 
 from __future__ import annotations
 

@@ -10,10 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.engine.stage_names import stage_names
-from ci.report.collect import collect
-from ci.report.html import html
-from ci.report.publish import publish, save
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
 from provisioning.base.rendering import RuleText, console, github_annotations, junit, markdown, sarif
@@ -49,6 +45,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ci.engine.stage_names import stage_names
+    from ci.report.collect import collect
+    from ci.report.html import html
+    from ci.report.publish import publish, save
+
     directory = reports_path(args.reports)
     if not directory.is_dir():
         raise EnvironmentLacking(
@@ -76,14 +77,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def in_full(reports: Sequence[Report], *, colour: bool, width: int) -> str:
-    """The stages that have something to say, each at length, then all in a table."""
+    """Each stage that did not pass in full, then all stages in a table."""
     shown = [r for r in reports if verdict(r) not in {"pass", "did not run", *NO_MATTER}]
     parts = [console(report, colour=colour, width=width) for report in shown]
     return "\n".join([*parts, overview(reports, colour=colour, width=width)])
 
 
 def as_json(reports: Sequence[Report]) -> str:
-    """All reports and what they come to; the shape of each is that of its own file."""
+    """The outcome and all reports, each as in its own file."""
     together = {
         "schema": SCHEMA,
         "outcome": worst(reports).value,

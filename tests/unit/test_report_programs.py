@@ -94,7 +94,7 @@ def test_what_both_stages_say_of_a_program_is_told_once() -> None:
     both = [lowered, replace(ran, findings=lowered.findings)]
     (bad,) = (each for each in collected(both) if each.name == BAD)
     assert len(bad.findings) == 1
-    assert html(both).count('class="text told"') == 1
+    assert html(both).count('class="text message"') == 1
 
 
 def test_the_top_of_the_page_says_what_is_wrong_with_a_link_to_more() -> None:
