@@ -1,4 +1,4 @@
-"""`inspect`: what is inside a program or a context binary, and whether a QNN runtime can load it."""
+"""`inspect`: what is inside a program, and whether an SDK can load it."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found: Inside = read_model(args.file) if args.file.suffix == ".onnx" else read(args.file)
-    answer = against(found, args.against) if args.against else None
+    contents: Inside = read_model(args.file) if args.file.suffix == ".onnx" else read(args.file)
+    answer = against(contents, args.against) if args.against else None
     if args.json:
-        document = {"schema": 1, "file": str(args.file), "kind": KINDS[type(found)], **asdict(found)}
+        document = {"schema": 1, "file": str(args.file), "kind": KINDS[type(contents)], **asdict(contents)}
         if answer:
             document["against"] = {"sdk": str(args.against), **asdict(answer)}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(described(args.file, found)) + "\n")
+        sys.stdout.write("\n".join(described(args.file, contents)) + "\n")
         if answer:
             word = "can load it" if answer.loads else "cannot load it"
             sys.stdout.write(f"\n{args.against} {word}:\n" + "".join(f"  {line}\n" for line in answer.says))
     return 0 if answer is None or answer.loads else 1
 
 
-def described(path: Path, found: Inside) -> Iterator[str]:
-    if isinstance(found, Context):
-        yield f"{path}: QNN context binary, {found.size:,} bytes"
-        yield from _context(found, "  ")
+def described(path: Path, contents: Inside) -> Iterator[str]:
+    if isinstance(contents, Context):
+        yield f"{path}: QNN context binary, {contents.size:,} bytes"
+        yield from _context(contents, "  ")
         return
-    if isinstance(found, CompiledModel):
-        yield from _compiled(path, found)
+    if isinstance(contents, CompiledModel):
+        yield from _compiled(path, contents)
         return
-    yield f"{path}: ExecuTorch program, {found.size:,} bytes, schema version {found.version}"
-    for method in found.methods:
+    yield f"{path}: ExecuTorch program, {contents.size:,} bytes, schema version {contents.version}"
+    for method in contents.methods:
         yield (
             f"method {method.name}: {method.delegate_calls} delegate calls, "
             f"{method.planned_bytes:,} bytes planned"
@@ -69,9 +69,9 @@ def described(path: Path, found: Inside) -> Iterator[str]:
         yield from _tensors("input", enumerate(method.inputs))
         yield from _tensors("output", enumerate(method.outputs))
         yield from _on_cpu(method.kernels)
-    for index, delegate in enumerate(found.delegates):
-        yield from _delegate(index, delegate, found)
-    for index, segment in enumerate(found.segments):
+    for index, delegate in enumerate(contents.delegates):
+        yield from _delegate(index, delegate)
+    for index, segment in enumerate(contents.segments):
         place = f"{segment.size:,} bytes at {segment.offset:,}, aligned to {segment.alignment:,}"
         yield f"segment {index}: {place}"
 
@@ -106,7 +106,7 @@ def _processor(options: Options) -> str:
     return f"HTP v{options.arch}, {options.vtcm_mb} MB VTCM"
 
 
-def _delegate(index: int, delegate: Delegate, program: Program) -> Iterator[str]:
+def _delegate(index: int, delegate: Delegate) -> Iterator[str]:
     if delegate.segment is None:
         place = "inside the flatbuffer"
     else:

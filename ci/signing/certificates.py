@@ -1,4 +1,4 @@
-"""X.509 chains as a hash segment carries them: DER, attestation first, root last, padded with 0xff."""
+"""X.509 chains in a hash segment: DER, attestation first, root last, padded with 0xff."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KNOWN_EXTENSIONS = (x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a reader wants to know of one certificate; all values are printable."""
+    """What people want to know of a certificate. All values are printable."""
 
     subject: str
     issuer: str
@@ -78,7 +78,7 @@ def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
     for index, der in enumerate(ders):
         with _reading(f"certificate {index}"):
             certificate = x509.load_der_x509_certificate(der)
-            # Parsing is lazy: touch what is used later, so that damage shows here and nowhere else.
+            # Parsing is lazy: read everything that is used later, so that damage is found here.
             certificate.public_key()
             _ = (certificate.subject, certificate.issuer, certificate.extensions, certificate.signature)
             _ = (certificate.not_valid_before_utc, certificate.not_valid_after_utc)
@@ -196,7 +196,7 @@ def _check_validity(name: str, certificate: x509.Certificate, at: dt.datetime) -
 
 
 def _check_usage(name: str, certificate: x509.Certificate, *, attests: bool, below: int) -> Iterator[Problem]:
-    """`below`: how many CA certificates stand between this one and the attestation certificate."""
+    """`below`: the number of CA certificates between this one and the attestation certificate."""
     constraints = _extension(certificate, x509.BasicConstraints)
     usage = _extension(certificate, x509.KeyUsage)
     if attests:
@@ -242,7 +242,7 @@ def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 
 
 def _der_length(area: bytes, at: int) -> int | None:
-    """The whole length of the SEQUENCE that begins at `at`; None where none does."""
+    """The length of the SEQUENCE that begins at `at`; None if none begins there."""
     head = area[at : at + 4]
     if len(head) < 4 or head[0] != 0x30:
         return None

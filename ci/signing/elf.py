@@ -1,7 +1,7 @@
 """The ELF structure that a signature covers: headers and segments, little-endian, 32 and 64 bits.
 
-Facts for people (needed libraries, arch) are provisioning.elf's. Here every byte range matters and the file
-is hostile until its hashes say otherwise, so all numbers are checked against the file before they are used.
+provisioning.elf reads facts for people. Here every byte range matters, and the file may be hostile, so each
+number is checked against the file before it is used.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SHT_NULL = 0
 EM_HEXAGON = 164
 
 MOST_SEGMENTS = 512
-"""Linkers write about ten; the cap bounds the work that a hostile file can ask for."""
+"""Linkers write about ten. The limit bounds the work for a hostile file."""
 MOST_COVERAGE = 8
-"""Segments may overlap (dynamic, relro and notes lie in a load segment), but not eight times over."""
+"""How often segments may cover the file: dynamic, relro and notes lie inside load segments."""
 MOST_BYTES = 1 << 28
 """Twenty times the largest skel."""
 
 
 class Malformed(CheckFailed):
-    """A file whose own numbers contradict it. `part` names what is wrong, in a reader's words."""
+    """A file whose numbers contradict each other. `part` names where."""
 
     def __init__(self, part: str, reason: str) -> None:
         super().__init__(f"{part}: {reason}")
@@ -38,7 +38,7 @@ class Malformed(CheckFailed):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One ELF class: where its numbers are."""
+    """The layout of one ELF class."""
 
     bits: int
     header: struct.Struct
@@ -103,7 +103,7 @@ class Elf:
 
     @property
     def head_size(self) -> int:
-        """Bytes of ELF header and program headers, when the latter follow the former."""
+        """Bytes of ELF header and program headers, if the latter follow the former."""
         return self.format.header.size + len(self.segments) * self.format.segment.size
 
     @property
@@ -114,7 +114,7 @@ class Elf:
 
 
 def parse(data: Bytes) -> Elf:
-    """Raises Malformed for anything but a little-endian ELF whose program headers fit the file."""
+    """Raises Malformed unless it is a little-endian ELF whose program headers fit the file."""
     size = len(data)
     if size > MOST_BYTES:
         raise Malformed("file", f"{size} bytes is more than a library has (limit {MOST_BYTES})")
@@ -149,13 +149,13 @@ def parse(data: Bytes) -> Elf:
 
 
 def pack_head(form: Format, header: Header, segments: tuple[Segment, ...]) -> bytes:
-    """ELF header and program headers as they stand at the start of a file."""
+    """ELF header and program headers, as at the start of a file."""
     fields = (getattr(header, name) for name in Header.__slots__)
     return form.header.pack(*fields) + b"".join(_pack_segment(form, s) for s in segments)
 
 
 def shift_sections(data: bytearray, form: Format, header: Header, by: int) -> None:
-    """Move every section header's sh_offset; `header.shoff` is where the table stands in `data`."""
+    """Add `by` to every section header's sh_offset; `header.shoff` is the table's offset in `data`."""
     for at in _section_positions(data, form, header):
         fields = list(form.section.unpack_from(data, at))
         if fields[1] == SHT_NULL:
@@ -167,13 +167,13 @@ def shift_sections(data: bytearray, form: Format, header: Header, by: int) -> No
 
 
 def section_table(data: Bytes, elf: Elf) -> tuple[int, int]:
-    """The byte range of the section header table; (0, 0) where there is none."""
+    """The byte range of the section header table; (0, 0) if there is none."""
     positions = _section_positions(data, elf.format, elf.header)
     return (positions.start, positions.stop) if len(positions) else (0, 0)
 
 
 def printable(text: str) -> str:
-    """For a terminal: what a hostile file says cannot steer it."""
+    """The text with control characters escaped, so that it cannot steer a terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 

@@ -45,7 +45,7 @@ class Inspection:
 
 
 def inspect(path: Path) -> Inspection:
-    """UsageError for what cannot be opened; damage is described, not raised."""
+    """Raises UsageError if the file cannot be opened. Damage is described, not raised."""
     with signed_library.mapped(path) as data:
         try:
             parsed, signed = signed_library.parse(data)

@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Version 6's statement of what the signature is for."""
+    """What the signature is for (version 6)."""
 
     major: int = 0
     minor: int = 0
@@ -90,7 +90,7 @@ class Metadata:
     root_index: int = 0
     anti_rollback: int = 0
     note: str = ""
-    """Text after the public 120 bytes; the development signer says there what it is."""
+    """Text after the public 120 bytes. A rehearsal writes its statement there."""
 
     def pack(self) -> bytes:
         if len(self.soc_versions) > 12 or len(self.serials) > 8:
@@ -122,23 +122,23 @@ class Container:
     fields: Mapping[str, int]
     parts: tuple[Part, ...]
     problems: tuple[str, ...]
-    """What a strict reader refuses: sizes that contradict each other, bytes that belong to no part."""
+    """Sizes that contradict each other, and bytes that belong to no part."""
     common: Mapping[str, int]
-    """Version 7's common metadata; empty before."""
+    """Common metadata (version 7); empty in other versions."""
 
     def part(self, name: str) -> Part:
         return next((p for p in self.parts if p.name == name), Part(name, 0, 0))
 
     @property
     def digest(self) -> str | None:
-        """The hash table's algorithm as hashlib names it; None where the public format does not say."""
+        """hashlib's name for the hash table's algorithm; None if the public format does not define it."""
         if self.version == 7:
             return _V7_DIGESTS.get(self.common.get("hash_algorithm", 0))
         return "sha384" if self.version == 6 else "sha256"
 
     @property
     def signed_end(self) -> int:
-        """Where the hash table ends: header, metadata and hash table are what a signature speaks for."""
+        """Where the hash table ends. A signature covers header, metadata and hash table."""
         return self.part(HASHES).end
 
 
@@ -164,7 +164,7 @@ def parse(segment: bytes) -> Container:
         at = end
     problems = []
     if "total_size" in fields and fields["total_size"] != at - start:
-        problems.append(f"the header says {fields['total_size']} bytes in all, its parts are {at - start}")
+        problems.append(f"the header says {fields['total_size']} bytes in all, its parts have {at - start}")
     if at < len(segment):
         parts.append(Part(TRAILING, at, len(segment)))
         problems.append(f"{len(segment) - at} bytes after the last part belong to nothing")
@@ -200,7 +200,7 @@ def parse_metadata(data: bytes) -> Metadata:
 
 
 def v6_signed_part(metadata: bytes, hashes: bytes, signature_size: int, certificates_size: int) -> bytes:
-    """Header, metadata and hash table: what is signed, and what signature and certificates then follow."""
+    """Header, metadata and hash table: the part that is signed. Signature and certificates follow it."""
     total = len(metadata) + len(hashes) + signature_size + certificates_size
     sizes = (0, 0, total, len(hashes), ABSENT, signature_size, ABSENT, certificates_size, 0, len(metadata))
     return struct.pack("<12I", 0, 6, *sizes) + metadata + hashes

@@ -1,4 +1,4 @@
-"""A signed library taken apart: the two signing program headers, the hash segment, what no hash covers."""
+"""The parts of a signed library: its two signing program headers, its hash segment, what no hash covers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ZEROS = bytes(1 << 16)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes that no hash covers, and what they are."""
+    """Bytes that no hash covers."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A library with a hash segment. Its parts fit the file; whether they agree is for verification."""
+    """A library with a hash segment. Its parts fit the file; verification decides whether they agree."""
 
     elf: Elf
     head_index: int | None
@@ -61,7 +61,7 @@ class Signed:
 
     @property
     def metadata(self) -> mbn.Metadata | None:
-        """Version 6's; no other version's metadata is public."""
+        """Of version 6; the metadata of other versions is not public."""
         if self.container.version != 6 or not self.container.part(mbn.METADATA).size:
             return None
         return mbn.parse_metadata(self.part(mbn.METADATA))
@@ -69,9 +69,9 @@ class Signed:
 
 @contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """The file's bytes without reading them; UsageError for what is no regular file."""
+    """Map the file's bytes. Raises UsageError unless it is a regular file."""
     try:
-        # Not blocking, or a named pipe would hold us for ever.
+        # Not blocking: opening a named pipe would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", remedy="name a library file") from error
@@ -97,7 +97,7 @@ def is_head_placeholder(segment: Segment) -> bool:
 
 
 def parse(data: Bytes) -> tuple[Elf, Signed | None]:
-    """The ELF and, when it has a hash segment, that. Raises Malformed."""
+    """The ELF structure and, if there is a hash segment, its parts. Raises Malformed."""
     parsed = elf.parse(data)
     hashes = [i for i, s in enumerate(parsed.segments) if is_hash_segment(s)]
     heads = [i for i, s in enumerate(parsed.segments) if is_head_placeholder(s)]
@@ -113,8 +113,8 @@ def parse(data: Bytes) -> tuple[Elf, Signed | None]:
 
 
 def segment_digests(data: Bytes, parsed: Elf, algorithm: str) -> list[bytes]:
-    """What a hash table must hold: the header placeholder's entry is the digest of its own range, the hash
-    segment's and every empty segment's entry is zeros."""
+    """What the hash table must hold: a digest for each segment's bytes, zeros for the hash segment and for
+    segments without bytes."""
     view = memoryview(data)
     size = hashlib.new(algorithm).digest_size
     return [
@@ -126,9 +126,9 @@ def segment_digests(data: Bytes, parsed: Elf, algorithm: str) -> list[bytes]:
 
 
 def differences(before: Bytes, after: Bytes) -> list[str]:
-    """How the program that `after` loads differs from that of `before`, signatures aside."""
+    """How the program in `after` differs from that in `before`, apart from signatures."""
     one, other = elf.parse(before), elf.parse(after)
-    found = [
+    changes = [
         f"{name} was {getattr(one.header, name):#x} and is {getattr(other.header, name):#x}"
         for name in ("type", "machine", "entry", "flags")
         if getattr(one.header, name) != getattr(other.header, name)
@@ -137,23 +137,23 @@ def differences(before: Bytes, after: Bytes) -> list[str]:
         [s for s in x.segments if not is_hash_segment(s) and not is_head_placeholder(s)] for x in (one, other)
     )
     if len(ours) != len(theirs):
-        return [*found, f"it had {len(ours)} segments and has {len(theirs)}"]
+        return [*changes, f"it had {len(ours)} segments and has {len(theirs)}"]
     for index, (old, new) in enumerate(zip(ours, theirs, strict=True)):
         if replace(old, offset=0) != replace(new, offset=0):
-            found.append(f"program header {index} changed")
+            changes.append(f"program header {index} changed")
         elif memoryview(before)[old.offset : old.end] != memoryview(after)[new.offset : new.end]:
-            found.append(f"the content of segment {index} changed")
-    return found
+            changes.append(f"the content of segment {index} changed")
+    return changes
 
 
 def unhashed(data: Bytes, signed: Signed) -> tuple[Range, ...]:
-    """Every range that may change without any hash, signature or certificate noticing."""
+    """Every range that can change without any hash, signature or certificate failing."""
     view = memoryview(data)
     covered = sorted((s.offset, s.end) for s in signed.elf.segments if s.filesz)
     try:
         table = elf.section_table(data, signed.elf)
     except Malformed:
-        # No hash covers them and no loader reads them: they only cannot be named.
+        # Section headers cannot be named in the answer; no loader reads them.
         table = (0, 0)
     gaps: list[Range] = []
     at = 0

@@ -1,4 +1,4 @@
-"""Whether a signature holds: every check by name, passed, failed or not checked."""
+"""Whether a signature holds. Each check has a name, and passed, failed or could not be made."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the library must be bound to; None is not asked."""
+    """What the library must be bound to; None: anything."""
 
     root: x509.Certificate | None = None
     software_id: int | None = None
@@ -349,7 +349,7 @@ def _bindings(signed: Signed, expected: Expected) -> Iterator[Check]:
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """None: this container version does not say, or not publicly."""
+    """None: this container version does not publicly say."""
 
     software_id: int | None = None
     hardware_id: int | None = None
@@ -360,7 +360,7 @@ class Bindings:
 
 
 def bindings(signed: Signed) -> Bindings:
-    """From metadata (v6), common metadata (v7) or the attestation certificate's OU fields (v3, v5)."""
+    """Read from metadata (v6), common metadata (v7) or the attestation certificate's OU fields (v3, v5)."""
     if signed.container.version == 6:
         metadata = signed.metadata
         if metadata is None:

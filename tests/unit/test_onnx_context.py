@@ -179,7 +179,7 @@ def test_one_that_does_not_say_which_qnn_made_it_is_left_to_the_provider(tmp_pat
 def test_a_model_that_is_not_compiled_is_told_how_to_be(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed) as caught:
         read_context(write(conv_model(), tmp_path / "model.onnx"))
-    assert caught.value.remedy.startswith("python -m ci onnx compile")
+    assert caught.value.remedy.startswith("nox -s onnx -- compile")
 
 
 def test_nodes_outside_the_context_are_named(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def tail(output: str) -> str:
 
 
 def interpreter(named: str | None, below: tuple[int, ...]) -> Path:
-    """A Python that still has the module imp: the one named, ours, one on PATH or one of uv's."""
+    """A Python that has the module imp: the named one, ours, one on PATH or one of uv's."""
     if named:
         path = shutil.which(named)
         version = _version(path) if path else None

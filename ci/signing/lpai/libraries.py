@@ -1,4 +1,4 @@
-"""What must be signed for a chip, from where, and whether that can work: decided before anything starts."""
+"""Which libraries must be signed for a chip, where they are, and whether the SDKs are recent enough."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ELFSIGNER = Path("tools/elfsigner/elfsigner.py")
 class NeededLibrary(Model):
     component: Literal["qnn-sdk", "hexagon-sdk", "executorch-source"]
     path: str
-    """Below the component's root, with {lpai} and {arch}; `*` takes the highest version that is there."""
+    """Below the component's root, with {lpai} and {arch}; `*` matches the highest version there is."""
     direct: bool = False
 
     @property
@@ -47,7 +47,7 @@ class LpaiTable(Model):
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """What to sign for. One chip stands for all that have the same LPAI and Hexagon arch."""
+    """A chip to sign for. It stands for all chips with the same LPAI and Hexagon arch."""
 
     name: str
     lpai: int
@@ -55,7 +55,7 @@ class Chip:
 
     @property
     def directory(self) -> Path:
-        """Where signed libraries belong, in an SDK and in the overlay alike."""
+        """Where signed libraries go, in an SDK and in the overlay."""
         return Path("lib") / f"lpai-v{self.lpai}" / "signed"
 
 
@@ -65,7 +65,7 @@ def load_table() -> LpaiTable:
 
 
 def chips(socs: Sequence[str], arch: str | None) -> list[Chip]:
-    """By SoC names, or by `--arch`: v81, a Hexagon arch, or v6, an LPAI version. Raises UsageError."""
+    """The chips with these names, or of `--arch`: v81 (a Hexagon arch) or v6 (an LPAI version)."""
     table = load_socs()
     if arch is not None:
         named = _by_arch(arch, table)
@@ -73,25 +73,25 @@ def chips(socs: Sequence[str], arch: str | None) -> list[Chip]:
         named = [(name, soc_named(name)) for name in socs]
     for name, soc in named:
         if soc.lpai is None:
-            having = sorted(n for n, s in table.items() if s.lpai is not None)
-            raise UsageError(f"{name} has no LPAI", remedy=f"use --soc with one of: {', '.join(having)}")
+            with_lpai = sorted(n for n, s in table.items() if s.lpai is not None)
+            raise UsageError(f"{name} has no LPAI", remedy=f"use --soc with one of: {', '.join(with_lpai)}")
     distinct = {(soc.lpai, soc.arch): Chip(name, soc.lpai or 0, soc.arch) for name, soc in reversed(named)}
     return sorted(distinct.values(), key=lambda chip: chip.name)
 
 
 def to_sign(
-    chip: Chip, environment: Environment | None, given: Sequence[Path], *, direct: bool
+    chip: Chip, environment: Environment | None, named: Sequence[Path], *, direct: bool
 ) -> list[Path]:
-    """The files to sign. `given` replaces the manifest's list, or in direct mode its entries by name."""
-    for path in given:
+    """The files to sign. `named` replaces the manifest's list; in direct mode, entries of the same name."""
+    for path in named:
         if not path.is_file():
             raise UsageError(f"{path}: there is no such file", remedy="name the library to sign")
-    if given and not direct:
-        return _distinct(given)
+    if named and not direct:
+        return _distinct(named)
     if environment is None:
-        raise UsageError("which libraries is not known", remedy="name them with --library")
-    by_name = {path.name: path for path in given}
-    found = list(by_name.values())
+        raise UsageError("no library is named", remedy="name them with --library")
+    by_name = {path.name: path for path in named}
+    files = list(by_name.values())
     lacking: list[tuple[NeededLibrary, str]] = []
     for needed in load_table().libraries:
         if needed.name in by_name or (needed.direct and not direct):
@@ -100,7 +100,7 @@ def to_sign(
         pattern = needed.path.format(lpai=chip.lpai, arch=chip.arch)
         matches = list(root.path.glob(pattern)) if root else []
         if matches:
-            found.append(max(matches, key=lambda path: version_key(_digits(path))))
+            files.append(max(matches, key=lambda path: version_key(_digits(path))))
         else:
             lacking.append((needed, str(root.path / pattern) if root else f"no {needed.component}"))
     if lacking:
@@ -109,11 +109,11 @@ def to_sign(
             f"{len(lacking)} of the libraries to sign are not there: {searched}",
             remedy=f"{_profile_that_signs()}, whose SDK has them, or name each with --library FILE",
         )
-    return _distinct(found)
+    return _distinct(files)
 
 
 def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
-    """The QNN version, refused when it is too old for the chip's LPAI; empty when nothing says it."""
+    """The QNN version; empty if it is not known. Raises if it is too old for the chip's LPAI."""
     version = _qnn_version(root, files)
     known = tables.libraries().lpai.get(str(chip.lpai))
     if known is None:
@@ -136,7 +136,7 @@ def check_qnn(chip: Chip, root: Root | None, files: Sequence[Path]) -> str:
 
 
 def elfsigner_script(environment: Environment, files: Iterable[Path], chip: Chip) -> Path:
-    """The vendor's script, refused when its Hexagon SDK is too old for an arch that is to be signed."""
+    """The path of elfsigner. Raises if its Hexagon SDK is too old for an arch that is to be signed."""
     root = environment.roots.get("hexagon-sdk")
     if root is None:
         raise EnvironmentLacking(
@@ -203,7 +203,7 @@ def _qnn_version(root: Root | None, files: Sequence[Path]) -> str:
 
 
 def version_of(component: str, root: Root) -> str:
-    """The store's word, or what the user's own directory says; empty when it says nothing."""
+    """The version that the store or the user's own directory states; empty if none."""
     from provisioning.sources.directory import adopt
 
     return root.version or adopt(component, str(root.path), root.variable).version
@@ -231,7 +231,7 @@ def _digits(path: Path) -> str:
 
 
 def _profile_that_signs() -> str:
-    """One with a Hexagon SDK; its QNN SDK is a whole one."""
+    """A profile with a Hexagon SDK; its QNN SDK has the libraries, too."""
     return next(
         f"--profile {name}" for name in profile_names() if "hexagon-sdk" in load_profile(name).components
     )

@@ -1,4 +1,4 @@
-"""Deciding what is to be signed, signing it, and putting it into the overlay once it is verified."""
+"""Plan what is to be signed, sign it, verify it, and put it into the overlay."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Work:
 
 
 def sign(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
-    """Everything that can be refused is refused before anything is signed."""
+    """Sign for every chip. Whatever can be refused is refused before anything is signed."""
     chips = libraries.chips(selection.socs, args.arch)
     serial = _serial(args)
     environment = _environment(args, selection)
@@ -149,7 +149,7 @@ def _sign_jobs(
     stage: StageRun,
     cancelled: threading.Event,
 ) -> None:
-    """Sign side by side; one that fails does not keep the others from being signed."""
+    """Sign in parallel. A library that fails does not stop the others."""
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
         # Beside the overlay's files, so that each can be put in place in one step.
@@ -182,7 +182,7 @@ def _sign_jobs(
 
 
 def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
-    """Sign, verify the result as a stranger would, and only then put it in place."""
+    """Sign, verify the result as for any foreign file, and only then put it in place."""
     work.mkdir()
     result = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)
     place = into / job.name

@@ -1,7 +1,7 @@
-"""What is inside a model that ONNX Runtime's QNN provider compiled, read from its bytes alone.
+"""Models that ONNX Runtime's QNN provider compiled, read from their bytes.
 
-Such a model's graph is EPContext nodes: each holds a QNN context binary, or names the file beside it that
-does. Field numbers are those of onnx.proto.
+Their graph consists of EPContext nodes: each holds a QNN context binary, or names the file that does. Field
+numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ContextNode:
-    """An EPContext node. Where it is not the main one, its graph is in the context of another."""
+    """An EPContext node. If it is not a main one, its graph is in the context of another node."""
 
     name: str
     main: bool
     file: str
-    """The file beside the model that holds the context; empty when the node itself does."""
+    """The file beside the model that holds the context; empty if the node holds it."""
     context: Context | None
 
 
@@ -43,12 +43,12 @@ class ContextNode:
 class CompiledModel:
     size: int
     soc_id: int
-    """As the provider notes it; 0 where an older one noted nothing."""
+    """As the provider noted it; 0 if it noted nothing."""
     arch: int
     inputs: tuple[tuple[str, TensorInfo], ...]
     outputs: tuple[tuple[str, TensorInfo], ...]
     kernels: dict[str, int]
-    """Operators outside the contexts, which run on the CPU, and how many there are of each."""
+    """Operators outside the contexts, which run on the CPU, and how often each occurs."""
     nodes: tuple[ContextNode, ...]
 
     @property
@@ -57,12 +57,12 @@ class CompiledModel:
 
     @property
     def files(self) -> list[str]:
-        """Those beside the model that hold its contexts."""
+        """The files beside the model that hold its contexts."""
         return list(dict.fromkeys(node.file for node in self.nodes if node.file))
 
 
 def read_model(path: Path) -> CompiledModel:
-    """Raises CheckFailed for what is no compiled model, is damaged, or was moved away from its context."""
+    """Raises CheckFailed if it is no compiled model, is damaged, or was moved away from its context."""
     data = bytes_of(path)
     try:
         return parse_model(memoryview(data), path)
@@ -129,7 +129,7 @@ def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
 
 
 def context_beside(path: Path, name: str) -> Path:
-    """The file that a compiled model names as its context. Raises CheckFailed unless it is in its folder."""
+    """The file that a compiled model names as its context. Raises CheckFailed unless it is beside it."""
     folder = path.parent.resolve()
     if not is_below(folder, name):
         raise CheckFailed(
@@ -146,11 +146,12 @@ def context_beside(path: Path, name: str) -> Path:
 
 
 def is_below(folder: Path, name: str) -> bool:
-    """Whether a name that a model gives leads to a place below `folder`, which is resolved, links and all.
-    It does not where no file can be called so."""
+    """Whether a file name in a model leads below `folder` (a resolved path), after following links.
+
+    False if no file can have this name."""
     try:
         real = (folder / name).resolve()
-        # A name may be too long to be looked for.
+        # This raises if the name is too long.
         real.is_file()
     except (OSError, RuntimeError, ValueError):
         return False
@@ -166,6 +167,6 @@ def _tensors(graph: Message, field: int) -> Iterator[tuple[str, TensorInfo]]:
 
 
 def arch_and_soc(note: str) -> tuple[int, int]:
-    """As the provider notes them, `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`; zeros where it did not."""
+    """From the provider's note `v2:<backend>:<QNN>:<HTP API>:<arch>:<chip>:…`; zeros if there is none."""
     found = re.fullmatch(r"v2:\d+:[\d.]+:[\d.]+:(\d{1,6}):(\d{1,6}):.*", note)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,4 +1,4 @@
-"""Reads flatbuffers that may be damaged or hostile: every access is bounded, and every fault is Malformed."""
+"""Read flatbuffers that may be damaged or hostile: every access is bounded, every error is Malformed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 
 LARGEST_VECTOR = 1 << 20
-"""No list of a program has more; a length beyond it is damage, not data."""
+"""No list of a program has more elements; a greater length is damage."""
 
 
 class Malformed(ValueError):
@@ -32,7 +32,7 @@ class Reader:
 
 
 class Table:
-    """A table at a position; fields by their number in the schema, absent ones by their default."""
+    """A table. Fields are named by their number in the schema; an absent field has its default."""
 
     def __init__(self, reader: Reader, position: int) -> None:
         self.reader, self.position = reader, position
@@ -74,7 +74,7 @@ class Table:
             yield Table(self.reader, self._target(start + 4 * index))
 
     def _vector(self, field: int, size: int, largest: int = LARGEST_VECTOR) -> tuple[int, int]:
-        """Where the elements begin and how many there are; nothing for an absent field."""
+        """Where the elements begin and how many there are; (0, 0) for an absent field."""
         place = self.place(field)
         if place is None:
             return 0, 0

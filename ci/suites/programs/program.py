@@ -1,4 +1,4 @@
-"""What is inside an ExecuTorch program or a QNN context binary, read from its bytes alone.
+"""ExecuTorch programs and QNN context binaries, read from their bytes.
 
 Field numbers are those of ExecuTorch's program.fbs and of its Qualcomm backend's qc_compiler_spec.fbs.
 """
@@ -37,10 +37,10 @@ DTYPES = {
     11: "bool", 15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
 }  # fmt: skip
 
-# Each begins with plain letters, which are searched for thirty times as fast as a word boundary.
+# Each begins with letters: searching for those is thirty times as fast as for a word boundary.
 SOC = re.compile(rb"soc_type=(\w{1,32});")
 ARCH = re.compile(rb"min_arch=(\d{1,3})\b")
-"""Beside the SoC there is an `arch` too, from QNN's own table: for SSG2115P not what it compiles for."""
+"""There is an `arch` beside it, from QNN's own table; for SSG2115P it is not the one it compiles for."""
 
 VTCM = re.compile(rb"vtcm_size=(\d{1,12})\b")
 PRECISIONS = {0: "quantized", 1: "fp16"}
@@ -59,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the strings of a QNN context binary say of it; each may be there more than once."""
+    """The facts in the strings of a QNN context binary; each may occur more than once."""
 
     size: int
     build_ids: tuple[str, ...]
@@ -70,7 +70,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the delegate was compiled with, as ExecuTorch's QNN backend will read it."""
+    """The options that a delegate was compiled with, as ExecuTorch's QNN backend reads them."""
 
     soc_id: int
     arch: int
@@ -85,7 +85,7 @@ class Delegate:
     method: str
     backend: str
     segment: int | None
-    """None: the data is inside the flatbuffer and cannot be mapped or freed alone."""
+    """None: the data is inside the flatbuffer, so it cannot be mapped or freed alone."""
     offset: int
     size: int
     options: Options | None
@@ -124,7 +124,7 @@ class Program:
 
 
 def read(path: Path) -> Program | Context:
-    """An ExecuTorch program, or anything with a QNN build id as a context binary. Else CheckFailed."""
+    """A program, or a context binary: any file with a QNN build id but a library. Raises CheckFailed."""
     data = bytes_of(path)
     try:
         return parse(data)

@@ -1,4 +1,4 @@
-"""Reads protobuf that may be damaged or hostile: every access is bounded, every fault is Malformed."""
+"""Read protobuf that may be damaged or hostile: every access is bounded, every error is Malformed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from ci.suites.programs.flatbuffer import Malformed
 
 MOST_FIELDS = 1 << 20
-"""No message of a compiled model has more; beyond it is damage, not data."""
+"""No message of a compiled model has more; a greater number is damage."""
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 class Message:
-    """One message's fields by number; those inside are read when they are asked for."""
+    """One message's fields by number. Messages inside it are read on demand."""
 
     def __init__(self, data: memoryview) -> None:
         self._fields: dict[int, list[int | memoryview]] = {}
@@ -39,9 +39,9 @@ class Message:
             self._fields.setdefault(number, []).append(value)
 
     def number(self, field: int, default: int = 0) -> int:
-        """The last, as is the rule."""
-        found = [value for value in self._fields.get(field, ()) if isinstance(value, int)]
-        value = found[-1] if found else default
+        """The last one counts, as protobuf defines."""
+        values = [value for value in self._fields.get(field, ()) if isinstance(value, int)]
+        value = values[-1] if values else default
         return value - (1 << 64) if value >= 1 << 63 else value
 
     def has(self, field: int) -> bool:
@@ -51,8 +51,8 @@ class Message:
         return [value for value in self._fields.get(field, ()) if isinstance(value, memoryview)]
 
     def bytes(self, field: int) -> memoryview:
-        found = self.all_bytes(field)
-        return found[-1] if found else memoryview(b"")
+        values = self.all_bytes(field)
+        return values[-1] if values else memoryview(b"")
 
     def text(self, field: int) -> str:
         return bytes(self.bytes(field)).decode("utf-8", "replace")
@@ -62,7 +62,7 @@ class Message:
             yield Message(value)
 
     def message(self, field: int) -> Message:
-        """An absent one has no fields."""
+        """The message in a field; an absent one has no fields."""
         return Message(self.bytes(field))
 
 
