@@ -67,8 +67,7 @@ def begin() -> None:
         return
     _began = time.time()
     environ: Any = type(os.environ)
-    for name in ("__getitem__", "__iter__"):
-        setattr(environ, name, _noting(name, getattr(environ, name)))
+    environ.__getitem__, environ.__iter__ = _note_reads(environ.__getitem__, environ.__iter__)
     sys.meta_path.append(_Absent)
     sys.addaudithook(_note_open)
     loader: Any = importlib.machinery.SourceFileLoader
@@ -98,6 +97,9 @@ def touched() -> dict[str, Any]:
     for name in sorted({*_opened, *_module_files(), *_libraries()}):
         path = os.path.abspath(name)
         if path.startswith(("/proc/", "/sys/", "/dev/")) or not os.path.isfile(path):
+            continue
+        if ".dist-info/" in path:
+            # Torch reads the entry points of all distributions; the imported ones count by their files.
             continue
         info = os.stat(path)
         opened[path] = list(stamp_of(info))
@@ -158,20 +160,28 @@ def digest_of_value(value: str | None) -> str:
     return UNSET if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _noting(method: str, original: Any) -> Any:
-    def noted(self: Any, *arguments: Any) -> Any:
-        if self is os.environ:
-            reader = _reader()
-            # Walking over all variables counts only in the user's code: libraries copy them for children.
-            names = list(arguments) or (_names(self) if reader == "user" else [])
-            for name in names:
-                counts = reader and (name not in VOLATILE or (reader == "user" and arguments))
-                if counts and isinstance(name, str):
-                    _read.setdefault(name, digest_of_value(_value(self, name)))
-        return original(self, *arguments)
+def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
+    """`__getitem__` and `__iter__` of os.environ, noting what is read."""
+    walked = ""
 
-    noted.__name__ = method
-    return noted
+    def get_noted(self: Any, name: Any) -> Any:
+        if self is os.environ and isinstance(name, str):
+            reader = _reader()
+            # A library that copies all variables, for a child, asks for each that it has just been given.
+            if reader == "user" or (reader and name not in VOLATILE and name != walked):
+                _read.setdefault(name, digest_of_value(_value(self, name)))
+        return get(self, name)
+
+    def walk_noted(self: Any) -> Iterator[Any]:
+        nonlocal walked
+        for name in walk(self):
+            walked = name
+            if self is os.environ and _reader() == "user" and name not in VOLATILE:
+                _read.setdefault(name, digest_of_value(_value(self, name)))
+            yield name
+        walked = ""
+
+    return get_noted, walk_noted
 
 
 def _reader() -> str:
@@ -186,10 +196,6 @@ def _reader() -> str:
             return "library" if is_installed(name) else "user"
         frame = frame.f_back
     return "library"
-
-
-def _names(environ: Any) -> list[str]:
-    return [environ.decodekey(key) for key in list(environ._data)]
 
 
 def _value(environ: Any, name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,11 +95,10 @@ class BlockSizes:
 
 def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path) -> dict[str, Any]:
     """Write the program, inputs and expected outputs into the folder; returns what is known of them."""
-    with _files_read() as opened:
-        made = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
-        samples = [made.sample(seed) for seed in range(case.inferences)]
-        count = 0 if run.scheme == "fp16" else run.calibration
-        batches = [made.sample(CALIBRATION_SEED + index) for index in range(count)]
+    made = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
+    samples = [made.sample(seed) for seed in range(case.inferences)]
+    count = 0 if run.scheme == "fp16" else run.calibration
+    batches = [made.sample(CALIBRATION_SEED + index) for index in range(count)]
     torch.set_grad_enabled(False)
     made.model.requires_grad_(False)
     expected = [_outputs(made.model, sample) for sample in samples]
@@ -142,7 +140,6 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         "expected": _save(into, "float", expected),
         "reference": _save(into, "quantized", reference) if run.scheme != "fp16" else [],
         "loads": _loads(into / PROGRAM),
-        "opened": sorted(opened),
     }
 
 
@@ -353,35 +350,6 @@ def _step(name: str) -> Any:
         if is_memory(error):
             raise
         raise Failed(name, f"{type(error).__name__}: {text}"[:2000]) from error
-
-
-_OPENED: set[str] | None = None
-
-
-def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _OPENED is not None and isinstance(arguments[0], str):
-        _OPENED.add(arguments[0])
-
-
-sys.addaudithook(_note_open)
-
-
-@contextmanager
-def _files_read() -> Any:
-    """Data files opened meanwhile; Python's own files and modules are accounted for otherwise."""
-    global _OPENED
-    _OPENED = opened = set[str]()
-    found: set[str] = set()
-    try:
-        yield found
-    finally:
-        _OPENED = None
-        installed = {sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr", "/etc"}
-        prefixes = tuple(f"{each}/" for each in installed)
-        for name in opened:
-            path = os.path.realpath(name)
-            if os.path.isfile(path) and not path.startswith(prefixes) and not path.endswith((".py", ".pyc")):  # noqa: PTH113
-                found.add(path)
 
 
 def _new_text(log: Path) -> Any:

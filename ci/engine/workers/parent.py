@@ -56,6 +56,11 @@ class Gone(Exception):
         super().__init__(f"{kind}: {how}")
         self.kind, self.how = kind, how
 
+    @property
+    def cause(self) -> Literal["crash", "timeout", "killed"]:
+        """`killed`, from outside, says nothing of the work; a crash does."""
+        return "killed" if self.kind == "crash" and "SIGKILL" in self.how else self.kind
+
     def sentence(self, log: Path) -> str:
         """How it ended, for a reader who knows of no worker, with the last line of its log."""
         if self.kind == "timeout":
