@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.interpreter import digest_of_value
+from ci.engine.repository import repository_of
 from ci.engine.watch import Stamp, digest_of, is_young, listing_of, stamp_of
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric as Json
@@ -88,12 +89,6 @@ def roots_of(suite: Path, store: Path, python: str = "") -> Roots:
     return Roots(
         {"toolkit": ROOT, "suite": repository_of(suite), "python": python or sys.prefix, "store": store}
     )
-
-
-def repository_of(suite: Path) -> Path:
-    """The nearest folder around the suite with a `.git`, or the suite's own."""
-    folder = suite.absolute().parent
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
 
 
 @dataclass

@@ -31,8 +31,9 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
+from ci.engine.repository import repository_of
 from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
-from ci.executorch.audit import Watch, cpu_kernels, left_on_cpu, module_path, partition_of
+from ci.executorch.audit import Watch, clones, cpu_kernels, left_on_cpu, module_path, partition_of
 from ci.executorch.suite import Case, Input, Run
 from ci.suites.compiler_log import Traffic, traffic
 from ci.suites.factory import CALIBRATION_SEED, BadFactory, Inputs, Made, find, is_memory, make
@@ -95,6 +96,7 @@ class BlockSizes:
 
 def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path) -> dict[str, Any]:
     """Write the program, inputs and expected outputs into the folder; returns what is known of them."""
+    clones.append(repository_of(search_path / "suite"))
     made = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
     samples = [made.sample(seed) for seed in range(case.inferences)]
     count = 0 if run.scheme == "fp16" else run.calibration

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, prune, repository_of
+from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, prune
+from ci.engine.repository import repository_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 
 WORKER = """
