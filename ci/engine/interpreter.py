@@ -34,6 +34,8 @@ UNSET = "unset"
 OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
 """What this code reads, the key of the work has."""
 
+_initial: dict[str, str] = {}
+"""The variables as they were at the beginning: what the process sets itself is no input."""
 _read: dict[str, str] = {}
 _absent_modules: set[str] = set()
 _opened: set[str] = set()
@@ -66,6 +68,7 @@ def begin() -> None:
     if _began:
         return
     _began = time.time()
+    _initial.update(os.environ)
     environ: Any = type(os.environ)
     environ.__getitem__, environ.__iter__ = _note_reads(environ.__getitem__, environ.__iter__)
     sys.meta_path.append(_Absent)
@@ -161,46 +164,46 @@ def digest_of_value(value: str | None) -> str:
 
 
 def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
-    """`__getitem__` and `__iter__` of os.environ, noting what is read."""
-    walked = ""
+    """`__getitem__` and `__iter__` of os.environ, noting what is read.
+
+    Walking over all variables counts in the user's code alone: libraries copy them all for children. Whoever
+    walks then asks for each value, in the same instruction of the same frame."""
+    walker: tuple[int, int] | None = None
 
     def get_noted(self: Any, name: Any) -> Any:
         if self is os.environ and isinstance(name, str):
-            reader = _reader()
-            # A library that copies all variables, for a child, asks for each that it has just been given.
-            if reader == "user" or (reader and name not in VOLATILE and name != walked):
-                _read.setdefault(name, digest_of_value(_value(self, name)))
+            reader, place = _reader()
+            if place != walker and (reader == "user" or (reader and name not in VOLATILE)):
+                _read.setdefault(name, digest_of_value(_initial.get(name)))
         return get(self, name)
 
     def walk_noted(self: Any) -> Iterator[Any]:
-        nonlocal walked
-        for name in walk(self):
-            walked = name
-            if self is os.environ and _reader() == "user" and name not in VOLATILE:
-                _read.setdefault(name, digest_of_value(_value(self, name)))
-            yield name
-        walked = ""
+        nonlocal walker
+        if self is os.environ:
+            reader, walker = _reader()
+            for name in walk(self) if reader == "user" else ():
+                if name not in VOLATILE:
+                    _read.setdefault(name, digest_of_value(_initial.get(name)))
+        return walk(self)  # type: ignore[no-any-return]
 
     return get_noted, walk_noted
 
 
-def _reader() -> str:
-    """Who reads a variable: `user`, `library`, or empty for code of ours."""
+def _reader() -> tuple[str, tuple[int, int] | None]:
+    """Who reads a variable (`user`, `library`, or empty for code of ours), and the instruction that does."""
+    place = None
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
+        if place is None and not name.endswith("_collections_abc>"):
+            place = id(frame), frame.f_lasti
         # os.py and the abstract mapping lie between the reader and the variable.
-        if name[:1] != "<" and not name.endswith(("/os.py", "/_collections_abc.py")):
+        if name[:1] != "<" and not name.endswith("/os.py"):
             if name.startswith(OURS):
-                return ""
-            return "library" if is_installed(name) else "user"
+                return "", place
+            return "library" if is_installed(name) else "user", place
         frame = frame.f_back
-    return "library"
-
-
-def _value(environ: Any, name: str) -> str | None:
-    value = environ._data.get(environ.encodekey(name))
-    return None if value is None else str(environ.decodevalue(value))
+    return "library", place
 
 
 def _note_open(event: str, arguments: tuple[Any, ...]) -> None:

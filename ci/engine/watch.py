@@ -29,7 +29,7 @@ YOUNG_SECONDS = 2.0
 """A file changed more recently than this can change again without a new stamp: its bytes decide."""
 
 IGNORED = ("/proc/", "/sys/", "/dev/")
-"""State of the machine and of the process, never an input; shared memory in /dev/shm is one."""
+"""State of the machine and of the process, never an input; files in shared memory are."""
 
 LOADER_CACHE = "/etc/ld.so.cache"
 """Every installed package rewrites it; the libraries found through it are seen themselves."""
@@ -330,7 +330,9 @@ def _intent(flags: int) -> tuple[bool, bool, bool]:
 
 
 def _ignored(path: str) -> bool:
-    return (path.startswith(IGNORED) and not path.startswith("/dev/shm/")) or path == LOADER_CACHE
+    if path.startswith("/dev/shm/"):
+        return path.startswith("/dev/shm/sem.")
+    return path.startswith(IGNORED) or path == LOADER_CACHE
 
 
 def _signed(value: int) -> int:

@@ -118,7 +118,8 @@ class Lowering:
         }
         reply = worker.ask(order)
         if "fault" in reply:
-            return Failure(reply["fault"], reply["message"], log=self._keep_log(folder))
+            log = self._keep_log(folder)
+            return Failure(reply["fault"], reply["message"], reply.get("remedy", ""), log)
         return Done(reply, Touched.of(reply.pop("touched")), folder)
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:

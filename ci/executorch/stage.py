@@ -15,7 +15,7 @@ from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, co
 from ci.executorch.judge import artifact, cost, costs_of, delegation, failure_finding, program_file, repeat
 from ci.executorch.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
-from ci.suites.findings import verdict
+from ci.suites.findings import notes, verdict
 from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish
 from provisioning.base.commands import typed
@@ -152,6 +152,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
             cached += result.cached
             findings = [
                 *delegation(program, result.facts),
+                *notes(program, result.facts, repeat(program, "test_lowering")),
                 *artifact(program, result, plan.basis.build_id),
                 *cost(program, result, plan.basis.build_id, baseline, tolerances),
             ]

@@ -60,7 +60,7 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
         return {"fault": "factory", "message": str(error)}
     except Failed as error:
         traceback.print_exc()
-        return {"fault": error.step, "message": str(error)}
+        return {"fault": error.step, "message": str(error), "remedy": error.remedy}
     except Exception as error:
         traceback.print_exc()
         fault = "memory" if is_memory(error) else "compile"
