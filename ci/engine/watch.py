@@ -34,8 +34,8 @@ IGNORED = ("/proc/", "/sys/", "/dev/")
 LOADER_CACHE = "/etc/ld.so.cache"
 """Every installed package rewrites it; the libraries found through it are seen themselves."""
 
-LOCAL_SERVICES = ("/run/nscd/", "/var/run/nscd/", "/run/systemd/", "/dev/log")
-"""Sockets of name services and of the log, which say nothing that a program computes with."""
+LOCAL_SERVICES = ("/run/nscd/", "/var/run/nscd/", "/run/uuidd/", "/var/run/uuidd/", "/run/systemd/", "/dev/log")
+"""Sockets of services for names, numbers and logs, which say nothing that a program computes with."""
 
 
 class Call(NamedTuple):
