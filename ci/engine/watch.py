@@ -34,7 +34,14 @@ IGNORED = ("/proc/", "/sys/", "/dev/")
 LOADER_CACHE = "/etc/ld.so.cache"
 """Every installed package rewrites it; the libraries found through it are seen themselves."""
 
-LOCAL_SERVICES = ("/run/nscd/", "/var/run/nscd/", "/run/uuidd/", "/var/run/uuidd/", "/run/systemd/", "/dev/log")
+LOCAL_SERVICES = (
+    "/run/nscd/",
+    "/var/run/nscd/",
+    "/run/uuidd/",
+    "/var/run/uuidd/",
+    "/run/systemd/",
+    "/dev/log",
+)
 """Sockets of services for names, numbers and logs, which say nothing that a program computes with."""
 
 

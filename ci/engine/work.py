@@ -99,6 +99,8 @@ class How:
     jobs: int | None = None
     explain: bool = False
     """Print of each task why it is done."""
+    share: bool = False
+    """Tasks of equal keys are done once. Only for tasks whose result each accepts or refuses alike."""
 
 
 def line_of(result: Result) -> Line:
@@ -117,11 +119,12 @@ def do(
     """The result of every task by name.
 
     `accept` judges: a remembered result that it refuses is done again, so that its files can be looked at,
-    and a new one that it refuses is not remembered. Tasks of equal keys are done once."""
+    and a new one that it refuses is not remembered."""
     results, todo = _remembered(tasks, accept)
+    same = {task.name: key_of(task.key) if how.share else task.name for task, _ in todo}
     first: dict[str, Task] = {}
     for task, _ in todo:
-        first.setdefault(key_of(task.key), task)
+        first.setdefault(same[task.name], task)
     reasons = {task.name: why for task, why in todo}
     _announce(how, len(tasks), len(results), reasons)
     groups: dict[str, list[Task]] = {}
@@ -131,7 +134,7 @@ def do(
         results |= _run(groups, how, reasons, accept, line)
     for task, _ in todo:
         if task.name not in results:
-            results[task.name] = results[first[key_of(task.key)].name]
+            results[task.name] = results[first[same[task.name]].name]
     for memo in {id(task.memo): task.memo for task in tasks}.values():
         memo.close()
     return {task.name: results[task.name] for task in tasks}

@@ -181,7 +181,8 @@ def compile_programs(
             )
         )
 
-    return do(tasks, How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why))
+    how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
+    return do(tasks, how)
 
 
 def memos_of(
