@@ -151,6 +151,8 @@ def installations() -> tuple[str, ...]:
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found |= {*site.getsitepackages(), site.getusersitepackages()}
     found |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
+    # Also where `pip install --target` put packages, or a .pth file leads.
+    found |= {each for each in sys.path if each.endswith(("/site-packages", "/dist-packages"))}
     return tuple(sorted({f"{spelt}/" for each in found for spelt in (each, os.path.realpath(each))}))
 
 
