@@ -17,9 +17,6 @@ from ci.engine.progress import Line, failed, progress
 from ci.engine.workers.parent import Gone, Worker, WorkerSlot
 from provisioning.base.findings import Metric
 
-ENVIRONMENTAL = ("memory", "timeout", "killed")
-"""Failures that say nothing of the work: the next try may pass, and what is remembered stays."""
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -29,6 +26,8 @@ class Failure:
     message: str
     remedy: str = ""
     log: Path | None = None
+    of_machine: bool = False
+    """Memory, time or a signal from outside: the next try may pass, and what is remembered stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ def _run(
             done = task.ended(gone, shared)
         taken = Result(seconds=time.monotonic() - began, why=reasons[task.name])
         if isinstance(done, Failure):
-            if done.kind not in ENVIRONMENTAL:
+            if not done.of_machine:
                 task.memo.forget(task.key)
             return replace(taken, failure=done)
         taken = replace(taken, facts=done.facts, folder=done.folder)

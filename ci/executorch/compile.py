@@ -119,12 +119,13 @@ class Lowering:
         reply = worker.ask(order)
         if "fault" in reply:
             log = self._keep_log(folder)
-            return Failure(reply["fault"], reply["message"], reply.get("remedy", ""), log)
+            kind, remedy = reply["fault"], reply.get("remedy", "")
+            return Failure(kind, reply["message"], remedy, log, of_machine=kind == "memory")
         return Done(reply, Touched.of(reply.pop("touched")), folder)
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         log = self._keep_log(shared["folder"])
-        return Failure(gone.cause, gone.sentence(log), log=log)
+        return Failure(gone.kind, gone.sentence(log), log=log, of_machine=gone.of_machine)
 
     @property
     def log(self) -> Path:

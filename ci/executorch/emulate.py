@@ -73,7 +73,8 @@ class Run:
         return Done(reply, touched, evidence=self.folder, own=(self.compiled.folder,))
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        return Failure(gone.cause, gone.sentence(self.folder / "run.log"), log=self.folder / "run.log")
+        log = self.folder / "run.log"
+        return Failure(gone.kind, gone.sentence(log), log=log, of_machine=gone.of_machine)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ import torch
 from ci.engine.dist import RUNNER
 from tests.support.lowering_suites import Done, environment, run
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
 
 CASE = """
 [case.{name}]
@@ -179,7 +179,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-@pytest.mark.filterwarnings("ignore")
 def clone(base: Path) -> Clone:
     """After a run, and one that finds nothing to do."""
     packages = base / "site-packages"
@@ -202,7 +201,6 @@ def test_another_clone_shares_what_is_equal_and_not_what_differs(clone: Clone, b
     assert reasons(other.run(base, "test_lowering")) == [{}]
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> None:
     here = clone.folder
     with (here / "ci/here.py").open("a") as stream:

@@ -101,7 +101,7 @@ class TestCompiling:
         ("what", "kind", "message"),
         [
             ("crash", "crash", "SIGSEGV"),
-            ("killed", "killed", "when memory runs out"),
+            ("killed", "crash", "when memory runs out"),
             ("refuse", "factory", "it is no model"),
         ],
     )

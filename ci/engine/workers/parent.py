@@ -57,9 +57,9 @@ class Gone(Exception):
         self.kind, self.how = kind, how
 
     @property
-    def cause(self) -> Literal["crash", "timeout", "killed"]:
-        """`killed`, from outside, says nothing of the work; a crash does."""
-        return "killed" if self.kind == "crash" and "SIGKILL" in self.how else self.kind
+    def of_machine(self) -> bool:
+        """A time-out and a kill from outside say nothing of the work; a crash does."""
+        return self.kind == "timeout" or "SIGKILL" in self.how
 
     def sentence(self, log: Path) -> str:
         """How it ended, for a reader who knows of no worker, with the last line of its log."""
