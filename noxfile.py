@@ -34,6 +34,7 @@ TORCH = ROOT / "manifests" / "torch"
 
 IN_IMAGE = os.environ.get("QNN_CI_ENVIRONMENTS", "")
 """In our images: the folder with environments that are there already, each beside its lock."""
+
 os.environ.setdefault("QNN_CI_RUN", f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
 """The sessions of one call of nox are one run: reports of another run are not compared with theirs."""
 

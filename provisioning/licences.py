@@ -1,4 +1,4 @@
-"""Vendors' licences: refused until accepted once; what was accepted, when and how is kept in the store."""
+"""Vendors' licences: each is accepted once; the store records what was accepted, when and how."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def recorded(store: Path) -> dict[str, Acceptance]:
 
 
 def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Licence ids that the user accepts now, and by which means."""
-    given = {one.strip(): VARIABLE for one in environ.get(VARIABLE, "").split(",") if one.strip()}
+    """Licence ids that the user accepts now, each with the means: a variable or a flag."""
+    by_variable = {one.strip(): VARIABLE for one in environ.get(VARIABLE, "").split(",") if one.strip()}
     by_flag = dict.fromkeys(flags, FLAG)
     if by_flag and (unknown := sorted(by_flag.keys() - (known := _known()))):
         raise UsageError(
             f"no profile has a licence {unknown[0]!r} to accept",
             remedy=f"use one of: {', '.join(sorted(known))}",
         )
-    return given | by_flag
+    return by_variable | by_flag
 
 
 def _known() -> set[str]:
@@ -77,19 +77,21 @@ def _known() -> set[str]:
     return {one.licence.id for one in components if one.licence is not None}
 
 
-def missing(store: Path, components: Mapping[str, Component], given: Mapping[str, str]) -> dict[str, Licence]:
+def missing(
+    store: Path, components: Mapping[str, Component], accepted: Mapping[str, str]
+) -> dict[str, Licence]:
     """Licences of these components that are neither on record nor accepted now, by id."""
     have = recorded(store)
     return {
         one.licence.id: one.licence
         for one in components.values()
-        if one.licence is not None and one.licence.id not in have and one.licence.id not in given
+        if one.licence is not None and one.licence.id not in have and one.licence.id not in accepted
     }
 
 
-def require(store: Path, components: Mapping[str, Component], given: Mapping[str, str]) -> None:
-    """Put new acceptances on record, or refuse these components, naming every licence that lacks."""
-    lacking = missing(store, components, given)
+def require(store: Path, components: Mapping[str, Component], accepted: Mapping[str, str]) -> None:
+    """Record new acceptances, or refuse these components and name every licence that is missing."""
+    lacking = missing(store, components, accepted)
     if lacking:
         under = [
             f"{name} {one.version} comes under a licence that was not accepted yet: "
@@ -105,7 +107,7 @@ def require(store: Path, components: Mapping[str, Component], given: Mapping[str
         )
     for name, one in components.items():
         if one.licence is not None and one.licence.id not in recorded(store):
-            _record(store, _acceptance(name, one.version, one.licence, given[one.licence.id]))
+            _record(store, _acceptance(name, one.version, one.licence, accepted[one.licence.id]))
 
 
 def _acceptance(component: str, version: str, licence: Licence, means: str) -> Acceptance:

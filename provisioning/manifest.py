@@ -1,4 +1,4 @@
-"""What manifests/ says about profiles, chips and Python environments."""
+"""The manifests of profiles, chips and Python environments, as types."""
 
 from __future__ import annotations
 

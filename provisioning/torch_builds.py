@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from provisioning import locks, pip_settings
+from provisioning import lock_files, pip_settings
 from provisioning.base.errors import ManifestError, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
@@ -26,9 +26,9 @@ def requirement() -> str:
     pins = sorted(
         {
             line
-            for name in locks.lockable()
-            for line in locks.inputs_of(name)
-            if locks.name_of(line) == locks.EXEMPT
+            for name in lock_files.lockable()
+            for line in lock_files.inputs_of(name)
+            if lock_files.name_of(line) == lock_files.EXEMPT
         }
     )
     if len(pins) > 1:
@@ -47,7 +47,7 @@ def problems() -> list[str]:
         return []
     found = []
     for path, wanted in ((CPU, f"{pin}+cpu"), (INDEX, pin)):
-        entries = locks.parse(path.read_text(encoding="utf-8")) if path.is_file() else []
+        entries = lock_files.parse(path.read_text(encoding="utf-8")) if path.is_file() else []
         if wanted not in [one.line for one in entries]:
             found.append(f"torch/{path.name}: has no build of {wanted}")
         found += [f"torch/{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
@@ -58,8 +58,8 @@ def record() -> list[Path]:
     """Record the builds that the user's index has, beside those on record; returns the files that changed."""
     pin = requirement()
     cpu = _cpu_entry(f"{pin}+cpu")
-    resolved = locks.parse(locks.resolve("torch", [pin], "", []))
-    without = {one.name for one in locks.without_cuda(resolved)}
+    resolved = lock_files.parse(lock_files.resolve("torch", [pin], "", []))
+    without = {one.name for one in lock_files.without_cuda(resolved)}
     own = [one for one in resolved if one.name not in without]
     texts = {}
     # An index with both builds offers the CPU build for this pin too.
@@ -75,13 +75,13 @@ def record() -> list[Path]:
     return changed
 
 
-def _cpu_entry(line: str) -> locks.Entry:
-    entries = locks.parse(CPU.read_text(encoding="utf-8")) if CPU.is_file() else []
+def _cpu_entry(line: str) -> lock_files.Entry:
+    entries = lock_files.parse(CPU.read_text(encoding="utf-8")) if CPU.is_file() else []
     hashes = {value for one in entries if one.line == line for value in one.hashes}
     # The user's own index, then PyTorch's.
     for backend in ([], ["--torch-backend=cpu"]):
         hashes |= _hashes(line, backend)
-    return locks.Entry(locks.EXEMPT, line, tuple(sorted(hashes)), frozenset())
+    return lock_files.Entry(lock_files.EXEMPT, line, tuple(sorted(hashes)), frozenset())
 
 
 def _hashes(line: str, options: list[str]) -> set[str]:
@@ -89,7 +89,7 @@ def _hashes(line: str, options: list[str]) -> set[str]:
         import tomllib
     else:
         import tomli as tomllib
-    command = [locks.uv(), "pip", "compile", "-", "--no-deps", "--quiet", "--format", "pylock.toml"]
+    command = [lock_files.uv(), "pip", "compile", "-", "--no-deps", "--quiet", "--format", "pylock.toml"]
     done = subprocess.run(
         [*command, *pip_settings.uv_flags(os.environ), *options],
         input=line,
@@ -109,7 +109,7 @@ def _hashes(line: str, options: list[str]) -> set[str]:
     return {f"sha256:{wheel['hashes']['sha256']}" for wheel in wheels}
 
 
-def _text(comment: str, entries: list[locks.Entry]) -> str:
+def _text(comment: str, entries: list[lock_files.Entry]) -> str:
     return "\n".join(
-        [f"# {comment}", "# Written by `nox -s lock -- --torch`.", *map(locks.text_of, entries), ""]
+        [f"# {comment}", "# Written by `nox -s lock -- --torch`.", *map(lock_files.text_of, entries), ""]
     )

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, ROOT
-from provisioning.locks import lock_path
+from provisioning.lock_files import lock_path
 from provisioning.manifest import Licence, Name, Profile, load_profile
 from provisioning.sources import Sha256
 

@@ -18,7 +18,7 @@ from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import torch_builds
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
-from provisioning.locks import lock_path
+from provisioning.lock_files import lock_path
 
 LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
 OLDEST_GLIBC = 5

@@ -1,4 +1,4 @@
-"""Unpacking of zip archives (also .whl, .aar, .jar): in parallel, and distrustful.
+"""Unpack zip archives (also .whl, .aar, .jar), in parallel, without trusting them.
 
 `extract` judges the whole archive before it writes anything, checks size and checksum of every member
 while it writes, and hashes what it wrote. Memory stays flat whatever the archive holds.
@@ -23,7 +23,7 @@ __all__ = ["DEFAULT", "Entry", "Limits", "Member", "extract", "members"]
 
 
 def members(archive: Path, *, limits: Limits = DEFAULT) -> list[Member]:
-    """What the archive's directory says is inside, in its order."""
+    """The entries of the archive's directory, in its order."""
     with Zip(archive, most_members=limits.members) as zip_file:
         return list(zip_file.members)
 
@@ -37,12 +37,12 @@ def extract(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> list[Entry]:
-    """Unpack the members that `place` gives a destination into the directory `into`; say what was written.
+    """Unpack the members that `place` gives a destination below `into`; returns what was written.
 
     `place` is called with each member's name, directories with a slash at their end; None leaves a member
     out. Files become 0644, or 0755 where any exec bit is set; directories 0755; symbolic links are made last.
-    `into` is the caller's private staging directory, made here if need be. After any error it may hold
-    anything: the caller removes it. Raises ArchiveError for a bad archive, EnvironmentLacking where writing
+    `into` is the caller's private staging directory, created if it is not there. After an error the caller
+    removes it, whatever it holds. Raises ArchiveError for a bad archive, EnvironmentLacking where writing
     fails.
     """
     with Zip(archive, most_members=limits.members) as zip_file:

@@ -1,4 +1,4 @@
-"""What unpacking an archive would create, decided and judged before anything is written."""
+"""The files that unpacking an archive would create, judged before anything is written."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ MOST_LINKS = 40
 class Limits:
     """What an archive may hold.
 
-    Names that differ only by case are refused unless `case_sensitive`, which a manifest sets for the archives
-    that have them on purpose (kernel headers in the Android NDK); then the destination must tell case apart,
-    which is tried out.
+    Names that differ only by case are refused unless `case_sensitive`. A manifest sets that for archives that
+    have such names on purpose (kernel headers in the Android NDK); then the destination is tested for it.
     """
 
     members: int = 200_000
@@ -119,19 +118,19 @@ def _judge_members(zip_file: Zip) -> None:
     for member in zip_file.members:
         name = member.name[:-1] if member.name.endswith("/") else member.name
         if reason := unsafe(name):
-            raise zip_file.fault(member.name, "a plain relative name", reason)
+            raise zip_file.error(member.name, "a plain relative name", reason)
         if name in seen:
-            raise zip_file.fault(member.name, "each name once", "a second member of this name")
+            raise zip_file.error(member.name, "each name once", "a second member of this name")
         seen.add(name)
         kind = stat.S_IFMT(member.mode)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
-            raise zip_file.fault(
+            raise zip_file.error(
                 member.name, "a file, directory or symbolic link", f"a special file (mode {member.mode:o})"
             )
         if member.is_link and member.name.endswith("/"):
-            raise zip_file.fault(member.name, "a directory, as its name says", "a symbolic link")
+            raise zip_file.error(member.name, "a directory, as its name says", "a symbolic link")
         if member.is_dir and member.size:
-            raise zip_file.fault(member.name, "a directory without content", f"{member.size} bytes")
+            raise zip_file.error(member.name, "a directory without content", f"{member.size} bytes")
     _judge_positions(zip_file)
 
 
@@ -139,13 +138,13 @@ def _judge_positions(zip_file: Zip) -> None:
     end, before = 0, ""
     for member in sorted(zip_file.members, key=lambda member: member.offset):
         if member.offset < end:
-            raise zip_file.fault(
+            raise zip_file.error(
                 member.name, "data of its own", f"an overlap with {before!r} at offset {member.offset}"
             )
         # At least this long; data_start checks the exact place of what is taken.
         end, before = member.offset + 30 + len(member.raw_name) + member.compressed_size, member.name
     if end > zip_file.directory_start:
-        raise zip_file.fault(before, "data before the directory", f"data up to offset {end}")
+        raise zip_file.error(before, "data before the directory", f"data up to offset {end}")
 
 
 class _Tree:
@@ -163,18 +162,18 @@ class _Tree:
     def add(self, member: Member, to: str) -> None:
         start = self._zip.data_start(member)
         if start + member.compressed_size > self._next[member.offset]:
-            raise self._zip.fault(member.name, "data of its own", "an overlap with the next member")
+            raise self._zip.error(member.name, "data of its own", "an overlap with the next member")
         to = to.rstrip("/") if member.is_dir else to
         if member.is_dir and not to:
             return
         if reason := unsafe(to):
-            raise self._zip.fault(member.name, "a plain relative destination", f"{reason} in {to!r}")
+            raise self._zip.error(member.name, "a plain relative destination", f"{reason} in {to!r}")
         if member.is_dir:
             self._add_directory(member, to)
             return
         kind = Kind.LINK if member.is_link else Kind.FILE
         if (there := self._kinds.get(to)) is not None:
-            raise self._zip.fault(member.name, f"nothing else at {to!r}", there.value)
+            raise self._zip.error(member.name, f"nothing else at {to!r}", there.value)
         self._add_parent(member, to)
         self._note(member, to, kind)
         if member.is_link:
@@ -187,7 +186,7 @@ class _Tree:
         for file in self.plan.files:
             size, compressed = file.member.size, file.member.compressed_size
             if size > limits.ratio_floor and size > limits.ratio * compressed:
-                raise self._zip.fault(
+                raise self._zip.error(
                     file.member.name,
                     f"at most {limits.ratio} times its packed size",
                     f"{size} bytes from {compressed}: a bomb",
@@ -195,9 +194,9 @@ class _Tree:
             total += size
             packed += compressed
         if total > limits.total:
-            raise self._zip.fault("", f"at most {limits.total} bytes unpacked", f"{total}: a bomb")
+            raise self._zip.error("", f"at most {limits.total} bytes unpacked", f"{total}: a bomb")
         if total > limits.ratio_floor and total > limits.ratio * packed:
-            raise self._zip.fault(
+            raise self._zip.error(
                 "", f"at most {limits.ratio} times its packed size", f"{total} bytes from {packed}: a bomb"
             )
 
@@ -217,7 +216,7 @@ class _Tree:
                 continue
             if part == "..":
                 if not here:
-                    raise self._zip.fault(
+                    raise self._zip.error(
                         link.member.name, "a link that stays inside the tree", f"target {link.target!r}"
                     )
                 here.pop()
@@ -227,7 +226,7 @@ class _Tree:
             if target is not None:
                 followed += 1
                 if followed > MOST_LINKS:
-                    raise self._zip.fault(
+                    raise self._zip.error(
                         link.member.name, "a link that leads somewhere", f"a circle by target {link.target!r}"
                     )
                 here.pop()
@@ -235,18 +234,18 @@ class _Tree:
 
     def _target(self, member: Member, start: int) -> str:
         if not 0 < member.size <= LONGEST_TARGET:
-            raise self._zip.fault(
+            raise self._zip.error(
                 member.name, f"a link target of 1 to {LONGEST_TARGET} bytes", f"{member.size}"
             )
         raw = b"".join(self._zip.blocks(member, start))
         try:
             target = raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise self._zip.fault(member.name, "a link target in UTF-8", repr(raw)) from None
+            raise self._zip.error(member.name, "a link target in UTF-8", repr(raw)) from None
         if target.startswith("/"):
-            raise self._zip.fault(member.name, "a relative link target", f"the absolute {target!r}")
+            raise self._zip.error(member.name, "a relative link target", f"the absolute {target!r}")
         if "\\" in target or any(unicodedata.category(letter) == "Cc" for letter in target):
-            raise self._zip.fault(
+            raise self._zip.error(
                 member.name, "a link target without backslashes and control characters", repr(target)
             )
         return target
@@ -261,7 +260,7 @@ class _Tree:
         if there is Kind.DIRECTORY:
             return
         if there is not None:
-            raise self._zip.fault(member.name, f"a directory at {path!r}", there.value)
+            raise self._zip.error(member.name, f"a directory at {path!r}", there.value)
         self._add_parent(member, path)
         self._note(member, path, Kind.DIRECTORY)
         self.plan.directories.append(path)
@@ -272,13 +271,13 @@ class _Tree:
             if not path.isascii() and unicodedata.normalize("NFC", other) == unicodedata.normalize(
                 "NFC", path
             ):
-                raise self._zip.fault(
+                raise self._zip.error(
                     member.name,
                     "names that stay apart on every file system",
                     f"{path!r} beside {other!r}: the same letters, composed differently",
                 )
             if not self._limits.case_sensitive:
-                raise self._zip.fault(
+                raise self._zip.error(
                     member.name,
                     "names that stay apart on every file system",
                     f"{path!r} beside {other!r}: they differ only by case",

@@ -1,7 +1,7 @@
-"""Writes a plan to disk: inflating, checking and hashing on every core, following no symbolic link.
+"""Write a plan to disk: inflate, check and hash on every core, and follow no symbolic link.
 
-Threads do it, since igzip, hashlib and the system calls let go of the interpreter's lock: two of them take
-half the time of one, and processes could do no better.
+By threads, because igzip, hashlib and the system calls release the interpreter's lock: two threads take half
+the time of one.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class _Unpacking:
         for thread in threads:
             thread.start()
         try:
-            # Only this thread advances: a progress tells pieces of work apart by the thread that began them.
+            # Only this thread advances: a progress knows a piece of work by the thread that began it.
             while any(thread.is_alive() for thread in threads):
                 for thread in threads:
                     thread.join(TELL_EVERY / len(threads))
@@ -207,7 +207,7 @@ class _Unpacking:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return too_full(self._into, self._plan.total)
         if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR):
-            return self._zip.fault(path, f"nothing in its way in {self._into}", error.strerror or str(error))
+            return self._zip.error(path, f"nothing in its way in {self._into}", error.strerror or str(error))
         return EnvironmentLacking(
             f"{self._into / path}: expected to write it, found {error.strerror or error}",
             remedy=f"make {self._into} writable, or choose another store with --store or QNN_CI_STORE",

@@ -1,8 +1,8 @@
 """Fetch one file over HTTP: resumed, retried, verified while it streams, and once for all processes.
 
 A transfer writes `<into>.part`, with `<into>.part.json` beside it to say what the bytes belong to, and
-renames it to `into` when size and hash fit. Whatever ends it (a fault, a kill, a full disk), the next call
-goes on from there or starts over; it never trusts bytes it cannot account for.
+renames it to `into` when size and hash are right. Whatever ends it (an error, a kill, a full disk), the next
+call continues from there or starts over; it never trusts bytes that may not have reached the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from provisioning.base.mutex import mutex
 from provisioning.base.progress import Progress, Silent
 from provisioning.download.address import MIRROR_VARIABLE, file_name, mirrored, redact, redact_text
-from provisioning.download.disk import disk_faults
+from provisioning.download.disk import disk_errors
 from provisioning.download.server import BUNDLE_VARIABLES, PATIENCE, NotThere, Patience
 from provisioning.download.transfer import Fetched, Transfer
 
@@ -49,9 +49,9 @@ def fetch(
 ) -> Fetched:
     """Put the file at `url` (or the first mirror that gives it) at `into`, whole and verified.
 
-    A file that is already there is used again when its hash fits. Without `sha256` the hash found is
-    returned for the caller to record. Raises UpstreamError or IntegrityError for the network's faults and
-    EnvironmentLacking for the disk's.
+    A file that is already there is used again if its hash is right. Without `sha256` the hash found is
+    returned for the caller to record. Raises UpstreamError or IntegrityError for errors of the network and
+    EnvironmentLacking for errors of the disk.
     """
     transfer = Transfer(into, sha256, size, progress or Silent(), name or file_name(url), patience)
     with alone(into, transfer.progress):
@@ -74,14 +74,14 @@ def copied(
 
 
 def finished(into: Path, *, sha256: str | None, size: int | None, name: str) -> Fetched | None:
-    """The file at `into` if an earlier call left it there and it is still whole."""
-    return Transfer(into, sha256, size, Silent(), name, PATIENCE).reuse(mend=False)
+    """The file at `into`, if an earlier call left it there undamaged."""
+    return Transfer(into, sha256, size, Silent(), name, PATIENCE).reuse(tidy=False)
 
 
 @contextlib.contextmanager
 def alone(into: Path, progress: Progress | None = None) -> Iterator[None]:
     """Make `into`'s folder and hold `into`'s mutex; other processes wait here, then find it finished."""
-    with disk_faults(into.parent, None):
+    with disk_errors(into.parent, None):
         into.parent.mkdir(parents=True, exist_ok=True)
         holding = ExitStack()
         waiting = f"{into.name}: waiting for another process that fetches it"

@@ -1,4 +1,4 @@
-"""The files of a transfer, with every fault of the disk turned into ours."""
+"""The files of a transfer; every error of the disk becomes one of ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
-def disk_faults(folder: Path, needed: int | None) -> Iterator[None]:
+def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -44,7 +44,7 @@ def _disk_error(error: OSError, folder: Path, needed: int | None) -> ToolkitErro
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return EnvironmentLacking(
             f"{folder}: cannot be written to ({error.strerror})",
-            remedy="choose a folder of your own with QNN_CI_STORE=FOLDER, or mend its permissions",
+            remedy="choose a folder of your own with QNN_CI_STORE=FOLDER, or correct its permissions",
         )
     return EnvironmentLacking(
         f"{folder}: {error.strerror or error}", remedy="check the folder, or choose another with QNN_CI_STORE"
@@ -52,20 +52,19 @@ def _disk_error(error: OSError, folder: Path, needed: int | None) -> ToolkitErro
 
 
 def write_all(out: FileIO, block: bytes) -> None:
-    """Unbuffered files may take less than they are given."""
+    """Write all of `block`: an unbuffered file may accept only a part of it at a time."""
     view = memoryview(block)
     while view:
         view = view[out.write(view) :]
 
 
-def hash_file(path: Path, length: int | None = None) -> hashlib._Hash:
-    """SHA-256 of the first `length` bytes (all by default), in constant memory."""
+def digest_of(path: Path, length: int) -> hashlib._Hash:
+    """SHA-256 of the first `length` bytes, to be continued; in constant memory."""
     digest = hashlib.sha256()
-    left = length if length is not None else path.stat().st_size
     with path.open("rb", buffering=0) as stream:
-        while left > 0 and (block := stream.read(min(BLOCK, left))):
+        while length > 0 and (block := stream.read(min(BLOCK, length))):
             digest.update(block)
-            left -= len(block)
+            length -= len(block)
     return digest
 
 

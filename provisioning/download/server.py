@@ -1,4 +1,4 @@
-"""How a server is asked, and what its answers mean."""
+"""Requests to a server, and what its answers mean."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "PI
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a server is given before it counts as failed."""
+    """How long to wait for a server before it counts as failed."""
 
     attempts: int = 6
-    """In a row without progress, for each address."""
+    """In a row without progress, at each address."""
     first_delay: float = 0.5
     longest_delay: float = 30.0
     longest_retry_after: float = 120.0
@@ -125,7 +125,7 @@ def open_session() -> requests.Session:
 
 
 def _stay_encrypted(response: requests.Response, **_: object) -> None:
-    """Refuse a redirect that gives up TLS."""
+    """Refuse a redirect from https to http."""
     target = urljoin(response.url, response.headers.get("Location", ""))
     if response.is_redirect and response.url.startswith("https:") and not target.startswith("https:"):
         response.close()
@@ -143,7 +143,7 @@ def _without_queries(record: logging.LogRecord) -> bool:
 
 
 def body_of(response: requests.Response) -> Iterator[bytes]:
-    """The body as it arrives, never decoded: sizes and hashes speak of the bytes on the wire."""
+    """The body as it arrives, never decoded: sizes and hashes are of the bytes on the wire."""
     while block := response.raw.read1(BLOCK, decode_content=False):
         yield block
 
@@ -173,7 +173,7 @@ def check_start(block: bytes, response: requests.Response, url: str, name: str) 
 
 
 def refuse(response: requests.Response, url: str) -> NoReturn:
-    """Raise what this status means: another attempt, or an error that names the way round."""
+    """Raise what this status means: try again, or an error with its remedy."""
     status = response.status_code
     reason = f"the server answered {status} {response.reason or ''}".rstrip()
     if status in RETRIED:
@@ -209,7 +209,7 @@ def refuse_page(response: requests.Response, url: str) -> None:
 
 
 def excerpt(response: requests.Response, total: int) -> str:
-    """What a short textual answer says: servers explain themselves in bodies with status 200."""
+    """The text of a short answer: some servers explain an error in a body with status 200."""
     import requests
     import urllib3
 
@@ -233,7 +233,7 @@ def zip_expected(url: str, name: str) -> bool:
 
 
 def in_words(error: BaseException, patience: Patience) -> str:
-    """The fault in words, without the URL that libraries put in theirs."""
+    """The error in words, without the URL that libraries put into theirs."""
     import requests
     import urllib3
 

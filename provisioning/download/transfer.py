@@ -1,4 +1,4 @@
-"""One file on its way: attempts, what a broken one leaves, and what makes it whole."""
+"""The transfer of one file: attempts, what a failed one leaves, and how the next continues."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
+from provisioning.base.files import hash_file
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
-from provisioning.download.disk import BLOCK, disk_faults, hash_file, sync_folder, write_all
+from provisioning.download.disk import BLOCK, digest_of, disk_errors, sync_folder, write_all
 from provisioning.download.server import (
     NetworkError,
     Patience,
@@ -86,11 +87,11 @@ _REPLACED = "the file changed on the server"
 
 
 class _StartOver(Exception):
-    """What is in the part file does not go with what the server has now."""
+    """The part file does not belong to what the server has now."""
 
 
 class Transfer:
-    """One file on its way; holds the lock's promise that nobody else writes the part."""
+    """The transfer of one file. The caller holds its mutex, so that nobody else writes the part."""
 
     def __init__(
         self,
@@ -110,25 +111,25 @@ class Transfer:
         self.part = into.with_name(into.name + ".part")
         self.record = into.with_name(into.name + ".part.json")
 
-    def reuse(self, *, mend: bool = True) -> Fetched | None:
-        """The finished file, if it is there and is what the manifest names; another is removed."""
+    def reuse(self, *, tidy: bool = True) -> Fetched | None:
+        """The finished file, if it is there and is what the manifest names; a damaged one is removed."""
         if not self.into.is_file():
             return None
-        with disk_faults(self.into.parent, None):
+        with disk_errors(self.into.parent, None):
             size = self.into.stat().st_size
             if self.size in (None, size):
-                found = hash_file(self.into).hexdigest()
+                found = hash_file(self.into)
                 if self.sha256 in (None, found):
-                    if mend:
+                    if tidy:
                         self._discard()  # what a kill between the rename and its tidying left
                     return Fetched(self.into, found, size)
-            if mend:
+            if tidy:
                 self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
                 self.into.unlink()
         return None
 
     def copy(self, local: Path) -> Fetched:
-        """A file of this machine through the same checks as one of the network."""
+        """Copy a file of this machine, with the same checks as for one of the network."""
         size = local.stat().st_size
         if self.size not in (None, size):
             raise IntegrityError(
@@ -139,7 +140,7 @@ class Transfer:
         self._discard()
         self.progress.start(self.name, size)
         try:
-            with local.open("rb") as stream, disk_faults(self.into.parent, size), self.part.open("wb") as out:
+            with local.open("rb") as stream, disk_errors(self.into.parent, size), self.part.open("wb") as out:
                 while block := stream.read(BLOCK):
                     digest.update(block)
                     out.write(block)
@@ -171,7 +172,7 @@ class Transfer:
         )
 
     def _from(self, session: requests.Session, url: str) -> Fetched:
-        """Attempt after attempt at one address, as long as there is progress or patience."""
+        """Try one address again and again, as long as attempts make progress or are left."""
         import urllib3
 
         retry = self.patience.retry()
@@ -228,8 +229,8 @@ class Transfer:
         offset = partial.done if partial else 0
         if partial and offset == (self.size or partial.total):
             # Killed between the last byte and the rename.
-            with disk_faults(self.into.parent, None):
-                return self._land(url, hash_file(self.part).hexdigest(), offset, resumed=True)
+            with disk_errors(self.into.parent, None):
+                return self._land(url, hash_file(self.part), offset, resumed=True)
         headers = {"Accept-Encoding": "identity", "Accept": "*/*"}
         if partial:
             headers["Range"] = f"bytes={offset}-"
@@ -237,23 +238,23 @@ class Transfer:
                 headers["If-Range"] = partial.validator
         with self._open(session, url, headers) as response:
             offset, total = self._agree(response, url, partial)
-            with disk_faults(self.into.parent, None if total is None else total - offset):
+            with disk_errors(self.into.parent, None if total is None else total - offset):
                 self._check_space(offset, total)
             digest = hashlib.sha256()
             if offset:
-                digest = hash_file(self.part, offset)
+                digest = digest_of(self.part, offset)
             partial = _Partial(redact(url), strong_validator(response.headers), total, offset)
             received = self._stream(response, url, partial, digest, total)
         return self._land(url, digest.hexdigest(), received, resumed=offset > 0)
 
     def _resumable(self, url: str) -> _Partial | None:
-        """The part that may be continued, and from where: the bytes that can be accounted for."""
+        """The part that may be continued, and from where: only bytes known to be on disk count."""
         partial = _Partial.read(self.record)
         try:
             length = self.part.stat().st_size
         except FileNotFoundError:
             return None
-        with disk_faults(self.into.parent, None):
+        with disk_errors(self.into.parent, None):
             if partial is not None and self.sha256 is None:
                 # Without a known hash nothing would find a wrong byte, so only synced bytes count.
                 same = partial.url == redact(url) and partial.validator
@@ -267,7 +268,7 @@ class Transfer:
     def _open(
         self, session: requests.Session, url: str, headers: Mapping[str, str]
     ) -> Iterator[requests.Response]:
-        """The response, with every fault of getting or reading it turned into ours."""
+        """The response; every error of getting or reading it becomes one of ours."""
         import requests
         import urllib3
 
@@ -350,16 +351,16 @@ class Transfer:
         digest: hashlib._Hash,
         total: int | None,
     ) -> int:
-        """Write and hash what arrives; returns the size of the whole. The part stays when this fails."""
+        """Write and hash what arrives; returns the size of the file. When this fails, the part stays."""
         received = synced = partial.done
         folder = self.into.parent
         self.progress.start(self.name, total, received)
-        with disk_faults(folder, None if total is None else total - received):
+        with disk_errors(folder, None if total is None else total - received):
             # Unbuffered, so that a kill loses nothing that was counted.
             out = self.part.open("r+b" if received else "wb", buffering=0)
         with out, _hashing(digest) as hashed:
             try:
-                with disk_faults(folder, None):
+                with disk_errors(folder, None):
                     out.seek(received)
                     partial.write(self.record)
                 for block in body_of(response):
@@ -371,7 +372,7 @@ class Transfer:
                             remedy="this address has another file than the one named: try a mirror "
                             f"({MIRROR_VARIABLE})",
                         )
-                    with disk_faults(folder, None if total is None else total - received):
+                    with disk_errors(folder, None if total is None else total - received):
                         write_all(out, block)
                         received += len(block)
                         if received - synced >= CHECKPOINT:
@@ -379,7 +380,7 @@ class Transfer:
                             synced = received
                     hashed(block)
                     self.progress.advance(len(block))
-                with disk_faults(folder, None):
+                with disk_errors(folder, None):
                     self._sync(out.fileno())
             except IntegrityError:
                 self._discard()
@@ -398,12 +399,12 @@ class Transfer:
         return received
 
     def _sync(self, descriptor: int) -> None:
-        """Where a hash is known, what a crash of the machine cut off is found when the file is next used."""
+        """Only without a known hash: with one, the next use finds what a crash of the machine cut off."""
         if self.sha256 is None:
             os.fsync(descriptor)
 
     def _checkpoint(self, out: FileIO, partial: _Partial, received: int) -> None:
-        """Make what was received count even without a known hash."""
+        """Sync what was received, so that it counts even without a known hash."""
         if self.sha256 is None:
             os.fsync(out.fileno())
             replace(partial, done=received).write(self.record)
@@ -418,7 +419,7 @@ class Transfer:
                 remedy=f"try another mirror ({MIRROR_VARIABLE}); if every network gives this hash, the file "
                 "was replaced at its source: do not use it before its publisher explains why",
             )
-        with disk_faults(self.into.parent, None):
+        with disk_errors(self.into.parent, None):
             self.part.replace(self.into)
             self.record.unlink(missing_ok=True)
             if self.sha256 is None:

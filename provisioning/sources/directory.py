@@ -1,4 +1,4 @@
-"""The user's own installation: looked at, never copied or changed."""
+"""The user's own installation: read, never copied or changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEARCH_DEPTH = 3
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """`version` and `build_id` are what its own metadata says; empty when it says nothing."""
+    """`version` and `build_id` are those of its own metadata, or empty."""
 
     component: str
     path: Path
@@ -26,7 +26,7 @@ class Adopted:
 
 
 def adopt(component: str, value: str, variable: str) -> Adopted:
-    """Take the folder that `variable` names as `component`, or say what is wrong and what would be right."""
+    """Use the folder that `variable` names as `component`, or raise an error that names the right one."""
     if not value.strip():
         raise EnvironmentLacking(
             f"{variable} is set but empty, which tools take for a path",
@@ -39,7 +39,7 @@ def adopt(component: str, value: str, variable: str) -> Adopted:
     except PermissionError as error:
         raise EnvironmentLacking(
             f"{where}: cannot be read ({error.filename or path})",
-            remedy=f"give yourself permission: {quoted('chmod', '-R', 'u+rX', path)}",
+            remedy=quoted("chmod", "-R", "u+rX", path),
         ) from error
     path = path.resolve()
     identity = identity_of(component, path)
@@ -97,7 +97,7 @@ def _export(variable: str, right: Path | None) -> str:
 
 
 def _nearby(component: str, path: Path) -> Path | None:
-    """The root that was probably meant: above (someone pointed at lib), or a few folders below."""
+    """The root that was probably meant: above (where lib was named), or a few folders below."""
     for parent in [path.absolute(), *path.absolute().parents][:5]:
         if parent != Path("/") and is_root(component, parent):
             return parent

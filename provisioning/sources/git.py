@@ -1,4 +1,4 @@
-"""A repository at exactly one commit, with its submodules, as shallow as can be."""
+"""A repository at exactly one commit, with its submodules, without its history."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ class Git(Source):
 
 
 class _Stuck(UpstreamError):
-    """git failed, and neither the network nor the disk is the reason."""
+    """git failed, and not because of the network or the disk."""
 
 
 def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
-    """Put the pinned commit at `into` and return its id; without a pin, the commit the tag names now.
+    """Put the pinned commit at `into` and return its id; without a pin, the commit that the tag names now.
 
-    The tag must name the pinned commit: the pin says which files, the tag which version they are.
-    What is fetched grows in a folder beside `into`, so a run that was cut short goes on where it stopped,
-    and `into` appears only when it is whole. A finished checkout of the commit is used again.
+    The tag must name the pinned commit: the pin fixes the files, the tag is their version.
+    The work is done in a folder beside `into`, where an interrupted run continues; it is renamed when it is
+    complete. A finished checkout of the commit is used again.
     """
     if shutil.which("git") is None:
         raise EnvironmentLacking(
@@ -116,7 +116,7 @@ def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
             except _Stuck:
                 if not resumed:
                     raise
-                shutil.rmtree(building)  # a kill may leave what git itself cannot go on from
+                shutil.rmtree(building)  # a kill may leave what git itself cannot continue
                 commit = _build(source, building)
             building.rename(into)
         finally:
@@ -137,7 +137,7 @@ def _build(source: Git, building: Path) -> str:
         _git(["init", "--quiet"], building, source)
     for pattern in ("*.lock", "tmp_pack_*", "tmp_idx_*"):
         for stale in (building / ".git").rglob(pattern):
-            stale.unlink()  # left by a git that was killed: our own lock says that none is running
+            stale.unlink()  # left by a git that was killed: our mutex shows that none is running
     wanted = source.commit or f"refs/tags/{source.tag}"
     try:
         _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, wanted], building, source)
@@ -172,7 +172,7 @@ def _build(source: Git, building: Path) -> str:
 
 
 def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
-    """Tell a pin that is gone from a network that is down; returns when the tag holds the pin."""
+    """Raise the reason if the pin cannot exist any more; return if the tag still names it."""
     now = _commit_of_tag(source, building)
     if now is None:
         has_no = f"neither commit {source.commit} nor" if source.commit else "no"
@@ -185,7 +185,7 @@ def _explain_missing(source: Git, building: Path, error: UpstreamError) -> None:
 
 
 def _tag_agrees(source: Git, building: Path) -> None:
-    """The commit can be had, so that it alone does not show whether it is the version that the tag names."""
+    """Check that the tag names the pinned commit: the commit alone does not show its version."""
     now = _commit_of_tag(source, building)
     if now != source.commit:
         raise IntegrityError(
@@ -240,15 +240,17 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
 
 def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
     text = redact_text(text)
-    said = " ".join([line.strip() for line in text.splitlines() if line.strip()][-2:])[:300]
+    last_words = " ".join([line.strip() for line in text.splitlines() if line.strip()][-2:])[:300]
     where = redact(source.url)
     if "No space left" in text or "Read-only file system" in text or "cannot create" in text:
         return EnvironmentLacking(
-            f"{folder}: git {step}: {said}", remedy="free some space or choose another disk", output=text
+            f"{folder}: git {step}: {last_words}",
+            remedy="free some space or choose another disk",
+            output=text,
         )
     if refused := re.search(r"returned error: (40[137])", text):
         return UpstreamError(
-            f"{where}: the server refused the request ({refused[1]}): {said}",
+            f"{where}: the server refused the request ({refused[1]}): {last_words}",
             remedy="check that your account may read this repository, and set up a git credential helper"
             if refused[1] != "407"
             else "put the proxy's user and password into HTTPS_PROXY",
@@ -256,7 +258,7 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
         )
     if re.search(r"could not resolve host|unable to access|timed out|connection", text, re.IGNORECASE):
         return UpstreamError(
-            f"{where}: the repository could not be reached: {said}",
+            f"{where}: the repository could not be reached: {last_words}",
             remedy="check the network and HTTPS_PROXY, then run the same command again",
             output=text,
         )
@@ -266,8 +268,10 @@ def _explain(source: Git, step: str, text: str, folder: Path) -> ToolkitError:
         re.IGNORECASE,
     ):
         return UpstreamError(
-            f"{where}: there is no such repository, or it needs credentials: {said}",
+            f"{where}: there is no such repository, or it needs credentials: {last_words}",
             remedy="correct the manifest's url, or set up a git credential helper",
             output=text,
         )
-    return _Stuck(f"{where}: git {step} failed: {said}", remedy="run the same command again", output=text)
+    return _Stuck(
+        f"{where}: git {step} failed: {last_words}", remedy="run the same command again", output=text
+    )

@@ -53,7 +53,7 @@ def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> Non
             raise IntegrityError(
                 f"{redact(url)}: expected {kind} {expected} (the repository's own sum), found {found}; "
                 "nothing was kept",
-                remedy="run the same command again; if it stays so, the repository is at fault",
+                remedy="run the same command again; if it stays so, the repository is wrong",
             )
         return
     if progress is not None:

@@ -1,4 +1,4 @@
-"""From a component's definition and what is wanted of it to the files of a tree, without touching a disk."""
+"""Which files of a component make a tree, by its definition and what is wanted; reads no disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from provisioning.manifest import Component, Part, Place
 from provisioning.store.inventory import SCHEMA, Item, Origin
 
 GENERATED = "(composed)"
-"""Stands where a part's name does, for files written by us; no part can be named so."""
+"""In place of a part's name, for files that we write; no part can have this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def key_of(definition: str, selection: Mapping[str, Sequence[str]]) -> str:
 
 
 class Placing:
-    """Says where each member of a part goes; counts what it saw, to explain when nothing fits."""
+    """Where each member of a part goes; remembers what it saw, to explain when nothing fits."""
 
     def __init__(self, part: Part, want: Want) -> None:
         self._part = part
@@ -92,7 +92,7 @@ class Placing:
         return None
 
     def check(self, name: str) -> None:
-        """Raise when no member fitted: this is not the archive that the manifest was written for."""
+        """Raise if no member fitted: then the manifest was written for another archive."""
         if self._fitted:
             return
         tops = list(self._tops)
@@ -122,14 +122,14 @@ def composed(parts: Iterable[Sequence[Item]]) -> list[Item]:
             if other is not item and not same:
                 raise IntegrityError(
                     f"{item.path}: expected one file, found two: from part {other.part} "
-                    f"({_short(other)}) and from part {item.part} ({_short(item)})",
+                    f"({_described(other)}) and from part {item.part} ({_described(item)})",
                     remedy="let a place rule of one of the parts leave it out",
                 )
     return sorted(taken.values(), key=lambda item: item.path)
 
 
 def sdk_yaml(component: Component, origins: Sequence[Origin], items: Iterable[Item]) -> str:
-    """The identity of an SDK composed from several files, in the official one's place and style."""
+    """The sdk.yaml of an SDK composed from several files, in the style of the official one."""
     build_id = f"build_id: {component.build_id}\n" if component.build_id else ""
     lines = [f"product: QAIRT\nversion: {component.version}\n{build_id}composed_from:"]
     for origin in origins:
@@ -168,7 +168,7 @@ def _digest(value: object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _short(item: Item) -> str:
+def _described(item: Item) -> str:
     return f"sha256 {item.sha256[:12]}…" if item.kind == "file" else f"a link to {item.link}"
 
 

@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from provisioning import locks, torch_builds
+    from provisioning import lock_files, torch_builds
     from provisioning.manifest import profile_names
 
     environments = _environments(args.environment)
@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
         return _check(environments, profiles)
     if args.torch:
         return _record_torch()
-    # What was asked for alone is done alone.
+    # A named component, profile or environment is done alone.
     if args.component or args.profile or not args.environment:
         _record(args, profiles)
     if args.environment or args.upgrade or not (args.component or args.profile):
         everything = "" in (args.upgrade or [])
         packages = [package for package in args.upgrade or [] if package]
         for name in environments:
-            changed = locks.lock(name, upgrade=everything, upgrade_packages=packages)
+            changed = lock_files.regenerate(name, upgrade=everything, upgrade_packages=packages)
             sys.stdout.write(f"manifests/locks/{name}.txt: {'written' if changed else 'unchanged'}\n")
         if torch_builds.problems():
             return _record_torch()
@@ -103,9 +103,9 @@ def _record_torch() -> int:
 
 
 def _environments(named: list[str]) -> list[str]:
-    from provisioning import locks
+    from provisioning import lock_files
 
-    known = locks.lockable()
+    known = lock_files.lockable()
     for name in named:
         if name not in known:
             raise UsageError(
@@ -115,7 +115,7 @@ def _environments(named: list[str]) -> list[str]:
 
 
 def _check(environments: list[str], profiles: list[str]) -> int:
-    from provisioning import locks, torch_builds
+    from provisioning import lock_files, torch_builds
     from provisioning.manifest import load_profile, load_socs
 
     load_socs()
@@ -127,11 +127,11 @@ def _check(environments: list[str], profiles: list[str]) -> int:
                     f"note: {name}: {component} {pins.version} is not locked (no hash is on record)\n"
                 )
     sys.stdout.write("".join(notes))
-    found = [fault for name in environments for fault in locks.faults(name)]
+    found = [problem for name in environments for problem in lock_files.problems(name)]
     found += [
         f"{path.name}: no environment of that name"
-        for path in sorted(locks.LOCKS.glob("*.txt"))
-        if path.stem not in locks.lockable()
+        for path in sorted(lock_files.LOCKS.glob("*.txt"))
+        if path.stem not in lock_files.lockable()
     ]
     found += torch_builds.problems()
     if found:
@@ -141,7 +141,7 @@ def _check(environments: list[str], profiles: list[str]) -> int:
 
 
 def _record(args: argparse.Namespace, profiles: list[str]) -> None:
-    """Provision the named components; of all others take what the store has from an earlier time."""
+    """Record the pins of the named components, provisioning them; of others, what the store has already."""
     from provisioning.manifest import load_profile
     from provisioning.store import Store
 
@@ -153,7 +153,7 @@ def _record(args: argparse.Namespace, profiles: list[str]) -> None:
                 f"no component {name!r} in {', '.join(profiles)}",
                 remedy=f"use one of: {', '.join(sorted(known))}",
             )
-    given = licences.named(args.accept, os.environ)
+    accepted = licences.named(args.accept, os.environ)
     for profile in profiles:
         for name, component in load_profile(profile).components.items():
             if args.component and name not in args.component:
@@ -162,7 +162,7 @@ def _record(args: argparse.Namespace, profiles: list[str]) -> None:
                 if args.component:
                     sys.stdout.write(f"{profile}: {name} {component.version} is locked\n")
                 continue
-            tree = _tree(store, str(name), component, given, fetch=bool(args.component))
+            tree = _tree(store, str(name), component, accepted, fetch=bool(args.component))
             if tree is None:
                 sys.stdout.write(
                     f"{profile}: {name} {component.version}: not recorded, as it was never fetched here "
@@ -174,10 +174,10 @@ def _record(args: argparse.Namespace, profiles: list[str]) -> None:
 
 
 def _tree(
-    store: Store, name: str, component: Component, given: dict[str, str], *, fetch: bool
+    store: Store, name: str, component: Component, accepted: dict[str, str], *, fetch: bool
 ) -> Tree | None:
     if fetch:
-        return store.provision(name, component, accept=given, progress=for_stream())
+        return store.provision(name, component, accept=accepted, progress=for_stream())
     return store.find_any(name, component)
 
 

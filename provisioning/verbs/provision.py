@@ -1,4 +1,4 @@
-"""`provision`: fetch, verify and lay out a profile's components; a second time, say that they are there."""
+"""`provision`: fetch, verify and unpack a profile's components, unless they are there already."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXAMPLES = """\
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one component."""
+    """One component and where it is."""
 
     component: str
     version: str
@@ -110,7 +110,7 @@ def provision(
         if locked:
             require_pins(name, component)
         if (tree := store.find(name, component, want)) is not None:
-            rows[name] = _row(name, component, tree, _mended(store, tree, stage, progress, args.offline))
+            rows[name] = _row(name, component, tree, _repaired(store, tree, stage, progress, args.offline))
             stage.artifacts.append(_artifact(tree))
         else:
             missing[name] = component
@@ -150,7 +150,7 @@ def in_ci(environ: Mapping[str, str]) -> bool:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """Columns as wide as what is in them; the heads are the keys."""
+    """The rows as a table with the keys as its head."""
     if not rows:
         return ""
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
@@ -183,7 +183,7 @@ def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Compone
 
 
 def _serves(name: str, targets: frozenset[str]) -> bool:
-    """Whether one of the targets needs it; what no target needs by name serves them all."""
+    """Whether one of the targets needs it. A component that no target names serves all."""
     needing = KINDS[name].needed_by
     return not targets or not needing or not targets.isdisjoint(needing)
 
@@ -202,30 +202,30 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
     return Row(name, adopted.version or "unknown", variable, str(adopted.path), "yours")
 
 
-def _mended(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:
-    """Mend what somebody deleted or cut from a tree that is there; says which it was."""
-    if not (faults := store.glance(tree)):
+def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:
+    """Repair a tree from which somebody deleted or cut files; returns the row's state."""
+    if not (damage := store.glance(tree)):
         return "already there"
-    progress.note(f"{tree.root.name} is damaged ({faults[0]}); mending it")
-    for fault in store.repair(tree, progress=progress, offline=offline):
-        stage.add("store-damage", Severity.WARNING, f"{tree.root.name}/{fault.path}", f"{fault}; mended")
-    return "mended"
+    progress.note(f"{tree.root.name} is damaged ({damage[0]}); repairing it")
+    for one in store.repair(tree, progress=progress, offline=offline):
+        stage.add("store-damage", Severity.WARNING, f"{tree.root.name}/{one.path}", f"{one}; repaired")
+    return "repaired"
 
 
 def _accepted(
     store: Store, components: Mapping[str, Component], flags: list[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    given = licences.named(flags, environ)
-    unknown = licences.missing(store.path, components, given)
+    accepted = licences.named(flags, environ)
+    unknown = licences.missing(store.path, components, accepted)
     if unknown and sys.stdin.isatty() and sys.stderr.isatty() and not in_ci(environ):
         for licence in unknown.values():
             sys.stderr.write(f"{licence.title}\n  {licence.url}\nAccept it? [y/N] ")
             sys.stderr.flush()
             if sys.stdin.readline().strip().lower() in ("y", "yes"):
-                given[licence.id] = "asked on the terminal"
+                accepted[licence.id] = "asked on the terminal"
     # All of them before anything is fetched.
-    store.accept(components, given)
-    return given
+    store.accept(components, accepted)
+    return accepted
 
 
 def _warn_unlocked(name: str, component: Component, stage: StageRun, progress: Progress) -> None:
@@ -241,7 +241,7 @@ def _warn_unlocked(name: str, component: Component, stage: StageRun, progress: P
 def _warn_without_libraries(
     profile: Profile, selection: Selection, sdk: Row | None, stage: StageRun, progress: Progress
 ) -> None:
-    """A profile may have a target's skels and not what loads them."""
+    """Warn where the profile has a target's skels, but not the libraries that load them."""
     from provisioning.validation.tables import libraries
 
     if sdk is not None and sdk.state == "yours":

@@ -1,4 +1,4 @@
-"""`store`: list, verify, repair and prune the trees that `provision` made, or say where one is."""
+"""`store`: list, verify, repair and prune provisioned trees, or print where one is."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_store(listing)
     listing.add_argument("--json", action="store_true", help="print JSON")
     verify = add("verify", "read every byte again and compare with the inventories", _verify)
-    repair = add("repair", "mend what `verify` finds, from kept downloads or by fetching again", _repair)
+    repair = add("repair", "repair what `verify` finds, from kept downloads or by fetching again", _repair)
     for verb in (verify, repair):
         add_store(verb)
         verb.add_argument("names", nargs="*", metavar="TREE", help="only these trees, by name or component")
-    repair.add_argument("--offline", action="store_true", help="mend only from kept downloads")
+    repair.add_argument("--offline", action="store_true", help="repair only from kept downloads")
     gc = add("gc", "remove trees and downloads that nothing needs, and what killed runs left", _gc)
     add_store(gc)
     gc.add_argument("--older-than", type=_age, metavar="AGE", help="also trees unused for so long: 30d, 12h")
     gc.add_argument(
         "--all-downloads", action="store_true", help="also downloads kept for widening and repair"
     )
-    gc.add_argument("--dry-run", action="store_true", help="only say what would go")
+    gc.add_argument("--dry-run", action="store_true", help="only list what would be removed")
     path = add("path", "print the root of a component's tree", _path)
     path.add_argument("component", metavar="COMPONENT")
     add_selection(path)
@@ -93,32 +93,31 @@ def _verify(args: argparse.Namespace) -> int:
     if not trees:
         sys.stdout.write(f"no trees in {store.path}\n")
     for tree in trees:
-        faults = store.verify(tree)
-        bad += _say(tree.root.name, faults)
-        if not faults:
+        found = store.verify(tree)
+        bad += _print(tree.root.name, found)
+        if not found:
             count = len(tree.inventory.items)
             sys.stdout.write(f"{tree.root.name}: whole ({count} files, {size(tree.inventory.size)})\n")
     broken = [] if args.names else store.broken()
-    bad += _say("store", broken)
+    bad += _print("store", broken)
     if bad:
-        mend = ["store", "--", "repair"] if len(broken) < bad else ["provision"]
-        remedy = _typed(*mend, args=args)
-        sys.stdout.write(f"{bad} faults; try: {remedy}\n")
+        words = ["store", "--", "repair"] if len(broken) < bad else ["provision"]
+        sys.stdout.write(f"{bad} differences; try: {_typed(*words, args=args)}\n")
     return 1 if bad else 0
 
 
 def _repair(args: argparse.Namespace) -> int:
     store = _existing(args)
-    mended = 0
+    repaired = 0
     for tree in _named(store, args.names):
-        faults = store.repair(tree, progress=for_stream(), offline=args.offline)
-        mended += _say(tree.root.name, faults)
+        repaired += _print(tree.root.name, store.repair(tree, progress=for_stream(), offline=args.offline))
     broken = store.broken()
-    _say("store", broken)
-    sys.stdout.write(f"{mended} faults mended\n" if mended else "nothing to mend\n")
+    _print("store", broken)
+    sys.stdout.write(f"{repaired} differences repaired\n" if repaired else "nothing to repair\n")
     if broken:
         raise EnvironmentLacking(
-            f"{len(broken)} trees cannot be mended, only made anew", remedy=_typed("provision", args=args)
+            f"{len(broken)} trees cannot be repaired, only provisioned again",
+            remedy=_typed("provision", args=args),
         )
     return 0
 
@@ -223,7 +222,7 @@ def _described(store: Store, tree: Tree) -> _Described:
 
 
 def _existing(args: argparse.Namespace) -> Store:
-    """A store that is not there is not whole: a wrong path must not pass for a check."""
+    """The store, which must exist: a wrong path must not pass a check."""
     from provisioning.store import Store
 
     store = Store(store_path(args.store))
@@ -243,10 +242,10 @@ def _named(store: Store, names: list[str]) -> list[Tree]:
     return [tree for tree in trees if not names or {tree.root.name, tree.component} & set(names)]
 
 
-def _say(name: str, faults: list[Difference]) -> int:
-    for fault in faults:
-        sys.stdout.write(f"{name}: {fault}\n")
-    return len(faults)
+def _print(name: str, differences: list[Difference]) -> int:
+    for one in differences:
+        sys.stdout.write(f"{name}: {one}\n")
+    return len(differences)
 
 
 def _typed(*session: str, args: argparse.Namespace) -> str:

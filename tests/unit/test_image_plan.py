@@ -14,7 +14,7 @@ from ci.image import plan as plans
 from ci.image.plan import DOCKER, Package, Plan, load_images, load_packages, plan_of, render_packages
 from ci.image.verb import configure, labels
 from provisioning.base.errors import ManifestError, UsageError
-from provisioning.locks import lock_path
+from provisioning.lock_files import lock_path
 from provisioning.manifest import load_environments, load_profile
 
 IMAGES = list(load_images().images)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from provisioning import locks
+from provisioning import lock_files
 from provisioning.base.errors import ManifestError
 from provisioning.manifest import PythonEnvironment
 from tests.support.wheels import make_wheel
@@ -48,28 +48,28 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PythonEn
         "tools": PythonEnvironment(requires=("rich>=13", "filelock")),
         "heavy": PythonEnvironment(include=("tools",), profile="wheels"),
     }
-    monkeypatch.setattr(locks, "load_environments", lambda: made)
-    monkeypatch.setattr(locks, "LOCKS", tmp_path)
+    monkeypatch.setattr(lock_files, "load_environments", lambda: made)
+    monkeypatch.setattr(lock_files, "LOCKS", tmp_path)
     return made
 
 
 def write(name: str, entries: str) -> Path:
-    path = locks.lock_path(name)
-    path.write_text(locks.render(locks.inputs_of(name), locks.parse(entries)))
+    path = lock_files.lock_path(name)
+    path.write_text(lock_files.render(lock_files.inputs_of(name), lock_files.parse(entries)))
     return path
 
 
 def test_a_damaged_line_is_named(table: dict[str, PythonEnvironment]) -> None:
     path = write("tools", "filelock==3.1 \\\n    --hash=sha256:aa\nrich==13.1 \\\n    --hash=sha256:bb\n")
     path.write_text(path.read_text().replace("rich==13.1 \\", "rich==13.1 \\0"))
-    assert "tools.txt: 'rich==13.1 \\\\0' is no requirement" in locks.faults("tools")
+    assert "tools.txt: 'rich==13.1 \\\\0' is no requirement" in lock_files.problems("tools")
 
 
 TOOLS = "rich==15.0 \\\n    --hash=sha256:aa\nfilelock==4.1 \\\n    --hash=sha256:bb\n"
 
 
 def test_inputs_hold_includes_and_the_profiles_packages(table: dict[str, PythonEnvironment]) -> None:
-    assert locks.inputs_of("heavy") == (
+    assert lock_files.inputs_of("heavy") == (
         "executorch==1.5.1",
         "filelock",
         "rich>=13",
@@ -81,43 +81,43 @@ def test_inputs_hold_includes_and_the_profiles_packages(table: dict[str, PythonE
 def test_a_circle_of_includes_is_named(table: dict[str, PythonEnvironment]) -> None:
     table["tools"] = PythonEnvironment(include=("heavy",))
     with pytest.raises(ManifestError, match="heavy → tools → heavy"):
-        locks.inputs_of("heavy")
+        lock_files.inputs_of("heavy")
 
 
 class TestStaleness:
     def test_a_fresh_lock_has_no_faults(self, table: dict[str, PythonEnvironment]) -> None:
         write("tools", TOOLS)
-        assert locks.faults("tools") == []
+        assert lock_files.problems("tools") == []
 
     def test_an_added_requirement_is_named(self, table: dict[str, PythonEnvironment]) -> None:
         write("tools", TOOLS)
         table["tools"] = PythonEnvironment(requires=("rich>=13", "filelock", "isal>=1.7"))
-        assert locks.faults("tools") == ["tools.txt: isal>=1.7 was added to the environment"]
+        assert lock_files.problems("tools") == ["tools.txt: isal>=1.7 was added to the environment"]
 
     def test_a_pin_changed_by_hand_is_named(self, table: dict[str, PythonEnvironment]) -> None:
         path = write("tools", TOOLS)
         path.write_text(path.read_text().replace("rich==15.0", "rich==12.0"))
-        assert locks.faults("tools") == ["tools.txt: rich>=13 is asked for but not pinned"]
+        assert lock_files.problems("tools") == ["tools.txt: rich>=13 is required but not pinned"]
 
     def test_a_lost_hash_is_named(self, table: dict[str, PythonEnvironment]) -> None:
         path = write("tools", TOOLS)
         path.write_text(path.read_text().replace(" \\\n    --hash=sha256:bb", ""))
-        assert locks.faults("tools") == ["tools.txt: filelock==4.1 has no hash"]
+        assert lock_files.problems("tools") == ["tools.txt: filelock==4.1 has no hash"]
 
     def test_an_address_is_named(self, table: dict[str, PythonEnvironment]) -> None:
         path = write("tools", TOOLS)
         path.write_text("--index-url https://index.example/simple\n" + path.read_text())
-        assert any("holds an address" in fault for fault in locks.faults("tools"))
+        assert any("holds an address" in fault for fault in lock_files.problems("tools"))
 
 
 class TestTorch:
     def test_torch_and_what_only_cuda_wants_stay_out(self) -> None:
-        kept = [entry.name for entry in locks.without_cuda(locks.parse(RESOLVED))]
+        kept = [entry.name for entry in lock_files.without_cuda(lock_files.parse(RESOLVED))]
         assert kept == ["fsspec", "tqdm"]
 
 
 def test_markers_of_the_supported_host_are_dropped_and_others_kept() -> None:
-    lines = {entry.name: entry.line for entry in locks.parse(RESOLVED)}
+    lines = {entry.name: entry.line for entry in lock_files.parse(RESOLVED)}
     assert (lines["fsspec"], lines["tqdm"]) == (
         "fsspec==2026.9.0",
         "tqdm==4.1 ; python_full_version < '3.11'",
@@ -136,19 +136,19 @@ class TestTheUsersPipSettings:
         # Nobody listens there, so that asking fails.
         monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
         monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-        assert "demo==1.0" in locks.resolve("demo", ["demo==1.0"], "", [])
+        assert "demo==1.0" in lock_files.resolve("demo", ["demo==1.0"], "", [])
 
 
 class TestCommittedLocks:
     def test_they_are_fresh(self) -> None:
-        assert [fault for name in locks.lockable() for fault in locks.faults(name)] == []
+        assert [fault for name in lock_files.lockable() for fault in lock_files.problems(name)] == []
 
-    @pytest.mark.parametrize("name", locks.lockable())
+    @pytest.mark.parametrize("name", lock_files.lockable())
     def test_nothing_of_cuda_is_in_them(self, name: str) -> None:
-        names = {entry.name for entry in locks.parse(locks.lock_path(name).read_text())}
-        assert [one for one in names if locks.CUDA_ONLY.fullmatch(one) or one == "torch"] == []
+        names = {entry.name for entry in lock_files.parse(lock_files.lock_path(name).read_text())}
+        assert [one for one in names if lock_files.CUDA_ONLY.fullmatch(one) or one == "torch"] == []
 
-    @pytest.mark.parametrize("name", locks.lockable())
+    @pytest.mark.parametrize("name", lock_files.lockable())
     @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
     def test_each_package_is_pinned_once_for_each_python(self, name: str, python: str) -> None:
         environment = {
@@ -156,10 +156,10 @@ class TestCommittedLocks:
             "python_full_version": f"{python}.5",
             "implementation_name": "cpython",
         }
-        pins = [Requirement(entry.line) for entry in locks.parse(locks.lock_path(name).read_text())]
+        pins = [Requirement(entry.line) for entry in lock_files.parse(lock_files.lock_path(name).read_text())]
         taken = [pin.name for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
         assert len(taken) == len(set(taken))
 
     def test_what_torch_needs_is_locked_though_torch_is_not(self) -> None:
-        names = {entry.name for entry in locks.parse(locks.lock_path("executorch").read_text())}
+        names = {entry.name for entry in lock_files.parse(lock_files.lock_path("executorch").read_text())}
         assert {"sympy", "networkx", "jinja2", "fsspec", "mpmath", "typing-extensions"} <= names

@@ -67,8 +67,8 @@ def user(
     for variable in ("QNN_SDK_ROOT", "CI", "QNN_CI_SOC", "QNN_CI_ACCEPT_LICENCES", "QNN_CI_MIRROR"):
         monkeypatch.delenv(variable, raising=False)
     # The lock files are not what is looked at here.
-    monkeypatch.setattr("provisioning.locks.lockable", list)
-    monkeypatch.setattr("provisioning.locks.LOCKS", tmp_path / "locks")
+    monkeypatch.setattr("provisioning.lock_files.lockable", list)
+    monkeypatch.setattr("provisioning.lock_files.LOCKS", tmp_path / "locks")
     yield User(manifests, capsys)
     manifest.load_profile.cache_clear()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioning.locks import inputs_of, lock_path
+from provisioning.lock_files import inputs_of, lock_path
 from provisioning.manifest import load_profile
 
 PINS = load_profile("wheels").onnx

@@ -99,11 +99,11 @@ def test_a_second_run_says_that_it_is_there(user: User) -> None:
     assert user.out.splitlines()[1].endswith("already there")
 
 
-def test_a_tree_that_lost_a_file_is_mended_and_that_is_on_the_report(user: User) -> None:
+def test_a_tree_that_lost_a_file_is_repaired_and_that_is_on_the_report(user: User) -> None:
     user.types("provision")
     (user.root() / HTP).unlink()
     assert user.types("provision") == 0
-    assert user.out.splitlines()[1].endswith("  mended")
+    assert user.out.splitlines()[1].endswith("  repaired")
     assert [finding.rule for finding in user.report.findings] == ["store-damage"]
     assert user.types("store", "verify") == 0
 
@@ -291,7 +291,7 @@ class TestStoreVerb:
         user.types("provision")
         (user.root() / HTP).unlink()
         assert user.types("store", "repair") == 0
-        assert "1 faults mended" in user.out
+        assert "1 differences repaired" in user.out
         assert user.types("store", "verify") == 0
 
     def test_verify_of_a_store_that_is_not_there_is_no_pass(self, user: User) -> None:

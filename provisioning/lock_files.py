@@ -41,7 +41,7 @@ FIRST_LINE = "# Written by `nox -s lock` from manifests/environments.toml; not t
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One pinned requirement: its line without hashes, its hashes, and who asked for it."""
+    """One pinned requirement: its line without hashes, its hashes, and what requires it."""
 
     name: str
     line: str
@@ -97,8 +97,8 @@ def digest_of(inputs: Sequence[str]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def faults(environment: str) -> list[str]:
-    """What is stale or wrong in one lock file, each naming the key; needs no network."""
+def problems(environment: str) -> list[str]:
+    """What is stale or wrong in one lock file. Needs no network."""
     path = lock_path(environment)
     if not path.is_file():
         return [f"{path.name}: there is no lock file for the environment {environment!r}"]
@@ -106,7 +106,7 @@ def faults(environment: str) -> list[str]:
     wanted = inputs_of(environment)
     recorded = tuple(_comments(text, "input"))
     found = [f"{path.name}: {one} was added to the environment" for one in wanted if one not in recorded]
-    found += [f"{path.name}: {one} is no longer asked for" for one in recorded if one not in wanted]
+    found += [f"{path.name}: {one} is no longer required" for one in recorded if one not in wanted]
     if not found and _comments(text, "inputs-sha256") != [digest_of(wanted)]:
         found.append(f"{path.name}: inputs-sha256 is not that of its inputs")
     entries = parse(text)
@@ -116,7 +116,7 @@ def faults(environment: str) -> list[str]:
     found += [f"{path.name}: {one.line} has no hash" for one in entries if not one.hashes]
     found += [f"{path.name}: holds an address: {line}" for line in text.splitlines() if "://" in line]
     if not found:
-        found += [f"{path.name}: {one} is asked for but not pinned" for one in _unmet(wanted, entries, text)]
+        found += [f"{path.name}: {one} is required but not pinned" for one in _unmet(wanted, entries, text)]
     return found
 
 
@@ -130,8 +130,8 @@ def _is_requirement(line: str) -> bool:
     return True
 
 
-def lock(environment: str, *, upgrade: bool = False, upgrade_packages: Sequence[str] = ()) -> bool:
-    """Regenerate one lock file, keeping pins that still fit; tells whether it changed."""
+def regenerate(environment: str, *, upgrade: bool = False, upgrade_packages: Sequence[str] = ()) -> bool:
+    """Regenerate one lock file, keeping pins that still fit; returns whether it changed."""
     path = lock_path(environment)
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     inputs = inputs_of(environment)
@@ -167,7 +167,7 @@ def parse(text: str) -> list[Entry]:
 
 
 def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
-    """Drop torch, what only its CUDA build asks for, and whatever nothing asks for after that."""
+    """Drop torch, what only its CUDA build requires, and whatever nothing requires after that."""
     kept = list(entries)
     while True:
         names = {one.name for one in kept}
@@ -175,9 +175,9 @@ def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
             one
             for one in kept
             if any(
-                asker.startswith("-r ")
-                or (asker in names and not (asker == EXEMPT and CUDA_ONLY.fullmatch(one.name)))
-                for asker in one.via
+                requiring.startswith("-r ")
+                or (requiring in names and not (requiring == EXEMPT and CUDA_ONLY.fullmatch(one.name)))
+                for requiring in one.via
             )
         ]
         if len(wanted) == len(kept):
@@ -199,7 +199,7 @@ def text_of(entry: Entry) -> str:
 
 
 def _plain(line: str) -> str:
-    """Without the markers that every line has: on another host pip should try, not install nothing."""
+    """Drop the markers that every line has. With them, pip would install nothing on another host."""
     for marker in HOST:
         line = line.replace(f" and {marker}", "").replace(f"{marker} and ", "").removesuffix(f" ; {marker}")
     return line
@@ -229,14 +229,14 @@ def resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequen
         environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=True)}
         done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = done.stderr.strip()
-            if "unsatisfiable" in said or "No solution found" in said:
+            answer = done.stderr.strip()
+            if "unsatisfiable" in answer or "No solution found" in answer:
                 raise UsageError(
-                    f"the environment {environment!r} cannot be resolved:\n{said}",
+                    f"the environment {environment!r} cannot be resolved:\n{answer}",
                     remedy="change its requirements in manifests/environments.toml",
                 )
             raise UpstreamError(
-                f"uv could not resolve the environment {environment!r}:\n{said}",
+                f"uv could not resolve the environment {environment!r}:\n{answer}",
                 remedy="check the package index that pip or uv is set to, then run `nox -s lock` again",
             )
         return output.read_text(encoding="utf-8")
