@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.engine.jobs import Job, asked_shard
-from ci.engine.work import Result
-from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
-from ci.executorch.judge import artifact, cost, costs_of, delegation, failure_finding, program_file, repeat
+from ci.executorch.compile import (
+    UNKNOWN_SECONDS,
+    Basis,
+    Compiled,
+    Fault,
+    Settings,
+    basis_of,
+    compile_programs,
+)
+from ci.executorch.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
 from ci.executorch.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
-from ci.suites.findings import notes, verdict
+from ci.suites.findings import verdict
 from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish
 from provisioning.base.commands import typed
@@ -41,7 +48,7 @@ class Plan:
     def baseline(self, program: Program) -> Baseline:
         return self.baselines[program.suite]
 
-    def compiled(self, environ: Mapping[str, str]) -> dict[str, Result]:
+    def compiled(self, environ: Mapping[str, str]) -> dict[str, Compiled | Fault]:
         wanted = [program for program in self.programs if program.name not in self.refused]
         return compile_programs(wanted, self.found, environ, self.settings, self.basis, self.baseline)
 
@@ -93,7 +100,6 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
             jobs=args.jobs,
             timeout=args.timeout,
             cache=not args.no_cache,
-            why=args.why,
             worker_memory=args.worker_memory << 20 if args.worker_memory else None,
         ),
         baselines={
@@ -137,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     return finish(stage, selection)
 
 
-def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
+def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
     tolerances = load_tolerances()
     rows: dict[str, Metric] = {}
     cached = 0
@@ -146,13 +152,12 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
         baseline = plan.baseline(program)
         if result is None:
             findings = [plan.refused[program.name]]
-        elif result.failure:
-            findings = [failure_finding(program, result.failure, "test_lowering")]
+        elif isinstance(result, Fault):
+            findings = [fault_finding(program, result, "test_lowering")]
         else:
             cached += result.cached
             findings = [
                 *delegation(program, result.facts),
-                *notes(program, result.facts, repeat(program, "test_lowering")),
                 *artifact(program, result, plan.basis.build_id),
                 *cost(program, result, plan.basis.build_id, baseline, tolerances),
             ]
@@ -171,7 +176,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
 
 def row(
     program: Program,
-    result: Result | None,
+    result: Compiled | Fault | None,
     findings: Sequence[Finding],
     build_id: str,
     agreed: Recorded | None,
@@ -182,12 +187,12 @@ def row(
         "verdict": verdict(findings),
         "command": repeat(program, "test_lowering"),
     }
-    if result is None or result.failure:
+    if not isinstance(result, Compiled):
         return shown
     facts = result.facts
     return shown | {
         "cached": result.cached,
-        "program": str(program_file(result)),
+        "program": str(result.path),
         "seconds": facts["seconds"],
         "peak_bytes": facts["peak"],
         "delegates": facts["delegates"],
@@ -208,13 +213,13 @@ def identity(program: Program) -> dict[str, Metric]:
     }
 
 
-def update(plan: Plan, results: Mapping[str, Result]) -> None:
+def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
     """Costs of what was compiled, now or earlier, replace those of the baseline."""
     for suite, baseline in list(plan.baselines.items()):
         values: dict[str, dict[str, object]] = {}
         for program in plan.programs:
             result = results.get(program.name)
-            if program.suite == suite and result and not result.failure:
+            if program.suite == suite and isinstance(result, Compiled):
                 fields: dict[str, object] = dict(costs_of(result))
                 values[program.name] = fields | {
                     "build_id": plan.basis.build_id,

@@ -7,8 +7,11 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
+from pydantic import AfterValidator, Field
+
+from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
 
@@ -41,19 +44,26 @@ class Verdict:
     """Of the worker and its children: other work on the machine does not stretch it."""
     peak: int = 0
     cached: bool = False
-    crashed: bool = False
-    """The worker died or took too long, which may be the machine's doing: never remembered."""
+    fault: Literal["", "crash", "environment"] = ""
+    """The process died; `environment` where the machine may be to blame: time, memory, killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Model):
     test: str
     outcome: Kind
-    cause: str
+    cause: Annotated[str, Field(min_length=1), AfterValidator(lambda text: " ".join(text.split()))]
     socs: tuple[str, ...] = ()
 
     def covers(self, soc: str) -> bool:
         return not self.socs or soc in self.socs
+
+
+class Table(Model):
+    """The file."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    sample: tuple[str, ...] = ()
+    expected: tuple[Expected, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +93,11 @@ class Ledger:
                 expected.remove(known)
                 covered = known.socs or sorted(load_socs())
                 if others := tuple(other for other in covered if other != soc):
-                    expected.append(replace(known, socs=others))
+                    expected.append(known.model_copy(update={"socs": others}))
             if verdict.outcome != "passed":
-                expected.append(
-                    Expected(verdict.test, cast(Kind, verdict.outcome), causes[verdict.test], (soc,))
-                )
+                outcome = cast(Kind, verdict.outcome)
+                cause = causes[verdict.test]
+                expected.append(Expected(test=verdict.test, outcome=outcome, cause=cause, socs=(soc,)))
         return replace(self, expected=tuple(sorted(expected, key=lambda each: (each.test, each.socs))))
 
     def as_toml(self) -> str:
@@ -109,35 +119,17 @@ def ledger_path(profile: str) -> Path:
 
 def load_ledger(profile: str, path: Path | None = None) -> Ledger:
     """Without a file every test is expected to pass."""
-    from pydantic import Field
-
-    from provisioning.base.documents import Model, load
-
-    class Row(Model):
-        test: str
-        outcome: Kind
-        cause: str = Field(min_length=1)
-        socs: tuple[str, ...] = ()
-
-    class Table(Model):
-        schema_: Literal[1] = Field(alias="schema")
-        sample: tuple[str, ...] = ()
-        expected: tuple[Row, ...] = ()
-
     path = path or ledger_path(profile)
     if not path.is_file():
         return Ledger(profile)
     table = load(path, Table)
-    rows = tuple(
-        Expected(row.test, row.outcome, " ".join(row.cause.split()), row.socs) for row in table.expected
-    )
-    for index, row in enumerate(rows):
-        for other in rows[:index]:
+    for index, row in enumerate(table.expected):
+        for other in table.expected[:index]:
             if other.test == row.test and (not row.socs or not other.socs or set(row.socs) & set(other.socs)):
                 raise ManifestError(
                     path, "expected", expected="one entry for each test and chip", found=f"{row.test} twice"
                 )
-    return Ledger(profile, rows, table.sample)
+    return Ledger(profile, table.expected, table.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +175,7 @@ def durations_text(costs: Mapping[str, Cost]) -> str:
 
 def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
     """`costs` with what the tests that ran now took."""
-    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.crashed}
+    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.fault}
     return {**costs, **new}
 
 

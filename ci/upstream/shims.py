@@ -1,7 +1,7 @@
 """Stand-ins for heavy modules that ExecuTorch's QNN tests import and seldom use.
 
-A stand-in can be imported and its names bound; whatever really uses one raises `NotAvailableHere`, so that a
-test that needs the module is told apart from a test that fails. An installed module is never replaced.
+A stand-in can be imported and its names bound. Any real use raises `NotAvailableHere`: a test that needs the
+module differs from one that fails. An installed module is never replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPTIONAL = ("graphviz", "pydot", "timm", "torchaudio", "torchsr", "torchvision")
 
 
 class NotAvailableHere(Exception):
-    """A test reached for a module that is not installed."""
+    """A test used a module that is not installed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} is used, and {name.partition('.')[0]} is not installed here")
@@ -29,7 +29,7 @@ _touched: list[str] = []
 
 
 def touched() -> list[str]:
-    """The names really used since `forget`, also where someone swallowed the exception."""
+    """The names used since `forget`, even where the exception was caught."""
     return list(_touched)
 
 
@@ -38,16 +38,16 @@ def forget() -> None:
 
 
 def install(names: Iterable[str] = OPTIONAL) -> list[str]:
-    """Make the absent ones among `names`, with all below them, importable; returns which those are."""
+    """Make absent modules, and all modules below them, importable; return those that are absent."""
     absent = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
     if absent:
-        # Last, so that whatever can really be found is found first.
+        # Last, so that an installed module wins.
         sys.meta_path.append(_Finder(frozenset(absent)))
     return absent
 
 
 def remove() -> None:
-    """Take every stand-in away again."""
+    """Remove all stand-ins."""
     finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
     for finder in finders:
         sys.meta_path.remove(finder)
@@ -61,7 +61,7 @@ def _use(name: str) -> NoReturn:
 
 
 class _Absent:
-    """A name out of an absent module: may be passed on and named in annotations, not used."""
+    """A name of an absent module: may be passed on and named in annotations, but not used."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
@@ -94,7 +94,7 @@ class _Absent:
 
 class _AbsentModule(types.ModuleType):
     def __getattr__(self, name: str) -> _Absent:
-        # Who asks for a dunder name only looks the module over, as inspect and pickle do.
+        # inspect and pickle ask every module for such names.
         if name.startswith("__"):
             raise AttributeError(name)
         return _Absent(f"{self.__name__}.{name}")

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job, default_slots, memory_budget, parse_shard, run_jobs, shard
-from ci.engine.memo import VerdictCache
-from ci.engine.progress import JobProgress, Line, progress
+from ci.engine.memo import Touched
+from ci.engine.progress import Line, progress
 from ci.engine.workers.parent import Setup, WorkerSlot
 from ci.upstream.expression import matcher
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
 from ci.upstream.ledger import UNKNOWN, Cost, Verdict, load_durations, load_ledger
+from ci.upstream.memory import Memory
 from ci.upstream.process import TestWorker, setup_of
-from ci.upstream.suite import Basis, Suite, basis_of, installed, worker_environment
+from ci.upstream.suite import Machinery, Suite, machinery, worker_environment
 from provisioning.base.commands import quoted, session, typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
@@ -35,7 +36,7 @@ class Plan:
     """What can be run, on what, and what is expected of it."""
 
     suite: Suite
-    basis: Basis
+    machinery: Machinery
     setup: Setup
     judge: Judge
     costs: Mapping[str, Cost]
@@ -53,9 +54,10 @@ class Workers:
         self._setup = setup
         self._idle: list[TestWorker] = []
 
-    def tests(self) -> list[str]:
-        self._idle.append(TestWorker(self._setup))
-        return self._idle[0].tests()
+    def tests(self) -> tuple[list[str], Touched]:
+        worker = TestWorker(self._setup)
+        self._idle.append(worker)
+        return worker.tests(), worker.common
 
     def take(self) -> TestWorker:
         try:
@@ -74,7 +76,7 @@ def run_suite(suite: Suite, args: argparse.Namespace, environ: Mapping[str, str]
     command = typed(f"nox -s {suite.stage} --", sys.argv[2:])
     stage = StageRun(suite.stage, selection.profile, selection.target, command)
     if args.list:
-        _print_list(*_tests(suite, args, selection, environ))
+        _run(suite, args, selection, environ, stage)
         return 0
     with stage.reported(selection.reports, "delegate-not-measured"):
         _run(suite, args, selection, environ, stage)
@@ -99,43 +101,49 @@ def _check(args: argparse.Namespace, selection: Selection) -> None:
         parse_shard(args.shard)
 
 
-def _tests(
-    suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]
-) -> tuple[Plan, list[str]]:
-    """The plan and the chosen tests, for what runs none."""
-    plan = make_plan(suite, args, selection, environ)
-    workers = Workers(plan.setup)
-    try:
-        return plan, choose(plan, args, list_tests(plan, selection, workers))
-    finally:
-        workers.close()
-
-
 def _run(
     suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str], stage: StageRun
 ) -> None:
     plan = make_plan(suite, args, selection, environ)
+    memory = Memory(suite, plan.machinery, plan.judge, selection.store, reuse=not args.no_cache)
     workers = Workers(plan.setup)
-    memory = Memory(plan, VerdictCache(selection.store, "delegate"))
     try:
-        tests = list_tests(plan, selection, workers)
+        tests = memory.tests(workers.tests)
         chosen = choose(plan, args, tests)
-        known = {} if args.no_cache else memory.known(chosen)
+        if args.list:
+            _print_list(plan, chosen)
+            return
+        known = memory.known(chosen)
         jobs = [plan.job(test) for test in chosen if test not in known]
         _announce(plan, len(known), jobs)
         verdicts = {**known, **_run_jobs(plan, jobs, workers, memory, args)}
     finally:
         workers.close()
-    memory.prune()
+        memory.close()
     judge = plan.judge
     if args.update_ledger:
         judge = replace(judge, ledger=judge.updated_ledger(verdicts.values(), plan.costs, tests))
+    _report(stage, plan, judge, verdicts, len(chosen))
+    if memory.not_remembered:
+        test, reason = next(iter(memory.not_remembered.items()))
+        stage.add(
+            "delegate-not-remembered",
+            Severity.NOTE,
+            test,
+            f"{len(memory.not_remembered)} tests will run again next time: {reason}",
+            "",
+        )
+
+
+def _report(
+    stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Verdict], selected: int
+) -> None:
     judge.findings(stage, verdicts.values())
-    if missing := len(chosen) - len(verdicts):
+    if missing := selected - len(verdicts):
         stage.add(
             "delegate-stopped",
             Severity.NOTE,
-            suite.stage,
+            stage.stage,
             f"{missing} tests were not reached, because --fail-fast stopped at a surprise",
             "run without --fail-fast",
         )
@@ -143,19 +151,17 @@ def _run(
     stage.metrics |= {
         **judge.counts(verdicts.values()),
         "not_reached": missing,
-        "selected": len(chosen),
+        "selected": selected,
         "workers": plan.slots,
         "test_seconds": round(sum(verdict.seconds for verdict in ran), 1),
         "test_cpu_seconds": round(sum(verdict.cpu_seconds for verdict in ran), 1),
         "soc": judge.soc,
-        **plan.basis.as_metrics(),
+        **plan.machinery.as_metrics(),
     }
     junit = judge.logs / "junit.xml"
     junit.parent.mkdir(parents=True, exist_ok=True)
-    junit.write_text(
-        junit_text(verdicts.values(), judge.ledger, judge.soc, judge.logs, suite.stage, suite.module),
-        encoding="utf-8",
-    )
+    text = junit_text(verdicts.values(), judge.ledger, judge.soc, judge.logs, stage.stage, plan.suite.module)
+    junit.write_text(text, encoding="utf-8")
     stage.artifacts.append(Artifact.of("junit", junit))
 
 
@@ -163,7 +169,7 @@ def make_plan(
     suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]
 ) -> Plan:
     """All but which tests there are, which may take a worker to know."""
-    package = installed(suite)
+    suite.check()
     found = resolve(selection, environ)
     runner = ready_runner(environ, selection.reports)
     slots = args.jobs or default_slots()
@@ -171,26 +177,17 @@ def make_plan(
     logs = Path(selection.reports).absolute() / suite.stage.removeprefix("test_")
     return Plan(
         suite=suite,
-        basis=basis_of(package, found.root("qnn-sdk").path, runner, selection.soc, environment),
-        setup=setup_of(suite, package.file, environment, logs, args.timeout),
+        machinery=machinery(found, environment, runner),
+        setup=setup_of(suite, environment, logs, args.timeout),
         judge=Judge(load_ledger(selection.profile), selection.soc, logs),
         costs=load_durations(),
         slots=slots,
     )
 
 
-def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
-    """Every test of the suite; a worker lists them unless this installation is known already."""
-    cache = VerdictCache(selection.store, "delegate")
-    reply = cache.through(plan.basis.installed.key(), lambda: {"tests": list(workers.tests())})
-    tests = reply["tests"]
-    assert isinstance(tests, list)
-    return [str(name) for name in tests]
-
-
 def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[str]:
     """The tests that the flags name, sorted. A ledger that names unknown tests is an error."""
-    ledger, version = plan.judge.ledger, plan.basis.installed.versions["executorch"]
+    ledger, version = plan.judge.ledger, plan.machinery.versions["executorch"]
     named = {each.test for each in ledger.expected} | set(ledger.sample)
     if unknown := sorted(named - set(tests)):
         raise UsageError(
@@ -211,51 +208,6 @@ def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[s
     return chosen
 
 
-class Memory:
-    """Verdicts of earlier runs. Only what the ledger expects is remembered: a surprise runs again each time,
-    so that its log and files can be read."""
-
-    def __init__(self, plan: Plan, cache: VerdictCache) -> None:
-        self._plan, self._cache = plan, cache
-
-    def known(self, tests: Iterable[str]) -> dict[str, Verdict]:
-        known = {}
-        for test in tests:
-            if entry := self._cache.get(self._plan.basis.key(test)):
-                known[test] = Verdict(
-                    test,
-                    outcome=str(entry["outcome"]),
-                    reason=str(entry["reason"]),
-                    subtests=int(str(entry["subtests"])),
-                    seconds=float(str(entry["seconds"])),
-                    cached=True,
-                )
-        return known
-
-    def record(self, verdict: Verdict) -> None:
-        if verdict.crashed or self._plan.judge.is_surprise(verdict):
-            return
-        names = ("test", "outcome", "reason", "subtests", "seconds")
-        self._cache.put(self._plan.basis.key(verdict.test), {name: getattr(verdict, name) for name in names})
-
-    def prune(self) -> None:
-        self._cache.prune()
-
-
-class _Observer:
-    """Remembers and shows each verdict when it comes, so that an interrupted run is not lost."""
-
-    def __init__(self, memory: Memory, shown: JobProgress[Verdict]) -> None:
-        self._memory, self._shown = memory, shown
-
-    def started(self, job: Job) -> None:
-        self._shown.started(job)
-
-    def ended(self, job: Job, result: Verdict, seconds: float) -> None:
-        self._memory.record(result)
-        self._shown.ended(job, result, seconds)
-
-
 def _run_jobs(
     plan: Plan, jobs: Sequence[Job], workers: Workers, memory: Memory, args: argparse.Namespace
 ) -> dict[str, Verdict]:
@@ -263,7 +215,10 @@ def _run_jobs(
         return {}
 
     def work(job: Job, worker: TestWorker) -> Verdict:
-        return worker.run(job.name, keep=args.keep)
+        verdict, touched = worker.run(job.name, keep=args.keep)
+        # At once, so that an interrupted run has not run for nothing.
+        memory.record(verdict, touched, worker.common, plan.judge.logs)
+        return verdict
 
     def line(verdict: Verdict) -> Line:
         return _line(verdict, plan.judge)
@@ -274,7 +229,7 @@ def _run_jobs(
             lambda: WorkerSlot(workers.take, work),
             slots=plan.slots,
             memory=memory_budget(),
-            observer=_Observer(memory, shown),
+            observer=shown,
             stop_after=lambda job, verdict: args.fail_fast and plan.judge.is_surprise(verdict),
         )
 
@@ -299,11 +254,11 @@ def _print_list(plan: Plan, tests: Sequence[str]) -> None:
 
 
 def _announce(plan: Plan, cached: int, jobs: Sequence[Job]) -> None:
-    package = plan.basis.installed
-    absent = f"; stand-ins for {', '.join(package.absent)}" if package.absent else ""
+    on = plan.machinery
+    absent = f"; stand-ins for {', '.join(on.absent)}" if on.absent else ""
     sys.stderr.write(
-        f"{cached + len(jobs)} tests on {plan.judge.soc}: executorch {package.versions['executorch']}, "
-        f"QNN {plan.basis.sdk['build_id']}; {cached} cached, {len(jobs)} to run on {plan.slots} workers"
+        f"{cached + len(jobs)} tests on {plan.judge.soc}: executorch {on.versions['executorch']}, "
+        f"QNN {on.build_id}; {cached} cached, {len(jobs)} to run on {plan.slots} workers"
         f"{absent}\n"
     )
     sys.stderr.flush()

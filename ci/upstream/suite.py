@@ -1,4 +1,4 @@
-"""A suite of tests that comes with the executorch wheel: where it is, and what its verdicts depend on."""
+"""A suite of tests that comes with the executorch wheel, and what it is run on."""
 
 from __future__ import annotations
 
@@ -9,133 +9,112 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.engine.installed import host_libraries, runner_digest
 from ci.engine.jobs import default_slots
-from ci.engine.memo import digest_of_files, key_of
 from ci.upstream import shims
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.files import hash_file
 from provisioning.base.findings import Metric
-from provisioning.environment import Environment
+from provisioning.build_id import build_ids
+from provisioning.environment import HOST_LIBRARIES, Environment
 
 PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
 
-RULES = 3
-"""How tests are run (seeds, folders, verdicts); a new value runs everything again."""
-
-PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
-"""Where things are; what they are is in the digests."""
+PATHS = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
+"""Variables that only say where things are; the files themselves are what a verdict depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Tests that pytest collects from one file below the executorch package."""
+    """Tests that pytest collects from one module of the executorch package."""
 
     stage: str
     """The command that runs it, and the name of its report."""
-    file: str
+    module: str
+    warm_up: str = ""
+    """A quick test that each worker runs before it starts to fork."""
 
-    @property
-    def module(self) -> str:
-        return "executorch." + self.file.removesuffix(".py").replace("/", ".")
+    def check(self) -> None:
+        """Raise EnvironmentLacking if this Python does not have it; imports nothing."""
+        spec = importlib.util.find_spec("executorch")
+        if spec is None or not spec.submodule_search_locations:
+            raise EnvironmentLacking(
+                "executorch is not installed in this Python, and its tests are what this command runs",
+                remedy=f"nox -s {self.stage}, which installs it",
+            )
+        file = Path(*self.module.split(".")[1:]).with_suffix(".py")
+        if not any(Path(root, file).is_file() for root in spec.submodule_search_locations):
+            raise EnvironmentLacking(
+                f"the installed executorch {_version('executorch')} has no {file}",
+                remedy=f"install the profile's version: nox -s {self.stage}",
+            )
 
 
-DELEGATE = Suite("test_delegate", "backends/qualcomm/tests/test_qnn_delegate_x86.py")
+DELEGATE = Suite(
+    "test_delegate",
+    "executorch.backends.qualcomm.tests.test_qnn_delegate_x86",
+    "TestQNNFloatingPointOperator.test_qnn_backend_relu",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
-    """The installed suite, by content."""
+class Machinery:
+    """What tests run on. A verdict also depends on the files that a test touches: those are discovered."""
 
-    file: Path
+    sdk: Path
+    runner: Path
+    soc: str
+    environment: Mapping[str, str]
     versions: Mapping[str, str]
-    package: str
-    """Digest of executorch's Python files and libraries, tests included."""
     absent: tuple[str, ...]
     """The optional modules that stand-ins replace."""
+    build_id: str
 
-    def key(self) -> str:
-        return key_of(
-            {
-                "rules": RULES,
-                "file": self.file.name,
-                "versions": dict(self.versions),
-                "package": self.package,
-                "absent": list(self.absent),
-            }
-        )
+    def key(self, test: str) -> dict[str, Metric]:
+        """What is known of a verdict before the test runs; native code may read these variables unseen."""
+        flags = {
+            name: value
+            for name, value in self.environment.items()
+            if name.startswith(("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_"))
+            and not name.startswith("QNN_CI_")
+            and name not in PATHS
+        }
+        return {
+            "test": test,
+            "soc": self.soc,
+            "sdk": self.build_id,
+            "python": self.versions["python"],
+            "flags": dict(flags),
+        }
 
-
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """Everything but the test's name that its verdict depends on."""
-
-    installed: Installed
-    sdk: Mapping[str, str]
-    runner: str
-    soc: str
-    flags: Mapping[str, str]
-
-    def key(self, test: str) -> str:
-        return key_of(
-            {
-                "installed": self.installed.key(),
-                "test": test,
-                "sdk": dict(self.sdk),
-                "runner": self.runner,
-                "soc": self.soc,
-                "flags": dict(self.flags),
-            }
-        )
+    def roots(self) -> dict[str, Path]:
+        """Folders whose place does not matter."""
+        return {"sdk": self.sdk, "runner": self.runner.parent.parent}
 
     def as_metrics(self) -> dict[str, Metric]:
         return {
-            "versions": dict(self.installed.versions),
-            "sdk": dict(self.sdk),
-            "runner": self.runner,
-            "absent": list(self.installed.absent),
+            "versions": dict(self.versions),
+            "sdk": {"build_id": self.build_id},
+            "runner": hash_file(self.runner),
+            "absent": list(self.absent),
         }
 
 
-def installed(suite: Suite) -> Installed:
-    """The suite of the executorch that this Python would import, found without importing it."""
-    spec = importlib.util.find_spec("executorch")
-    if spec is None or not spec.submodule_search_locations:
+def machinery(found: Environment, environment: Mapping[str, str], runner: Path) -> Machinery:
+    sdk = found.root("qnn-sdk").path
+    emulator = sdk / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
+    if not emulator.is_file():
         raise EnvironmentLacking(
-            "executorch is not installed in this Python, and its tests are what this command runs",
-            remedy=f"nox -s {suite.stage}, which installs it",
+            f"{sdk} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which holds the HTP emulator",
+            remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
         )
-    root = Path(next(iter(spec.submodule_search_locations)))
-    if not (root / suite.file).is_file():
-        raise EnvironmentLacking(
-            f"the installed executorch {_version('executorch')} has no {suite.file}",
-            remedy=f"install the profile's version: nox -s {suite.stage}",
-        )
-    versions = {name: _version(name) for name in PACKAGES}
-    return Installed(
-        file=root / suite.file,
-        versions={**versions, "python": platform.python_version()},
-        package=digest_of_files(
-            root, [path for suffix in ("py", "so", "fbs") for path in root.rglob(f"*.{suffix}")]
-        ),
+    return Machinery(
+        sdk=sdk,
+        runner=runner,
+        soc=found.soc,
+        environment=environment,
+        versions={name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
         absent=tuple(name for name in shims.OPTIONAL if importlib.util.find_spec(name) is None),
-    )
-
-
-def basis_of(
-    suite: Installed, sdk_root: Path, runner: Path, soc: str, environment: Mapping[str, str]
-) -> Basis:
-    return Basis(
-        installed=suite,
-        sdk=host_libraries(sdk_root, "holds the HTP emulator"),
-        runner=runner_digest(runner),
-        soc=soc,
-        flags={
-            name: value
-            for name, value in environment.items()
-            if name.startswith(("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_"))
-            and not name.startswith("QNN_CI_")
-            and name not in PATH_VARIABLES
-        },
+        build_id=", ".join(build_ids(emulator)) or "unknown",
     )
 
 

@@ -6,9 +6,10 @@ import gc
 import importlib
 import os
 import random
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from ci.upstream import shims
 SEED = 0
 
 COLLECT_AFTER = 500_000
-"""New objects before the garbage collector runs within a test. Exporting makes many objects and little
-garbage, which is collected after each test."""
+"""New objects before the garbage collector runs within a test: exporting makes many, and little garbage."""
 
 ARGUMENTS = (
     *("-c", os.devnull, "--assert=plain", "--tb=native", "--capture=no", "--quiet"),
@@ -48,14 +48,14 @@ class Recorder:
 
 
 class Tests:
-    """The collected tests of a file by name, and the way to run one."""
+    """The collected tests of a module by name, and the way to run one."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, module: str) -> None:
         # pytest.main would run all of them; pytest-xdist makes its session in the same way.
         from _pytest.config import _prepareconfig
 
         self._recorder = Recorder()
-        config = _prepareconfig([*ARGUMENTS, f"--rootdir={file.parent}", str(file)], [self._recorder])
+        config = _prepareconfig([*ARGUMENTS, f"--rootdir={Path.cwd()}", "--pyargs", module], [self._recorder])
         config._do_configure()
         session = pytest.Session.from_config(config)
         config.hook.pytest_sessionstart(session=session)
@@ -64,11 +64,11 @@ class Tests:
             raise ImportError(self._recorder.collection_errors[0])
         self._items = {".".join(item.nodeid.split("::")[1:]): item for item in session.items}
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._items)
 
     def run(self, name: str, scratch: Path) -> dict[str, object]:
-        """Run one test as in a process of its own: its own folder, and the same random numbers each time."""
+        """Run one test in its own folder and with the same random numbers each time."""
         scratch.mkdir(parents=True, exist_ok=True)
         tempfile.tempdir = str(scratch)
         os.chdir(scratch)
@@ -134,37 +134,25 @@ class _KeptDirectory(tempfile.TemporaryDirectory[str]):
         self.cleanup()
 
 
-def restorer(module: str) -> Callable[[], None]:
-    """A function that gives a module its present names back.
-
-    ExecuTorch's `qnn_preprocess` copies all of torch's names into its own when it meets an unknown operator.
-    `range` is `torch.range` from then on, and each later lowering in the same process fails.
-    """
-    names = vars(importlib.import_module(module))
-    saved = dict(names)
-
-    def restore() -> None:
-        if len(names) != len(saved):
-            names.clear()
-            names.update(saved)
-
-    return restore
-
-
 def start() -> Answer:
+    """Collect the tests of a module and run one of them, so that its forks find libraries and caches warm."""
+    module, warm_up = sys.argv[1:3]
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
-    tests = Tests(Path(sys.argv[1]))
-    restore = restorer("executorch.backends.qualcomm.qnn_preprocess")
+    tests = Tests(module)
+    if warm_up in tests:
+        scratch, folder = Path(tempfile.mkdtemp()), Path.cwd()
+        tests.run(warm_up, scratch)
+        os.chdir(folder)
+        tempfile.tempdir = None
+        shutil.rmtree(scratch)
+        forget_torch()
     gc.set_threshold(COLLECT_AFTER, 50, 100)
 
     def answer(order: dict[str, Any]) -> dict[str, Any]:
         if order["do"] == "list":
             return {"tests": list(tests)}
-        reply = tests.run(order["test"], Path(order["scratch"]))
-        restore()
-        forget_torch()
-        return reply
+        return tests.run(order["test"], Path(order["scratch"]))
 
     return answer
 
@@ -179,4 +167,4 @@ def _seed() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[2]), start)
+    serve(int(sys.argv[3]), start, forks=True)

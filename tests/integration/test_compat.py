@@ -35,22 +35,17 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return RUNNER
 
 
-def variables(sdk: Path) -> dict[str, str]:
-    libraries = sdk / "lib" / HOST_LIBRARIES
-    return {**os.environ, "QNN_SDK_ROOT": str(sdk), "LD_LIBRARY_PATH": str(libraries)}
-
-
 def test_measuring_the_profiles_build_gives_what_was_committed(runner: Path, tmp_path: Path) -> None:
     (build_id,) = build_ids(sdk_root() / "lib" / HOST_LIBRARIES / "libQnnHtp.so")
     executorch = importlib.metadata.version("executorch")
     (committed,) = load_measured().of(executorch, build_id)
-    steps = stage.measure(committed.soc, variables(sdk_root()), runner, 600, tmp_path / "logs")
-    assert steps == committed.steps
-    assert sorted(log.stem for log in (tmp_path / "logs").iterdir()) == sorted(STEPS)
+    variables = stage.variables({**os.environ, "QNN_EXECUTOR_RUNNER": str(runner)}, sdk_root())
+    flags = ["--store", str(tmp_path / "store"), "--timeout", "600"]
+    assert stage.measure(committed.soc, variables, tmp_path / "logs", flags) == committed.steps
 
 
-def test_a_directory_without_libraries_makes_no_device(runner: Path, tmp_path: Path) -> None:
+def test_a_folder_without_libraries_makes_no_device(tmp_path: Path) -> None:
     (tmp_path / "lib" / HOST_LIBRARIES).mkdir(parents=True)
-    steps = stage.measure("SM8650", variables(tmp_path), runner, 600, tmp_path / "logs")
+    steps = stage.measure("SM8650", stage.variables(os.environ, tmp_path), tmp_path / "logs", [])
     assert [steps[name].result for name in STEPS] == ["failed", *["not_reached"] * 4]
     assert "libQnnHtp.so" in steps["device"].error

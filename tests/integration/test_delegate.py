@@ -26,7 +26,7 @@ PER_CHANNEL = "*TestQNNFloatingPointOperator.test_qnn_backend_fp16a8w_conv2d"
 
 @pytest.fixture(scope="module", autouse=True)
 def runner(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Built where the stage looks for it; nothing to do when it is there already."""
+    """Build it where the stage looks for it; quick when it is there already."""
     command = [
         sys.executable,
         "-m",
@@ -110,7 +110,7 @@ def test_a_known_failure_is_named_with_its_cause_and_does_not_fail(tmp_path: Pat
 def test_a_test_that_takes_too_long_fails_and_leaves_nothing_running(tmp_path: Path) -> None:
     code, report = delegate(tmp_path, "-k", SLOW, "--no-cache", "--timeout", "20")
     assert (code, report.metrics["failed"]) == (1, 1)
-    assert "timeout: no result after 20 s" in report.findings[0].message
+    assert "no result after 20 s" in report.findings[0].message
     assert not _processes_of(tmp_path)
 
 
@@ -133,7 +133,7 @@ def test_the_sample_is_a_part_of_the_suite(tmp_path: Path) -> None:
 
 
 def _processes_of(base: Path) -> list[str]:
-    """The command lines of workers, which stand below `base`, and of runners, which are given paths there."""
+    """The command lines of workers and runners, which work in folders below `base`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -151,5 +151,5 @@ def _wait(holds: object, seconds: float) -> None:
     assert callable(holds)
     deadline = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < deadline, "it did not come to pass in time"
+        assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.2)

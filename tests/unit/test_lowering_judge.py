@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.engine.work import Failure, Result
-from ci.executorch.judge import artifact, cost, delegation, failure_finding, faults_of
+from ci.executorch.compile import Compiled, Fault
+from ci.executorch.judge import artifact, cost, delegation, fault_finding, faults_of
 from ci.suites.baseline import Baseline, Recorded, load_tolerances
 from ci.suites.programs.program import Delegate, parse
 from ci.suites.programs.program import Program as Inside
@@ -37,9 +37,9 @@ FACTS: dict[str, Any] = {
 TOLERANCES = load_tolerances()
 
 
-def _compiled(tmp_path: Path, data: bytes | None = None, **facts: Any) -> Result:
+def _compiled(tmp_path: Path, data: bytes | None = None, **facts: Any) -> Compiled:
     (tmp_path / "program.pte").write_bytes(program() if data is None else data)
-    return Result({**FACTS, **facts}, tmp_path)
+    return Compiled(tmp_path, {**FACTS, **facts}, False, "key")
 
 
 class TestDelegation:
@@ -178,7 +178,7 @@ class TestFault:
     @pytest.mark.parametrize("kind", ["factory", "suite", "memory", "crash", "timeout", "export", "compile"])
     def test_it_says_what_happened_and_how_to_repeat_it(self, tmp_path: Path, kind: str) -> None:
         one = make_program(tmp_path)
-        finding = failure_finding(one, Failure(kind, "it broke", log=tmp_path / "log"), "test_lowering")
+        finding = fault_finding(one, Fault(kind, "it broke", tmp_path / "log"), "test_lowering")
         assert (finding.rule, finding.subject) == (f"lowering-{kind}", "net/8a8w/SM8650")
         assert f"nox -s test_lowering -- --suite {one.suite} -k net/8a8w/SM8650" in finding.remedy
 
@@ -188,9 +188,7 @@ class TestFault:
             "Failed to parse platform config: 14001\n[ERROR] Failed to create device_handle 14001\n"
         )
         (known,) = explain(log.read_text())
-        finding = failure_finding(
-            make_program(tmp_path), Failure("compile", "it broke", log=log), "test_lowering"
-        )
+        finding = fault_finding(make_program(tmp_path), Fault("compile", "it broke", log), "test_lowering")
         assert finding.message == f"it broke. {known}"
         assert finding.remedy.startswith(f"{known.mend}; then nox -s test_lowering")
 
@@ -200,6 +198,6 @@ class TestFault:
         known = Explanation("a", "known", "write options = { vtcm_mb = 4 }", "", 1, "")
         monkeypatch.setattr("ci.executorch.judge.explain", lambda log: [known])
         (tmp_path / "log").touch()
-        fault = Failure("compile", "it broke", log=tmp_path / "log")
-        finding = failure_finding(make_program(tmp_path), fault, "test_lowering")
+        fault = Fault("compile", "it broke", tmp_path / "log")
+        finding = fault_finding(make_program(tmp_path), fault, "test_lowering")
         assert finding.remedy.startswith(known.mend)

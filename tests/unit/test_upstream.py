@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ def test_other_expressions_are_usage_errors(expression: str) -> None:
 
 # The ledger
 
-KNOWN = Expected("TestOps.test_fails", "failed", "the compiler refuses it")
+KNOWN = Expected(test="TestOps.test_fails", outcome="failed", cause="the compiler refuses it")
 OUTCOMES = st.sampled_from(["passed", "failed", "not_run", "expected_failure"])
 VERDICTS = st.dictionaries(st.sampled_from(sorted(NAMES)), OUTCOMES)
 
@@ -65,7 +64,7 @@ def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str
 
 @pytest.mark.parametrize("socs", [(), ("SM8550", "SM8650")])
 def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None:
-    book = Ledger("wheels", (dataclasses.replace(KNOWN, socs=socs),))
+    book = Ledger("wheels", (KNOWN.model_copy(update={"socs": socs}),))
     book = book.updated([Verdict(KNOWN.test, "passed")], {}, "SM8650")
     assert [book.outcome(KNOWN.test, soc) for soc in ("SM8650", "SM8550")] == ["passed", "failed"]
 
@@ -79,7 +78,10 @@ def test_an_update_keeps_a_cause_that_still_holds() -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=300))
 def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
     cause = " ".join(cause.replace('"""', "").split()) or "x"
-    rows = (dataclasses.replace(KNOWN, cause=cause), Expected("T.skips", "not_run", "no", ("SM8650",)))
+    rows = (
+        KNOWN.model_copy(update={"cause": cause}),
+        Expected(test="T.skips", outcome="not_run", cause="no", socs=("SM8650",)),
+    )
     path = tmp_path_factory.mktemp("ledger") / "wheels.toml"
     path.write_text(Ledger("wheels", rows).as_toml(), encoding="utf-8")
     assert load_ledger("wheels", path) == Ledger("wheels", rows)
@@ -90,7 +92,7 @@ def test_two_entries_for_one_test_and_chip_are_refused(
     tmp_path: Path, socs: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     path = tmp_path / "wheels.toml"
-    rows = tuple(dataclasses.replace(KNOWN, socs=each) for each in socs)
+    rows = tuple(KNOWN.model_copy(update={"socs": each}) for each in socs)
     path.write_text(Ledger("wheels", rows).as_toml(), encoding="utf-8")
     with pytest.raises(ManifestError, match="twice"):
         load_ledger("wheels", path)
@@ -108,7 +110,7 @@ def test_only_tests_that_ran_now_are_measured() -> None:
     verdicts = [
         Verdict("T.a", "passed", seconds=30, cpu_seconds=3, peak=5 << 20),
         Verdict("T.b", "passed", seconds=9, cached=True),
-        Verdict("T.c", "failed", seconds=900, crashed=True),
+        Verdict("T.c", "failed", seconds=900, fault="crash"),
     ]
     assert ledgers.measured({"T.b": Cost(1, 1)}, verdicts) == {"T.a": Cost(3, 5), "T.b": Cost(1, 1)}
 

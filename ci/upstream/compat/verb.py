@@ -23,11 +23,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--build", action="append", default=[], metavar="QNN", help="only this QNN version; may be repeated"
     )
     parser.add_argument(
-        "--render", action="store_true", help="measure nothing: write the table of docs/compat.md anew"
+        "--render", action="store_true", help="measure nothing: only write the table of docs/compat.md"
     )
     parser.add_argument(
-        "--timeout", type=duration, default=600, metavar="S", help="for each step [%(default)g]"
+        "--timeout", type=duration, default=600, metavar="S", help="for each program [%(default)g]"
     )
+    parser.add_argument("--no-cache", action="store_true", help="lower and run unchanged programs too")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,4 +39,5 @@ def run(args: argparse.Namespace) -> int:
         write_docs()
         return 0
     command = typed("nox -s compat --", sys.argv[2:])
-    return measure_all(selection_of(args), args.build, args.timeout, command, os.environ)
+    flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
+    return measure_all(selection_of(args), args.build, flags, command, os.environ)

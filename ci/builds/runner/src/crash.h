@@ -1,9 +1,9 @@
-// Signals and crashes: a half-written file is removed, and a crash prints what the runner was doing.
+// Stops and crashes: no part of a file is left behind, and a crash says what we were doing.
 #pragma once
 
 namespace runner {
 
-// The work that a crash message names. The text must have static lifetime.
+// What a crash message says we were doing. Text that lives for ever.
 extern const char* volatile doing;
 
 void install_signals();
