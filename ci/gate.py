@@ -33,7 +33,7 @@ from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.base.rendering import github_annotations
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
-from provisioning.base.rendering.text import LOG, found, verdict, worst
+from provisioning.base.rendering.text import LOG, summary_of, verdict, worst
 from provisioning.base.rendering.workflow_commands import command
 from provisioning.base.settings import Selection, add_selection, selection_of
 from provisioning.base.units import seconds
@@ -190,7 +190,7 @@ def summarised(gate: StageRun, results: Sequence[StageResult]) -> Report:
         word = verdict(report)
         if word != "pass":
             severity = Severity.NOTE if word == "skipped" else Severity.ERROR
-            gate.add("gate.stage", severity, report.stage, f"{word}: {found(report)}", report.command)
+            gate.add("gate.stage", severity, report.stage, f"{word}: {summary_of(report)}", report.command)
     gate.metrics["stages"] = [
         {"stage": r.report.stage, "verdict": verdict(r.report), "seconds": r.report.seconds, "exit": r.code}
         for r in results

@@ -111,7 +111,7 @@ class Measured(Model):
     pairs: tuple[Pair, ...] = ()
 
     def of(self, executorch: str, build_id: str) -> tuple[Pair, ...]:
-        """Every measurement of this pair, whatever the chip."""
+        """Every measurement of this pair, on any chip."""
         return tuple(p for p in self.pairs if (p.executorch, p.build_id) == (executorch, build_id))
 
     def working(self, executorch: str) -> tuple[Pair, ...]:

@@ -42,8 +42,8 @@ DEVICE_DSP_DIRECTORIES = {
     "aarch64-android": ("/vendor/dsp/cdsp", "/vendor/lib/rfsa/adsp", "/system/lib/rfsa/adsp", "/dsp"),
     "aarch64-linux": ("/usr/lib/rfsa/adsp", "/dsp"),
 }
-"""The device's own DSP files. ADSP_LIBRARY_PATH replaces the default search, so they are named again, last:
-a skel of the system image found before ours gives error 1008."""
+"""The device's own DSP files. ADSP_LIBRARY_PATH replaces the default search, so it must name them too, last:
+if a skel of the system image were found before ours, QNN would fail with 1008."""
 
 _DEVICE_LIBRARY_DIRECTORY = re.compile(
     r"/lib/(?:aarch64-[^/]+|hexagon-v\d+|lpai-v\d+|x86_64-windows-[^/]+)(?:/|$)"
@@ -74,7 +74,7 @@ class Environment:
     path_entries: tuple[str, ...]
     """What `variables["PATH"]` has before the user's own PATH."""
     notes: tuple[str, ...]
-    """What was mended or left out, in words."""
+    """What was corrected or left out, in words."""
     provision_flags: tuple[str, ...]
     """What to give `nox -s provision` to provision this selection."""
 
@@ -82,7 +82,7 @@ class Environment:
         return {**environ, **self.variables}
 
     def root(self, component: str) -> Root:
-        """The component's root, or a fault that names the command which brings it."""
+        """The component's root; without one, an error that names the command which provisions it."""
         if component in self.roots:
             return self.roots[component]
         raise EnvironmentLacking(
@@ -106,8 +106,8 @@ def resolve(
 ) -> Environment:
     """Find every component the selection needs: the user's own first, then the store.
 
-    `needs`: the components without which the caller can do nothing, when they are not the target's own.
-    All that lack are told at once.
+    `needs`: the components that the caller cannot do without, if they are not the target's own.
+    One error names all that are missing.
     """
     from provisioning.manifest import load_profile, soc_named
 
@@ -188,13 +188,13 @@ def _components(names: Sequence[str]) -> list[str]:
 
 
 def provision_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
-    """The fewest flags that select the same for `provision`."""
+    """The shortest flags that select the same for `provision`."""
     targets = () if selection.target == DEFAULT_TARGET else (DEFAULT_TARGET, selection.target)
     return selecting_flags(replace(selection, named_targets=targets), environ)
 
 
 def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[str]:
-    """The fewest flags that name the same profile, targets, chips and store again."""
+    """The shortest flags that name the same profile, targets, chips and store."""
     flags: list[str] = []
     if {selection.profile, environ.get("QNN_CI_PROFILE") or selection.profile} != {DEFAULT_PROFILE}:
         flags += ["--profile", selection.profile]
@@ -295,7 +295,7 @@ def _from_store(
     from provisioning.store import Want
 
     arches = frozenset({soc_named(soc).arch for soc in selection.socs})
-    # Lowering runs on the host whatever the target; a tree without the host's part still serves to build.
+    # Models are lowered on the host for every target; a tree without the host's part is enough to build.
     for targets in dict.fromkeys(
         (frozenset({DEFAULT_TARGET, selection.target}), frozenset({selection.target}))
     ):
@@ -339,7 +339,7 @@ def _variables(
 
 
 def _library_path(sdk: Path, existing: str, notes: list[str]) -> str:
-    """The host's libraries of this SDK, then what the user had that does not get in their way."""
+    """The host's libraries of this SDK, then the user's own entries that do not conflict with them."""
     ours = str(sdk / "lib" / HOST_LIBRARIES)
     if special := _LOADER_SPECIAL.search(ours):
         raise UsageError(

@@ -41,7 +41,7 @@ class SystemLibraries:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A library that nothing provides, who asked for it, and where it was looked for."""
+    """A library that was not found, which library needs it, and where it was looked for."""
 
     library: Path
     needed: str
@@ -102,10 +102,10 @@ def unresolved(
     system: SystemLibraries,
     read: Callable[[Path], Elf | None],
 ) -> list[Missing]:
-    """What cannot be loaded among `libraries`, each root of their graph opened as by dlopen in a new process.
+    """The gaps in `libraries`, when each root of their graph is opened with dlopen in a new process.
 
-    `read` gives the record of a file that was found outside `libraries`; it is asked only for files that are
-    found by the libraries' own paths, since what the system provides is the system's to keep whole.
+    `read` reads a file that was found outside `libraries`. It is called only for files that are found by the
+    libraries' own paths: the system is responsible for its own libraries.
     """
     environment = [
         (f"LD_LIBRARY_PATH {directory}", directory)

@@ -164,7 +164,7 @@ def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seco
     stage.add("device-run", Severity.ERROR, device.name, "\n".join([f"{message}:", *lines]), remedy)
     for text, subject in ((ran.out, "run.log"), (system, "system.log")):
         for known in explain(text):
-            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.mend)
+            stage.add("device-diagnosis", Severity.NOTE, f"{subject}: {known.id}", known.cause, known.fix)
 
 
 def _signal(code: int) -> str:

@@ -98,7 +98,7 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
         says.append(f"the system killed {plural(killed, 'program')} for lack of memory meanwhile")
         mend = "give it more memory, or run with fewer --jobs"
     elif known:
-        mend = known[0].mend
+        mend = known[0].fix
     elif not mend:
         says.append("nothing known matches its log")
         mend = f"read {log}"
@@ -127,7 +127,7 @@ def with_causes(report: Report, log: Path) -> Report:
     said = "\n".join(finding.message for finding in report.findings)
     new = [each for each in explain(tail(log, READ)) if each.cause not in said]
     notes = [
-        Finding("stage.known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.mend)
+        Finding("stage.known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.fix)
         for each in new[:TOLD]
     ]
     return replace(report, findings=(*report.findings, *notes))

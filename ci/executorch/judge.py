@@ -68,7 +68,7 @@ def fault_finding(program: Program, fault: Fault, stage: str) -> Finding:
         if said := NATIVE_ERROR.findall(log):
             message = f"{message.rstrip('.')}: {said[0].strip()}"
         if known := explain(log):
-            message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].mend
+            message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].fix
     return Finding(
         f"lowering-{fault.kind}",
         Severity.ERROR,

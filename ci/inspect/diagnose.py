@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from provisioning.base.diagnosis import Diagnosis, diagnose, explain_code
+from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code
 from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
-  python -m ci diagnose reports/delegate/*.log
+  nox -s diagnose -- reports/delegate/*.log
   adb logcat -d | python -m ci diagnose
-  python -m ci diagnose 14001 0x80000406 -2147482618
+  nox -s diagnose -- 14001 0x80000406 -2147482618
   python -m ci diagnose --json build.log
 """
 
@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    results = [_diagnose_input(given) for given in _inputs(args.inputs)]
+    results = [_diagnose_input(name) for name in _inputs(args.inputs)]
     if args.json:
         print(json.dumps({"schema": 1, "inputs": [_as_json(result) for result in results]}, indent=2))
     else:
@@ -41,28 +41,28 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(result.explained for result in results) else 1
 
 
-def _inputs(given: Sequence[str]) -> Iterable[str]:
-    if given:
-        return given
+def _inputs(names: Sequence[str]) -> Iterable[str]:
+    if names:
+        return names
     if sys.stdin.isatty():
         raise UsageError(
             "nothing to diagnose: no log, no code, and nothing on stdin",
-            remedy="python -m ci diagnose FILE, or pipe a log into it",
+            remedy="nox -s diagnose -- FILE, or pipe a log into it",
         )
     return ["-"]
 
 
-def _diagnose_input(given: str) -> Diagnosis:
-    if given == "-":
+def _diagnose_input(name: str) -> Diagnosis:
+    if name == "-":
         return diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")
-    path = Path(given)
-    if not path.exists() and (number := _as_number(given)) is not None:
+    path = Path(name)
+    if not path.exists() and (number := _as_number(name)) is not None:
         return explain_code(number)
     try:
-        return diagnose(path.read_text(encoding="utf-8", errors="replace"), given)
+        return diagnose(path.read_text(encoding="utf-8", errors="replace"), name)
     except OSError as error:
         raise UsageError(
-            f"{given}: expected a number or a log that can be read, found {error.strerror or error}",
+            f"{name}: expected a number or a log that can be read, found {error.strerror or error}",
             remedy="give a file, a code such as 14001 or 0x80000406, or - for stdin",
         ) from error
 
@@ -80,7 +80,7 @@ def _as_text(result: Diagnosis) -> str:
     for shown in result.explanations:
         where = f"line {shown.line}: {shown.text}" if shown.line else ""
         lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
-        lines += [f"    cause: {shown.cause}", f"    mend:  {shown.mend}", f"    see:   {shown.source}"]
+        lines += [f"    cause: {shown.cause}", f"    fix:   {shown.fix}", f"    see:   {shown.source}"]
     if any(shown.line for shown in result.explanations) or not result.explanations:
         lines += [f"  code {code}" for code in result.codes]
     return "\n".join(lines)
@@ -90,6 +90,12 @@ def _as_json(result: Diagnosis) -> dict[str, object]:
     return {
         "subject": result.subject,
         "explained": result.explained,
-        "explanations": [asdict(shown) for shown in result.explanations],
+        "explanations": [_explanation(shown) for shown in result.explanations],
         "codes": [asdict(code) for code in result.codes],
     }
+
+
+def _explanation(shown: Explanation) -> dict[str, object]:
+    """As JSON. The key `mend` is older than the word `fix`, and its readers keep it."""
+    fields = asdict(shown)
+    return {**{key: fields[key] for key in fields if key != "fix"}, "mend": shown.fix}

@@ -297,7 +297,7 @@ def _ordered(worker: OnnxWorker, what: str, log: Path, **parameters: Any) -> dic
         message, remedy = crashed.message, crashed.remedy
         known = explain(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else []
         if known:
-            message, remedy = f"{message}. {known[0]}", known[0].mend
+            message, remedy = f"{message}. {known[0]}", known[0].fix
         raise _Fault(
             Result(rule=f"onnx-{crashed.kind}", message=message, remedy=remedy), fatal=True
         ) from crashed

@@ -24,11 +24,11 @@ from provisioning.base.rendering.text import (
     by_severity,
     duration,
     errors_of,
-    found,
     headline,
     one_line,
     plural,
     scalar_metrics,
+    summary_of,
     verdict,
     worst,
 )
@@ -106,7 +106,9 @@ def _verdict(reports: Sequence[Report], folder: Path | None) -> Element:
         lines.append(element("p", "began ", when, about, class_="soft"))
     for report in reports:
         if verdict(report) not in {"pass", *NO_MATTER}:
-            line = element("p", element("strong", report.stage), f" {verdict(report)}: {found(report)}. ")
+            line = element(
+                "p", element("strong", report.stage), f" {verdict(report)}: {summary_of(report)}. "
+            )
             line.extend([element("span", "Repeat with: ", class_="soft"), element("code", report.command)])
             line.extend(_logs(report, folder, "its log"))
             lines.append(line)
@@ -167,7 +169,7 @@ def _stages(reports: Sequence[Report], folder: Path | None) -> Element:
             short(report.profile, "profile"),
             short(report.target, "target"),
             short(_clock(report.started), "began"),
-            element("td", found(report), *_logs(report, folder, "log")),
+            element("td", summary_of(report), *_logs(report, folder, "log")),
             number(duration(report), report.seconds, "time"),
         )
         for report in reports

@@ -69,7 +69,7 @@ class Judge:
             message = f"runs now and fails: {verdict.reason}"
             remedy = self._again(stage, verdict, "--update-ledger")
         elif known := self._explanation(verdict):
-            message, remedy = f"{verdict.reason.rstrip('.')}. {known}", known.mend
+            message, remedy = f"{verdict.reason.rstrip('.')}. {known}", known.fix
         else:
             message = f"{verdict.reason} (nothing known matches its log)"
             remedy = f"read {log}, or {self._again(stage, verdict, '--keep')}"

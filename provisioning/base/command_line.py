@@ -28,7 +28,7 @@ class Verb:
 
 
 class VerbModule(Protocol):
-    """What a verb's module offers. `EXAMPLES` is shown under --help, one command a line."""
+    """What a verb's module must have. `EXAMPLES` is shown under --help, one command a line."""
 
     EXAMPLES: str
 
@@ -40,7 +40,7 @@ class VerbModule(Protocol):
 OWN_PACKAGES = ("ci", "provisioning")
 
 STARTED_IN = "QNN_CI_STARTED_IN"
-"""Set by the noxfile: where the user was, which is where relative paths among the arguments begin."""
+"""Set by the noxfile: the folder in which the user typed the command. Relative paths begin there."""
 
 
 PATHS = (
@@ -116,11 +116,11 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
 
     `session` is the command that runs the same with all packages installed.
     """
-    code = _READER_LEFT
+    code = _BROKEN_PIPE
     try:
         with termination_as_interrupt():
             code = work()
-        # Here, and not by the interpreter at its end, which can only complain.
+        # The interpreter would flush at its end, and could then only complain.
         sys.stdout.flush()
         return code
     except ToolkitError as error:
@@ -133,11 +133,11 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Before the verdict, that is no pass. Give the interpreter's last flush nowhere to fail.
+        # Without a verdict this is no pass. The interpreter's last flush must have somewhere to go.
         _drop_output()
         return code
     except OSError as error:
-        remedy = _MACHINES_FAULTS.get(error.errno or 0)
+        remedy = _MACHINE_ERRORS.get(error.errno or 0)
         if remedy is None:
             return _crashed(error)
         if debug:
@@ -170,7 +170,7 @@ def _crashed(error: Exception) -> int:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """A cancelled job ends as an interrupted one: what it started ends too, and its report is written."""
+    """SIGTERM ends the work as Ctrl-C does: children end too, and the report is written."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -185,20 +185,20 @@ def termination_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-_READER_LEFT = 128 + signal.SIGPIPE
-"""What a shell says of a program that SIGPIPE ended; such as `… | head` is well used to it."""
+_BROKEN_PIPE = 128 + signal.SIGPIPE
+"""The exit code of a program that SIGPIPE ended, as in `… | head`."""
 
-_MACHINES_FAULTS = {
-    errno.EACCES: "give yourself permission, or choose another place (see --help)",
-    errno.EPERM: "give yourself permission, or choose another place (see --help)",
-    errno.EROFS: "choose a place that can be written to (see --help)",
-    errno.ENOSPC: "free some space, or choose another place (see --help)",
-    errno.EDQUOT: "free some space, or choose another place (see --help)",
+_MACHINE_ERRORS = {
+    errno.EACCES: "get permission for it, or choose another path (see --help)",
+    errno.EPERM: "get permission for it, or choose another path (see --help)",
+    errno.EROFS: "choose a path that can be written to (see --help)",
+    errno.ENOSPC: "free some space, or choose another path (see --help)",
+    errno.EDQUOT: "free some space, or choose another path (see --help)",
     errno.ENAMETOOLONG: "choose a shorter path (see --help)",
-    errno.ELOOP: "mend the link that leads to itself",
+    errno.ELOOP: "fix the link that leads to itself",
     errno.EMFILE: "allow more open files: ulimit -n 4096",
 }
-"""Faults of the machine that any file operation may meet; all others are faults of ours."""
+"""Errors of the machine that any file operation may meet; all others are errors of our own."""
 
 
 def _drop_output() -> None:
@@ -220,7 +220,7 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
 
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     module = cast(VerbModule, importlib.import_module(verb.module))
-    # What this process starts is in no doubt about where it is.
+    # Processes that this one starts take relative paths from where they are.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
     for variable in PATHS:
         if value := os.environ.get(variable):

@@ -19,14 +19,14 @@ CODE_IN_TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One known failure. Not shown when an entry named in `unless`, nearer the cause, is found as well."""
+    """A known failure. Not shown when an entry named in `unless` is found too, as it is nearer the cause."""
 
     id: str
     patterns: tuple[re.Pattern[str], ...]
     codes: tuple[int, ...]
     unless: tuple[str, ...]
     cause: str
-    mend: str
+    fix: str
     source: str
     example: str
 
@@ -43,11 +43,11 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`line` counts from 1; 0 where a code was asked for and there is no text."""
+    """`line` counts from 1; it is 0 for a code, which comes without text."""
 
     id: str
     cause: str
-    mend: str
+    fix: str
     source: str
     line: int
     text: str
@@ -91,13 +91,17 @@ def diagnose(text: str, subject: str = "") -> Diagnosis:
 
 def explain(text: str) -> list[Explanation]:
     """The failures found in a log, nearest to the cause, in the order in which they appear."""
-    found: dict[str, Explanation] = {}
+    explanations: dict[str, Explanation] = {}
     for entry in knowledge().entries:
         matches = [match for pattern in entry.patterns if (match := pattern.search(text))]
         if matches:
             first = min(matches, key=lambda match: match.start())
-            found[entry.id] = _explanation(entry, text, first.start())
-    kept = [shown for name, shown in found.items() if not found.keys() & set(knowledge().entry(name).unless)]
+            explanations[entry.id] = _explanation(entry, text, first.start())
+    kept = [
+        shown
+        for name, shown in explanations.items()
+        if not explanations.keys() & set(knowledge().entry(name).unless)
+    ]
     return sorted(kept, key=lambda shown: shown.line)
 
 
@@ -107,15 +111,15 @@ def nearest(text: str) -> Explanation | None:
 
 
 def causes(text: str) -> str:
-    """What is known of a log and how to mend it, as further lines of a message; empty where nothing is."""
-    return "".join(f"\n  {shown}\n  to mend it: {shown.mend}" for shown in explain(text))
+    """The known failures in a log and their fixes, as further lines of a message; empty if there are none."""
+    return "".join(f"\n  {shown}\n  fix: {shown.fix}" for shown in explain(text))
 
 
 def explain_code(number: int) -> Diagnosis:
     """What one number means, and the failures it is known from."""
     code = code_named(number)
     entries = [entry for entry in knowledge().entries if code.code in entry.codes]
-    shown = tuple(Explanation(e.id, e.cause, e.mend, e.source, 0, "") for e in entries)
+    shown = tuple(Explanation(e.id, e.cause, e.fix, e.source, 0, "") for e in entries)
     return Diagnosis(str(code), shown, (code,))
 
 
@@ -189,10 +193,10 @@ def _explanation(entry: Entry, text: str, start: int) -> Explanation:
     end = text.find("\n", start)
     line = text[begin : end if end >= 0 else len(text)].strip()
     number = text.count("\n", 0, start) + 1
-    return Explanation(entry.id, entry.cause, entry.mend, entry.source, number, _shortened(line))
+    return Explanation(entry.id, entry.cause, entry.fix, entry.source, number, _abbreviated(line))
 
 
-def _shortened(line: str, width: int = 200) -> str:
+def _abbreviated(line: str, width: int = 200) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 

@@ -1,4 +1,4 @@
-"""What a check says, and the report file that every stage writes."""
+"""Findings of checks, and the report file that every stage writes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One stage's result; everything else (console, JUnit, SARIF, HTML) is a rendering of it."""
+    """One stage's result. Console, JUnit, SARIF and HTML are renderings of it."""
 
     stage: str
     profile: str
@@ -88,7 +88,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """Raises ValueError, saying what is wrong, for anything that is not such a report."""
+        """Raises ValueError with the reason for anything that is not a report."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(data, dict) or data.get("schema") != SCHEMA:
@@ -107,7 +107,7 @@ class Report:
 
 
 def unwritable(path: Path, error: OSError) -> UsageError:
-    """Of a report, or of what is kept beside it."""
+    """The error for a report, or a file beside it, that cannot be written."""
     return UsageError(
         f"cannot write the report {path}: {error.strerror}",
         remedy="name a directory that you may write with --reports or QNN_CI_REPORTS",
@@ -115,7 +115,7 @@ def unwritable(path: Path, error: OSError) -> UsageError:
 
 
 def _typed(kind: type[T], data: dict[str, object]) -> T:
-    """The dataclass of these values; text must be text and numbers numbers, for renderings trust them."""
+    """The dataclass of these values. Their types are checked, because renderings trust them."""
     typed = kind(**data)
     expected = {"seconds": (int, float), "size": (int,), "schema": (int,), "metrics": (dict,)}
     for name, value in data.items():

@@ -1,4 +1,4 @@
-"""Does this executorch drive this QNN? One rule reads what was measured before, one asks now."""
+"""Does this executorch work with this QNN? One rule reads earlier measurements, one asks the compiler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
         if not pairs:
             yield Problem(
                 build_id,
-                f"nobody has measured it with executorch {executorch}",
+                f"it was not measured with executorch {executorch}",
                 remedy or "measure it: nox -s compat",
                 Severity.WARNING,
             )
@@ -70,8 +70,8 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, "qnn-sdk")
     if not context.answers:
         if tree.origin == "tree":
-            raise NotApplicable("a directory named by --tree is not asked, only an environment is")
-        raise NotApplicable("the SDK was provisioned for devices alone, so nothing is lowered with it")
+            raise NotApplicable("with --tree the compiler is not asked, only with an environment")
+        raise NotApplicable("the SDK was provisioned for devices alone, so no model is lowered with it")
     for soc, answer in context.answers.items():
         if answer.step == "absent":
             raise CouldNotRun(
@@ -92,19 +92,19 @@ def compiler_answers(context: Context) -> Iterator[Problem]:
 
 def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
     known = nearest(answer.detail)
-    mend = known.mend if known else ""
+    fix = known.fix if known else ""
     detail = f"{answer.detail}. {known}" if known else answer.detail
     if answer.step == "adaptor":
         return Problem(
             soc,
             f"executorch in {answer.interpreter} has no working QNN adaptor: {detail}",
-            mend or "install executorch's wheel for Linux on x86-64, or build its QNN backend",
+            fix or "install executorch's wheel for Linux on x86-64, or build its QNN backend",
         )
     if answer.step == "build id":
         return Problem(
             soc,
             f"the compiler cannot load libQnnHtp.so of {sdk}: {detail}",
-            mend or "`nox -s validate -- --rule needed-resolved` names what it lacks",
+            fix or "`nox -s validate -- --rule needed-resolved` names what it lacks",
         )
     if answer.step == "soc":
         return Problem(
@@ -118,4 +118,4 @@ def _refusal(soc: str, answer: Answer, sdk: str) -> Problem:
             f" QNN said: {answer.detail.partition('; ')[0]}",
         )
     code = f" with {answer.code}" if answer.code is not None else ""
-    return Problem(soc, f"creating an HTP device failed{code}: {detail}", mend)
+    return Problem(soc, f"creating an HTP device failed{code}: {detail}", fix)

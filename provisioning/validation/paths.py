@@ -1,4 +1,4 @@
-"""Rules about the user's own variables. Stages mend most of it for themselves; other programs do not."""
+"""Rules about the user's own variables. Our stages correct most of it; other programs do not."""
 
 from __future__ import annotations
 

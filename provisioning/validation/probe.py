@@ -1,7 +1,6 @@
-"""Ask executorch's compiler for a device, in a process of its own: a wrong pair of libraries may crash it.
+"""Ask executorch's compiler for a device, in a process of its own, because a wrong pair may crash.
 
-Run as a script it is the process that asks; it imports the adaptor and no torch, so that it takes a quarter
-of a second. Imported, it is the one who listens.
+Run as a script, this module is that process. It imports the adaptor and no torch, which takes 0.25 s.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _API = re.compile(r"Qnn API version (\S+) is used\. The version is tested agains
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How far the compiler came. `device`: it made one. `absent`: there is no compiler here to ask."""
+    """How far the compiler came. `device`: it created one. `absent`: no compiler is installed here."""
 
     step: str
     """The one that failed, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`."""
@@ -54,30 +53,30 @@ def ask(soc: str, variables: Mapping[str, str], interpreter: str = sys.executabl
 
 
 def understand(output: str, status: int, interpreter: str) -> Answer:
-    """What the asking process printed, its own marked lines among QNN's log, and how it ended."""
-    said: dict[str, str] = {"step": "adaptor"}
+    """Read the process's output, in which its own lines are marked among QNN's log, and its exit status."""
+    fields: dict[str, str] = {"step": "adaptor"}
     log: list[str] = []
     for line in output.splitlines():
         if line.startswith(_MARK):
-            said |= json.loads(line.removeprefix(_MARK))
+            fields |= json.loads(line.removeprefix(_MARK))
         elif line.strip():
             log.append(line.strip())
-    faults = [line for line in log if re.search(r"\[ERROR\]|Error\b|^[EF] \d\d:|Fail", line)]
-    codes = [int(found[1] or found[2]) for line in faults for found in [_CODE.search(line)] if found]
+    errors = [line for line in log if re.search(r"\[ERROR\]|Error\b|^[EF] \d\d:|Fail", line)]
+    codes = [int(found[1] or found[2]) for line in errors for found in [_CODE.search(line)] if found]
     api = next((found for line in log for found in [_API.search(line)] if found), None)
-    made = said["step"] == "device" and said.get("result") == "ok"
-    detail = said.get("detail", "")
-    if not made and not detail:
-        detail = "; ".join(_plain(line) for line in dict.fromkeys(faults))
+    created = fields["step"] == "device" and fields.get("result") == "ok"
+    detail = fields.get("detail", "")
+    if not created and not detail:
+        detail = "; ".join(_plain(line) for line in dict.fromkeys(errors))
         if status < 0:
             detail = f"it was ended by signal {-status}" + (f" after: {detail}" if detail else "")
     return Answer(
-        said["step"],
-        made,
-        said.get("build_id", ""),
+        fields["step"],
+        created,
+        fields.get("build_id", ""),
         f"{api[1]} (tested against {api[2]})" if api else "",
-        None if made or not codes else codes[-1],
-        detail or ("" if made else f"it ended with status {status}"),
+        None if created or not codes else codes[-1],
+        detail or ("" if created else f"it ended with status {status}"),
         interpreter,
     )
 
@@ -87,8 +86,8 @@ def _plain(line: str) -> str:
     return re.sub(r"^(?:\[\w+\]|\s|\[Qnn ExecuTorch\]:|<E>|[EF] [\d:.]+ executorch:\S+\])+", "", line)
 
 
-def _say(**said: str) -> None:
-    print(f"\n{_MARK}{json.dumps(said)}", flush=True)
+def _say(**fields: str) -> None:
+    print(f"\n{_MARK}{json.dumps(fields)}", flush=True)
 
 
 def _main(soc: str) -> int:

@@ -49,7 +49,7 @@ class LibraryTable(Model):
     directories: tuple[Directory, ...]
 
     def requires(self, name: str) -> bool:
-        """Whether any target, or LPAI, needs a library of this name, for whatever arch."""
+        """Whether any target, or LPAI, needs a library of this name, for any arch."""
         return self._required.fullmatch(name) is not None
 
     @cached_property
@@ -62,7 +62,7 @@ class LibraryTable(Model):
         return re.compile("|".join(sorted(patterns)))
 
     def directory(self, name: str) -> tuple[Directory, int | None] | None:
-        """What a directory under lib/ is for, and its Hexagon arch; None for one that nobody described."""
+        """What a directory under lib/ is for, and its Hexagon arch; None for one that is not described."""
         for directory in self.directories:
             if fitting := re.fullmatch(directory.match, name):
                 arch = fitting.groupdict().get("arch")

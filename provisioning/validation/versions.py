@@ -344,7 +344,7 @@ def host_os(context: Context) -> Iterator[Problem]:
             "host",
             f"is {host.distribution or 'a Linux without os-release'}, the project is tested on"
             f" {', '.join(table.tested)}",
-            "nothing to mend: report what does not work there",
+            "nothing to fix: report what does not work there",
             Severity.NOTE,
         )
 

@@ -1,4 +1,4 @@
-"""`env`: print the environment of a target for whoever reads it."""
+"""`env`: print the environment of a target, for a shell or another program."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explain(environment: Environment) -> None:
-    """Say on stderr which trees are the user's own and what was mended, so that nobody wonders later."""
+    """Say on stderr which trees are the user's own, and what was corrected."""
     for component, root in environment.roots.items():
         if root.origin == "directory":
             sys.stderr.write(f"using your own {component}: {root.variable}={root.path}\n")

@@ -1,4 +1,4 @@
-"""`validate`: tell whether an environment can do its work, whatever it came from."""
+"""`validate`: check that an environment can do its work, whether from the store or the user's own SDKs."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "not applicable": "–", "c
 
 
 def _states(results: Sequence[Result]) -> str:
-    """A line for each chapter: what passed by number, everything else by name."""
+    """A line for each chapter: the number of rules that passed, and all others by name."""
     lines = []
     chapters = dict.fromkeys(result.rule.module for result in results)
     for chapter in chapters:

@@ -250,7 +250,7 @@ def test_a_fault_of_the_machine_names_the_file(debug: bool, capsys: pytest.Captu
 
     assert guarded(work, debug=debug) == 3
     err = capsys.readouterr().err
-    assert "error: /some/store: Permission denied\n  try: give yourself permission" in err
+    assert "error: /some/store: Permission denied\n  try: get permission" in err
     assert ("Traceback" in err) is debug
 
 

@@ -28,7 +28,7 @@ def test_an_entry_explains_its_own_excerpt_first(entry: diagnosis.Entry) -> None
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 def test_an_entry_names_cause_mend_and_where_it_comes_from(entry: diagnosis.Entry) -> None:
-    assert entry.cause and entry.mend
+    assert entry.cause and entry.fix
     assert re.fullmatch(r"https://github\.com/\S+|docs/\w+\.md", entry.source)
 
 

@@ -190,7 +190,7 @@ class TestFault:
         (known,) = explain(log.read_text())
         finding = fault_finding(make_program(tmp_path), Fault("compile", "it broke", log), "test_lowering")
         assert finding.message == f"it broke. {known}"
-        assert finding.remedy.startswith(f"{known.mend}; then nox -s test_lowering")
+        assert finding.remedy.startswith(f"{known.fix}; then nox -s test_lowering")
 
     def test_a_mend_with_braces_is_told_as_it_is_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -200,4 +200,4 @@ class TestFault:
         (tmp_path / "log").touch()
         fault = Fault("compile", "it broke", tmp_path / "log")
         finding = fault_finding(make_program(tmp_path), fault, "test_lowering")
-        assert finding.remedy.startswith(known.mend)
+        assert finding.remedy.startswith(known.fix)

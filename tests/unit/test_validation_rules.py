@@ -672,7 +672,7 @@ FAULTS = [
         "a pair nobody measured",
         changed(measured=measured(OTHER_BUILD)),
         BUILD,
-        "nobody has measured it with executorch",
+        "it was not measured with executorch",
         Severity.WARNING,
     ),
     Fault(
@@ -680,7 +680,7 @@ FAULTS = [
         "measured with another executorch",
         changed(host=host(packages={"executorch": "1.4.0"})),
         BUILD,
-        "nobody has measured it with executorch 1.4.0",
+        "it was not measured with executorch 1.4.0",
         Severity.WARNING,
     ),
 ]

@@ -147,7 +147,7 @@ class Elfsigner:
         known = nearest(output)
         raise SignerFailed(
             f"elfsigner ended with status {status}: {tail(output)}" + (f". {known}" if known else ""),
-            remedy=known.mend if known else f"run it by hand: {quoted(*command)}",
+            remedy=known.fix if known else f"run it by hand: {quoted(*command)}",
         )
 
     def _written(self, into: Path, name: str, output: str) -> Path:

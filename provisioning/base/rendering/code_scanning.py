@@ -22,11 +22,11 @@ _IN_REPOSITORY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """What a catalogue says of one rule."""
+    """What a catalogue message of one rule."""
 
     summary: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
 
 
 def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None) -> str:
@@ -47,43 +47,43 @@ def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None
         "version": "2.1.0",
         "runs": [run],
     }
-    # What is no Unicode text, readers of SARIF refuse even as an escape.
+    # Readers of SARIF refuse what is not Unicode text, even as an escape.
     return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
 
 
 def _invocation(report: Report) -> dict[str, object]:
-    made: dict[str, object] = {
+    fields: dict[str, object] = {
         "executionSuccessful": report.outcome is not Outcome.ERROR,
         "commandLine": report.command,
         "properties": {"stage": report.stage, "outcome": report.outcome.value},
     }
     if _UTC.fullmatch(report.started):
-        made["startTimeUtc"] = report.started.replace("+00:00", "Z")
-    return made
+        fields["startTimeUtc"] = report.started.replace("+00:00", "Z")
+    return fields
 
 
 def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
-    made: dict[str, object] = {"id": rule}
+    fields: dict[str, object] = {"id": rule}
     if text is not None:
-        made["shortDescription"] = {"text": text.summary}
+        fields["shortDescription"] = {"text": text.summary}
         if text.why:
-            made["fullDescription"] = {"text": " ".join(text.why.split())}
-        if text.mend:
-            made["help"] = {"text": text.mend}
-    return made
+            fields["fullDescription"] = {"text": " ".join(text.why.split())}
+        if text.fix:
+            fields["help"] = {"text": text.fix}
+    return fields
 
 
 def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, object]:
-    says = visible("\n".join(part for part in (finding.message, finding.remedy) if part))
+    message = visible("\n".join(part for part in (finding.message, finding.remedy) if part))
     place = place_of(finding.subject)
-    # A line moves while its fault stays, and one line can have several.
+    # A line moves while its problem stays, and one line can have several.
     what = (place[0], finding.message) if place else (finding.subject,)
     identity = "\0".join((report.stage, report.target, finding.rule, *what))
     return {
         "ruleId": finding.rule,
         "ruleIndex": rule_index,
         "level": LEVELS[finding.severity],
-        "message": {"text": says or finding.rule or report.stage or "–"},
+        "message": {"text": message or finding.rule or report.stage or "–"},
         "locations": [
             {
                 "physicalLocation": {

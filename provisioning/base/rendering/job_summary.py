@@ -11,11 +11,11 @@ from provisioning.base.rendering.text import (
     NO_MATTER,
     by_severity,
     duration,
-    found,
     headline,
-    made,
+    notable_artifacts,
     plural,
     scalar_metrics,
+    summary_of,
     verdict,
     visible,
     worst,
@@ -33,7 +33,7 @@ _PUNCTUATION = re.compile(r"[\\`*_{}\[\]()#+\-.!|~$@:/]")
 
 
 def markdown(reports: Sequence[Report], *, limit: int = LIMIT) -> str:
-    """Verdict, a table of stages, then what each found, the bad first; at most `limit` bytes of UTF-8."""
+    """Verdict, a table of stages, then their findings, failed ones first; at most `limit` bytes of UTF-8."""
     return _cut(list(_rows(reports)), limit)
 
 
@@ -55,13 +55,13 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
     yield "| stage | verdict | profile | target | found | time |", False
     yield "| --- | --- | --- | --- | --- | ---: |", False
     for report in reports:
-        said = verdict(report)
+        word = verdict(report)
         cells = (
             cell(report.stage),
-            f"{MARKS[said]} {said}",
+            f"{MARKS[word]} {word}",
             cell(report.profile),
             cell(report.target),
-            found(report),
+            summary_of(report),
             duration(report),
         )
         yield f"| {' | '.join(cells)} |", False
@@ -70,20 +70,20 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
 
 
 def _details(report: Report) -> Iterator[tuple[str, bool]]:
-    metrics, artifacts = scalar_metrics(report), made(report)
+    metrics, artifacts = scalar_metrics(report), notable_artifacts(report)
     if not (report.findings or artifacts or metrics) or verdict(report) in {"did not run", *NO_MATTER}:
-        # Of a stage that did not run the table has all there is to say.
+        # The table already says all there is to say of a stage that did not run.
         return
     yield "", False
     yield f"### {cell(report.stage)}", False
     if report.findings:
         yield "", False
-        yield "| | rule | subject | what | mend |", False
+        yield "| | rule | subject | what | fix |", False
         yield "| --- | --- | --- | --- | --- |", False
         for severity, group in by_severity(report.findings).items():
             for f in group:
-                said = " | ".join(cell(text) for text in (f.rule, f.subject, f.message, f.remedy))
-                yield f"| {SEVERITY_MARKS[severity]} | {said} |", True
+                cells = " | ".join(cell(text) for text in (f.rule, f.subject, f.message, f.remedy))
+                yield f"| {SEVERITY_MARKS[severity]} | {cells} |", True
     if artifacts:
         yield "", False
         yield "| artifact | path | size | sha256 |", False
@@ -99,7 +99,7 @@ def _details(report: Report) -> Iterator[tuple[str, bool]]:
 
 
 def _cut(rows: Sequence[tuple[str, bool]], limit: int) -> str:
-    """Leave out rows from the first that finds no room on, and say how many."""
+    """Leave out optional rows once there is no room, and say how many."""
     room = limit - 200 - sum(_bytes(line) for line, optional in rows if not optional)
     kept: list[str] = []
     left_out = 0

@@ -14,12 +14,12 @@ from provisioning.base.rendering.text import (
     by_severity,
     duration,
     errors_of,
-    found,
     headline,
-    made,
+    notable_artifacts,
     one_line,
     plural,
     scalar_metrics,
+    summary_of,
     verdict,
     visible,
     worst,
@@ -60,7 +60,7 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
         if len(group) > SHOWN:
             parts.append(Text(f"  … and {len(group) - SHOWN:,} more in {report.stage}.json", style="dim"))
         parts.append(Text())
-    if artifacts := made(report):
+    if artifacts := notable_artifacts(report):
         parts += [_artifacts(artifacts), Text()]
     if metrics := scalar_metrics(report):
         parts += [_metrics(metrics), Text()]
@@ -73,14 +73,14 @@ def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 10
     from rich.text import Text
 
     rows: list[tuple[str | Text, ...]] = [
-        (report.stage, Text(*VERDICTS[verdict(report)]), found(report), duration(report))
+        (report.stage, Text(*VERDICTS[verdict(report)]), summary_of(report), duration(report))
         for report in reports
     ]
     parts: list[RenderableType] = [
         table(("stage", "verdict", "found", "time"), rows, right=frozenset({3})),
         Text(),
     ]
-    if artifacts := [artifact for report in reports for artifact in made(report)]:
+    if artifacts := [artifact for report in reports for artifact in notable_artifacts(report)]:
         parts += [_artifacts(artifacts), Text()]
     wrong = errors_of(reports) if errors else []
     rules = max((len(one_line(finding.rule)) for finding in wrong), default=0)
@@ -205,7 +205,7 @@ def _verdict(report: Report) -> Text:
         (word, style),
         "  ",
         (visible(report.stage), "bold"),
-        f"{f' ({about})' if about else ''}: {found(report)}, {duration(report)}",
+        f"{f' ({about})' if about else ''}: {summary_of(report)}, {duration(report)}",
         no_wrap=True,
         overflow="ignore",
     )

@@ -96,8 +96,8 @@ def counted(report: Report) -> str:
     return ", ".join(plural(count, kind.value) for kind, count in counts.items() if count) or "nothing found"
 
 
-def found(report: Report) -> str:
-    """What was found in numbers, or why nothing was looked for."""
+def summary_of(report: Report) -> str:
+    """The findings in numbers, or the reason why the stage did not look."""
     reasons = [finding.message for finding in report.findings if finding.rule in (DID_NOT_RUN, NOT_ASKED)]
     return one_line(reasons[0]) if reasons else counted(report)
 
@@ -112,7 +112,7 @@ def errors_of(reports: Iterable[Report]) -> list[Finding]:
     return list(errors.values())
 
 
-def made(report: Report) -> list[Artifact]:
+def notable_artifacts(report: Report) -> list[Artifact]:
     """Artifacts worth a row; a stage's log only where it tells of something."""
     passed = verdict(report) in {"pass", *NO_MATTER}
     return [artifact for artifact in report.artifacts if not (passed and artifact.kind == LOG)]

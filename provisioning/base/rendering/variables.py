@@ -1,4 +1,4 @@
-"""Variables in the syntax of whoever reads them; what a syntax cannot carry is refused, never bent."""
+"""Variables in the syntax of their reader. A value that a syntax cannot carry is an error, never changed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _dotenv_value(name: str, value: str) -> str:
 
 
 def _delimiter(value: str) -> str:
-    """A line that the value does not hold, and that nobody who writes the value can foresee."""
+    """A line that is not in the value and cannot be guessed, so that no value can end its block early."""
     while True:
         delimiter = f"end_{secrets.token_hex(16)}"
         if delimiter not in value:
