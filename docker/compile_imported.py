@@ -1,7 +1,7 @@
-"""Compile what importing the modules of a list loads, and no more: bytecode that names no times.
+"""Compile the modules that importing a list of modules loads, to bytecode without times.
 
-Everything would take a minute and 400 MB. All in one process and in order, since what a process has compiled
-before shows in the bytecode of what it compiles next.
+Compiling everything would take a minute and 400 MB. One process compiles all in order: what a process
+compiled before changes the bytecode of what it compiles next.
 """
 
 import importlib

@@ -21,6 +21,7 @@ from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_text
+from provisioning.base.screen import display_for, new_bar
 
 LOG = "build.log"
 RECORD = "made-by.json"
@@ -178,7 +179,7 @@ class Build:
         return {**self.identity, **own}
 
     def _record(self, earlier: Mapping[str, Sequence[str]]) -> None:
-        """Written before the build with the options of earlier ones too, and after it without."""
+        """The record before a build has the options of earlier ones too: they are in CMake's caches."""
         record = {
             "format": FORMAT,
             "identity": self._identity(),
@@ -192,12 +193,12 @@ class Build:
 
 
 class Ticker:
-    """One line on a terminal; elsewhere a line for each tenth of the way."""
+    """A bar where one can be drawn; elsewhere a line for each tenth of the way."""
 
     def __init__(self, title: str, out: TextIO | None = None) -> None:
         self._title = title
         self._out = out or sys.stderr
-        self._live = self._out.isatty()
+        self._display, self._bar = display_for(self._out), new_bar()
         self._tenth = -1
         self._total = 0
 
@@ -206,15 +207,21 @@ class Ticker:
         if total < self._total:
             return
         self._total = total
-        if self._live:
-            self._out.write(f"\r\x1b[K{self._title}: {done} of {total}")
+        if self._display:
+            self._display.bar(self._bar, self._title, done, total, f"{done} of {total}")
         elif total and done * 10 // total != self._tenth:
             self._tenth = done * 10 // total
-            self._out.write(f"{self._title}: {done} of {total}\n")
-        self._out.flush()
+            self._print(f"{self._title}: {done} of {total}")
 
     def end(self, text: str) -> None:
-        self._out.write(("\r\x1b[K" if self._live else "") + f"{text}\n")
+        if self._display:
+            self._display.remove(self._bar)
+            self._display.print(text)
+        else:
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._out.write(f"{text}\n")
         self._out.flush()
 
 
@@ -230,8 +237,12 @@ def execute(command: Command, log: Path, environ: Mapping[str, str], *, jobs: in
         out.write(f"$ {command}\n")
         out.flush()
         start = out.tell()
-        code = _stream(command, out, environ, ticker)
-    ticker.end(f"{command.title}: {'done' if code == 0 else 'failed'} in {time.monotonic() - begun:.1f} s")
+        ended = "interrupted"
+        try:
+            code = _stream(command, out, environ, ticker)
+            ended = "done" if code == 0 else "failed"
+        finally:
+            ticker.end(f"{command.title}: {ended} in {time.monotonic() - begun:.1f} s")
     if code != 0:
         with log.open(encoding="utf-8", errors="replace") as written:
             written.seek(start)

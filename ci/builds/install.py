@@ -30,7 +30,7 @@ _GITHUB = re.compile(r"https://github\.com/([\w.-]+)/([\w.-]+?)(?:\.git)?/?")
 
 @dataclass(frozen=True, slots=True)
 class DistFile:
-    """A file of dist/<target>/, as its manifest has it."""
+    """A file of dist/<target>/, as the manifest lists it."""
 
     path: str
     kind: str
@@ -43,7 +43,7 @@ class DistFile:
 
 
 def collect(plan: Plan, target_only: bool) -> list[Built]:
-    """The recipe's files in the build directory; CheckFailed for one that is not there."""
+    """The recipe's files in the build directory; raises CheckFailed for a missing one."""
     built: list[Built] = []
     for output in plan.recipe.outputs:
         if target_only and output.kind == "adaptor":
@@ -78,7 +78,7 @@ def _files(plan: Plan, output: Output, name: str) -> list[Path]:
 
 
 def assemble(built: Sequence[Built], part: Path, strip: str) -> list[Built]:
-    """Copy to a folder of its own, stripped where there is a program for it; where the files are then."""
+    """Copy the files to `part` and strip them if `strip` names a program; returns the copies."""
     moved = []
     for file in built:
         to = part / file.place
@@ -169,7 +169,7 @@ def gnu_build_id(path: Path) -> str:
 
 
 def copy_licences(tree: Path, into: Path, depth: int = _LICENCE_DEPTH) -> None:
-    """The tree's own licence texts and those of what it brings, by where they are in the tree."""
+    """Copy all licence texts of the tree, each to its place in the tree."""
     for path in licence_texts(tree, depth):
         to = into / path.relative_to(tree)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +220,7 @@ _PRIVATE = {
     "CMAKE_PROJECT_INCLUDE", "CMAKE_MAKE_PROGRAM", "PYTHON_EXECUTABLE", "CMAKE_C_COMPILER",
     "CMAKE_CXX_COMPILER", "CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER",
 }  # fmt: skip
-"""Say where things are on this machine and nothing of what is built."""
+"""They only name folders of this machine."""
 
 
 def _public_text(plan: Plan, text: str) -> str:

@@ -40,7 +40,7 @@ class Program:
 
 
 def find_program(name: str, environ: Mapping[str, str] = os.environ) -> Program:
-    """The first of that name on PATH that runs, with the package to install when there is none."""
+    """The first program of that name on PATH that runs; else an error that names its package."""
     for path in _candidates(name, environ):
         if identity := _identity(path):
             return Program(path, identity)

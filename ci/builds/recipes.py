@@ -47,7 +47,7 @@ class Output(Model):
     to: Inside
     defined_in: Inside | None = None
     defined: str | None = None
-    """Once for each name that this finds in the CMake files below `defined_in`; `{name}` stands for it."""
+    """A pattern: one output for each name that it finds in CMake files below `defined_in`, as `{name}`."""
     only_with: Inside | None = None
     """A file of the tree: only with it the build must make this output."""
 
@@ -69,7 +69,7 @@ class Output(Model):
 
 
 class Copy(Model):
-    """A file of the tree that its Python package wants somewhere else as well."""
+    """A file of the tree that its Python package also needs in another place."""
 
     file: Inside
     to: Inside
@@ -89,7 +89,7 @@ class Recipe(Model):
     outputs: tuple[Output, ...] = ()
     copies: tuple[Copy, ...] = ()
     written: tuple[Inside, ...] = ()
-    """Folders of the tree that its own build writes into: each build directory has copies of its own."""
+    """Folders of the tree that its own build writes into: each build directory gets copies."""
 
     @model_validator(mode="after")
     def _placeholders(self) -> Recipe:
@@ -125,7 +125,7 @@ def load_recipe(target: str, folder: Path = RECIPES) -> Recipe:
 
 
 def for_tree(recipe: Recipe, tree: Path) -> Recipe:
-    """What of a recipe is for a tree that has these files."""
+    """The projects and outputs of a recipe that apply to this tree."""
 
     def there(each: Project | Output) -> bool:
         return each.only_with is None or (tree / each.only_with).is_file()
@@ -139,5 +139,5 @@ def for_tree(recipe: Recipe, tree: Path) -> Recipe:
 
 
 def filled(text: str, values: dict[str, str]) -> str:
-    """Placeholders replaced; other braces and `$ORIGIN` stay."""
+    """Replace placeholders; other braces and `$ORIGIN` stay."""
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name.group(1), name.group()), text)

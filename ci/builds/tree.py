@@ -15,7 +15,7 @@ from provisioning.base.errors import EnvironmentLacking
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
 OWN_NAME = "executorch"
-"""Headers are included as <executorch/…> from the folder above, so that the directory must be named so."""
+"""The directory must have this name: headers are included as <executorch/…> from the folder above."""
 
 _CMAKE_FILE = re.compile(r"CMakeLists\.txt|.*\.cmake(?:\.in)?")
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{3,}")
@@ -34,7 +34,7 @@ class SourceTree:
     root: Path
     version: str
     commit: str
-    """Empty for a tree that is no repository."""
+    """Empty for a tree that is not a git repository."""
     changed: bool
     """Whether it differs from the commit."""
     time: int

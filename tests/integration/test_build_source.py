@@ -153,16 +153,25 @@ def test_of_one_tree_each_target_has_its_own_and_goes_on_with_it(tmp_path: Path,
     assert sorted(path.name for path in (tree / "third-party/flatcc").iterdir()) == ["CMakeLists.txt", "src"]
 
 
-def test_a_build_that_writes_into_the_tree_is_reported(tmp_path: Path, given: Given) -> None:
+def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
+    tmp_path: Path, given: Given
+) -> None:
     tree = make_tree(tmp_path)
     with (tree / "backends/qualcomm/CMakeLists.txt").open("a", encoding="utf-8") as listing:
         listing.write('file(WRITE "${CMAKE_CURRENT_LIST_DIR}/generated.h" "")\n')
+    option = "option(SUPPORT_REGEX_LOOKAHEAD"
+    replace_in(tree / "examples/qualcomm/CMakeLists.txt", option, "# SUPPORT_REGEX_LOOKAHEAD (")
+    precious = tmp_path / "build" / "thesis.txt"
+    precious.parent.mkdir()
+    precious.touch()
+    refused = build(ARM64, tmp_path, tree, given.sdk, "--clean")
+    assert (refused.code, precious.is_file()) == (2, True)
+    precious.unlink()
     done = build(ARM64, tmp_path, tree, given.sdk)
-    found = [finding["message"] for finding in done.report["findings"] if finding["rule"] == "build-tree"]
-    assert (done.code, found) == (
-        0,
-        ["it was written to while it was built: backends/qualcomm/generated.h"],
-    )
+    written = "it was written to while it was built: backends/qualcomm/generated.h"
+    findings = {finding["rule"]: finding for finding in done.report["findings"]}
+    assert (done.code, findings["build-tree"]["message"]) == (0, written)
+    assert findings["build-option"]["subject"] == "SUPPORT_REGEX_LOOKAHEAD"
 
 
 def test_a_tree_that_is_named_by_a_link_is_built(given: Given, tmp_path: Path) -> None:
@@ -192,15 +201,6 @@ def test_the_dry_run_prints_the_commands_that_the_build_runs(given: Given, arm64
     assert commands == [line[2:] for line in arm64.log.splitlines() if line.startswith("$ ")]
     assert hashes(arm64.folder) == before
     subprocess.run(["sh", "-n"], input=printed.out, text=True, check=True, timeout=60)
-
-
-def test_another_compiler_starts_anew(given: Given, tmp_path: Path) -> None:
-    for name in ("gcc", "g++"):
-        (tmp_path / f"vendor-{name}").symlink_to(str(shutil.which(f"aarch64-linux-gnu-{name}")))
-    first = build(ARM64, tmp_path, given.tree, given.sdk)
-    second = build(ARM64, tmp_path, given.tree, given.sdk, "--compiler", tmp_path / "vendor-")
-    assert first.code == second.code == 0, second.err
-    assert [reason.split()[0] for reason in second.report["metrics"]["rebuilt_because"]] == ["toolchain"]
 
 
 def test_a_vendors_toolchain_file_is_enough(given: Given, arm64: Built, tmp_path: Path) -> None:
@@ -249,21 +249,6 @@ def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None
     assert (done.code, done.report["outcome"]) == (1, "fail")
     assert "error: 'nothing' was not declared in this scope" in done.err.replace("‘", "'").replace("’", "'")
     assert not done.dist.exists()
-
-
-def test_an_option_given_once_is_unset_also_after_a_build_that_failed_between(tmp_path: Path) -> None:
-    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
-    cache = tmp_path / "build" / "build" / "examples" / "qualcomm" / "CMakeCache.txt"
-    build(ARM64, tmp_path, tree, sdk, "--cmake-arg", "GIVEN_ONCE=ON")
-    given = "GIVEN_ONCE" in cache.read_text(encoding="utf-8")
-    source = tree / "backends" / "qualcomm" / "runtime" / "QnnExecuTorchBackend.cpp"
-    good = source.read_text(encoding="utf-8")
-    source.write_text(f"{good}\n#error no\n", encoding="utf-8")
-    failed = build(ARM64, tmp_path, tree, sdk)
-    source.write_text(good, encoding="utf-8")
-    done = build(ARM64, tmp_path, tree, sdk)
-    assert (given, failed.code, done.code) == (True, 1, 0), done.err
-    assert "GIVEN_ONCE" not in cache.read_text(encoding="utf-8")
 
 
 def test_a_known_error_comes_with_its_cause(tmp_path: Path) -> None:
@@ -337,27 +322,6 @@ def test_a_build_waits_with_its_files_for_another_that_puts_its_own_there(
             assert not (tmp_path / "dist").exists()
         done = building.result()
     assert (done.code, (done.dist / "manifest.json").is_file()) == (0, True), done.err
-
-
-def test_a_folder_with_something_else_in_it_is_not_touched(given: Given, tmp_path: Path) -> None:
-    precious = tmp_path / "build" / "thesis.txt"
-    precious.parent.mkdir()
-    precious.write_text("years of work", encoding="utf-8")
-    done = build(ARM64, tmp_path, given.tree, given.sdk, "--clean")
-    assert (done.code, precious.is_file()) == (2, True)
-
-
-def test_an_option_that_nothing_reads_is_reported(tmp_path: Path) -> None:
-    tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
-    listing = tree / "examples" / "qualcomm" / "CMakeLists.txt"
-    text = listing.read_text(encoding="utf-8").replace(
-        "option(SUPPORT_REGEX_LOOKAHEAD", "# SUPPORT_REGEX_LOOKAHEAD ("
-    )
-    listing.write_text(text, encoding="utf-8")
-    done = build(ARM64, tmp_path, tree, sdk)
-    assert [f["subject"] for f in done.report["findings"] if f["rule"] == "build-option"] == [
-        "SUPPORT_REGEX_LOOKAHEAD"
-    ]
 
 
 def test_the_stores_tree_is_built_where_no_variable_names_one(
@@ -444,29 +408,14 @@ def test_a_runner_that_the_tree_defines_and_does_not_make_is_missed(given: Given
     assert (done.code, "qnn_llama_runner" in done.err) == (1, True)
 
 
-def test_release_is_stripped(given: Given, arm64: Built, tmp_path: Path) -> None:
+def test_a_release_is_stripped_or_says_that_it_cannot_be(given: Given, arm64: Built, tmp_path: Path) -> None:
     done = build(ARM64, tmp_path, given.tree, given.sdk, "--release")
-    assert done.code == 0, done.err
-    assert (
-        b".symtab" in (arm64.dist / LIBRARY).read_bytes(),
-        b".symtab" in (done.dist / LIBRARY).read_bytes(),
-    ) == (
-        True,
-        False,
-    )
-
-
-def test_a_release_that_cannot_be_stripped_says_so(given: Given, tmp_path: Path) -> None:
+    assert (done.code, done.report["findings"]) == (0, []), done.err
+    symbols = [b".symtab" in (one.dist / LIBRARY).read_bytes() for one in (arm64, done)]
+    assert symbols == [True, False]
     nothing = "--cmake-arg=CMAKE_STRIP=/nowhere/strip"
-    done = build(ARM64, tmp_path, given.tree, given.sdk, "--release", nothing)
-    assert (done.code, [finding["rule"] for finding in done.report["findings"]]) == (0, ["build-strip"])
-
-
-def test_clean_builds_anew(given: Given, tmp_path: Path) -> None:
-    build(ARM64, tmp_path, given.tree, given.sdk)
-    again = build(ARM64, tmp_path, given.tree, given.sdk, "--clean")
-    assert again.report["metrics"]["rebuilt_because"] == ["--clean"]
-    assert "Building CXX object" in again.log
+    again = build(ARM64, tmp_path, given.tree, given.sdk, "--release", nothing)
+    assert (again.code, [finding["rule"] for finding in again.report["findings"]]) == (0, ["build-strip"])
 
 
 def test_android_builds_and_says_so(android: Built) -> None:
@@ -498,20 +447,17 @@ def test_the_android_runner_starts_on_a_device_of_its_names(android: Built, tmp_
     assert (done.returncode, "cannot open nowhere.pte" in done.stderr) == (1, True), done.stderr
 
 
-def test_another_ndk_starts_anew_and_is_reported(given: Given, tmp_path: Path) -> None:
-    newer = make_ndk(tmp_path / "ndk", revision="28.2.13676358")
-    build("build_android", tmp_path, given.tree, given.sdk, ndk=given.ndk)
+def test_another_ndk_starts_anew_and_what_it_builds_for_a_newer_android_is_refused(
+    given: Given, tmp_path: Path
+) -> None:
+    newer = make_ndk(tmp_path / "ndk", revision="28.2.13676358", api=35)
+    good = build("build_android", tmp_path, given.tree, given.sdk, ndk=given.ndk)
+    before = hashes(good.dist)
     done = build("build_android", tmp_path, given.tree, given.sdk, ndk=newer)
-    assert done.code == 0, done.err
+    assert (done.code, done.rules()) == (1, {"build-android-api"}), done.err
     assert "28.2.13676358" in done.report["metrics"]["rebuilt_because"][0]
     assert "build-ndk" in {finding["rule"] for finding in done.report["findings"]}
-
-
-def test_a_binary_for_a_newer_android_is_refused(given: Given, tmp_path: Path) -> None:
-    newer = make_ndk(tmp_path / "ndk", api=35)
-    done = build("build_android", tmp_path, given.tree, given.sdk, ndk=newer)
-    assert (done.code, done.rules()) == (1, {"build-android-api"})
-    assert not (done.dist / "manifest.json").exists()
+    assert hashes(good.dist) == before
 
 
 def test_another_folder_gives_the_same_bytes_for_android(
@@ -602,45 +548,29 @@ def test_the_overlay_is_imported_with_the_printed_python_path(x86: Built, tmp_pa
 
 
 @pytest.mark.heavy
-def test_another_folder_gives_the_same_adaptors(x86: Built, tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "somewhere" / "else", pybind11=True)
-    make_old(tree)
-    other = build("build_x86", tmp_path / "out", tree, make_sdk(tmp_path / "an-sdk"))
-    assert other.code == 0, other.err
-    assert hashes(other.dist) == hashes(x86.dist)
-
-
-@pytest.mark.heavy
-def test_headers_that_a_link_leads_to_are_named_by_the_link(
-    x86: Built, x86_tree: Path, given: Given, tmp_path: Path
+def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_tree(
+    x86: Built, x86_tree: Path, tmp_path: Path
 ) -> None:
-    """Also where the other name is the shorter one."""
+    """Also where a link leads to headers whose real path is shorter."""
     link = Path("third-party/pybind11/include")
-    tree = make_tree(tmp_path, pybind11=True)
-    make_old(tree)
-    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as short:
-        shutil.copytree((x86_tree / link / "pybind11").resolve(), Path(short, "pybind11"))
-        (tree / link).unlink()
-        (tree / link).symlink_to(short)
-        made = build("build_x86", tmp_path, tree, given.sdk)
-    assert made.code == 0, made.err
-    ours, theirs = ({n: h for n, h in hashes(one.dist).items() if ".so" in n} for one in (made, x86))
-    assert len(ours) == 3 and ours == theirs
-
-
-@pytest.mark.heavy
-def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
-    assert not (x86_tree / "backends" / "qualcomm" / "python").exists()
-
-
-@pytest.mark.heavy
-def test_install_puts_them_into_the_tree_and_takes_old_ones_away(given: Given, tmp_path: Path) -> None:
     tree = make_tree(tmp_path, pybind11=True)
     make_old(tree)
     folder = tree / "backends" / "qualcomm" / "python"
     folder.mkdir()
     (folder / "PyQnnManagerAdaptor.cpython-38-x86_64-linux-gnu.so").write_bytes(b"of another day")
-    done = build("build_x86", tmp_path, tree, given.sdk, "--install")
-    assert done.code == 0, done.err
+    with tempfile.TemporaryDirectory(prefix="q", dir="/tmp") as abbreviated:
+        shutil.copytree((x86_tree / link / "pybind11").resolve(), Path(abbreviated, "pybind11"))
+        (tree / link).unlink()
+        (tree / link).symlink_to(abbreviated)
+        other = build("build_x86", tmp_path, tree, make_sdk(tmp_path / "an-sdk"), "--install")
+    assert other.code == 0, other.err
+    ours, theirs = ({n: h for n, h in hashes(one.dist).items() if ".so" in n} for one in (other, x86))
+    assert len(ours) == 3 and ours == theirs
     assert len(list(folder.glob("Py*.so"))) == 2
     assert (tree / "exir" / "_serialize" / "program.fbs").is_file()
+    assert not (other.dist / "overlay").exists()
+
+
+@pytest.mark.heavy
+def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
+    assert not (x86_tree / "backends" / "qualcomm" / "python").exists()
