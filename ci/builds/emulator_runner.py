@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from typing import Literal
 
 from ci.builds.cmake import RECORD, Build, Command, Project, execute
 from ci.builds.loadable import Built, check
-from ci.builds.output_folders import alone_in, digests_below, refuse_foreign, replace_build
+from ci.builds.output_folders import alone_in, digests_below, part_of, refuse_foreign, replace_build
 from ci.builds.programs import Program, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
@@ -315,9 +314,7 @@ def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs
     cmake_build = plan.cmake_build(jobs)
     started = time.time()
     cmake_build.run(clean=True)
-    part = plan.dist.with_name(f".{plan.dist.name}.{os.getpid()}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
+    with part_of(plan.dist) as part:
         strip = ["--strip"] if plan.build_type == BUILD_TYPES[0] else []
         tree = str(plan.folder / "build")
         argv = (str(plan.cmake.path), "--install", tree, "--prefix", str(part), *strip)
@@ -327,8 +324,6 @@ def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs
         if not _is_good(stage):
             return {}
         replace_build(part, plan.dist)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     # CMake looks for libraries of the package, and a header that appears may come before another one.
     folders = [SOURCE / "src", *(plan.executorch.root / each for each in ("lib", "share/cmake"))]
     touched = inputs_of(plan.folder / "build", plan.ninja, plan.compiler, folders, started)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,17 @@ def alone_in(folder: Path, role: str) -> BaseFileLock:
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(folder.with_name(f".{folder.name}.{role}.lock"))
+
+
+@contextmanager
+def part_of(dist: Path) -> Iterator[Path]:
+    """A folder to prepare a build in, beside `dist` and under its mutex. A killed build's is removed."""
+    part = dist.with_name(f".{dist.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def replace_build(part: Path, dist: Path) -> None:

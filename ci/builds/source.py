@@ -14,7 +14,7 @@ from pathlib import Path
 from ci.builds import link_tree, loadable
 from ci.builds.cmake import STEERING
 from ci.builds.install import assemble, collect, describe, patterns, strip_program
-from ci.builds.output_folders import BILL_OF_MATERIALS, alone_in, replace_build
+from ci.builds.output_folders import BILL_OF_MATERIALS, alone_in, part_of, replace_build
 from ci.builds.plan import Plan
 from ci.builds.request import notes_of, plan_of
 from ci.builds.tree import adaptors
@@ -119,9 +119,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 def _put_into_dist(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection: Selection) -> bool:
     """Whether the files passed every check. Only then they replace the last build."""
-    part = plan.dist.with_name(f".{plan.dist.name}.part-{os.getpid()}")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
+    with part_of(plan.dist) as part:
         built = collect(plan, target_only)
         strip = strip_program(plan.build) if plan.build_type == "Release" else ""
         if plan.build_type == "Release" and not strip:
@@ -135,8 +133,6 @@ def _put_into_dist(plan: Plan, stage: StageRun, glibc: str, target_only: bool, s
             return False
         describe(plan, placed, part, selection.profile)
         replace_build(part, plan.dist)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     stage.artifacts += [Artifact.of(file.kind, plan.dist / file.place) for file in built]
     stage.artifacts += [Artifact.of("sbom", plan.dist / BILL_OF_MATERIALS)]
     stage.artifacts += [Artifact.of("manifest", plan.dist / MANIFEST)]
