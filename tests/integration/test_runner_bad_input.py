@@ -1,4 +1,4 @@
-"""Whatever is wrong with its input, the runner says what, ends with that fault's code and writes nothing."""
+"""On bad input the runner names what is wrong, ends with the exit code of that error, and writes nothing."""
 
 from __future__ import annotations
 
@@ -419,7 +419,7 @@ CASES = USAGE + MODELS + LISTS + INPUTS + SHAPE_FILES + OUTPUTS + INFERENCES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_names_the_fault_and_leaves_no_file(case: Case, bench: Bench) -> None:
+def test_bad_input_is_named_and_leaves_no_file(case: Case, bench: Bench) -> None:
     case.prepare(bench)
     before = bench.files()
 
