@@ -23,7 +23,9 @@ VERBS = {
     "compat": Verb("ci.upstream.compat.verb", "measure which QNN builds this executorch can drive"),
     "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
     "test_lowering": Verb("ci.executorch.verb", "lower models to HTP and audit what was delegated"),
-    "test_emulator": Verb("ci.executorch.emulate", "run lowered models on the HTP emulator and compare"),
+    "test_emulator": Verb(
+        "ci.executorch.emulator_verb", "run lowered models on the HTP emulator and compare"
+    ),
     "matrix": Verb("ci.github.matrix", "print the suite as a CI matrix, balanced by length"),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider"),

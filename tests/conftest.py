@@ -7,19 +7,28 @@ from typing import Any
 
 import pytest
 
-from tests.support import engine, needs
+from tests.support import engine, needs, whole
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and what tests start would inherit it and not be interruptible.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    whole.add_flag(parser)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     engine.leave_out(config, items)
     needs.leave_out(config, items)
+    whole.leave_out(config, items)
 
 
-LEFT_OUT: dict[str, pytest.StashKey[Any]] = {"engine": engine.LEFT_OUT, "needs": needs.LEFT_OUT}
+LEFT_OUT: dict[str, pytest.StashKey[Any]] = {
+    "engine": engine.LEFT_OUT,
+    "needs": needs.LEFT_OUT,
+    "whole": whole.LEFT_OUT,
+}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -39,3 +48,4 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     engine.tell(config, terminalreporter)
     needs.tell(config, terminalreporter)
+    whole.tell(config, terminalreporter)

@@ -34,6 +34,8 @@ UNSET = "unset"
 OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
 """What this code reads, the key of the work has."""
 
+_initial: dict[str, str] = {}
+"""The variables as they were at the beginning: what the process sets itself is no input."""
 _read: dict[str, str] = {}
 _absent_modules: set[str] = set()
 _opened: set[str] = set()
@@ -66,9 +68,9 @@ def begin() -> None:
     if _began:
         return
     _began = time.time()
+    _initial.update(os.environ)
     environ: Any = type(os.environ)
-    for name in ("__getitem__", "__iter__"):
-        setattr(environ, name, _noting(name, getattr(environ, name)))
+    environ.__getitem__, environ.__iter__ = _note_reads(environ.__getitem__, environ.__iter__)
     sys.meta_path.append(_Absent)
     sys.addaudithook(_note_open)
     loader: Any = importlib.machinery.SourceFileLoader
@@ -98,6 +100,9 @@ def touched() -> dict[str, Any]:
     for name in sorted({*_opened, *_module_files(), *_libraries()}):
         path = os.path.abspath(name)
         if path.startswith(("/proc/", "/sys/", "/dev/")) or not os.path.isfile(path):
+            continue
+        if ".dist-info/" in path:
+            # Torch reads the entry points of all distributions; the imported ones count by their files.
             continue
         info = os.stat(path)
         opened[path] = list(stamp_of(info))
@@ -146,6 +151,8 @@ def installations() -> tuple[str, ...]:
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found |= {*site.getsitepackages(), site.getusersitepackages()}
     found |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
+    # Also where `pip install --target` put packages, or a .pth file leads.
+    found |= {each for each in sys.path if each.endswith(("/site-packages", "/dist-packages"))}
     return tuple(sorted({f"{spelt}/" for each in found for spelt in (each, os.path.realpath(each))}))
 
 
@@ -158,43 +165,47 @@ def digest_of_value(value: str | None) -> str:
     return UNSET if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _noting(method: str, original: Any) -> Any:
-    def noted(self: Any, *arguments: Any) -> Any:
+def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
+    """`__getitem__` and `__iter__` of os.environ, noting what is read.
+
+    Walking over all variables counts in the user's code alone: libraries copy them all for children. Whoever
+    walks then asks for each value, in the same instruction of the same frame."""
+    walker: tuple[int, int] | None = None
+
+    def get_noted(self: Any, name: Any) -> Any:
+        if self is os.environ and isinstance(name, str):
+            reader, place = _reader()
+            if place != walker and (reader == "user" or (reader and name not in VOLATILE)):
+                _read.setdefault(name, digest_of_value(_initial.get(name)))
+        return get(self, name)
+
+    def walk_noted(self: Any) -> Iterator[Any]:
+        nonlocal walker
         if self is os.environ:
-            reader = _reader()
-            # Walking over all variables counts only in the user's code: libraries copy them for children.
-            names = list(arguments) or (_names(self) if reader == "user" else [])
-            for name in names:
-                counts = reader and (name not in VOLATILE or (reader == "user" and arguments))
-                if counts and isinstance(name, str):
-                    _read.setdefault(name, digest_of_value(_value(self, name)))
-        return original(self, *arguments)
+            reader, walker = _reader()
+            for name in walk(self) if reader == "user" else ():
+                if name not in VOLATILE:
+                    _read.setdefault(name, digest_of_value(_initial.get(name)))
+        return walk(self)  # type: ignore[no-any-return]
 
-    noted.__name__ = method
-    return noted
+    return get_noted, walk_noted
 
 
-def _reader() -> str:
-    """Who reads a variable: `user`, `library`, or empty for code of ours."""
+def _reader() -> tuple[str, tuple[int, int] | None]:
+    """Who reads a variable (`user`, `library`, or empty for code of ours), and the instruction that does."""
+    place = None
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
+        if place is None and not name.endswith("_collections_abc>"):
+            place = id(frame), frame.f_lasti
         # os.py and the abstract mapping lie between the reader and the variable.
-        if name[:1] != "<" and not name.endswith(("/os.py", "/_collections_abc.py")):
+        if name[:1] != "<" and not name.endswith("/os.py"):
             if name.startswith(OURS):
-                return ""
-            return "library" if is_installed(name) else "user"
+                return "", place
+            return "library" if is_installed(name) else "user", place
         frame = frame.f_back
-    return "library"
-
-
-def _names(environ: Any) -> list[str]:
-    return [environ.decodekey(key) for key in list(environ._data)]
-
-
-def _value(environ: Any, name: str) -> str | None:
-    value = environ._data.get(environ.encodekey(name))
-    return None if value is None else str(environ.decodevalue(value))
+    return "library", place
 
 
 def _note_open(event: str, arguments: tuple[Any, ...]) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.interpreter import digest_of_value
+from ci.engine.repository import repository_of
 from ci.engine.watch import Stamp, digest_of, is_young, listing_of, stamp_of
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Metric as Json
@@ -90,12 +91,6 @@ def roots_of(suite: Path, store: Path, python: str = "") -> Roots:
     )
 
 
-def repository_of(suite: Path) -> Path:
-    """The nearest folder around the suite with a `.git`, or the suite's own."""
-    folder = suite.absolute().parent
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
-
-
 @dataclass
 class Touched:
     """What work touched, in the words of `ci.engine.interpreter.touched` and of `ci.engine.watch.Seen`."""
@@ -115,6 +110,18 @@ class Touched:
         names = ("digests", "looked", "listed", "environment", "unoffered")
         rest = {name: dict(data.get(name, {})) for name in names}
         return cls(opened=opened, unseen=list(data.get("unseen", ())), **rest)
+
+    def __or__(self, later: Touched) -> Touched:
+        """Of work in two steps; the first touch of each thing counts."""
+        return Touched(
+            later.opened | self.opened,
+            later.digests | self.digests,
+            later.looked | self.looked,
+            later.listed | self.listed,
+            later.environment | self.environment,
+            later.unoffered | self.unoffered,
+            [*self.unseen, *later.unseen],
+        )
 
 
 class Digests:
@@ -236,7 +243,7 @@ class Memo:
     ) -> None:
         self._top = store / "cache" / "memo"
         self._kind = self._top / kind
-        self._roots, self._reuse = roots, reuse
+        self.roots, self._reuse = roots, reuse
         self._environ, self._digests = environ, Digests(store)
         self._state = self._today()
         self._sets: dict[str, tuple[Input, ...] | None] = {}
@@ -295,6 +302,11 @@ class Memo:
             entry = _load(path)
             if entry is None or not self._change(entry):
                 path.unlink(missing_ok=True)
+
+    def files_of(self, folder: Path, without: str = "") -> dict[str, str]:
+        """The digest of each file in a folder, by name."""
+        names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != without)
+        return {name: self._digests.of(str(folder / name))[0] for name in names}
 
     def scratch(self) -> Path:
         """A new folder for the files of a result, on the store's file system."""
@@ -374,10 +386,10 @@ class Memo:
         return self._kind / "subjects" / f"{name}.json"
 
     def _today(self) -> _State:
-        return _State(self._roots, self._digests, self._environ)
+        return _State(self.roots, self._digests, self._environ)
 
     def _inputs(self, touched: Touched, reasons: list[str], own: tuple[str, ...]) -> Iterator[Input]:
-        name, today = self._roots.name, self._today()
+        name, today = self.roots.name, self._today()
         folders: dict[str, None] = {}
         for path, stamp in touched.opened.items():
             if path.startswith(own):
@@ -394,7 +406,8 @@ class Memo:
             folders[source] = None
             yield "file", name(source), digest + today.target(source)
         for path, state in touched.looked.items():
-            if path not in touched.opened and not path.startswith(own) and "/__pycache__" not in path:
+            ours = f"{path}/".startswith(own) or "/__pycache__" in path
+            if not ours and path not in touched.opened:
                 yield "entry", name(path), state
         for path, state in touched.listed.items():
             if not f"{path}/".startswith(own) and "/__pycache__" not in path:

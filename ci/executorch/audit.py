@@ -28,6 +28,9 @@ LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) + "/"
     for module in (torch, sys.modules["executorch.backends.qualcomm.partition"])
 )
+clones = [ROOT]
+"""The folders to which source lines are relative."""
+
 OUTSIDE = ("/site-packages/", "/dist-packages/")
 
 
@@ -145,8 +148,10 @@ def source_of(trace: str) -> tuple[str, str]:
     if not (own or frames):
         return "", ""
     path, line, _, code = (own or frames)[-1]
-    # A program is kept for every checkout of this project, and so must not name the one that compiled it.
-    return f"{path.removeprefix(f'{ROOT}/')}:{line}", code.strip()
+    # Other clones may use the program too, so the clone that compiled it is not named.
+    for folder in clones:
+        path = path.removeprefix(f"{folder}/")
+    return f"{path}:{line}", code.strip()
 
 
 def module_path(path: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ci.executorch.compile import Compiled, Fault
+from ci.engine.work import Failure, Result
+from ci.executorch.compile import LOG, PROGRAM
 from ci.executorch.suite import SUITES, Program
 from ci.suites.baseline import Baseline, Tolerances, growth
 from ci.suites.programs.program import Context, Delegate, read
@@ -59,18 +61,18 @@ def repeat(program: Program, stage: str) -> str:
     return SUITES.repeat(program, stage)
 
 
-def fault_finding(program: Program, fault: Fault, stage: str) -> Finding:
-    message = fault.message
-    remedy = REMEDIES.get(fault.kind, "read {log}, or python -m ci diagnose {log}")
-    remedy = remedy.format(suite=program.suite, log=fault.log)
-    if fault.kind in ("compile", "crash") and fault.log.is_file():
-        log = fault.log.read_text(encoding="utf-8", errors="replace")
-        if said := NATIVE_ERROR.findall(log):
-            message = f"{message.rstrip('.')}: {said[0].strip()}"
-        if known := explain(log):
+def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
+    message, log = failure.message, failure.log
+    remedy = REMEDIES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
+    remedy = failure.remedy or remedy.format(suite=program.suite, log=log)
+    if failure.kind in ("compile", "crash") and log and log.is_file():
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if errors := NATIVE_ERROR.findall(text):
+            message = f"{message.rstrip('.')}: {errors[0].strip()}"
+        if known := explain(text):
             message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].fix
     return Finding(
-        f"lowering-{fault.kind}",
+        f"lowering-{failure.kind}",
         Severity.ERROR,
         program.name,
         message,
@@ -83,15 +85,12 @@ def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
     left: Sequence[Mapping[str, Any]] = facts["left"]
     over = len(left) > program.cpu_budget
     for each in left:
-        source = f" at {each['source']}" if each["source"] else ""
-        code = f" `{each['code']}`" if each["code"] else ""
         allowed = f"{len(left)} of at most {program.cpu_budget} operators on the CPU"
-        lacks = "" if each["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
         yield Finding(
             "lowering-cpu-operator",
             Severity.ERROR if over else Severity.NOTE,
             program.name,
-            f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']} ({allowed})",
+            f"{_on_cpu(each)} ({allowed})",
             suggestion_for(each["operator"], each["code"]) or repeat(program, "test_lowering"),
         )
     if facts["delegates"] != program.delegates:
@@ -104,6 +103,20 @@ def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
+    for each in facts["left"]:
+        if not each["kernel"]:
+            yield _on_cpu(each), suggestion_for(each["operator"], each["code"])
+
+
+def _on_cpu(each: Mapping[str, Any]) -> str:
+    source = f" at {each['source']}" if each["source"] else ""
+    code = f" `{each['code']}`" if each["code"] else ""
+    lacks = "" if each["kernel"] else ", of which ExecuTorch has no CPU kernel: the program will not run"
+    return f"{each['operator']}{source}{code} stays on the CPU{lacks}: {each['reason']}"
+
+
 def suggestion_for(operator: str, code: str) -> str:
     for each in suggestions():
         if each.operator == operator and re.search(each.code, code):
@@ -111,7 +124,7 @@ def suggestion_for(operator: str, code: str) -> str:
     return ""
 
 
-def artifact(program: Program, compiled: Compiled, build_id: str) -> Iterator[Finding]:
+def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Finding]:
     """What the bytes of the .pte say, against what was asked for."""
 
     def wrong(rule: str, message: str, remedy: str) -> Finding:
@@ -119,7 +132,7 @@ def artifact(program: Program, compiled: Compiled, build_id: str) -> Iterator[Fi
 
     again = repeat(program, "test_lowering") + " --no-cache"
     try:
-        inside = read(compiled.path)
+        inside = read(program_file(compiled))
     except CheckFailed as error:
         yield wrong("readable", error.message, again)
         return
@@ -166,20 +179,25 @@ def faults_of(delegate: Delegate, soc_name: str, build_id: str) -> Iterator[tupl
             yield rule, f"expected {what} {expected[0]} in the compiled graph, found {named}"
 
 
-def costs_of(compiled: Compiled) -> dict[str, float]:
+def program_file(compiled: Result) -> Path:
+    assert compiled.folder is not None
+    return compiled.folder / PROGRAM
+
+
+def costs_of(compiled: Result) -> dict[str, float]:
     ddr = compiled.facts["ddr"]
     return {
         "ddr_read": ddr["read"],
         "ddr_written": ddr["written"],
         "ddr_spilled": ddr["spilled"],
         "ddr_filled": ddr["filled"],
-        "pte_bytes": compiled.path.stat().st_size,
+        "pte_bytes": program_file(compiled).stat().st_size,
         "cpu_seconds": compiled.facts["cpu_seconds"],
     }
 
 
 def cost(
-    program: Program, compiled: Compiled, build_id: str, baseline: Baseline, tolerances: Tolerances
+    program: Program, compiled: Result, build_id: str, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
     if compiled.facts["delegates"] and compiled.facts["graphs"] < compiled.facts["delegates"]:
         yield Finding(
@@ -188,7 +206,7 @@ def cost(
             program.name,
             f"expected the compiler's summary of each of {compiled.facts['delegates']} graphs, "
             f"found {compiled.facts['graphs']}",
-            f"read {compiled.log}",
+            f"read {program_file(compiled).with_name(LOG)}",
         )
     again = f"{repeat(program, 'test_lowering')} --update-baseline"
     yield from growth(program.name, costs_of(compiled), build_id, baseline, tolerances, again)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,11 +31,24 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
+from ci.engine.repository import repository_of
 from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
-from ci.executorch.audit import Watch, cpu_kernels, left_on_cpu, module_path, partition_of
+from ci.executorch.audit import Watch, clones, cpu_kernels, left_on_cpu, module_path, partition_of
 from ci.executorch.suite import Case, Input, Run
 from ci.suites.compiler_log import Traffic, traffic
-from ci.suites.factory import CALIBRATION_SEED, BadFactory, Inputs, Made, find, is_memory, make
+from ci.suites.factory import (
+    CALIBRATION_SEED,
+    BadFactory,
+    Inputs,
+    ModelWithInputs,
+    copied,
+    explained,
+    find,
+    infer,
+    is_memory,
+    make,
+    run_copied,
+)
 
 SEGMENT_ALIGNMENT = 4096
 """Of delegate data in the file: a page, so that it can be mapped alone."""
@@ -54,9 +66,9 @@ TRAIN_RATE = 1e-4
 class Failed(Exception):
     """A step of lowering that failed; `step` names the finding."""
 
-    def __init__(self, step: str, message: str) -> None:
+    def __init__(self, step: str, message: str, remedy: str = "") -> None:
         super().__init__(message)
-        self.step = step
+        self.step, self.remedy = step, remedy
 
 
 class Patterns(set[str]):
@@ -96,21 +108,21 @@ class BlockSizes:
 
 def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path) -> dict[str, Any]:
     """Write the program, inputs and expected outputs into the folder; returns what is known of them."""
-    with _files_read() as opened:
-        made = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
-        samples = [made.sample(seed) for seed in range(case.inferences)]
-        count = 0 if run.scheme == "fp16" else run.calibration
-        batches = [made.sample(CALIBRATION_SEED + index) for index in range(count)]
+    clones.append(repository_of(search_path / "suite"))
+    loaded = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
+    samples = [loaded.sample(seed) for seed in range(case.inferences)]
+    count = 0 if run.scheme == "fp16" else run.calibration
+    batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
     torch.set_grad_enabled(False)
-    made.model.requires_grad_(False)
-    expected = [_outputs(made.model, sample) for sample in samples]
-    module: Any = made.model
+    loaded.model.requires_grad_(False)
+    expected = [infer(loaded.model, sample) for sample in samples]
+    module: Any = loaded.model
     patterns: list[Patterns] = []
     reference = expected
     losses: list[dict[str, object]] = []
     if run.scheme != "fp16":
-        module, patterns, losses = _quantized(made, samples[0], batches, run, soc, search_path)
-        reference = [_outputs(module, sample) for sample in samples]
+        module, patterns, losses = _quantized(loaded, samples[0], batches, run, soc, search_path)
+        reference = [run_copied(module, sample) for sample in samples]
     watch = Watch(_new_text(log))
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
     spec = generate_qnn_executorch_compiler_spec(
@@ -119,7 +131,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     )
     with _step("compile"), watch.installed():
         edge = to_edge_transform_and_lower_to_qnn(
-            module, samples[0], spec, skip_node_id_set=on_cpu[0], skip_node_op_set=on_cpu[1]
+            module, copied(samples[0]), spec, skip_node_id_set=on_cpu[0], skip_node_op_set=on_cpu[1]
         )
         lowered = edge.exported_program()
         left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
@@ -135,6 +147,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         "left": [asdict(each) for each in left],
         "partition": parts,
         "losses": losses,
+        "notes": [list(note) for note in loaded.notes],
         "delegates": sum(str(part["where"]).startswith("htp") for part in parts),
         "ddr": reduce(operator.add, graphs, Traffic()).as_json(),
         "graphs": len(graphs),
@@ -142,7 +155,6 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         "expected": _save(into, "float", expected),
         "reference": _save(into, "quantized", reference) if run.scheme != "fp16" else [],
         "loads": _loads(into / PROGRAM),
-        "opened": sorted(opened),
     }
 
 
@@ -166,7 +178,7 @@ def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
 
 
 def _quantized(
-    made: Made,
+    loaded: ModelWithInputs,
     sample: tuple[Tensor, ...],
     batches: Sequence[tuple[Tensor, ...]],
     run: Run,
@@ -182,8 +194,8 @@ def _quantized(
         act_observer=None if run.qat else OBSERVERS.get((run.scheme, run.observer)),
     )
     with _step("export"):
-        exported: Any = torch.export.export(made.model, sample, strict=True).module()
-        floats, folded = outputs_of(exported, sample), normed(exported.graph)
+        exported: Any = torch.export.export(loaded.model, copied(sample), strict=True).module()
+        floats, folded = outputs_of(exported, copied(sample)), normed(exported.graph)
     patterns = [Patterns("unquantized_nodes", run.unquantized_nodes)]
     quantizer.discard_nodes = patterns[0]
     if run.unquantized_operators:
@@ -197,13 +209,13 @@ def _quantized(
     quantizer.add_custom_quant_annotations([find(name, search_path) for name in run.annotations])
     with _step("quantize"):
         if run.qat:
-            prepared = _trained(made, exported, quantizer, batches)
+            prepared = _trained(loaded, exported, quantizer, batches)
         else:
             prepared = prepare_pt2e(exported, quantizer)
             for batch in batches:
-                prepared(*batch)
+                prepared(*copied(batch))
         quantized = convert_pt2e(prepared)
-        return quantized, patterns, worst_losses(floats, folded, quantized, sample)
+        return quantized, patterns, worst_losses(floats, folded, quantized, copied(sample))
 
 
 def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
@@ -219,11 +231,13 @@ def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
             )
 
 
-def _trained(made: Made, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]) -> Any:
+def _trained(
+    loaded: ModelWithInputs, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]
+) -> Any:
     """A step for each batch towards the float model's outputs: enough for every part of QAT to have run."""
-    wanted = [_outputs(made.model, batch) for batch in batches]
+    wanted = [run_copied(loaded.model, batch) for batch in batches]
     with torch.enable_grad():
-        made.model.requires_grad_(True)
+        loaded.model.requires_grad_(True)
         # Batch norms as in use: their statistics are settled, and a step's batch is too small for others.
         prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
         _settle_ranges(prepared, batches)
@@ -231,7 +245,9 @@ def _trained(made: Made, exported: Any, quantizer: Any, batches: Sequence[tuple[
         for batch, outputs in zip(batches, wanted, strict=True):
             loss = sum(
                 torch.nn.functional.mse_loss(ours, theirs)
-                for ours, theirs in zip(_flat(prepared(*batch)), outputs, strict=True)
+                for ours, theirs in zip(
+                    torch.utils._pytree.tree_leaves(prepared(*copied(batch))), outputs, strict=True
+                )
             )
             optimizer.zero_grad()
             loss.backward()
@@ -258,7 +274,7 @@ def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None
     prepared.apply(disable_fake_quant)
     with torch.no_grad():
         for batch in batches:
-            prepared(*batch)
+            prepared(*copied(batch))
     prepared.apply(enable_fake_quant)
     for handle in handles:
         handle.remove()
@@ -304,19 +320,6 @@ def _module_scheme(each: Any, qat: bool, patterns: list[Patterns]) -> tuple[Any,
     return inside, config
 
 
-def _outputs(module: Any, sample: tuple[Tensor, ...]) -> list[Tensor]:
-    with torch.no_grad():
-        return [each.detach().contiguous() for each in _flat(module(*sample))]
-
-
-def _flat(outputs: Any) -> list[Tensor]:
-    flat: list[Any] = torch.utils._pytree.tree_leaves(outputs)
-    for each in flat:
-        if not isinstance(each, Tensor):
-            raise BadFactory(f"the model returns a {type(each).__name__}: expected tensors alone")
-    return flat
-
-
 def _save(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list[list[dict[str, Any]]]:
     rows = []
     for number, tensors in enumerate(inferences):
@@ -343,45 +346,16 @@ def _loads(program: Path) -> str:
 
 @contextmanager
 def _step(name: str) -> Any:
-    """Faults of a step, named by it; faults of memory stay what they are."""
+    """Name errors by the step; those of memory stay what they are."""
     try:
         yield
     except (Failed, BadFactory, MemoryError):
         raise
     except Exception as error:
-        text = str(error).strip() or type(error).__name__
         if is_memory(error):
             raise
-        raise Failed(name, f"{type(error).__name__}: {text}"[:2000]) from error
-
-
-_OPENED: set[str] | None = None
-
-
-def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _OPENED is not None and isinstance(arguments[0], str):
-        _OPENED.add(arguments[0])
-
-
-sys.addaudithook(_note_open)
-
-
-@contextmanager
-def _files_read() -> Any:
-    """Data files opened meanwhile; Python's own files and modules are accounted for otherwise."""
-    global _OPENED
-    _OPENED = opened = set[str]()
-    found: set[str] = set()
-    try:
-        yield found
-    finally:
-        _OPENED = None
-        installed = {sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/usr", "/etc"}
-        prefixes = tuple(f"{each}/" for each in installed)
-        for name in opened:
-            path = os.path.realpath(name)
-            if os.path.isfile(path) and not path.startswith(prefixes) and not path.endswith((".py", ".pyc")):  # noqa: PTH113
-                found.add(path)
+        message, remedy = explained(error)
+        raise Failed(name, message, remedy) from error
 
 
 def _new_text(log: Path) -> Any:

@@ -10,19 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.engine.jobs import Job, asked_shard
-from ci.executorch.compile import (
-    UNKNOWN_SECONDS,
-    Basis,
-    Compiled,
-    Fault,
-    Settings,
-    basis_of,
-    compile_programs,
-)
-from ci.executorch.judge import artifact, cost, costs_of, delegation, fault_finding, repeat
+from ci.engine.work import Result
+from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
+from ci.executorch.judge import artifact, cost, costs_of, delegation, failure_finding, program_file, repeat
 from ci.executorch.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
-from ci.suites.findings import verdict
+from ci.suites.findings import notes, verdict
 from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish
 from provisioning.base.commands import typed
@@ -48,7 +41,7 @@ class Plan:
     def baseline(self, program: Program) -> Baseline:
         return self.baselines[program.suite]
 
-    def compiled(self, environ: Mapping[str, str]) -> dict[str, Compiled | Fault]:
+    def compiled(self, environ: Mapping[str, str]) -> dict[str, Result]:
         wanted = [program for program in self.programs if program.name not in self.refused]
         return compile_programs(wanted, self.found, environ, self.settings, self.basis, self.baseline)
 
@@ -100,6 +93,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
             jobs=args.jobs,
             timeout=args.timeout,
             cache=not args.no_cache,
+            why=args.why,
             worker_memory=args.worker_memory << 20 if args.worker_memory else None,
         ),
         baselines={
@@ -143,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     return finish(stage, selection)
 
 
-def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
+def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
     tolerances = load_tolerances()
     rows: dict[str, Metric] = {}
     cached = 0
@@ -152,12 +146,13 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) 
         baseline = plan.baseline(program)
         if result is None:
             findings = [plan.refused[program.name]]
-        elif isinstance(result, Fault):
-            findings = [fault_finding(program, result, "test_lowering")]
+        elif result.failure:
+            findings = [failure_finding(program, result.failure, "test_lowering")]
         else:
             cached += result.cached
             findings = [
                 *delegation(program, result.facts),
+                *notes(program, result.facts, repeat(program, "test_lowering")),
                 *artifact(program, result, plan.basis.build_id),
                 *cost(program, result, plan.basis.build_id, baseline, tolerances),
             ]
@@ -176,7 +171,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Compiled | Fault]) 
 
 def row(
     program: Program,
-    result: Compiled | Fault | None,
+    result: Result | None,
     findings: Sequence[Finding],
     build_id: str,
     agreed: Recorded | None,
@@ -187,12 +182,12 @@ def row(
         "verdict": verdict(findings),
         "command": repeat(program, "test_lowering"),
     }
-    if not isinstance(result, Compiled):
+    if result is None or result.failure:
         return shown
     facts = result.facts
     return shown | {
         "cached": result.cached,
-        "program": str(result.path),
+        "program": str(program_file(result)),
         "seconds": facts["seconds"],
         "peak_bytes": facts["peak"],
         "delegates": facts["delegates"],
@@ -213,13 +208,13 @@ def identity(program: Program) -> dict[str, Metric]:
     }
 
 
-def update(plan: Plan, results: Mapping[str, Compiled | Fault]) -> None:
+def update(plan: Plan, results: Mapping[str, Result]) -> None:
     """Costs of what was compiled, now or earlier, replace those of the baseline."""
     for suite, baseline in list(plan.baselines.items()):
         values: dict[str, dict[str, object]] = {}
         for program in plan.programs:
             result = results.get(program.name)
-            if program.suite == suite and isinstance(result, Compiled):
+            if program.suite == suite and result and not result.failure:
                 fields: dict[str, object] = dict(costs_of(result))
                 values[program.name] = fields | {
                     "build_id": plan.basis.build_id,

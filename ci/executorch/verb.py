@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ci.suites.flags import add_choice, add_how, check
+from ci.suites.flags import add_choice, add_how, check_args
 from provisioning.base.command_line import count
 from provisioning.base.settings import add_selection
 
@@ -38,5 +38,5 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 def run(args: argparse.Namespace) -> int:
     from ci.executorch import stage
 
-    check(args.suite or ())
+    check_args(args)
     return stage.run(args)

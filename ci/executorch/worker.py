@@ -1,4 +1,4 @@
-"""The process that lowers: it imports torch and executorch once and lowers one program after another."""
+"""The process that lowers: it imports torch and executorch, lowers a small model of ours, and then forks."""
 
 from __future__ import annotations
 
@@ -7,38 +7,19 @@ import json
 import os
 import resource
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
 
-from ci.engine.workers.child import Answer, Meter, forget_torch, serve
+from ci.engine.workers.child import Answer, Meter, serve
+from provisioning.base.settings import ROOT
 
 MEMORY = "QNN_CI_WORKER_MEMORY"
 """Bytes that a worker may have: beyond it an allocation fails here, instead of the machine running out."""
 
-
-def obey(order: dict[str, Any]) -> dict[str, Any]:
-    from ci.executorch.lower import Failed, lower
-    from ci.executorch.suite import Case, Run
-    from ci.suites.factory import BadFactory, is_memory
-
-    case = Case.model_validate_json(json.dumps(order["case"]))
-    run = Run.model_validate_json(json.dumps(order["run"]))
-    meter = Meter()
-    try:
-        made = lower(
-            case, run, order["soc"], Path(order["search_path"]), Path(order["into"]), Path(order["log"])
-        )
-    except BadFactory as error:
-        return {"fault": "factory", "message": str(error)}
-    except Failed as error:
-        traceback.print_exc()
-        return {"fault": error.step, "message": str(error)}
-    except Exception as error:
-        traceback.print_exc()
-        fault = "memory" if is_memory(error) else "compile"
-        return {"fault": fault, "message": f"{type(error).__name__}: {error}"[:2000]}
-    return {**made, **meter.read()}
+WARM = "QNN_CI_WORKER_WARM"
+"""Whether to lower a small model first: every program then takes half of what it would."""
 
 
 def start() -> Answer:
@@ -47,14 +28,58 @@ def start() -> Answer:
     importlib.import_module("ci.executorch.lower")
     import torch
 
-    def answer(order: dict[str, Any]) -> dict[str, Any]:
-        reply = obey(order)
-        torch.set_grad_enabled(True)
-        forget_torch()
-        return reply
-
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
+    if os.environ.get(WARM):
+        _warm_up()
     return answer
 
 
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return lowered(order)
+
+
+def lowered(order: dict[str, Any]) -> dict[str, Any]:
+    """The facts of a program, or what failed as `fault` and `message`."""
+    from ci.executorch.lower import Failed, lower
+    from ci.executorch.suite import Case, Run
+    from ci.suites.factory import BadFactory, is_memory
+
+    case = Case.model_validate_json(json.dumps(order["case"]))
+    run = Run.model_validate_json(json.dumps(order["run"]))
+    meter = Meter()
+    try:
+        facts = lower(
+            case, run, order["soc"], Path(order["search_path"]), Path(order["into"]), Path(order["log"])
+        )
+    except BadFactory as error:
+        traceback.print_exc()
+        return {"fault": "factory", "message": str(error)}
+    except Failed as error:
+        traceback.print_exc()
+        return {"fault": error.step, "message": str(error), "remedy": error.remedy}
+    except Exception as error:
+        traceback.print_exc()
+        fault = "memory" if is_memory(error) else "compile"
+        return {"fault": fault, "message": f"{type(error).__name__}: {error}"[:2000]}
+    return {**facts, **meter.read()}
+
+
+def _warm_up() -> None:
+    """Lower a model of ours, so that libraries are loaded and compilers warm."""
+    case = {
+        "factory": "ci.executorch.warm_up:model",
+        "run": [{"scheme": "8a8w", "socs": ["SM8650"], "tags": ["pr"], "calibration": 1}],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        log.touch()
+        order = {"case": case, "run": case["run"][0], "soc": "SM8650", "search_path": str(ROOT)}
+        lowered({**order, "into": folder, "log": str(log)})
+
+
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), start)
+    serve(int(sys.argv[1]), start, forks=True)

@@ -5,42 +5,54 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ci.suites.imports import searched_first
+from ci.suites.imports import search_first
 
 CALIBRATION_SEED = 1000
 """Samples from this number on calibrate; those that are compared are numbered from 0."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
+INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
+EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
 
 
 class BadFactory(Exception):
-    """The model cannot be had; the message says why, in words for whoever wrote the factory."""
+    """The model cannot be used; the message says why, in words for whoever wrote the factory."""
 
 
 @dataclass(frozen=True)
-class Made:
+class ModelWithInputs:
     model: nn.Module
     inputs: Inputs
+    first: tuple[Tensor, ...] | None = None
+    """The fixed sample of a factory that gives no function for inputs."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """Rule and message of what the author should know."""
 
     def sample(self, number: int) -> tuple[Tensor, ...]:
+        if number == 0 and self.first is not None:
+            return _tensors(self.first)
         try:
             return _tensors(self.inputs(torch.Generator().manual_seed(seed_of("inputs", number))))
         except BadFactory:
             raise
         except Exception as error:
-            raise BadFactory(f"its function for inputs raises {_last(error)}") from error
+            raise BadFactory(f"its function for inputs raises {described(error)}") from error
 
 
 def seed_of(stream: str, number: int = 0) -> int:
@@ -48,84 +60,194 @@ def seed_of(stream: str, number: int = 0) -> int:
     return int.from_bytes(hashlib.sha256(f"{stream} {number}".encode()).digest()[:4], "big")
 
 
-def make(dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | None = None) -> Made:
-    """Call the factory with torch's seed set, so that what it draws is always the same. With `inputs`, it
-    gives the model alone."""
+def make(
+    dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | None = None
+) -> ModelWithInputs:
+    """Call the factory with torch's seed set, so that what it draws is always the same.
+
+    With `inputs`, it gives the model alone. The model is put into eval mode, whatever mode it comes in."""
     torch.manual_seed(seed_of("weights"))
     function = find(dotted, search_path)
     try:
         with torch.enable_grad():
-            given = function(**arguments)
+            product = function(**arguments)
     except MemoryError:
         raise
     except Exception as error:
         if is_memory(error):
             raise
-        raise BadFactory(f"{dotted} raises {_last(error)}") from error
-    return _made(dotted, given) if inputs is None else _with_inputs(dotted, given, inputs)
+        raise BadFactory(f"{dotted} raises {described(error)}") from error
+    loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
+    if any(module.training for module in loaded.model.modules()):
+        loaded.model.eval()
+        note = "the factory gives the model in training mode; eval mode is what was compiled: call .eval()"
+        loaded = replace(loaded, notes=(*loaded.notes, ("training-mode", note)))
+    return loaded
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
-    """The function `module:name`; the module may be beside the suite."""
+    """The function `module:name`; the module may be beside the suite, as may all that is imported later."""
     module_name, _, name = dotted.partition(":")
-    with searched_first(search_path):
-        try:
-            module = importlib.import_module(module_name)
-        except Exception as error:
-            raise BadFactory(f"importing {module_name} raises {_last(error)}") from error
-    function = getattr(module, name, None)
+    search_first(search_path)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise BadFactory(f"importing {module_name} raises {described(error)}") from error
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         found = "nothing of that name" if function is None else f"a {type(function).__name__}"
         raise BadFactory(f"expected a function {name} in {module_name}, found {found}")
-    made: Callable[..., Any] = function
-    return made
+    return function
 
 
-def _made(dotted: str, given: Any) -> Made:
+def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
     wanted = "a pair of an nn.Module and its inputs"
-    if isinstance(given, nn.Module):
+    if isinstance(product, nn.Module):
         raise BadFactory(f"{dotted}: expected {wanted}, found a module alone, and the suite names no inputs")
-    if not isinstance(given, tuple) or len(given) != 2:
-        kind = f"a tuple of {len(given)}" if isinstance(given, tuple) else f"a {type(given).__name__}"
+    if not isinstance(product, tuple) or len(product) != 2:
+        kind = f"a tuple of {len(product)}" if isinstance(product, tuple) else f"a {type(product).__name__}"
         raise BadFactory(f"{dotted}: expected {wanted}, found {kind}")
-    model, inputs = given
+    model, inputs = product
     if not isinstance(model, nn.Module):
         raise BadFactory(f"{dotted}: expected {wanted}, found a {type(model).__name__} for the module")
-    if not callable(inputs):
-        fixed = _tensors(inputs)
-        return Made(model, lambda generator: fixed)
-    return Made(model, inputs)
+    if callable(inputs):
+        return ModelWithInputs(model, inputs)
+    fixed = _tensors(inputs)
+    note = (
+        "the factory gives one fixed sample; all others were drawn between its smallest and largest value: "
+        "give a function of a torch.Generator that draws real ones"
+    )
+    return ModelWithInputs(
+        model,
+        lambda generator: tuple(_like(each, generator) for each in fixed),
+        fixed,
+        (("fixed-inputs", note),),
+    )
 
 
-def _with_inputs(dotted: str, given: Any, inputs: Inputs) -> Made:
-    if not isinstance(given, nn.Module):
-        found = "a pair" if isinstance(given, tuple) and len(given) == 2 else f"a {type(given).__name__}"
+def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Drawn evenly between the smallest and the largest value of each input; a constant stays one."""
+    if not tensor.numel() or not torch.isfinite(tensor).all():
+        return tensor
+    low, high = tensor.min(), tensor.max()
+    if tensor.dtype.is_floating_point:
+        even = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
+        return (low + (high - low) * even).to(tensor.dtype)
+    drawn = torch.randint(int(low), int(high) + 1, tensor.shape, generator=generator)
+    return drawn.to(tensor.dtype)
+
+
+def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
+    if not isinstance(product, nn.Module):
+        pair = isinstance(product, tuple) and len(product) == 2
+        found = "a pair" if pair else f"a {type(product).__name__}"
         raise BadFactory(
             f"{dotted}: expected an nn.Module alone, as the suite names its inputs, found {found}"
         )
-    return Made(given, inputs)
+    return ModelWithInputs(product, inputs)
 
 
-def _tensors(given: Any) -> tuple[Tensor, ...]:
-    if not isinstance(given, tuple | list) or not given:
-        raise BadFactory(f"expected a tuple of tensors as inputs, found {type(given).__name__} {given!r:.60}")
-    for index, each in enumerate(given):
+def _tensors(sample: Any) -> tuple[Tensor, ...]:
+    """Copies, so that a model that changes its inputs changes no other sample."""
+    if not isinstance(sample, tuple | list) or not sample:
+        raise BadFactory(
+            f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
+        )
+    for index, each in enumerate(sample):
         if not isinstance(each, Tensor):
             raise BadFactory(f"input {index}: expected a tensor, found {type(each).__name__} {each!r:.60}")
-    return tuple(each.detach().contiguous() for each in given)
+    return tuple(each.detach().clone(memory_format=torch.contiguous_format) for each in sample)
+
+
+def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs of one inference, in storage of their own. The sample stays as it is.
+
+    Refuses a model that keeps state: what it computes would depend on how often it ran before."""
+    before = _state(model)
+    outputs = run_copied(model, sample)
+    for name, (tensor, version) in _state(model).items():
+        if name in before and (tensor is not before[name][0] or version != before[name][1]):
+            where = _where_changed(model, sample, name)
+            raise BadFactory(
+                f"the model changes {name} while it runs{where}, so its outputs depend on earlier runs: "
+                "make the state an input and an output"
+            )
+    return outputs
+
+
+def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs of a module, copied; it gets copies of its inputs."""
+    with torch.no_grad():
+        outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
+    for each in outputs:
+        if not isinstance(each, Tensor):
+            raise BadFactory(f"the model returns a {type(each).__name__}: expected tensors alone")
+    return [each.detach().clone(memory_format=torch.contiguous_format) for each in outputs]
+
+
+def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """For a model that may change its inputs."""
+    return tuple(each.clone() for each in sample)
+
+
+def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Parameters, buffers and plain tensors of every module, each with its count of changes in place."""
+    found = {}
+    for prefix, module in model.named_modules():
+        tensors = {**module._parameters, **module._buffers, **vars(module)}
+        for name, each in tensors.items():
+            if isinstance(each, Tensor):
+                found[f"{prefix}.{name}".lstrip(".")] = (each, each._version)
+    return found
+
+
+def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> str:
+    """The line that changes a tensor of the model in place; empty for one that is assigned anew."""
+    lines: list[str] = []
+
+    class Lines(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            before = _state(model)[name][1]
+            result = func(*args, **(kwargs or {}))
+            if _state(model)[name][1] != before and not lines:
+                lines.append(_users_line(traceback.extract_stack()))
+            return result
+
+    with Lines():
+        run_copied(model, sample)
+    return lines[0] if lines else ""
 
 
 def is_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or bool(MEMORY.search(str(error)))
 
 
-def _last(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """The exception and the line of the user's code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and "importlib" not in frame.filename
+    return f"{text[:600]}{_users_line(traceback.extract_tb(error.__traceback__))}"
+
+
+def explained(error: BaseException) -> tuple[str, str]:
+    """The cause of an error of torch's export or compilers, with the user's line, and a remedy if one is
+    known. The whole text belongs into the log."""
+    text = str(error).strip()
+    places = [
+        f" ({file}:{line})" for file, line in FRAME.findall(text) if not file.startswith((*INSTALLED, "<"))
     ]
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{text[:600]}{where}"
+    place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
+    if re.search("data.dependent", text, re.IGNORECASE):
+        message = "the model decides by the value of a tensor, and a compiled program cannot"
+        return message + place, "use torch.where or torch.cond there; shapes must not depend on values"
+    cause = text.splitlines()[0].strip()[:600] if text else ""
+    if explanation := EXPLANATION.search(text):
+        cause += f": {explanation[1].strip()}"
+    return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """` (file:line)` of the innermost frame that is neither ours nor a library's; empty without one."""
+    for frame in reversed(frames):
+        if not frame.filename.startswith((*INSTALLED, "<")) and frame.filename != __file__:
+            return f" ({frame.filename}:{frame.lineno})"
+    return ""

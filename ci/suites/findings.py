@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ci.suites.model import AnyProgram
@@ -20,6 +20,12 @@ def placeholder(program: AnyProgram[Any, Any], again: str) -> Iterator[Finding]:
             "its thresholds are a placeholder: outputs that are all zero would pass",
             f"once the model is as it should be, {again}",
         )
+
+
+def notes(program: AnyProgram[Any, Any], facts: Mapping[str, Any], again: str) -> Iterator[Finding]:
+    """What the author of a factory should know (`ModelWithInputs.notes`)."""
+    for rule, message in facts.get("notes", ()):
+        yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
 
 
 def verdict(findings: Sequence[Finding]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from provisioning.base.command_line import count, duration
 from provisioning.base.errors import UsageError
+from provisioning.base.settings import DEFAULT_TARGET
 
 
 def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
@@ -44,7 +45,8 @@ def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         metavar="S",
         help="end a program after S seconds [%(default)g]",
     )
-    group.add_argument("--no-cache", action="store_true", help="do also what has not changed")
+    group.add_argument("--no-cache", action="store_true", help="do also what is cached, and remember it")
+    group.add_argument("--why", action="store_true", help="say of each program why it is done again")
     group.add_argument(
         "--update-baseline", action="store_true", help="write what was measured to manifests/baselines"
     )
@@ -72,4 +74,14 @@ def check(suites: Sequence[Path]) -> None:
             raise UsageError(
                 f"--suite {path}: there is no file {path.absolute()}",
                 remedy="name a TOML file",
+            )
+
+
+def check_args(args: argparse.Namespace) -> None:
+    """What can be known to be wrong before anything heavy is imported."""
+    check(args.suite or ())
+    for target in args.target or ():
+        if target != DEFAULT_TARGET:
+            raise UsageError(
+                f"--target {target}: the emulator runs on {DEFAULT_TARGET}", remedy="leave --target out"
             )

@@ -12,26 +12,29 @@ from pathlib import Path
 
 from provisioning.base.settings import ROOT
 
-_served: Path | None = None
-"""The folder that this process searched first before."""
+_first: Path | None = None
+
+
+def search_first(folder: Path) -> None:
+    """Import from this folder before any other from now on, also what a factory imports when it is called.
+
+    A process that serves suites of several folders forgets the modules of the one before, or they would be
+    taken for this one's of the same names."""
+    global _first
+    if _first is not None and _first != folder:
+        sys.path.remove(str(_first))
+        if _first != ROOT:
+            _forget(_first)
+    if _first != folder:
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+    _first = folder
 
 
 @contextmanager
 def searched_first(folder: Path) -> Iterator[None]:
-    """Import from this folder before any other.
-
-    One process serves suites of several folders: modules of the folder before are forgotten, or they would be
-    taken for this one's of the same names."""
-    global _served
-    if _served not in (None, folder, ROOT):
-        _forget(_served)
-    _served = folder
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
+    search_first(folder)
+    yield
 
 
 def _forget(folder: Path) -> None:

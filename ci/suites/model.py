@@ -63,7 +63,8 @@ class AnyRun(Model):
     label: Word | None = None
     """Tells this run from another of the same kind; [the kind]."""
     socs: tuple[str, ...] = Field(min_length=1)
-    tags: tuple[Word, ...] = Field(min_length=1)
+    tags: tuple[Word, ...] = ("pr", "nightly")
+    """When it is run; without tags on every occasion."""
     thresholds: Thresholds | None = None
     """None until --update-thresholds writes what was measured."""
 
@@ -185,24 +186,39 @@ class Suites(Generic[P]):
         words: Sequence[str] = (),
         cases: Collection[str] = (),
     ) -> list[P]:
-        """Of the cases those with one of the tags, and one of the words in their names (`*` is anything)."""
-        patterns = [re.compile(".*".join(map(re.escape, word.split("*"))), re.IGNORECASE) for word in words]
+        """The programs of one of the cases, with one of the tags, and one of the words in their names (`*` is
+        anything). Every value must match a program, or a misspelt one would pass for a check."""
+        patterns = {word: re.compile(".*".join(map(re.escape, word.split("*"))), re.I) for word in words}
+
+        def matches(flag: str, value: str, program: P) -> bool:
+            if flag == "-k":
+                return bool(patterns[value].search(program.name))
+            return program.case_name == value if flag == "--case" else value in program.run.tags
+
+        given = {"--case": cases, "--tag": tags, "-k": words}
+        for flag, values in given.items():
+            for value in values:
+                if not any(matches(flag, value, program) for program in programs):
+                    raise self._nothing(programs, f"{flag} {value} matches no program")
         chosen = [
             program
             for program in programs
-            if (not cases or program.case_name in cases)
-            and (not tags or set(tags) & set(program.run.tags))
-            and (not patterns or any(pattern.search(program.name) for pattern in patterns))
+            if all(
+                not values or any(matches(flag, value, program) for value in values)
+                for flag, values in given.items()
+            )
         ]
         if not chosen:
-            asked = [f"--case {case}" for case in cases]
-            asked += [f"--tag {tag}" for tag in tags] + [f"-k {word}" for word in words]
-            known = sorted({tag for program in programs for tag in program.run.tags})
-            raise UsageError(
-                f"no program is left by {' '.join(asked)}; tags are {', '.join(known)}",
-                remedy=session(self.stage, "--list"),
-            )
+            flags = " ".join(f"{flag} {value}" for flag, values in given.items() for value in values)
+            raise self._nothing(programs, f"no program is left by {flags}")
         return chosen
+
+    def _nothing(self, programs: Sequence[P], message: str) -> UsageError:
+        tags = sorted({tag for program in programs for tag in program.run.tags})
+        return UsageError(
+            f"{message}; tags are {', '.join(tags) or 'on no run'}",
+            remedy=session(self.stage, "--list"),
+        )
 
     def repeat(self, program: P, stage: str = "") -> str:
         """The command that does this program again."""

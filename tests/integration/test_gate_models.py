@@ -6,6 +6,7 @@ Thresholds and baseline are what the toolkit itself derives from a run in which 
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ci.executorch.compile import ProgramCache
+from ci.engine.memo import key_of
 from ci.executorch.suite import load_suite
+from provisioning.base.files import hash_file
 from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
@@ -69,14 +71,12 @@ def _give_program(base: Path, done: Done, giver: str, taker: str) -> None:
         for name, row in programs.items()
         if isinstance(row, Mapping)
     }
-    cache = ProgramCache(base / "store")
-    key = paths[taker].parent.name.partition(".")[0]
-    kept = cache.get(key)
-    assert kept is not None
-    made = base / "made"
-    shutil.copytree(kept.folder, made)
-    shutil.copyfile(paths[giver], made / "program.pte")
-    cache.put(key, made, {**kept.facts, "opened": []})
+    folder = paths[taker].parent
+    shutil.copyfile(paths[giver], paths[taker])
+    entry = folder.with_name(f"{folder.name.partition('-')[0]}.json")
+    document = json.loads(entry.read_text(encoding="utf-8"))["document"]
+    document["files"]["program.pte"] = hash_file(paths[taker])
+    entry.write_text(json.dumps({"digest": key_of(document), "document": document}), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

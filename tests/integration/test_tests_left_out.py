@@ -1,4 +1,4 @@
-"""What needs a container engine never goes missing unsaid."""
+"""Tests that cannot run here, or are left out on purpose, are counted at the end of the run."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ import pytest
 
 from provisioning.base.settings import ROOT
 
-HELD = "tests/integration/test_image.py"
+FILE = """
+import pytest
+
+@pytest.mark.engine
+def test_engine() -> None: ...
+@pytest.mark.needs("openssl")
+def test_openssl() -> None: ...
+@pytest.mark.needs("openssl", "shellcheck")
+def test_both() -> None: ...
+@pytest.mark.whole
+def test_whole() -> None: ...
+def test_always() -> None: ...
+"""
 
 
-def told(path: Path, *flags: str, **environ: str) -> str:
-    """What pytest says where PATH has no engine."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *flags],
-        cwd=ROOT,
-        env={"PATH": str(path), "HOME": str(path), **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
+def _run(folder: Path, *flags: str, **environ: str) -> str:
+    """The output of pytest where PATH has no program at all."""
+    file = folder / "test_small.py"
+    file.write_text(FILE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
+    environ = {"PATH": str(folder), "HOME": str(folder), **environ}
+    done = subprocess.run(
+        [*command, "-p", "tests.conftest", *flags, str(file)],
+        cwd=ROOT, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return told(tmp_path_factory.mktemp("empty"), "--collect-only", HELD)
+@pytest.mark.parametrize("flags", [[], ["-n", "2"]])
+def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path, flags: list[str]) -> None:
+    lines = _run(tmp_path, *flags).splitlines()
+    assert "2 checks did not run without openssl: apt-get install openssl" in lines
+    assert "1 check did not run without shellcheck: apt-get install shellcheck" in lines
+    (engine,) = (line for line in lines if line.startswith("1 checks marked engine did not run: needs "))
+    assert "docker.io" in engine
+    assert "1 checks of whole suites did not run: nox -s tests -- --whole -m whole" in lines
+    assert not any("::test_" in line for line in lines)
+    assert lines[-1].startswith("1 passed")
 
 
-def test_where_no_engine_can_be_the_number_and_the_reason_are_said(said: str) -> None:
-    assert "checks marked engine did not run: needs buildah, docker.io, mmdebstrap" in said
-
-
-def test_each_of_them_is_named(said: str) -> None:
-    assert f"  {HELD}::test_an_image_built_twice_is_the_same" in said
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> list[str]:
-    """As held as HELD is, and quicker to import; the hooks are the same."""
-    file = tmp_path / "test_small.py"
-    file.write_text("import pytest\n\n\n@pytest.mark.engine\ndef test_small() -> None: ...\n")
-    return ["-c", "pyproject.toml", "-p", "tests.conftest", str(file)]
-
-
-def test_where_one_is_required_they_run_all_the_same(small: list[str], tmp_path: Path) -> None:
-    assert "did not run" in told(tmp_path, *small)
-    assert "1 passed" in told(tmp_path, *small, QNN_CI_TEST_ENGINE="required")
-
-
-def test_with_workers_each_is_named_too(small: list[str], tmp_path: Path) -> None:
-    assert "::test_small\n" in told(tmp_path, "-n", "1", *small)
+def test_what_is_required_or_asked_for_runs(tmp_path: Path) -> None:
+    required = {"QNN_CI_TEST_ENGINE": "required", "QNN_CI_TEST_PROGRAMS": "required"}
+    output = _run(tmp_path, "--whole", **required)
+    assert "5 passed" in output and "did not run" not in output

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-
 
 def faults(text: str) -> str:
-    """What the schema of the version that a bill names says of it; empty for a valid one."""
+    """What the schema of the version that a bill names says about it; empty for a valid one."""
+    # Importing the validator takes seconds: it compiles the grammar of every kind of URL.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     version = SchemaVersion.from_version(json.loads(text)["specVersion"])
     found = JsonStrictValidator(version).validate_str(text)
     return str(found) if found else ""

@@ -24,11 +24,7 @@ thresholds = {{ sqnr_db = 20 }}
 {run}
 """
 
-BASIS = Basis(
-    versions={"executorch": "1.5.1", "torch": "2.13.0"},
-    sdk={"build_id": "v2.49.40.260810104044", "libraries": "aa"},
-    toolkit="bb",
-)
+BASIS = Basis("CPython 3.11.0", {"build_id": "v2.49.40.260810104044", "libraries": "aa"})
 
 
 def make_program(
@@ -37,7 +33,7 @@ def make_program(
     """The one program of a suite there, with its factory's module, a module that it imports, and weights."""
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in (
-        ("net.py", "import layers\ndef make(width): ...\n"),
+        ("net.py", "import layers\ndef make(width): return width * layers.WIDTH\n"),
         ("layers.py", "WIDTH = 1\n"),
         ("weights.bin", "0123"),
     ):

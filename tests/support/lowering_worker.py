@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import importlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+from ci.engine.workers.child import serve
+from ci.suites.imports import search_first
 
 
-def main(descriptor: int) -> None:
-    replies = os.fdopen(descriptor, "w")
-    _say(replies, {"seconds": 0})
-    for line in sys.stdin:
-        order = json.loads(line)
-        Path(order["log"]).write_text("what it printed\n")
-        what = order["case"]["factory"].partition(":")[2]
-        if what == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        elif what == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif what == "hang":
-            time.sleep(600)
-        elif what == "refuse":
-            _say(replies, {"fault": "factory", "message": "it is no model", "resident": 1})
-        else:
-            (Path(order["into"]) / "program.pte").write_bytes(b"program of " + order["soc"].encode())
-            _say(replies, {"opened": [], "left": [], "delegates": 1, "pid": os.getpid(), "resident": 1})
-
-
-def _say(replies: object, message: dict[str, object]) -> None:
-    replies.write(json.dumps(message) + "\n")  # type: ignore[attr-defined]
-    replies.flush()  # type: ignore[attr-defined]
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    print("what it printed")
+    search_first(Path(order["search_path"]))
+    module, _, what = order["case"]["factory"].partition(":")
+    if what == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "hang":
+        time.sleep(600)
+    elif what == "refuse":
+        return {"fault": "factory", "message": "it is no model"}
+    text = getattr(importlib.import_module(module), what)(**order["case"]["arguments"])
+    (Path(order["into"]) / "program.pte").write_text(str(text), encoding="utf-8")
+    return {"left": [], "delegates": 1, "parent": os.getppid()}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    serve(int(sys.argv[1]), lambda: answer, forks=True)

@@ -6,18 +6,16 @@ import json
 import re
 from typing import Any
 
-import pytest
-
 from ci.image.plan import DOCKER, plan_of
 from ci.image.verb import CACHE
 from provisioning.base.settings import ROOT
 
 TEXT = (ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8")
-SAID: dict[str, Any] = json.loads(TEXT)
+SETTINGS: dict[str, Any] = json.loads(TEXT)
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 
-OF_IMAGES = {"image", "workspaceFolder", "workspaceMount"}
-OF_ALL = {
+FOR_IMAGES = {"image", "workspaceFolder", "workspaceMount"}
+FOR_ALL = {
     *("name", "features", "overrideFeatureInstallOrder", "forwardPorts", "portsAttributes"),
     *("otherPortsAttributes", "containerEnv", "remoteEnv", "containerUser", "remoteUser"),
     *("updateRemoteUserUID", "userEnvProbe", "overrideCommand", "shutdownAction", "init", "privileged"),
@@ -32,37 +30,26 @@ def words(mount: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in mount.split(","))
 
 
-def test_it_says_only_what_the_specification_knows() -> None:
-    assert set(SAID) <= OF_IMAGES | OF_ALL
+def test_only_keys_of_the_specification_are_used() -> None:
+    assert set(SETTINGS) <= FOR_IMAGES | FOR_ALL
 
 
-def test_the_image_is_the_one_that_sessions_build() -> None:
-    assert SAID["image"] == plan_of("wheels").tag
-
-
-def test_the_user_is_the_images() -> None:
-    assert SAID["remoteUser"] == re.findall(r"^USER (\w+)$", DOCKERFILE, re.M)[-1]
-
-
-def test_files_written_inside_belong_to_the_caller() -> None:
-    assert SAID["updateRemoteUserUID"] is True
-
-
-def test_an_image_that_is_not_there_is_provisioned_and_built_first() -> None:
-    command = SAID["initializeCommand"]
-    assert command.startswith(f"docker image inspect {SAID['image']} ")
+def test_the_image_its_user_and_its_volume_are_those_that_sessions_build_and_use() -> None:
+    assert SETTINGS["image"] == plan_of("wheels").tag
+    assert SETTINGS["remoteUser"] == re.findall(r"^USER (\w+)$", DOCKERFILE, re.M)[-1]
+    assert SETTINGS["updateRemoteUserUID"] is True
+    assert [words(mount)["target"] for mount in SETTINGS["mounts"]] == [CACHE]
+    command = SETTINGS["initializeCommand"]
+    assert command.startswith(f"docker image inspect {SETTINGS['image']} ")
     assert command.endswith("|| (nox -s provision && nox -s image -- wheels)")
 
 
-def test_the_checkout_keeps_its_path() -> None:
-    mount = words(SAID["workspaceMount"])
-    assert mount == {"type": "bind", "source": SAID["workspaceFolder"], "target": SAID["workspaceFolder"]}
-
-
-def test_what_must_be_writable_is_a_volume() -> None:
-    assert [words(mount)["target"] for mount in SAID["mounts"]] == [CACHE]
-
-
-@pytest.mark.parametrize("path", re.findall(r"(?<=[\"=])/[\w./-]+", TEXT))
-def test_no_path_is_of_anyones_machine(path: str) -> None:
-    assert path.startswith(("/opt/qnn-ci/", "/var/cache/qnn-ci"))
+def test_the_checkout_keeps_its_path_and_no_other_path_is_of_this_machine() -> None:
+    mount = words(SETTINGS["workspaceMount"])
+    assert mount == {
+        "type": "bind",
+        "source": SETTINGS["workspaceFolder"],
+        "target": SETTINGS["workspaceFolder"],
+    }
+    paths = re.findall(r"(?<=[\"=])/[\w./-]+", TEXT)
+    assert all(path.startswith(("/opt/qnn-ci/", "/var/cache/qnn-ci")) for path in paths)

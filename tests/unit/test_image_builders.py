@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ci.image.engine import Engine
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
 NONE = Engine.__new__(Engine)
-"""docker's own client builds in the engine, without our help."""
+"""Docker's own client builds in the engine: ours is not used."""
 
 
 def program(folder: Path, name: str, body: str) -> str:
@@ -32,55 +33,47 @@ def docker(folder: Path, version: str, buildx: bool = False) -> str:
     return program(folder, "docker", f"if 'buildx' in sys.argv:\n    {plugin}\nelse:\n    {said}")
 
 
-def test_a_client_with_the_plugin_builds_by_it(tmp_path: Path) -> None:
-    found = docker(tmp_path / "a", "28.2.2", buildx=True)
-    assert choose("auto", {"PATH": str(tmp_path / "a")}) == Docker(found, buildx=True)
-
-
-@pytest.mark.parametrize("version", ["18.09.1", "22.9.0+dfsg1"])
-def test_an_older_client_speaks_buildkit_itself(tmp_path: Path, version: str) -> None:
-    found = docker(tmp_path / "a", version)
-    assert choose("auto", {"PATH": str(tmp_path / "a")}) == Docker(found, buildx=False)
-
-
-@pytest.mark.parametrize("version", ["18.06.3-ce", "23.0.0"])
-def test_a_client_that_speaks_no_buildkit_without_the_plugin_is_passed_over(
-    tmp_path: Path, version: str
+@pytest.mark.parametrize(
+    ("clients", "buildah", "wanted", "chosen"),
+    [
+        ([("28.2.2", True)], True, "auto", Docker("0/docker", buildx=True)),
+        ([("18.09.1", False)], True, "auto", Docker("0/docker", buildx=False)),
+        ([("22.9.0+dfsg1", False)], True, "auto", Docker("0/docker", buildx=False)),
+        ([("18.06.3-ce", False), ("20.10.24", False)], True, "docker", Docker("1/docker", buildx=False)),
+        ([("23.0.0", False), ("20.10.24", False)], True, "docker", Docker("1/docker", buildx=False)),
+        ([("28.2.2", False)], True, "auto", Buildah("buildah")),
+        ([("20.10.24", False)], True, "buildah", Buildah("buildah")),
+        ([("28.2.2", False)], True, "docker", "no docker on PATH can build with BuildKit"),
+        ([], False, "auto", "buildah is not on PATH"),
+        ([], False, "docker", "no docker on PATH can build with BuildKit"),
+        ([], False, "buildah", "buildah is not on PATH"),
+    ],
+)
+def test_the_builder_is_the_first_that_speaks_buildkit_else_buildah(
+    tmp_path: Path,
+    clients: list[tuple[str, bool]],
+    buildah: bool,
+    wanted: str,
+    chosen: Docker | Buildah | str,
 ) -> None:
-    docker(tmp_path / "a", version)
-    found = docker(tmp_path / "b", "20.10.24")
-    assert choose("docker", {"PATH": f"{tmp_path / 'a'}:{tmp_path / 'b'}"}) == Docker(found, buildx=False)
+    folders = [tmp_path / str(number) for number in range(len(clients))]
+    for folder, (version, buildx) in zip(folders, clients, strict=True):
+        docker(folder, version, buildx)
+    if buildah:
+        program(tmp_path, "buildah", "")
+    path = {"PATH": ":".join(map(str, [*folders, tmp_path]))}
+    if isinstance(chosen, str):
+        with pytest.raises(EnvironmentLacking, match=chosen) as caught:
+            choose(wanted, path)
+        assert "apt-get install" in caught.value.remedy
+    else:
+        assert choose(wanted, path) == replace(chosen, program=str(tmp_path / chosen.program))
 
 
-def test_a_client_that_answers_something_else_has_no_plugin(tmp_path: Path) -> None:
+def test_a_client_that_prints_something_else_has_no_plugin(tmp_path: Path) -> None:
     program(tmp_path / "a", "docker", 'print("Docker version 28.2.2, build 1")')
     with pytest.raises(EnvironmentLacking, match="no docker on PATH can build"):
         choose("docker", {"PATH": str(tmp_path / "a")})
-
-
-def test_buildah_serves_where_no_docker_can(tmp_path: Path) -> None:
-    docker(tmp_path / "a", "28.2.2")
-    found = program(tmp_path / "a", "buildah", "")
-    assert choose("auto", {"PATH": str(tmp_path / "a")}) == Buildah(found)
-
-
-def test_buildah_is_taken_when_asked_for(tmp_path: Path) -> None:
-    docker(tmp_path / "a", "20.10.24")
-    found = program(tmp_path / "a", "buildah", "")
-    assert choose("buildah", {"PATH": str(tmp_path / "a")}) == Buildah(found)
-
-
-def test_who_asks_for_docker_does_not_get_buildah(tmp_path: Path) -> None:
-    program(tmp_path / "a", "buildah", "")
-    with pytest.raises(EnvironmentLacking, match="no docker on PATH can build with BuildKit"):
-        choose("docker", {"PATH": str(tmp_path / "a")})
-
-
-@pytest.mark.parametrize("wanted", ["auto", "docker", "buildah"])
-def test_no_builder_at_all_says_what_to_install(wanted: str, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking) as caught:
-        choose(wanted, {"PATH": str(tmp_path)})
-    assert "apt-get install" in caught.value.remedy
 
 
 def order(folder: Path) -> Order:
@@ -97,78 +90,64 @@ def order(folder: Path) -> Order:
     )
 
 
-def test_docker_builds_without_network(tmp_path: Path) -> None:
-    said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
-    Docker(said, buildx=False).build(order(tmp_path), NONE)
-    log = (tmp_path / "logs" / "build.log").read_text()
-    assert log.startswith("['build', '--network', 'none'")
-
-
-def test_buildx_builds_in_the_engine_whatever_builder_the_user_has_chosen(tmp_path: Path) -> None:
-    said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
-    Docker(said, buildx=True).build(order(tmp_path), NONE)
-    log = (tmp_path / "logs" / "build.log").read_text()
-    assert log.startswith("['buildx', 'build', '--builder', 'default', '--load'")
-
-
-def test_nothing_of_the_build_itself_is_attested_into_the_image(tmp_path: Path) -> None:
-    asked = "import os; print(os.environ['BUILDX_NO_DEFAULT_ATTESTATIONS'])"
-    Docker(program(tmp_path / "a", "docker", asked), buildx=True).build(order(tmp_path), NONE)
-    assert (tmp_path / "logs" / "build.log").read_text() == "1\n"
+@pytest.mark.parametrize(
+    ("buildx", "verb"),
+    [(False, ["build"]), (True, ["buildx", "build", "--builder", "default", "--load"])],
+)
+def test_docker_builds_in_the_engine_without_network_and_attests_nothing(
+    tmp_path: Path, buildx: bool, verb: list[str]
+) -> None:
+    body = "import os; print([*sys.argv[1:], os.environ['BUILDX_NO_DEFAULT_ATTESTATIONS']])"
+    Docker(program(tmp_path / "a", "docker", body), buildx).build(order(tmp_path), NONE)
+    words = ast.literal_eval((tmp_path / "logs" / "build.log").read_text())
+    assert words[: len(verb) + 2] == [*verb, "--network", "none"]
+    assert words[-1] == "1"
 
 
 class Holding(Engine):
-    """Stands for an engine that holds an image with these layers, made at some hour."""
+    """An engine with an image of these layers, whose time differs at each look."""
 
     def __init__(self, *layers: str) -> None:
         self.layers = layers
-        self.asked = 0
-        self.told: list[tuple[str, ...]] = []
+        self.inspected = 0
+        self.calls: list[tuple[str, ...]] = []
 
     def attributes(self, reference: str) -> dict[str, Any]:
-        self.asked += 1
+        self.inspected += 1
         same = {"Architecture": "amd64", "Os": "linux", "Config": {"User": "dev"}}
-        return {**same, "RootFS": {"Layers": list(self.layers)}, "Created": f"at {self.asked}"}
+        return {**same, "RootFS": {"Layers": list(self.layers)}, "Created": f"at {self.inspected}"}
 
     def save(self, reference: str, path: Path) -> None:
-        self.told.append(("save", reference, path.name))
+        self.calls.append(("save", reference, path.name))
 
     def remove(self, reference: str) -> None:
-        self.told.append(("remove", reference))
+        self.calls.append(("remove", reference))
 
 
-def placed(tmp_path: Path, engine: Engine) -> Built:
-    said = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
-    return Docker(said, buildx=False).workspace(tmp_path, engine).build(order(tmp_path))
+def compared(tmp_path: Path, engine: Engine) -> Built:
+    client = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
+    return Docker(client, buildx=False).workspace(tmp_path, engine).build(order(tmp_path))
 
 
-def test_docker_builds_anew_what_is_to_be_compared(tmp_path: Path) -> None:
-    placed(tmp_path, Holding("sha256:1"))
+def test_docker_builds_are_compared_by_layers_without_cache_and_time(
+    tmp_path: Path,
+) -> None:
+    engine = Holding("sha256:1")
+    assert compared(tmp_path, engine) == compared(tmp_path, engine)
+    assert compared(tmp_path, engine).digest != compared(tmp_path, Holding("sha256:2")).digest
     assert "'--no-cache'" in (tmp_path / "logs" / "build.log").read_text()
 
 
-def test_a_place_of_docker_saves_and_removes_what_it_built(tmp_path: Path) -> None:
+def test_a_docker_workspace_saves_and_removes_what_it_built(tmp_path: Path) -> None:
     engine = Holding("sha256:1")
-    place = Docker("docker", buildx=False).workspace(tmp_path, engine)
-    place.save(order(tmp_path), tmp_path / "image.tar")
-    place.discard(order(tmp_path))
-    assert engine.told == [
-        ("save", "qnn-ci/wheels:latest", "image.tar"),
-        ("remove", "qnn-ci/wheels:latest"),
-    ]
+    workspace = Docker("docker", buildx=False).workspace(tmp_path, engine)
+    workspace.save(order(tmp_path), tmp_path / "image.tar")
+    workspace.discard(order(tmp_path))
+    tag = "qnn-ci/wheels:latest"
+    assert engine.calls == [("save", tag, "image.tar"), ("remove", tag)]
 
 
-def test_the_hour_of_a_docker_build_is_not_compared(tmp_path: Path) -> None:
-    engine = Holding("sha256:1")
-    assert placed(tmp_path, engine) == placed(tmp_path, engine)
-
-
-def test_layers_of_a_docker_build_are_compared(tmp_path: Path) -> None:
-    one, other = (placed(tmp_path, Holding(layer)) for layer in ("sha256:1", "sha256:2"))
-    assert one.digest != other.digest
-
-
-def test_both_builders_are_told_stage_base_and_labels(tmp_path: Path) -> None:
+def test_both_builders_get_stage_base_time_and_labels(tmp_path: Path) -> None:
     flags = order(tmp_path).flags
     assert flags[2:4] == ["--target", "qnn-sdk"]
     assert "BASE=debian@sha256:1" in flags and "SOURCE_DATE_EPOCH=5" in flags
@@ -176,7 +155,7 @@ def test_both_builders_are_told_stage_base_and_labels(tmp_path: Path) -> None:
 
 
 class Keeping(Engine):
-    """Stands for an engine that gives what it is asked for, and keeps what it is given."""
+    """An engine that saves any image, and keeps what is loaded."""
 
     def __init__(self) -> None:
         self.kept: list[str] = []
@@ -190,7 +169,7 @@ class Keeping(Engine):
 
 @dataclass
 class Workbench:
-    """A buildah that writes down how it was called, with what storage, and which base it pulled."""
+    """A buildah that notes its calls, its storage, and the base that it pulled."""
 
     folder: Path
     program: str
@@ -204,8 +183,8 @@ class Workbench:
 
 @pytest.fixture
 def workbench(tmp_path: Path) -> Callable[..., Workbench]:
-    def made(fails: str = "") -> Workbench:
-        said = '{"FromImageDigest": "sha256:1", "OCIv1": {"rootfs": {"diff_ids": ["sha256:2"]}}}'
+    def workbench(fails: str = "") -> Workbench:
+        image = '{"FromImageDigest": "sha256:1", "OCIv1": {"rootfs": {"diff_ids": ["sha256:2"]}}}'
         script = f"""#!/bin/sh
             if [ "$1 $3" = "--root --runroot" ]; then echo "$2" >> {tmp_path}/roots; shift 4; else exit 9; fi
             echo "$*" >> {tmp_path}/calls
@@ -213,7 +192,7 @@ def workbench(tmp_path: Path) -> Callable[..., Workbench]:
             case "$1" in
             pull) cat "${{3#docker-archive:}}" >> {tmp_path}/pulled; echo Trying; echo sha256:base ;;
             push) file="${{3#docker-archive:}}"; echo "$2" > "${{file%%:*}}" ;;
-            inspect) echo '{said}' ;;
+            inspect) echo '{image}' ;;
             containers) echo c1; echo c2 ;;
             esac
             """
@@ -222,7 +201,7 @@ def workbench(tmp_path: Path) -> Callable[..., Workbench]:
         program.chmod(0o755)
         return Workbench(tmp_path, str(program))
 
-    return made
+    return workbench
 
 
 def test_buildah_builds_apart_from_the_users_images_and_leaves_nothing(
@@ -239,7 +218,7 @@ def test_buildah_builds_apart_from_the_users_images_and_leaves_nothing(
     assert not list(tmp_path.glob("qnn-ci-image-*"))
 
 
-def test_buildah_takes_nothing_from_elsewhere_and_no_time_but_the_orders(
+def test_buildah_pulls_nothing_and_every_file_gets_the_time_of_the_order(
     workbench: Callable[..., Workbench], tmp_path: Path
 ) -> None:
     bench = workbench()
@@ -250,20 +229,20 @@ def test_buildah_takes_nothing_from_elsewhere_and_no_time_but_the_orders(
     assert build.endswith(f"--tag qnn-ci/wheels:latest {tmp_path}")
 
 
-def test_a_place_of_buildah_says_what_it_built_and_keeps_it_until_it_is_discarded(
+def test_a_buildah_workspace_keeps_what_it_built_until_it_is_discarded(
     workbench: Callable[..., Workbench], tmp_path: Path
 ) -> None:
     bench = workbench()
     (tmp_path / "context").mkdir()
     one = order(tmp_path / "context")
-    place = Buildah(bench.program).workspace(tmp_path / "here", Keeping())
-    assert place.build(one) == Built("sha256:1", ("sha256:2",))
+    workspace = Buildah(bench.program).workspace(tmp_path / "here", Keeping())
+    assert workspace.build(one) == Built("sha256:1", ("sha256:2",))
     assert [call.split()[0] for call in bench.calls()] == ["pull", "build", "inspect"]
     assert (tmp_path / "pulled").read_text() == one.base_id
-    place.save(one, tmp_path / "saved.tar")
+    workspace.save(one, tmp_path / "saved.tar")
     assert (tmp_path / "saved.tar").read_text() == "qnn-ci/wheels:latest\n"
     assert "rmi --all --force" not in bench.calls()
-    place.discard(one)
+    workspace.discard(one)
     assert bench.calls()[-1] == "rmi --all --force"
     assert bench.roots() == {tmp_path / "here" / "storage"}
 
@@ -293,13 +272,14 @@ def test_a_build_that_fails_shows_its_last_lines_and_its_log(tmp_path: Path) -> 
     assert caught.value.remedy == f"less {tmp_path / 'logs' / 'build.log'}"
 
 
-@pytest.mark.parametrize("said", ["write /a: no space left on device", "dpkg: /a (No space left on device)"])
-def test_a_full_disk_is_the_environments_fault(said: str) -> None:
-    fault = failure("building", f"#8 writing\n{said}\nmore", "less log")
-    assert isinstance(fault, EnvironmentLacking) and said in fault.message
-    assert "docker system prune" in fault.remedy
-
-
-def test_a_socket_that_refuses_us_is_the_environments_fault() -> None:
-    said = "Got permission denied while trying to connect to the Docker daemon socket"
-    assert isinstance(failure("building", said, "less log"), EnvironmentLacking)
+@pytest.mark.parametrize(
+    ("output", "remedy"),
+    [
+        ("#8 writing\nwrite /a: no space left on device\nmore", "docker system prune"),
+        ("dpkg: /a (No space left on device)", "docker system prune"),
+        ("Got permission denied while trying to connect to the Docker daemon socket", "usermod"),
+    ],
+)
+def test_a_full_disk_and_a_refusing_socket_are_told_as_such(output: str, remedy: str) -> None:
+    error = failure("building", output, "less log")
+    assert isinstance(error, EnvironmentLacking) and remedy in error.remedy

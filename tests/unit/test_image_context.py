@@ -47,48 +47,23 @@ def apt() -> AptInContainer:
     return AptInContainer({"g++_4%3a12.2.0-3_amd64.deb": CONTENT})
 
 
-def test_a_package_file_says_name_and_version(tmp_path: Path) -> None:
-    (tmp_path / "g++_4%3a12.2.0-3_amd64.deb").write_bytes(CONTENT)
-    assert packages_in(tmp_path) == [GPP]
-
-
-def test_locked_packages_are_asked_for_by_version(apt: AptInContainer, tmp_path: Path) -> None:
-    keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
-    assert apt.jobs[0].command[-1] == "g++=4:12.2.0-3"
-
-
-def test_packages_that_are_there_are_not_fetched_again(apt: AptInContainer, tmp_path: Path) -> None:
-    for _ in range(2):
-        keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
-    assert len(apt.jobs) == 1
-
-
-def test_another_base_has_them_fetched_again(apt: AptInContainer, tmp_path: Path) -> None:
-    for base in ("base", "other"):
+def test_locked_packages_are_fetched_by_version_once_for_each_base(
+    apt: AptInContainer, tmp_path: Path
+) -> None:
+    for base in ("base", "base", "other"):
         keep_packages([GPP], apt, base, Apt(), tmp_path / "packages")
-    assert len(apt.jobs) == 2
+    assert [job.command[-1] for job in apt.jobs] == ["g++=4:12.2.0-3"] * 2
+    assert packages_in(tmp_path / "packages") == [GPP]
 
 
-def test_other_bytes_under_the_same_version_are_refused(apt: AptInContainer, tmp_path: Path) -> None:
-    apt.files = dict.fromkeys(apt.files, b"not the package")
-    with pytest.raises(IntegrityError, match=GPP.sha256):
-        keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
-
-
-def test_refused_packages_are_not_taken_for_kept_ones(apt: AptInContainer, tmp_path: Path) -> None:
-    apt.files = dict.fromkeys(apt.files, b"not the package")
-    for _ in range(2):
-        with pytest.raises(IntegrityError):
-            keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
-
-
-def test_what_a_failed_fetch_left_is_not_taken_for_what_was_there_before(
+def test_other_bytes_under_the_same_version_are_refused_each_time(
     apt: AptInContainer, tmp_path: Path
 ) -> None:
     keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
     good, apt.files = apt.files, dict.fromkeys(apt.files, b"not the package")
-    with pytest.raises(IntegrityError):
-        keep_packages([GPP], apt, "other", Apt(), tmp_path / "packages")
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match=GPP.sha256):
+            keep_packages([GPP], apt, "other", Apt(), tmp_path / "packages")
     apt.files = good
     keep_packages([GPP], apt, "base", Apt(), tmp_path / "packages")
     assert packages_in(tmp_path / "packages") == [GPP]
@@ -138,71 +113,55 @@ def test_what_apt_says_reaches_the_user(tmp_path: Path) -> None:
     assert "--apt-sources" in caught.value.remedy
 
 
-def test_the_users_apt_sources_are_mounted_for_reading(apt: AptInContainer, tmp_path: Path) -> None:
-    sources = tmp_path / "mine.sources"
-    sources.write_text("Types: deb\n")
-    keep_packages([GPP], apt, "base", Apt(sources=sources), tmp_path / "packages")
-    mount = apt.jobs[0].mounts[-1]
-    assert (mount.source, mount.target, mount.read_only) == (str(sources), "/run/apt/sources", True)
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "tree" / "lib").mkdir(parents=True, mode=0o700)
+    (tmp_path / "tree" / "lib" / "a.so").write_text("a")
+    (tmp_path / "tree" / "b.so").symlink_to("lib/a.so")
+    return tmp_path / "tree"
 
 
-class TestLinkTree:
-    @pytest.fixture
-    def tree(self, tmp_path: Path) -> Path:
-        (tmp_path / "tree" / "lib").mkdir(parents=True, mode=0o700)
-        (tmp_path / "tree" / "lib" / "a.so").write_text("a")
-        (tmp_path / "tree" / "b.so").symlink_to("lib/a.so")
-        return tmp_path / "tree"
+def test_a_tree_is_linked_with_its_links_and_without_the_umask(tree: Path, tmp_path: Path) -> None:
+    into = tmp_path / "linked"
+    link_tree(tree, "key", into)
+    assert (into / "lib" / "a.so").samefile(tree / "lib" / "a.so")
+    assert (into / "b.so").readlink() == Path("lib/a.so")
+    assert (into / "lib").stat().st_mode & 0o777 == 0o755
 
-    def test_files_are_the_same_files(self, tree: Path, tmp_path: Path) -> None:
-        link_tree(tree, "key", tmp_path / "linked")
-        assert (tmp_path / "linked" / "lib" / "a.so").samefile(tree / "lib" / "a.so")
 
-    def test_links_stay_links(self, tree: Path, tmp_path: Path) -> None:
-        link_tree(tree, "key", tmp_path / "linked")
-        assert (tmp_path / "linked" / "b.so").readlink() == Path("lib/a.so")
+def test_a_linked_tree_is_made_anew_for_another_key_or_when_it_is_gone(tree: Path, tmp_path: Path) -> None:
+    into = tmp_path / "linked"
+    link_tree(tree, "key", into)
+    (into / "lib" / "mark").write_text("")
+    link_tree(tree, "key", into)
+    assert (into / "lib" / "mark").exists()
+    link_tree(tree, "other", into)
+    assert not (into / "lib" / "mark").exists()
+    shutil.rmtree(into)
+    link_tree(tree, "other", into)
+    assert (into / "lib" / "a.so").is_file()
 
-    def test_folders_do_not_depend_on_the_umask(self, tree: Path, tmp_path: Path) -> None:
-        link_tree(tree, "key", tmp_path / "linked")
-        assert (tmp_path / "linked" / "lib").stat().st_mode & 0o777 == 0o755
 
-    def test_another_key_replaces_what_was_there(self, tree: Path, tmp_path: Path) -> None:
-        link_tree(tree, "key", tmp_path / "linked")
-        (tree / "lib" / "a.so").unlink()
+def test_a_half_linked_tree_is_not_taken_for_whole(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link_tree(tree, "key", tmp_path / "linked")
+    with pytest.raises(shutil.Error), monkeypatch.context() as full:
+        full.setattr(context, "_link_or_copy", _no_space)
         link_tree(tree, "other", tmp_path / "linked")
-        assert not (tmp_path / "linked" / "lib" / "a.so").exists()
+    link_tree(tree, "key", tmp_path / "linked")
+    assert (tmp_path / "linked" / "lib" / "a.so").is_file()
 
-    def test_the_same_key_leaves_it_alone(self, tree: Path, tmp_path: Path) -> None:
-        link_tree(tree, "key", tmp_path / "linked")
-        (tmp_path / "linked" / "lib" / "mark").write_text("")
-        link_tree(tree, "key", tmp_path / "linked")
-        assert (tmp_path / "linked" / "lib" / "mark").exists()
 
-    def test_a_folder_that_was_removed_comes_back(self, tree: Path, tmp_path: Path) -> None:
-        link_tree(tree, "key", tmp_path / "linked")
-        shutil.rmtree(tmp_path / "linked")
-        link_tree(tree, "key", tmp_path / "linked")
-        assert (tmp_path / "linked" / "lib" / "a.so").is_file()
-
-    def test_what_was_left_half_done_is_not_taken_for_whole(
-        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        link_tree(tree, "key", tmp_path / "linked")
-        with pytest.raises(shutil.Error), monkeypatch.context() as full:
-            full.setattr(context, "_link_or_copy", _no_space)
-            link_tree(tree, "other", tmp_path / "linked")
-        link_tree(tree, "key", tmp_path / "linked")
-        assert (tmp_path / "linked" / "lib" / "a.so").is_file()
-
-    def test_files_are_copied_where_they_cannot_be_linked(
-        self, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(os, "link", _no_space)
-        (tree / "lib" / "a.so").chmod(0o755)
-        link_tree(tree, "key", tmp_path / "linked")
-        copy = tmp_path / "linked" / "lib" / "a.so"
-        assert (copy.read_text(), copy.stat().st_mode & 0o777) == ("a", 0o755)
-        assert not copy.samefile(tree / "lib" / "a.so")
+def test_files_are_copied_where_they_cannot_be_linked(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", _no_space)
+    (tree / "lib" / "a.so").chmod(0o755)
+    link_tree(tree, "key", tmp_path / "linked")
+    copy = tmp_path / "linked" / "lib" / "a.so"
+    assert (copy.read_text(), copy.stat().st_mode & 0o777) == ("a", 0o755)
+    assert not copy.samefile(tree / "lib" / "a.so")
 
 
 def _no_space(*_: object) -> None:

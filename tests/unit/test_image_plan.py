@@ -1,16 +1,17 @@
-"""What an image is, by the manifests."""
+"""What is in an image, from the manifests."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ci.image import plan as plans
-from ci.image.plan import DOCKER, Package, load_images, load_packages, plan_of, render_packages
+from ci.image.plan import DOCKER, Package, Plan, load_images, load_packages, plan_of, render_packages
 from ci.image.verb import configure, labels
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.lock_files import lock_path
@@ -60,24 +61,17 @@ def test_nothing_is_pinned_or_fetched_in_docker(path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", re.findall(r"^RUN ((?:.*\\\n)*.*)$", DOCKERFILE, re.M))
-def test_every_layer_is_made_so_that_it_can_be_made_again(step: str) -> None:
+def test_every_layer_is_reproducible(step: str) -> None:
     mounts, _, command = step.rpartition("\\\n")
     assert command.strip().startswith("sh /mnt/docker/make-layer ")
     assert mounts.startswith("--mount=type=tmpfs,target=/mnt ")
 
 
-def test_no_layer_is_made_otherwise() -> None:
-    assert not re.search(r"^(COPY|ADD) ", DOCKERFILE, re.M)
-
-
-def test_every_stage_knows_the_time_of_its_files() -> None:
+def test_every_stage_knows_the_time_of_its_files_ends_as_a_user_and_copies_nothing_else() -> None:
     stages = DOCKERFILE.split("\nFROM ")[1:]
     assert all("\nARG SOURCE_DATE_EPOCH\n" in stage for stage in stages)
-
-
-def test_every_stage_ends_as_a_user_who_is_not_root() -> None:
-    stages = DOCKERFILE.split("\nFROM ")[1:]
     assert [re.findall(r"^USER (\w+)$", stage, re.M)[-1] for stage in stages] == ["dev"] * len(stages)
+    assert not re.search(r"^(COPY|ADD) ", DOCKERFILE, re.M)
 
 
 def test_every_wanted_package_is_pinned() -> None:
@@ -97,7 +91,7 @@ def test_every_file_has_the_day_that_the_systems_name_says() -> None:
     assert day.strftime("-%Y%m%d-") in system.image
 
 
-def test_an_unknown_image_names_those_there_are() -> None:
+def test_an_unknown_image_lists_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         plan_of("ubuntu")
     assert "wheels" in caught.value.remedy
@@ -110,7 +104,7 @@ def test_a_profile_without_the_earlier_components_cannot_be_an_image(monkeypatch
     assert caught.value.key == "images.qnn-2.37-ndk-r26c.profile"
 
 
-def test_an_environment_of_which_nothing_is_said_to_be_compiled_is_a_fault_of_the_manifest(
+def test_an_environment_without_imports_is_an_error_of_the_manifest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plans, "load_images", lambda: load_images().model_copy(update={"imports": {}}))
@@ -119,120 +113,94 @@ def test_an_environment_of_which_nothing_is_said_to_be_compiled_is_a_fault_of_th
     assert caught.value.key == "imports"
 
 
-class TestManifestHash:
-    def test_is_the_same_twice(self) -> None:
-        assert plan_of("wheels").manifest_hash(BASE) == plan_of("wheels").manifest_hash(BASE)
+CHANGED = "sha256:" + "2" * 64
 
-    def test_changes_with_the_base(self) -> None:
-        plan = plan_of("wheels")
-        assert plan.manifest_hash(BASE) != plan.manifest_hash("sha256:" + "2" * 64)
 
-    def test_changes_with_a_components_pin(self) -> None:
-        plan = plan_of("wheels")
-        assert plan.profile is not None
-        sdk = plan.profile.components["qnn-sdk"].model_copy(update={"version": "9"})
-        other = plan.profile.model_copy(update={"components": {**plan.profile.components, "qnn-sdk": sdk}})
-        assert replace(plan, profile=other).manifest_hash(BASE) != plan.manifest_hash(BASE)
+def other_pin(plan: Plan) -> Plan:
+    assert plan.profile is not None
+    sdk = plan.profile.components["qnn-sdk"].model_copy(update={"version": "9"})
+    components = {**plan.profile.components, "qnn-sdk": sdk}
+    return replace(plan, profile=plan.profile.model_copy(update={"components": components}))
 
-    def test_changes_with_what_is_compiled(self) -> None:
-        plan = plan_of("base")
-        other = replace(plan, imports={**plan.imports, "tools": ("rich",)})
-        assert other.manifest_hash(BASE) != plan.manifest_hash(BASE)
 
-    def test_changes_with_the_system_under_it(self) -> None:
-        plan = plan_of("base")
-        other = replace(plan, system=plan.system.model_copy(update={"epoch": plan.system.epoch + 1}))
-        assert other.manifest_hash(BASE) != plan.manifest_hash(BASE)
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_pin,
+        lambda plan: replace(plan, imports={**plan.imports, "tools": ("rich",)}),
+        lambda plan: replace(plan, system=plan.system.model_copy(update={"epoch": plan.system.epoch + 1})),
+    ],
+    ids=["pin", "imports", "system"],
+)
+def test_the_hash_of_manifests_changes_with_what_decides_the_bytes(change: Callable[[Plan], Plan]) -> None:
+    plan = plan_of("wheels")
+    assert plan.manifest_hash(BASE) == plan_of("wheels").manifest_hash(BASE) != plan.manifest_hash(CHANGED)
+    assert change(plan).manifest_hash(BASE) != plan.manifest_hash(BASE)
 
-    def test_changes_with_a_lock_of_its_environments_and_no_other(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        plans_of_both = [plan_of("base"), plan_of("wheels")]
-        before = [plan.manifest_hash(BASE) for plan in plans_of_both]
-        changed = tmp_path / "executorch.txt"
-        changed.write_text("other==1\n")
-        monkeypatch.setattr(
-            plans, "lock_path", lambda name: changed if name == "executorch" else lock_path(name)
-        )
-        after = [plan.manifest_hash(BASE) for plan in plans_of_both]
-        assert after[0] == before[0] and after[1] != before[1]
 
-    @pytest.mark.parametrize("name", ["PACKAGES", "DOCKER"])
-    def test_changes_with_the_packages_and_the_recipe(
-        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        plan = plan_of("base")
-        before = plan.manifest_hash(BASE)
-        path: Path = getattr(plans, name)
-        if path.is_dir():
-            changed = tmp_path
-            for file in path.iterdir():
-                (tmp_path / file.name).write_bytes(file.read_bytes() + b"# more\n")
-        else:
-            changed = tmp_path / path.name
-            changed.write_bytes(path.read_bytes() + b"# more\n")
+@pytest.mark.parametrize("name", ["PACKAGES", "DOCKER", "executorch"])
+def test_the_hash_of_manifests_changes_with_the_files_of_the_image_and_no_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, wheels = plan_of("base"), plan_of("wheels")
+    before = base.manifest_hash(BASE), wheels.manifest_hash(BASE)
+    path = lock_path(name) if name == "executorch" else getattr(plans, name)
+    for file in path.iterdir() if path.is_dir() else [path]:
+        (tmp_path / file.name).write_bytes(file.read_bytes() + b"# more\n")
+    changed = tmp_path if path.is_dir() else tmp_path / path.name
+    if name == "executorch":
+        monkeypatch.setattr(plans, "lock_path", lambda one: changed if one == name else lock_path(one))
+    else:
         monkeypatch.setattr(plans, name, changed)
-        assert plan.manifest_hash(BASE) != before
+    assert wheels.manifest_hash(BASE) != before[1]
+    assert (base.manifest_hash(BASE) != before[0]) == (name != "executorch")
 
 
-class TestPackages:
-    def test_come_back_as_they_were_written(self, tmp_path: Path) -> None:
-        packages = (Package("g++", "4:12.2.0-3", "a" * 64), Package("git", "1:2.39", "b" * 64))
-        path = tmp_path / "packages.txt"
-        path.write_text(render_packages(reversed(packages)), encoding="utf-8")
-        assert load_packages(path) == packages
-
-    @pytest.mark.parametrize("line", ["git 1:2.39", "git 1:2.39 abc", f"git 1:2.39 {'a' * 64} more"])
-    def test_a_line_that_is_none_is_named(self, tmp_path: Path, line: str) -> None:
-        path = tmp_path / "packages.txt"
-        path.write_text(f"# head\n{line}\n", encoding="utf-8")
-        with pytest.raises(ManifestError) as caught:
-            load_packages(path)
-        assert caught.value.key == "line 2"
+def test_packages_come_back_as_they_were_written(tmp_path: Path) -> None:
+    packages = (Package("g++", "4:12.2.0-3", "a" * 64), Package("git", "1:2.39", "b" * 64))
+    path = tmp_path / "packages.txt"
+    path.write_text(render_packages(reversed(packages)), encoding="utf-8")
+    assert load_packages(path) == packages
 
 
-class TestBase:
-    @pytest.mark.parametrize(
-        ("variable", "flags", "base"),
-        [
-            ("", [], None),
-            ("mirror/debian:12", [], "mirror/debian:12"),
-            ("mirror/debian:12", ["--base", "a:1"], "a:1"),
-        ],
-    )
-    def test_a_flag_comes_before_a_variable_and_that_before_the_manifest(
-        self, variable: str, flags: list[str], base: str | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("QNN_CI_BASE_IMAGE", variable)
-        parser = argparse.ArgumentParser()
-        configure(parser)
-        assert (parser.parse_args(["wheels", *flags]).base or None) == base
+@pytest.mark.parametrize("line", ["git 1:2.39", "git 1:2.39 abc", f"git 1:2.39 {'a' * 64} more"])
+def test_a_line_that_is_not_a_package_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "packages.txt"
+    path.write_text(f"# head\n{line}\n", encoding="utf-8")
+    with pytest.raises(ManifestError) as caught:
+        load_packages(path)
+    assert caught.value.key == "line 2"
 
 
-class TestLabels:
-    def test_say_profile_manifest_and_build_ids(self) -> None:
-        plan = plan_of("wheels")
-        said = labels(plan, plan.system.reference, BASE)
-        build_id = load_profile("wheels").components["qnn-sdk"].build_id
-        assert said["qnn-ci.profile"] == "wheels"
-        assert said["qnn-ci.manifest"] == plan.manifest_hash(BASE)
-        assert said["qnn-ci.build-ids"] == f"qnn-sdk={build_id}"
+@pytest.mark.parametrize(
+    ("variable", "flags", "base"),
+    [
+        ("", [], None),
+        ("mirror/debian:12", [], "mirror/debian:12"),
+        ("mirror/debian:12", ["--base", "a:1"], "a:1"),
+    ],
+)
+def test_for_the_base_a_flag_wins_over_a_variable_and_that_over_the_manifest(
+    variable: str, flags: list[str], base: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QNN_CI_BASE_IMAGE", variable)
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    assert (parser.parse_args(["wheels", *flags]).base or None) == base
 
-    def test_name_the_pinned_digest_of_the_pinned_base(self) -> None:
-        plan = plan_of("base")
-        said = labels(plan, plan.system.reference, BASE)
-        assert said["org.opencontainers.image.base.digest"] == plan.system.digest
 
-    def test_name_the_id_of_any_other_base(self) -> None:
-        assert labels(plan_of("base"), "mine:1", BASE)["org.opencontainers.image.base.digest"] == BASE
+def test_labels_name_profile_manifest_build_ids_and_base_and_hold_no_time_but_the_manifests() -> None:
+    plan = plan_of("wheels")
+    names = labels(plan, plan.system.reference, BASE)
+    assert names["qnn-ci.profile"] == "wheels"
+    assert names["qnn-ci.manifest"] == plan.manifest_hash(BASE)
+    assert names["qnn-ci.build-ids"] == f"qnn-sdk={load_profile('wheels').components['qnn-sdk'].build_id}"
+    assert names["org.opencontainers.image.created"] == "2025-05-20T00:00:00Z"
+    assert names["org.opencontainers.image.base.digest"] == plan.system.digest
+    assert labels(plan, "mine:1", BASE)["org.opencontainers.image.base.digest"] == BASE
 
-    def test_a_vendors_licence_says_that_the_image_is_not_to_be_published(self) -> None:
-        said = labels(plan_of("qnn-2.37-ndk-r26c"), "mine:1", BASE)["qnn-ci.not-to-be-published"]
-        assert "Qualcomm AI Stack License" in said and "Android Software Development Kit" in said
 
-    def test_without_a_vendors_licence_nothing_is_said_of_it(self) -> None:
-        assert "qnn-ci.not-to-be-published" not in labels(plan_of("wheels"), "mine:1", BASE)
-
-    def test_hold_no_time_but_the_manifests(self) -> None:
-        created = labels(plan_of("base"), "mine:1", BASE)["org.opencontainers.image.created"]
-        assert created == "2025-05-20T00:00:00Z"
+def test_an_image_with_a_vendors_licence_says_that_it_is_not_to_be_published() -> None:
+    text = labels(plan_of("qnn-2.37-ndk-r26c"), "mine:1", BASE)["qnn-ci.not-to-be-published"]
+    assert "Qualcomm AI Stack License" in text and "Android Software Development Kit" in text
+    assert "qnn-ci.not-to-be-published" not in labels(plan_of("wheels"), "mine:1", BASE)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ci.executorch.compile import Compiled, Fault
-from ci.executorch.judge import artifact, cost, delegation, fault_finding, faults_of
+from ci.engine.work import Failure, Result
+from ci.executorch.judge import artifact, cost, delegation, failure_finding, faults_of
 from ci.suites.baseline import Baseline, Recorded, load_tolerances
 from ci.suites.programs.program import Delegate, parse
 from ci.suites.programs.program import Program as Inside
@@ -37,9 +37,9 @@ FACTS: dict[str, Any] = {
 TOLERANCES = load_tolerances()
 
 
-def _compiled(tmp_path: Path, data: bytes | None = None, **facts: Any) -> Compiled:
+def _compiled(tmp_path: Path, data: bytes | None = None, **facts: Any) -> Result:
     (tmp_path / "program.pte").write_bytes(program() if data is None else data)
-    return Compiled(tmp_path, {**FACTS, **facts}, False, "key")
+    return Result({**FACTS, **facts}, tmp_path)
 
 
 class TestDelegation:
@@ -178,7 +178,7 @@ class TestFault:
     @pytest.mark.parametrize("kind", ["factory", "suite", "memory", "crash", "timeout", "export", "compile"])
     def test_it_says_what_happened_and_how_to_repeat_it(self, tmp_path: Path, kind: str) -> None:
         one = make_program(tmp_path)
-        finding = fault_finding(one, Fault(kind, "it broke", tmp_path / "log"), "test_lowering")
+        finding = failure_finding(one, Failure(kind, "it broke", log=tmp_path / "log"), "test_lowering")
         assert (finding.rule, finding.subject) == (f"lowering-{kind}", "net/8a8w/SM8650")
         assert f"nox -s test_lowering -- --suite {one.suite} -k net/8a8w/SM8650" in finding.remedy
 
@@ -188,7 +188,9 @@ class TestFault:
             "Failed to parse platform config: 14001\n[ERROR] Failed to create device_handle 14001\n"
         )
         (known,) = explain(log.read_text())
-        finding = fault_finding(make_program(tmp_path), Fault("compile", "it broke", log), "test_lowering")
+        finding = failure_finding(
+            make_program(tmp_path), Failure("compile", "it broke", log=log), "test_lowering"
+        )
         assert finding.message == f"it broke. {known}"
         assert finding.remedy.startswith(f"{known.fix}; then nox -s test_lowering")
 
@@ -198,6 +200,6 @@ class TestFault:
         known = Explanation("a", "known", "write options = { vtcm_mb = 4 }", "", 1, "")
         monkeypatch.setattr("ci.executorch.judge.explain", lambda log: [known])
         (tmp_path / "log").touch()
-        fault = Fault("compile", "it broke", tmp_path / "log")
-        finding = fault_finding(make_program(tmp_path), fault, "test_lowering")
+        fault = Failure("compile", "it broke", log=tmp_path / "log")
+        finding = failure_finding(make_program(tmp_path), fault, "test_lowering")
         assert finding.remedy.startswith(known.fix)

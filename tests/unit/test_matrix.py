@@ -16,7 +16,6 @@ from ci.executorch.suite import SHIPPED, all_programs
 from ci.github import matrix
 from ci.github.matrix import affected_cases, matrix_of
 from provisioning.base.command_line import main
-from provisioning.base.errors import UsageError
 from provisioning.base.settings import ROOT
 
 PROGRAMS = all_programs([])
@@ -27,22 +26,11 @@ def _jobs(*seconds: float) -> list[Job]:
 
 
 class TestShards:
-    def test_they_are_of_equal_length(self) -> None:
-        entries = matrix_of(_jobs(8, 1, 1, 1, 1, 1, 1, 1, 1), 2, [])["include"]
-        assert [entry["seconds"] for entry in entries] == [8, 8]
-
     @given(st.lists(st.floats(0.1, 100), max_size=30), st.integers(1, 9))
     def test_every_program_is_in_one_of_them(self, seconds: list[float], shards: int) -> None:
         entries = matrix_of(_jobs(*seconds), shards, [])["include"]
         assert sum(int(str(entry["programs"])) for entry in entries) == len(seconds)
         assert all(entry["programs"] for entry in entries) and len(entries) <= shards
-
-    def test_nothing_to_do_is_an_empty_list(self) -> None:
-        assert matrix_of([], 4, []) == {"include": []}
-
-    def test_the_arguments_carry_the_choice(self) -> None:
-        (entry,) = matrix_of(_jobs(1), 4, ["--tag", "pr"])["include"]
-        assert entry["arguments"] == "--tag pr --shard 1/1"
 
 
 class TestAffected:
@@ -92,12 +80,6 @@ class TestAffected:
         monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: then)
         assert self._cases("manifests/suites/lowering.toml") == frozenset({"keywords"})
 
-    def test_a_suite_that_could_not_be_read_then_concerns_everything(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(matrix, "_git", lambda folder, *arguments: "not [ toml")
-        assert self._cases("manifests/suites/lowering.toml") is None
-
 
 class TestGit:
     @pytest.fixture
@@ -120,10 +102,6 @@ class TestGit:
         (repository / "committed").write_text("2")
         assert matrix.changed_files("HEAD~1", repository) == ["committed", "new", "odd name\n"]
         assert matrix.changed_files("HEAD", repository) == ["committed", "new"]
-
-    def test_a_commit_that_is_not_there_is_wrong_use(self, repository: Path) -> None:
-        with pytest.raises(UsageError, match="git merge-base nowhere HEAD failed in"):
-            matrix.changed_files("nowhere", repository)
 
 
 OWN = """
@@ -204,31 +182,12 @@ class TestAnotherRepository:
         assert "--case" not in captured.out
         assert captured.err == f"everything: {folder / 'labels.txt'} may concern any case\n"
 
-    def test_a_page_of_text_concerns_nothing(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (folder.parent / "README.md").write_text("# Theirs")
-        assert self._matrix(folder, capsys) == []
-
-    def test_a_folder_that_is_in_no_repository_is_wrong_use(
-        self, folder: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        from ci.__main__ import VERBS
-
-        (folder.parent / ".git").rename(folder.parent / "git")
-        flags = ["--suite", str(folder / "suite.toml"), "--changed-since", "HEAD"]
-        assert main("python -m ci", "", VERBS, ["matrix", *flags]) == 2
-        assert "git rev-parse --show-toplevel failed in" in capsys.readouterr().err
-
 
 class TestVerb:
     def _run(self, *arguments: str) -> int:
         from ci.__main__ import VERBS
 
         return main("python -m ci", "", VERBS, ["matrix", *arguments])
-
-    def test_it_prints_json_and_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert self._run("--shards", "3", "--tag", "pr") == 0
-        include = json.loads(capsys.readouterr().out)["include"]
-        assert [entry["arguments"] for entry in include] == [f"--tag pr --shard {n}/3" for n in (1, 2, 3)]
 
     def test_an_empty_matrix_says_so_to_github(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -245,13 +204,6 @@ class TestVerb:
         assert self._run("--changed-since", "HEAD", "--shards", "1") == 0
         (entry,) = json.loads(capsys.readouterr().out)["include"]
         assert entry["arguments"] == "--case keywords --shard 1/1"
-
-    def test_a_suite_that_is_not_there_is_told_where_it_was_looked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert self._run("--suite", "mine.toml") == 2
-        assert f"--suite mine.toml: there is no file {tmp_path / 'mine.toml'}" in capsys.readouterr().err
 
 
 def test_the_flags_are_those_that_the_stages_take() -> None:

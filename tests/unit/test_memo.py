@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, prune, repository_of
+from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, prune
+from ci.engine.repository import repository_of
 from ci.engine.workers.parent import Gone, Setup, Worker
+from provisioning.base.settings import ROOT
 
 WORKER = """
 import importlib, sys
@@ -469,3 +472,19 @@ def test_a_random_change_of_any_input_does_the_work_again(seed: int, place: Plac
         later(path, "7")
     assert place.do()[0] == expected
     assert place.do() == (expected, "")
+
+
+def test_a_library_that_copies_all_variables_depends_on_none_of_them(tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text(
+        "import os\n"
+        "os.environ['MADE_HERE'] = '1'\n"
+        "def copy(): return dict(os.environ), os.environ.copy(), [*os.environ.items()]\n"
+        "def read(): return os.environ.get('ONE'), os.environ['MADE_HERE']\n"
+    )
+    code = (
+        "import os, sys; from ci.engine import interpreter; interpreter.begin()\n"
+        "interpreter.installations = lambda: (sys.argv[1],); sys.path.insert(0, sys.argv[1])\n"
+        "import part; part.copy(); print(interpreter._read); part.read(); print(interpreter._read)"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True, cwd=ROOT)
+    assert shown.splitlines() == ["{}", "{'ONE': 'unset', 'MADE_HERE': 'unset'}"]

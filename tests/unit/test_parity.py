@@ -13,7 +13,7 @@ from ci.__main__ import VERBS
 from ci.engine.rule_texts import RULES
 from ci.parity import fix
 from ci.parity.compare import Difference
-from ci.parity.mapping import MAPPING, Deliberate, Dependency, load_mapping
+from ci.parity.mapping import MAPPING, Deliberate, load_mapping
 from ci.parity.tree import Tree
 from ci.report.verb import RENDERINGS
 from ci.upkeep import miniature_tree
@@ -23,7 +23,7 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
 from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
-from tests.support.parity_mutations import CONFIG, DOCKER, DOCS, DRIFTS, RUNTIME_BUCK, TOP_CMAKE
+from tests.support.parity_mutations import CONFIG, DOCKER, DOCS, RUNTIME_BUCK, TOP_CMAKE
 
 SAMPLE = (3, 7, 16, 21, 40, 65)
 """A few random cases, for CI; tests/integration/test_parity_mutations.py has the many."""
@@ -52,17 +52,6 @@ def _found(files: dict[str, str], rule: str) -> list[Difference]:
 
 def test_the_miniature_tree_is_clean() -> None:
     assert checked(miniature_tree.files()).differences == ()
-
-
-def test_the_miniature_tree_is_of_the_size_that_is_claimed() -> None:
-    names = [path.rpartition("/")[2] for path in miniature_tree.files()]
-    assert len(names) >= 300
-    assert sum(name in ("BUCK", "targets.bzl") for name in names) >= 15
-    assert sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names) >= 10
-
-
-def test_there_are_drifts_enough() -> None:
-    assert len(DRIFTS) >= 25 + 4
 
 
 def test_the_new_backend_of_seed_003_is_missing_file_by_file() -> None:
@@ -104,13 +93,6 @@ def test_a_reason_for_a_dependency_that_is_gone_is_an_error() -> None:
     assert one.what == "pybind11::lto"
 
 
-def test_a_dependency_that_neither_side_has_any_more_is_an_error() -> None:
-    entry = Dependency(name="gone", buck=("//x:gone",), cmake=("gone",))
-    by = mapping().model_copy(update={"dependencies": (*mapping().dependencies, entry)})
-    [one] = checked(miniature_tree.files(), by=by).differences
-    assert (one.rule, one.what) == ("parity-stale-entry", "gone")
-
-
 def test_a_pattern_that_is_meant_does_not_cover_those_below_it() -> None:
     files = _with(RUNTIME_BUCK, {'"backends/ir/host/*.cpp"': '"backends/ir/x86_64/*.cpp"'})
     assert [one.what for one in _found(files, "parity-glob-empty")] == ["backends/ir/x86_64/*.cpp"]
@@ -128,15 +110,6 @@ def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
     [one] = checked(files).differences
     assert (one.rule, one.what) == ("parity-unknown-file", f"{QUALCOMM}/pipeline/**/*.py")
     assert "any of the 3 Python files" in one.message
-
-
-def test_a_module_forgotten_among_others_is_named_itself() -> None:
-    files = miniature_tree.files()
-    files[f"{QUALCOMM}/recipes/new.py"] = files[f"{QUALCOMM}/recipes/newer.py"] = "# new\n"
-    assert [one.what for one in checked(files).differences] == [
-        f"{QUALCOMM}/recipes/new.py",
-        f"{QUALCOMM}/recipes/newer.py",
-    ]
 
 
 def test_a_package_is_missed_only_if_it_says_something() -> None:
@@ -191,12 +164,6 @@ class TestMending:
         files[path] += 'python_library(name = "other", srcs = [], deps = ["//x:y.py"])\n'
         assert self.mended(files) == files
 
-    def test_a_missing_dependency_is_added_in_the_files_own_spelling(self) -> None:
-        line = '                "//executorch/extension/tensor:tensor",\n'
-        after = self.mended(_with(RUNTIME_BUCK, {line: ""}))
-        assert checked(after).differences == ()
-        assert line.strip() in after[RUNTIME_BUCK]
-
     def test_a_pattern_that_would_bring_a_file_too_many_is_not_written(self) -> None:
         files = miniature_tree.files()
         files[f"{BACKENDS}/new/Wanted.cpp"] = files[f"{BACKENDS}/new/Other.cpp"] = "// new\n"
@@ -226,42 +193,25 @@ class TestVerb:
         code, report = self.run(root)
         assert (code, report.outcome) == (0, Outcome.PASS)
 
-    def test_fix_mends_writes_the_patch_and_running_again_is_clean(self, root: Path) -> None:
-        file = root / RUNTIME_BUCK
-        file.write_text(_with(RUNTIME_BUCK, FORGOTTEN)[RUNTIME_BUCK], encoding="utf-8")
-        assert self.run(root)[0] == 1
-        code, report = self.run(root, "--fix")
+    def test_fix_writes_the_file_with_its_line_ends_and_a_patch_that_can_be_applied(self, root: Path) -> None:
+        path = f"{QUALCOMM}/aot/python/targets.bzl"
+        files = _with(path, {'            "PyQnnManagerAdaptor.cpp",\n': '            "Adaptor.cpp",\n'})
+        file = root / path
+        before = files[path].replace("\n", "\r\n").encode()
+        file.write_bytes(before)
+        code, report = self.run(root, "--fix", "--dry-run")
         assert (code, [artifact.kind for artifact in report.artifacts]) == (0, ["patch"])
-        assert "+" in (root.parent / "reports" / "buck_parity.patch").read_text(encoding="utf-8")
-        again, clean = self.run(root, "--fix")
-        assert (again, clean.artifacts) == (0, ())
-
-    @pytest.mark.parametrize("end", ["\n", "\r\n"])
-    def test_a_fix_keeps_the_files_line_ends_and_its_patch_can_be_applied(self, root: Path, end: str) -> None:
-        file, text = root / RUNTIME_BUCK, _with(RUNTIME_BUCK, FORGOTTEN)[RUNTIME_BUCK]
-        file.write_bytes(text.rstrip("\n").replace("\n", end).encode())
-        before = file.read_bytes()
+        assert file.read_bytes() == before
         assert self.run(root, "--fix")[0] == 0
         after = file.read_bytes()
-        assert after.count(b"\n") == after.count(end.encode()) > 0
-        assert not after.endswith(b"\n")
+        assert b"PyQnnManagerAdaptor.cpp" in after
+        assert after.count(b"\n") == after.count(b"\r\n") > 0
         file.write_bytes(before)
         patch = root.parent / "reports" / "buck_parity.patch"
-        subprocess.run(["git", "apply", "--unidiff-zero", "-p1", str(patch)], cwd=root, check=True)
+        subprocess.run(["git", "apply", "-p1", str(patch)], cwd=root, check=True)
         assert file.read_bytes() == after
-
-    def test_a_dry_run_changes_nothing(self, root: Path) -> None:
-        file = root / RUNTIME_BUCK
-        text = _with(RUNTIME_BUCK, FORGOTTEN)[RUNTIME_BUCK]
-        file.write_text(text, encoding="utf-8")
-        self.run(root, "--fix", "--dry-run")
-        assert file.read_text(encoding="utf-8") == text
-
-    def test_findings_carry_file_and_line(self, root: Path) -> None:
-        (root / BACKENDS / "htp" / "New.cpp").write_text("", encoding="utf-8")
-        _, report = self.run(root)
-        assert report.findings
-        assert all(re.fullmatch(rf"{RUNTIME_BUCK}:\d+", finding.subject) for finding in report.findings)
+        again, clean = self.run(root, "--fix")
+        assert (again, clean.artifacts) == (0, ())
 
     def test_on_github_findings_are_annotations_on_their_lines(
         self, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -282,9 +232,6 @@ class TestVerb:
 
     def test_a_build_of_an_unknown_variant_is_wrong_use(self, root: Path) -> None:
         assert self.run(root, "--build", "ios=b")[0] == 2
-
-    def test_a_build_that_was_never_configured_is_lacking(self, root: Path) -> None:
-        assert self.run(root, "--build", f"host={root}")[0] == 3
 
 
 def test_a_pair_is_like_one_that_exists(tmp_path: Path) -> None:

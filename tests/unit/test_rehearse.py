@@ -45,25 +45,6 @@ def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
     assert jobs["a"].summary == "# told\n"
 
 
-def test_what_a_step_sets_for_itself_beats_what_an_earlier_one_set_for_all(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          a:
-            env: {SET: job, JOB: job}
-            steps:
-              - run: echo "SET=earlier" >> "$GITHUB_ENV"; echo "JOB=earlier" >> "$GITHUB_ENV"
-              - env: {SET: own}
-                run: test "$SET $JOB" = "own earlier"
-              - run: test "$SET ${{ env.SET }}" = "earlier earlier"
-              - {uses: $/act, env: {SET: own}}
-        """,
-        {"act/action.yml": "runs: {using: composite, steps: [{shell: bash, run: 'test $SET = own'}]}"},
-    )
-    assert jobs["a"].failure == ""
-
-
 def test_a_step_speaks_of_its_own_variables_in_its_condition_and_all_else(tmp_path: Path) -> None:
     jobs = rehearse(
         tmp_path,
@@ -102,18 +83,6 @@ def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
     ]
     assert jobs["a"].result == "failure"
     assert jobs["a"].failure == "breaks: ended with exit code 3"
-
-
-def test_a_failed_pipe_fails_only_where_the_shell_is_named(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          named: {steps: [{shell: bash, run: "false | true"}]}
-          default: {steps: [{run: "false | true"}]}
-        """,
-    )
-    assert (jobs["named"].result, jobs["default"].result) == ("failure", "success")
 
 
 def test_a_step_that_may_fail_does_not_fail_the_job(tmp_path: Path) -> None:
@@ -210,24 +179,6 @@ def test_with_fail_fast_the_rows_that_wait_are_cancelled(tmp_path: Path) -> None
     assert sorted(job.result for job in jobs.values()) == ["cancelled", "cancelled", "failure"]
 
 
-def test_rows_that_succeed_cancel_none_and_without_fail_fast_neither_do_failed_ones(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          good: {name: Fine, strategy: {matrix: {n: [1, 2]}}, steps: [{run: "true"}]}
-          bad: {strategy: {fail-fast: false, matrix: {n: [1, 2]}}, steps: [{run: exit 1}]}
-        """,
-        slots=1,
-    )
-    assert {name: job.result for name, job in jobs.items()} == {
-        "Fine (1)": "success",
-        "Fine (2)": "success",
-        "bad (1)": "failure",
-        "bad (2)": "failure",
-    }
-
-
 def test_only_some_rows_and_what_a_job_needs_can_be_chosen(tmp_path: Path) -> None:
     text = """
         jobs:
@@ -245,12 +196,6 @@ def test_only_some_rows_and_what_a_job_needs_can_be_chosen(tmp_path: Path) -> No
         "row (2)": "success",
         "other": "left out",
     }
-
-
-def test_a_row_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    text = "jobs: {row: {strategy: {matrix: {n: [1]}}, steps: [{run: 'true'}]}}"
-    with pytest.raises(UsageError, match="has no job 9"):
-        rehearse(tmp_path, text, choice=Choice(rows=("9",)))
 
 
 ACTION = """
@@ -287,24 +232,6 @@ def test_a_composite_action_has_its_own_inputs_outputs_and_path(tmp_path: Path, 
     )
     assert jobs["a"].result == "success"
     assert "word" in log_of(jobs["a"])
-
-
-def test_the_inputs_of_an_action_are_text_whatever_they_were_given_as(tmp_path: Path) -> None:
-    action = """{inputs: {flag: {}}, runs: {using: composite, steps: [{shell: sh, run: "true"}]},
-        outputs: {truth: {value: "${{ inputs.flag == 'false' }}"}}}"""
-    (tmp_path / "action.yml").write_text(action)
-    jobs = rehearse(
-        tmp_path,
-        f"""
-        jobs:
-          a:
-            steps:
-              - run: cp {tmp_path}/action.yml .
-              - {{id: t, uses: ./, with: {{flag: false}}}}
-              - run: test "${{{{ steps.t.outputs.truth }}}}" = true
-        """,
-    )
-    assert jobs["a"].result == "success"
 
 
 def test_a_workspace_action_needs_a_checkout_and_a_self_reference_none(tmp_path: Path) -> None:
@@ -372,19 +299,6 @@ def test_of_a_called_workflow_that_is_chosen_or_needed_all_jobs_run(
         choice=Choice(only=(only,)),
     )
     assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": after}
-
-
-def test_a_job_that_neither_a_workflow_nor_those_it_calls_have_is_an_error(tmp_path: Path) -> None:
-    text = "jobs: {call: {uses: ./.github/workflows/called.yml, with: {n: 21}}}"
-    with pytest.raises(UsageError, match="has no job none") as caught:
-        rehearse(tmp_path, text, {".github/workflows/called.yml": CALLED}, choice=Choice(only=("none",)))
-    assert caught.value.remedy == "use one of: inner"
-
-
-def test_an_input_of_the_wrong_type_is_an_error(tmp_path: Path) -> None:
-    text = "jobs: {call: {uses: ./.github/workflows/called.yml, with: {n: 1, flag: 'yes'}}}"
-    with pytest.raises(UsageError, match="expected a boolean, found yes"):
-        rehearse(tmp_path, text, {".github/workflows/called.yml": CALLED})
 
 
 def test_artifacts_and_caches_really_copy_between_jobs(tmp_path: Path) -> None:
@@ -460,21 +374,6 @@ def test_what_cannot_be_rehearsed_is_an_error_and_no_pass(tmp_path: Path, step: 
     assert says in caught.value.message
 
 
-def test_a_checkout_is_the_commit_with_as_much_history_as_asked_for(tmp_path: Path) -> None:
-    job = rehearse(
-        tmp_path,
-        f"""
-        jobs:
-          a:
-            steps:
-              - {{uses: actions/checkout@{SHA}, with: {{path: p, persist-credentials: false}}}}
-              - run: test "$(git -C p rev-parse HEAD)" = "$GITHUB_SHA" && test -z "$(git -C p remote)"
-              - run: test "$(git -C p rev-parse --is-shallow-repository)" = true
-        """,
-    )["a"]
-    assert job.failure == ""
-
-
 PROPOSE = f"peter-evans/create-pull-request@{SHA}"
 
 
@@ -502,21 +401,6 @@ def test_a_pull_request_that_would_be_opened_is_shown_with_what_it_would_hold(tm
     assert not any("elsewhere" in line for line in said[begin:])
     assert "\n-1\n+2\n" in log_of(job)
     assert (tmp_path / "origin" / "pins" / "old").read_text() == "1\n"
-
-
-def test_without_changes_no_pull_request_would_be_opened(tmp_path: Path) -> None:
-    job = rehearse(
-        tmp_path,
-        f"""
-        jobs:
-          a:
-            steps:
-              - uses: actions/checkout@{SHA}
-              - {{id: pr, uses: {PROPOSE}, with: {{branch: update}}}}
-              - run: test "${{{{ steps.pr.outputs.pull-request-operation }}}}" = none
-        """,
-    )["a"]
-    assert job.failure == ""
 
 
 def test_masked_values_reach_nobody(tmp_path: Path) -> None:
@@ -596,12 +480,6 @@ def test_a_fresh_runner_has_nothing_of_the_users_but_how_to_reach_an_index_or_an
         "EMPTY": "",
         "URL": "a=b",
     }
-
-
-def test_what_was_downloaded_from_an_index_is_found_where_the_user_keeps_it() -> None:
-    users = {"XDG_CACHE_HOME": "/caches", "UV_CACHE_DIR": "/uv"}
-    fresh = fresh_environment(users, [], Path("/store"))
-    assert (fresh["PIP_CACHE_DIR"], fresh["UV_CACHE_DIR"]) == ("/caches/pip", "/uv")
 
 
 @pytest.mark.parametrize("given", ["NAME", "=value", ""])
@@ -786,55 +664,6 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     assert run_verb(tmp_path, workflow="")[0] == 0
     assert "1 uncommitted changes are not rehearsed" in capsys.readouterr().out
     assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
-
-
-@pytest.mark.usefixtures("toolkit")
-def test_what_is_staged_is_not_committed_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    workflow = "test -e new -a ! -e old"
-    text = f"on: [push]\njobs: {{a: {{steps: [{{uses: actions/checkout@{SHA}}}, {{run: {workflow}}}]}}}}\n"
-    root = repository(tmp_path / "origin", {".github/workflows/w.yml": text, "old": ""})
-    (root / "new").touch()
-    for command in (["add", "new"], ["rm", "--quiet", "old"]):
-        subprocess.run(["git", *command], cwd=root, check=True)
-    assert run_verb(tmp_path, workflow="")[0] == 1
-    assert "2 uncommitted changes are not rehearsed" in capsys.readouterr().out
-    assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 0
-
-
-@pytest.mark.usefixtures("toolkit")
-def test_the_remedy_of_a_failed_job_shows_its_log_and_of_a_cancelled_one_why_it_never_ran(
-    tmp_path: Path,
-) -> None:
-    text = "on: [push]\njobs: {a: {strategy: {matrix: {n: [1, 2]}}, steps: [{run: sleep 0.2; exit 1}]}}\n"
-    repository(tmp_path / "origin", {".github/workflows/w.yml": text})
-    _, report = run_verb(tmp_path, "--jobs", "1", workflow="")
-    remedies = {f.message: f.remedy for f in report.findings}
-    assert Path(remedies["sleep 0.2; exit 1: ended with exit code 1"].removeprefix("less ")).is_file()
-    assert remedies["cancelled"] == "mend the job that failed before it"
-
-
-@pytest.mark.usefixtures("toolkit")
-def test_a_row_that_was_not_run_is_an_error_even_if_others_were(tmp_path: Path) -> None:
-    text = "on: [push]\njobs: {a: {strategy: {matrix: {n: [1]}}, steps: [{run: 'true'}]}}\n"
-    repository(tmp_path / "origin", {".github/workflows/w.yml": text})
-    assert run_verb(tmp_path, "--row", "a (1)", workflow="")[0] == 0
-    with pytest.raises(UsageError, match="--row b: no such job"):
-        run_verb(tmp_path, "--row", "a (1)", "--row", "b", workflow="")
-
-
-@pytest.mark.usefixtures("toolkit")
-def test_an_event_that_the_workflow_is_not_on_is_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not run on push"):
-        run_verb(tmp_path, "--event", "push", workflow="true")
-
-
-@pytest.mark.usefixtures("toolkit")
-def test_a_workflow_that_runs_by_the_clock_is_rehearsed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    by_the_clock = '{schedule: [{cron: "1 3 * * *"}]}'
-    code, _ = run_verb(tmp_path, workflow='test "$GITHUB_EVENT_NAME" = schedule', on=by_the_clock)
-    assert code == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.github.rehearse.commands import FORBIDDEN, Annotation, StepOutput, entries, masked, pairs
+from ci.github.rehearse.commands import FORBIDDEN, Annotation, StepOutput, masked, pairs
 from provisioning.base.errors import CheckFailed
 from provisioning.base.rendering.variables import github
 from provisioning.base.rendering.workflow_commands import command
@@ -54,12 +54,6 @@ def test_what_our_own_renderer_writes_is_read_back(
     assert read(tmp_path_factory.mktemp("files"), github(variables)) == variables
 
 
-def test_path_entries_are_lines(tmp_path: Path) -> None:
-    path = tmp_path / "path"
-    path.write_text("/a\n\n/b c\n")
-    assert entries(path) == ["/a", "/b c"]
-
-
 def test_an_annotation_of_ours_is_understood() -> None:
     told = StepOutput()
     told.read(command("error", "50% of\nlines", title="a: b, c", file="x.py", line="3"))
@@ -71,31 +65,6 @@ def test_a_masked_value_is_hidden_longest_first() -> None:
     told.read("::add-mask::secret")
     told.read("::add-mask::secret-and-more")
     assert masked("secret-and-more, secret", told.masks) == "***, ***"
-
-
-def test_of_a_masked_value_of_several_lines_each_is_hidden_and_of_an_empty_one_nothing() -> None:
-    told = StepOutput()
-    told.read("::add-mask::one%0A%0Atwo")
-    told.read("::add-mask:: ")
-    assert masked("one\n\ntwo, one and two, a b", told.masks) == "***, *** and ***, a b"
-
-
-def test_a_file_with_a_byte_order_mark_is_read_without_it(tmp_path: Path) -> None:
-    assert read(tmp_path, "\ufeffA=1\n") == {"A": "1"}
-    (tmp_path / "path").write_text("\ufeff/a\n", encoding="utf-8")
-    assert entries(tmp_path / "path") == ["/a"]
-
-
-@pytest.mark.parametrize(
-    ("annotation", "shown"),
-    [
-        (Annotation("error", "t", "m", "x.py", "3"), "error: x.py:3: t: m"),
-        (Annotation("notice", "", "m", "x.py"), "notice: x.py: m"),
-        (Annotation("warning", "", "m"), "warning: m"),
-    ],
-)
-def test_an_annotation_says_what_it_has(annotation: Annotation, shown: str) -> None:
-    assert annotation.shown() == shown
 
 
 def test_commands_stop_when_told_to() -> None:

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from ci.github.rehearse.equivalents import (
-    EQUIVALENTS,
     Done,
     Machine,
     Place,
@@ -26,10 +24,9 @@ from ci.github.rehearse.equivalents import (
     checkout,
     download_artifact,
     equivalent,
-    setup_python,
     upload_artifact,
 )
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.rehearsals import IDENTITY, repository, write
 
 MAIN, MINE = "refs/heads/main", "refs/heads/mine"
@@ -149,16 +146,6 @@ def test_a_cache_of_that_key_beats_newer_ones_and_of_those_that_begin_so_the_new
     assert matched(place, "x") == (None, None)
 
 
-def test_a_cache_of_the_branch_that_only_begins_so_beats_the_default_branchs_own(job: Job) -> None:
-    for ref, key in ((MAIN, "k"), (MINE, "k-1"), (MAIN, "k-2")):
-        cache_save({"path": "store", "key": key}, job({"store/x": ref}, ref))
-    place = job(ref=MINE)
-    assert matched(place, "k") == ("k-1", "false")
-    cache_save({"path": "store", "key": "k"}, job({"store/x": MINE}, MINE))
-    assert matched(place, "k") == ("k", "true")
-    assert files_of(place.workspace) == {"store/x": MINE}
-
-
 @pytest.mark.parametrize(("of", "by", "found"), [(MAIN, MINE, "k"), (MINE, MINE, "k"), (MINE, MAIN, None)])
 def test_a_branch_reads_its_own_caches_and_those_of_the_default_branch(
     job: Job, of: str, by: str, found: str | None
@@ -172,21 +159,6 @@ def test_a_cache_is_that_of_the_same_paths_wherever_the_jobs_workspace_is(job: J
     cache_save({"path": str(one.workspace / "store"), "key": "k"}, one)
     assert restored(other, "k", path=str(other.workspace / "store")).outputs["cache-hit"] == "true"
     assert "cache-hit" not in restored(other, "k", path="store/x").outputs
-
-
-def test_a_cache_stays_as_it_was_first_saved(job: Job) -> None:
-    for content in ("first", "second"):
-        cache_save({"path": "store", "key": "k"}, job({"store/x": content}))
-    place = job()
-    restored(place, "k")
-    assert files_of(place.workspace) == {"store/x": "first"}
-
-
-def test_looking_a_cache_up_restores_nothing(job: Job) -> None:
-    cache_save({"path": "store", "key": "k"}, job({"store/x": ""}))
-    place = job()
-    assert matched(place, "k", **{"lookup-only": "true"}) == ("k", "true")
-    assert files_of(place.workspace) == {}
 
 
 def test_a_cache_that_must_be_there_fails_the_step_and_one_of_nothing_is_not_made(job: Job) -> None:
@@ -216,23 +188,6 @@ def test_an_artifact_has_the_files_below_what_its_patterns_share(
     upload_artifact({"name": "n", "path": path, **more}, place)
     download_artifact({"name": "n", "path": "in"}, place)
     assert set(files_of(place.workspace / "in")) == names
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "a:b", 'a"b', "a*"])
-def test_a_name_that_github_refuses_is_refused(job: Job, name: str) -> None:
-    with pytest.raises(CheckFailed, match="characters that GitHub refuses"):
-        upload_artifact({"name": name, "path": "out"}, job({"out/a": ""}))
-
-
-def test_an_artifact_is_replaced_only_when_that_is_asked_for(job: Job) -> None:
-    given = {"name": "n", "path": "out"}
-    upload_artifact(given, job({"out/old": ""}))
-    with pytest.raises(CheckFailed, match="there is an artifact 'n' already"):
-        upload_artifact(given, job({"out/new": ""}))
-    upload_artifact({**given, "overwrite": "true"}, job({"out/new": ""}))
-    place = job()
-    download_artifact({"name": "n"}, place)
-    assert files_of(place.workspace) == {"new": ""}
 
 
 def test_an_artifact_of_nothing_fails_the_step_only_where_it_should(job: Job) -> None:
@@ -277,24 +232,7 @@ def test_an_attestation_names_each_file_with_its_hash(job: Job) -> None:
         attest({"subject-path": "none"}, place)
 
 
-def test_a_python_that_cannot_make_environments_says_what_can(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Debian's, without a package of its own for that."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho ensurepip is not available\nexit 1\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(EnvironmentLacking, match="ensurepip is not available") as caught:
-        setup_python({}, job())
-    assert caught.value.remedy == "python -m pip install virtualenv"
-
-
 @pytest.mark.parametrize("uses", ["actions/checkout", "someone/else@v1"])
 def test_an_action_without_a_version_or_a_stand_in_is_wrong_use(uses: str) -> None:
     with pytest.raises(UsageError):
         equivalent(uses)
-
-
-def test_an_action_is_known_by_its_name_at_any_version() -> None:
-    assert equivalent("actions/checkout@abc") is EQUIVALENTS["actions/checkout"]

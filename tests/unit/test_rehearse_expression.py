@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ci.github.rehearse.expression import Known, Value, condition, evaluate, expand, parse, plain, used
+from ci.github.rehearse.expression import Known, Value, condition, evaluate, parse, plain
 from provisioning.base.errors import UsageError
 
 CONTEXTS: dict[str, Value] = {
@@ -116,25 +116,6 @@ def test_what_cannot_be_evaluated_is_an_error_that_says_why(text: str, says: str
     with pytest.raises(UsageError) as caught:
         value(text)
     assert says in caught.value.message
-
-
-@pytest.mark.parametrize("text", ["a.*.c", "a[*]", "a[b].c", "x(a, b)", "!a && b", "'x' == a"])
-def test_whatever_an_expression_is_made_of_is_known_to_be_used(text: str) -> None:
-    assert used(parse(text)).contexts == {"a", "b"} & set(text)
-    assert used(parse(text)).functions == {"x"} & {text[0]}
-
-
-def test_a_string_takes_its_expressions_values_as_text() -> None:
-    assert expand("a ${{ 1 == 1 }} ${{ null }}${{ 'x}}y' }} ${{ 2.50 }}", CONTEXTS, {}) == "a true x}}y 2.5"
-
-
-def test_nothing_but_an_expression_keeps_its_type() -> None:
-    assert expand(" ${{ fromJSON('[1]') }} ", CONTEXTS, {}) == [1]
-
-
-def test_an_expression_that_is_not_closed_is_an_error() -> None:
-    with pytest.raises(UsageError, match="not closed"):
-        expand("${{ 1", CONTEXTS, {})
 
 
 @pytest.mark.parametrize("wrapped", ["{}", "${{{{ {} }}}}"])

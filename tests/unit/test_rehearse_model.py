@@ -102,24 +102,6 @@ def test_a_workflow_is_read_as_it_is_written(tmp_path: Path) -> None:
     ]
 
 
-def test_a_workflow_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read none\.yml: No such file"):
-        read_workflow(tmp_path, "none.yml")
-
-
-def test_only_true_and_false_are_truths(tmp_path: Path) -> None:
-    read = read_workflow(
-        workflow(tmp_path, f"on: push\nenv: {{a: yes, b: off, c: true, d: False}}\njobs: {{a: {{{STEP}}}}}"),
-        "w.yml",
-    )
-    assert read.env == {"a": "yes", "b": "off", "c": True, "d": False}
-
-
-def test_a_place_without_an_action_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there is no action\.yml in mine"):
-        read_action(tmp_path, "mine")
-
-
 @pytest.mark.parametrize("place", ["", ".", "./"])
 @pytest.mark.parametrize("name", ["action.yml", "action.yaml"])
 def test_an_action_has_inputs_outputs_and_steps(tmp_path: Path, name: str, place: str) -> None:
@@ -132,12 +114,6 @@ def test_an_action_has_inputs_outputs_and_steps(tmp_path: Path, name: str, place
     assert action.inputs == {"a": Input(True, None, "string")}
     assert action.outputs == {"b": "${{ steps.s.outputs.b }}"}
     assert [(step.id, step.shell) for step in action.steps] == [("s", "sh")]
-
-
-def test_a_composite_step_that_runs_something_needs_a_shell(tmp_path: Path) -> None:
-    (tmp_path / "action.yml").write_text("runs: {using: composite, steps: [{run: x}]}")
-    with pytest.raises(UsageError, match="a shell"):
-        read_action(tmp_path, ".")
 
 
 def test_only_composite_actions_are_run(tmp_path: Path) -> None:
@@ -161,36 +137,12 @@ def test_a_matrix_has_githubs_combinations(matrix: object, rows: list[object]) -
     assert matrix_rows(matrix) == rows
 
 
-@pytest.mark.parametrize("matrix", [{"include": []}, {"a": []}, {"a": 1}])
-def test_a_matrix_without_a_job_is_an_error(matrix: object) -> None:
-    with pytest.raises(UsageError):
-        matrix_rows(matrix)
-
-
 DECLARED = {
     "need": Input(True, None, "string"),
     "flag": Input(False, None, "boolean"),
     "n": Input(False, 3, "number"),
     "m": Input(False, None, "number"),
 }
-
-
-def test_inputs_default_by_their_type() -> None:
-    assert given_inputs("x", DECLARED, {"need": "a"}, typed=True) == {
-        "need": "a",
-        "flag": False,
-        "n": 3,
-        "m": 0,
-    }
-
-
-def test_an_actions_inputs_are_text() -> None:
-    assert given_inputs("x", DECLARED, {"need": "a"}, typed=False) == {
-        "need": "a",
-        "flag": "false",
-        "n": "3",
-        "m": "0",
-    }
 
 
 @pytest.mark.parametrize("given", [{}, {"need": "a", "other": 1}, {"need": "a", "flag": "true"}])

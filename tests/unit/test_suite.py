@@ -142,8 +142,18 @@ class TestChoice:
     def test_words_and_patterns_find_a_program(self, programs: list[Program], word: str) -> None:
         assert [program.soc for program in choose(programs, words=[word])] == ["SM8750"]
 
+    @pytest.mark.parametrize(
+        "wrong", [{"tags": ["pr", "nigthly"]}, {"cases": ["mine", "typo"]}, {"words": ["mine", "typo"]}]
+    )
+    def test_a_value_that_matches_nothing_is_an_error_beside_one_that_does(
+        self, programs: list[Program], wrong: dict[str, list[str]]
+    ) -> None:
+        ((_, (_, value)),) = wrong.items()
+        with pytest.raises(UsageError, match=f"{value} matches no program; tags are pr"):
+            choose(programs, **wrong)
+
     def test_a_choice_that_leaves_nothing_names_what_there_is(self, programs: list[Program]) -> None:
-        with pytest.raises(UsageError, match="no program is left by --tag nightly; tags are pr"):
+        with pytest.raises(UsageError, match="--tag nightly matches no program; tags are pr"):
             choose(programs, tags=["nightly"])
 
     def test_a_case_is_named_exactly(self, programs: list[Program]) -> None:

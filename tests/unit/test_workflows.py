@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,6 @@ from ci.github.rehearse.model import (
     read_action,
     read_workflow,
 )
-from ci.upkeep.bench import BENCHMARKS
 from provisioning.base.settings import MANIFESTS, ROOT
 
 if sys.version_info >= (3, 11):
@@ -107,11 +105,6 @@ ALL_JOBS = dict(jobs())
 
 def each_step(placed: list[Placed]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("placed", placed, ids=lambda p: p.where)
-
-
-def test_there_is_something_to_check() -> None:
-    assert set(workflows()) == {"gate.yml", "nightly.yml", "pr.yml", "release.yml", "update-pins.yml"}
-    assert set(actions()) == {"setup-nox", "setup-ndk", "setup-qnn", "run-stage"}
 
 
 def test_no_file_is_out_of_the_sight_of_lint_and_of_these_tests() -> None:
@@ -394,11 +387,6 @@ def test_every_row_of_the_gate_is_an_existing_session() -> None:
     assert stages <= sessions()
 
 
-def test_a_row_that_times_something_names_a_benchmark() -> None:
-    (row,) = [row for row in gate_table().row.values() if row.stage == "bench"]
-    assert row.arguments.split()[0] in BENCHMARKS
-
-
 def test_every_stage_that_decides_a_change_has_a_row() -> None:
     rows = {row.stage for row in gate_table().row.values()}
     working = {name for name in sessions() if name.startswith(("test_", "build_"))}
@@ -408,11 +396,6 @@ def test_every_stage_that_decides_a_change_has_a_row() -> None:
 def test_what_runs_programs_has_a_runner_to_run_them_with() -> None:
     using = {"test_emulator", "test_delegate", "compat", "bench"}
     assert {row.stage for row in gate_table().row.values() if row.runner} == using
-
-
-def test_what_is_built_from_source_has_the_submodules_of_its_source() -> None:
-    building = {row.stage for row in gate_table().row.values() if row.submodules}
-    assert building == {"build_x86", "build_android", "build_linux_arm64"}
 
 
 def test_the_matrix_is_given_what_the_plan_makes() -> None:
@@ -443,21 +426,6 @@ def table_rows(text: str) -> dict[str, tuple[str, ...]]:
 
 def shown(default: object) -> str:
     return f"`{str(default).lower() if isinstance(default, bool) else default}`" if default != "" else ""
-
-
-@pytest.mark.parametrize("name", sorted(actions()))
-def test_an_actions_example_is_a_step_that_it_takes(name: str) -> None:
-    readme = (GITHUB / "actions" / name / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```yaml\n(.*?)```", readme, re.S)
-    given = yaml.safe_load(example)
-    mine = [step for step in given if f"/.github/actions/{name}@" in step.get("uses", "")]
-    assert mine
-    action = read_action(ROOT, f".github/actions/{name}")
-    for step in mine:
-        assert set(step.get("with", {})) <= set(action.inputs)
-        assert {n for n, one in action.inputs.items() if one.required} <= set(step.get("with", {}))
-    for used in re.findall(r"steps\.\w+\.outputs\.([\w-]+)", json.dumps(given)):
-        assert used in action.outputs
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/github.md"])

@@ -56,6 +56,11 @@ class Gone(Exception):
         super().__init__(f"{kind}: {how}")
         self.kind, self.how = kind, how
 
+    @property
+    def of_machine(self) -> bool:
+        """A time-out and a kill from outside say nothing of the work; a crash does."""
+        return self.kind == "timeout" or "SIGKILL" in self.how
+
     def sentence(self, log: Path) -> str:
         """How it ended, for a reader who knows of no worker, with the last line of its log."""
         if self.kind == "timeout":

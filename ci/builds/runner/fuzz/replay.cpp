@@ -1,4 +1,4 @@
-// Stands in for libFuzzer where there is none: mutates the seeds given as files for a bounded number of rounds.
+// Replaces libFuzzer where it is not installed: mutates seed files for a bounded number of rounds.
 //   fuzz_NAME SEED ROUNDS FILE...
 
 #include <algorithm>

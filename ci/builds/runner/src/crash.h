@@ -1,9 +1,9 @@
-// Stops and crashes: no part of a file is left behind, and a crash says what we were doing.
+// Signals and crashes: a half-written file is removed, and a crash prints what the runner was doing.
 #pragma once
 
 namespace runner {
 
-// What a crash message says we were doing. Text that lives for ever.
+// The work that a crash message names. The text must have static lifetime.
 extern const char* volatile doing;
 
 void install_signals();

@@ -1,4 +1,4 @@
-// What the process says when it ends: one number per kind of fault, and the message that goes with it.
+// How the process ends: an exit code for each kind of error, and the message with it.
 #pragma once
 
 #include <stdexcept>
@@ -37,7 +37,7 @@ struct ExitCodeMeaning {
 // Every code, in the order of --help.
 const std::vector<ExitCodeMeaning>& exit_codes();
 
-// A foreseeable fault. The message names the thing, what was expected and what was found.
+// An expected error. The message names the thing, what was expected and what was found.
 class Failure : public std::runtime_error {
  public:
   Failure(ExitCode code, const std::string& message, std::string remedy = "")
@@ -51,13 +51,13 @@ class Failure : public std::runtime_error {
   std::string remedy_;
 };
 
-// A name or value as it is shown in messages: quoted, with whatever is no printable UTF-8 escaped.
+// A name or value for messages: quoted, with everything escaped that is not printable UTF-8.
 std::string shown(const std::string& text);
 
-// A message for a terminal: as `shown`, without quotes, of any length, with its line ends.
+// A message for a terminal: like `shown`, but without quotes, of any length, with its line ends.
 std::string printable(const std::string& text);
 
-// How many bytes the UTF-8 character at `at` takes; 0 when the bytes there are none.
+// The length in bytes of the UTF-8 character at `at`; 0 if the bytes are not one.
 size_t utf8_length(const std::string& text, size_t at);
 
 } // namespace runner

@@ -48,7 +48,7 @@ struct Opened {
 
 Opened open_regular(const std::string& path, const std::string& what, ExitCode missing) {
   const auto fail = [&](const std::string& why) { return Failure(missing, what + " " + shown(path) + ": " + why); };
-  // Without O_NONBLOCK a pipe of that name would hold us up for ever.
+  // Without O_NONBLOCK opening a pipe of that name would block forever.
   Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (descriptor.get() < 0 || ::fstat(descriptor.get(), &status) != 0) {
@@ -155,7 +155,7 @@ void write_whole(const std::string& path, const void* data, size_t size, const s
   if (part.size() >= sizeof being_written) {
     throw unwritable(what, path, reason(ENAMETOOLONG));
   }
-  // Before the file is there, and the first byte last: a signal may come between any two steps.
+  // Set before the file exists, and the first byte last: a signal may arrive between any two steps.
   std::memcpy(being_written + 1, part.c_str() + 1, part.size());
   std::atomic_signal_fence(std::memory_order_seq_cst);
   being_written[0] = part[0];
@@ -171,7 +171,7 @@ void write_whole(const std::string& path, const void* data, size_t size, const s
       error = written == 0 ? ENOSPC : errno;
     }
   }
-  // Some file systems tell of a full disk only now.
+  // Some file systems report a full disk only here.
   if (descriptor.get() >= 0 && ::close(descriptor.release()) != 0 && error == 0) {
     error = errno;
   }

@@ -1,4 +1,4 @@
-// Files in and out: inputs are mapped, outputs appear whole or not at all.
+// Reading and writing files: inputs are mapped, outputs are written atomically.
 #pragma once
 
 #include <cstddef>
@@ -32,13 +32,13 @@ size_t size_of_file(const std::string& path, const std::string& what, ExitCode m
 
 std::string read_text(const std::string& path, const std::string& what, ExitCode missing);
 
-// Throws Failure(output_unwritable) unless files can be written there. Makes the last folder when missing.
+// Throws Failure(output_unwritable) if files cannot be written there. Creates the last folder if missing.
 void prepare_folder(const std::string& path);
 
-// Throws Failure(output_unwritable) unless a file of that name could be written.
+// Throws Failure(output_unwritable) if a file of that name could not be written.
 void check_writable(const std::string& path, const std::string& what);
 
-// Replaces the file in one step. Throws Failure(output_unwritable), and then leaves what was there before.
+// Replaces the file atomically. On Failure(output_unwritable) the old file is unchanged.
 void write_whole(const std::string& path, const void* data, size_t size, const std::string& what);
 
 // Removes the file being written, if any. Safe in a signal handler.

@@ -1,4 +1,4 @@
-// The command line: the flags of ExecuTorch's runner in every spelling it takes, and a few of our own.
+// The command line: the flags of ExecuTorch's runner in every spelling that it takes, and ours.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Flags {
   bool has(const std::string& name) const { return given.count(name) != 0; }
 };
 
-// Throws Failure(ExitCode::usage) naming the offending argument. `arguments` leaves the program's name out.
+// Throws Failure(ExitCode::usage) with the offending argument. `arguments` is without the program's name.
 Flags parse_flags(const std::vector<std::string>& arguments);
 
 // The text of --help.

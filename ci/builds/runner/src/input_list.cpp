@@ -8,7 +8,7 @@
 namespace runner {
 namespace {
 
-// Calls `take(number, line)` for every line, without its line end. A final newline begins no further line.
+// Calls `take(number, line)` for every line, without its line end. A final newline does not begin another line.
 template <typename Take>
 void each_line(std::string_view text, Take take) {
   constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";

@@ -1,4 +1,4 @@
-// Reading of input lists and shape files. Pure functions over text: they are what the fuzzers drive.
+// Reads input lists and shape files. These are pure functions over text: the fuzzers call them.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@ struct ListLine {
   std::vector<std::string> files;
 };
 
-// One element per inference. Blank lines and lines that begin with `#` are left out; with `keep_blank`,
+// One element per inference. Blank lines and lines that begin with `#` are skipped; with `keep_blank`,
 // which a method without inputs needs, a blank line is an inference of no files.
-// `name` is what messages call the text. Throws Failure(ExitCode::list_bad).
+// Messages call the text `name`. Throws Failure(ExitCode::list_bad).
 std::vector<ListLine> parse_input_list(std::string_view text, const std::string& name, bool keep_blank = false);
 
 using Shape = std::vector<int32_t>;

@@ -69,7 +69,7 @@ double Metrics::mean_ms() const {
 }
 
 long Metrics::peak_rss_kb() {
-  // getrusage would give the peak of whoever started us, if that was higher: it outlives exec.
+  // getrusage would give the peak of the process that started this one if that is higher: exec keeps it.
   std::ifstream status("/proc/self/status");
   std::string word;
   while (status >> word) {

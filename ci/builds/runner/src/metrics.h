@@ -1,4 +1,4 @@
-// What --metrics_path and --performance_output_path are told, and their texts.
+// The values that --metrics_path and --performance_output_path write, and their formats.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct Metrics {
   std::string method;
   std::vector<std::string> backends;
   double load_ms = 0;
-  // From the start of main to the moment when the first inference's outputs were all written.
+  // From the start of main until all outputs of the first inference were written.
   double first_output_ms = 0;
   std::vector<InferenceMetrics> inferences;
   // Of the last inference.

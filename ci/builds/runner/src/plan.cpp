@@ -50,7 +50,7 @@ std::vector<Shape> read_shapes(
   return shapes;
 }
 
-// As `size_of_file`; a name that would be right beside the list gets a hint.
+// Like `size_of_file`, with a hint if the file lies beside the list.
 size_t size_of_input(const std::string& file, const std::string& what, const std::string& list) {
   try {
     return size_of_file(file, what, ExitCode::input_missing);
@@ -90,7 +90,7 @@ std::vector<Inference> read_list(const Flags& flags, const Signature& signature)
   return inferences;
 }
 
-// Gives every inference its shapes and holds each of its files to them.
+// Gives every inference its shapes, and checks the sizes of its files.
 void check_inputs(const Flags& flags, const Signature& signature, std::vector<Inference>& inferences) {
   const size_t inputs = signature.inputs.size();
   for (size_t i = 0; i < inputs; ++i) {

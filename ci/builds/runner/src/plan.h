@@ -1,4 +1,4 @@
-// What will be run, known and checked before the model is loaded.
+// The plan of a run, checked before the model is loaded.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace runner {
 
 struct Inference {
   std::vector<std::string> files;
-  // One for each input, or none: then each has the shape that the method says.
+  // One for each input, or none: then the method's own shapes are used.
   std::vector<Shape> shapes;
 
   const Shape& shape_of(size_t input, const Signature& signature) const {
@@ -25,7 +25,7 @@ struct Plan {
   std::vector<Shape> output_shapes;
 };
 
-// Reads the list and the shapes, looks at every input file and at where outputs will go. Throws Failure.
+// Reads the list and the shapes, and checks every input file and the output folder. Throws Failure.
 Plan make_plan(const Flags& flags, const Signature& signature);
 
 // Bytes that an input of this shape has in its file.

@@ -41,7 +41,7 @@ T* aligned(T* pointer) {
   return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(pointer) + kAlignment - 1) / kAlignment * kAlignment);
 }
 
-// Why the QNN backend may have failed to start, as far as can be seen from outside.
+// Possible reasons why the QNN backend failed to start, as seen from outside.
 std::string qnn_remedy(const Signature& signature) {
   const auto& backends = signature.backends;
   if (std::find(backends.begin(), backends.end(), "QnnBackend") == backends.end() ||
@@ -96,7 +96,7 @@ std::string Value::described() const {
 
 bool Memory::can_share() {
 #ifdef RUNNER_HAS_QNN
-  // The backend's allocator takes the device's library for granted and crashes without it.
+  // The backend's allocator crashes without the device's library.
   void* library = ::dlopen("libcdsprpc.so", RTLD_LAZY | RTLD_LOCAL);
   if (library != nullptr) {
     ::dlclose(library);
@@ -114,7 +114,7 @@ Memory::Memory(size_t size, bool shared) : size_(size), shared_(shared) {
 #endif
     data_ = static_cast<uint8_t*>(owned_);
   } else if (size_ <= std::numeric_limits<size_t>::max() - kAlignment) {
-    // calloc gives large blocks as untouched pages: planned memory that is never used costs nothing.
+    // calloc returns large blocks as untouched pages: planned memory that is never used costs nothing.
     owned_ = std::calloc(1, size_ + kAlignment);
     data_ = aligned(static_cast<uint8_t*>(owned_));
   }

@@ -1,4 +1,4 @@
-// A program and one method of it: what it takes and gives, its memory, and running it.
+// A program and one of its methods: inputs, outputs, memory and execution.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Value {
 
 std::string shown(const Shape& shape);
 
-// Bytes of a tensor of that type and shape; throws Failure(shape_bad) when they cannot be counted.
+// Bytes of a tensor of that type and shape; throws Failure(shape_bad) if the number overflows.
 size_t bytes_of(executorch::aten::ScalarType type, const Shape& shape);
 
 // Zeroed, aligned memory for tensors: from the heap or, shared with the device, from the QNN backend.
@@ -47,7 +47,7 @@ class Memory {
 
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
-  // Whether this runner and machine have memory to share.
+  // Whether this runner and this machine can share memory with the device.
   static bool can_share();
 
  private:
@@ -57,7 +57,7 @@ class Memory {
   bool shared_ = false;
 };
 
-// A file that holds a program, parsed but not loaded: nothing of a backend has run yet.
+// A program file, parsed but not loaded: no code of a backend has run yet.
 class ProgramFile {
  public:
   explicit ProgramFile(const std::string& path);
@@ -83,7 +83,7 @@ struct Signature {
   std::vector<std::string> backends;
 };
 
-// Throws Failure(backend_missing) when this runner lacks one of the method's backends.
+// Throws Failure(backend_missing) if this runner lacks one of the method's backends.
 Signature signature_of(const ProgramFile& file, size_t method_index);
 
 // The names of the backends that are linked in.

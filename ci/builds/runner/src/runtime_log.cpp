@@ -11,7 +11,7 @@
 namespace runner {
 namespace {
 
-// The first errors name the cause, later ones what came of it.
+// The first errors name the cause, later ones are consequences.
 constexpr size_t kKept = 4;
 
 std::mutex guard;
@@ -27,7 +27,7 @@ void emit(
     size_t length) {
   const std::lock_guard<std::mutex> lock(guard);
   const double seconds = static_cast<double>(timestamp) / 1e9;
-  // A damaged model's names come through here.
+  // Names of a damaged model may contain any bytes.
   const std::string text = printable({message, length});
   std::fprintf(stderr, "%c %.6f executorch:%s:%zu] %s\n", level, seconds, file, line, text.c_str());
   if ((level == kError || level == kFatal) && errors.size() < kKept) {

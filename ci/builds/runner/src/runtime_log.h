@@ -1,4 +1,4 @@
-// ExecuTorch's log: shown on stderr as it comes, with the first errors kept for our own messages.
+// ExecuTorch's log: printed on stderr at once, with the first errors kept for our own messages.
 #pragma once
 
 #include <string>

@@ -26,7 +26,7 @@ namespace {
 namespace et = executorch::runtime;
 using Clock = std::chrono::steady_clock;
 
-// A profile that nobody asked for covers this many runs and then stops growing.
+// A profile that nobody requested covers this many runs and then stops growing.
 constexpr size_t kUnaskedProfileRuns = 100;
 
 double ms_since(Clock::time_point start) {
@@ -75,7 +75,7 @@ bool shares_memory(const Flags& flags) {
   return flags.shared_buffer;
 }
 
-// The inputs of one inference at a time, as the method takes them.
+// The inputs of one inference at a time.
 class Inputs {
  public:
   Inputs(const Signature& signature, bool shared) : signature_(signature) {
@@ -125,7 +125,7 @@ InferenceMetrics infer(
   InferenceMetrics measured;
   inputs.take(inference);
   for (int64_t i = 0; i < flags.warm_up + flags.iteration; ++i) {
-    // Each time anew: a method may reuse its inputs' planned memory for other tensors.
+    // Before each run: a method may reuse its inputs' planned memory for other tensors.
     inputs.give(method, inference);
     tracer.begin_run();
     const auto begin = Clock::now();
@@ -160,7 +160,7 @@ OutputMetrics write_output(
   return {name, output.type, output.shape, output.size};
 }
 
-// Files that upstream's runner always writes: a failure matters only when the file was asked for.
+// Files that ExecuTorch's runner always writes: failing to write one is an error only if it was requested.
 void write_customary(const Flags& flags, const char* flag, const std::string& path, const void* data, size_t size) {
   try {
     write_whole(path, data, size, std::string("--") + flag);
@@ -247,7 +247,7 @@ void run_session(const Flags& flags, Clock::time_point started) {
 
   Inputs inputs(signature, shared);
   if (!flags.input_shape_path.empty()) {
-    // Only the method itself knows which of its sizes may change: try them all before the first run.
+    // Only the method knows which of its sizes may change: all are tried before the first run.
     for (const Inference& inference : plan.inferences) {
       inputs.take(inference);
       inputs.give(method, inference);

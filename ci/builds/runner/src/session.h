@@ -1,4 +1,4 @@
-// One run of the program, from reading the model to writing the last file.
+// One run of the runner, from reading the model to writing the last file.
 #pragma once
 
 #include <chrono>

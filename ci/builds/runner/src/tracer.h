@@ -1,4 +1,4 @@
-// The profile of a run: ExecuTorch's event tracer, with bounds on what it keeps.
+// The profile of a run: ExecuTorch's event tracer with limits.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class BoundedSink final : public executorch::etdump::DataSinkBase {
   std::vector<uint8_t> bytes_;
 };
 
-// Records events until it has seen `most` runs (0: all of them), so that a profile nobody asked for does
+// Records events of the first `most` runs (0: of all), so that a profile that nobody requested does
 // not grow with the number of inferences.
 class BoundedTracer final : public executorch::etdump::ETDumpGen {
  public:

@@ -1,0 +1,11 @@
+"""Where the user's files begin: names of files are relative to it, so that clones share what is equal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def repository_of(suite: Path) -> Path:
+    """The nearest folder around the suite with a `.git`, or the suite's own."""
+    folder = suite.absolute().parent
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)

@@ -1,0 +1,234 @@
+"""Do named work: take what the memo has, give the rest to workers, and remember what passes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ci.engine.jobs import Job, default_slots, memory_budget, run_jobs
+from ci.engine.memo import Entry, Memo, Touched, key_of
+from ci.engine.progress import Line, failed, progress
+from ci.engine.workers.parent import Gone, Worker, WorkerSlot
+from provisioning.base.findings import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Work that gave no result; `kind` is the step that failed, and `message` says what happened."""
+
+    kind: str
+    message: str
+    remedy: str = ""
+    log: Path | None = None
+    of_machine: bool = False
+    """Memory, time or a signal from outside: the next try may pass, and what is remembered stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    """Files of the result, or of a failure."""
+    failure: Failure | None = None
+    cached: bool = False
+    seconds: float = 0.0
+    why: str = ""
+    """Why the work was done; empty where it was remembered."""
+    not_remembered: str = ""
+    """Why the memo did not take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What work gave: facts as JSON, and what it touched."""
+
+    facts: Mapping[str, Any]
+    touched: Touched
+    folder: Path | None = None
+    """Files of the result, from `Memo.scratch`."""
+    evidence: Path | None = None
+    """Files to look at if the result is refused; removed if it is accepted."""
+    own: tuple[Path, ...] = ()
+    """Other folders of this work, which are no inputs."""
+
+
+class Task(Protocol):
+    """One program's work."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def memo(self) -> Memo:
+        """Tasks of one repository share one, since its roots name the files."""
+
+    @property
+    def key(self) -> Mapping[str, Metric]:
+        """What is known of the work before it is done."""
+
+    @property
+    def group(self) -> str:
+        """Tasks of one group are done one after another by one worker, and share a dict."""
+
+    @property
+    def cost(self) -> Job:
+        """Seconds and memory that it is expected to take."""
+
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+        """May raise `Gone`."""
+
+    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+        """In words, how the process went that did the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How work is done, the same for all of it."""
+
+    title: str
+    """Names the tasks on the progress bar."""
+    worker: Callable[[int, int], Worker]
+    """Starts a worker that may use so many threads and will do about so many tasks."""
+    jobs: int | None = None
+    explain: bool = False
+    """Print of each task why it is done."""
+    share: bool = False
+    """Tasks of equal keys are done once. Only for tasks whose result each accepts or refuses alike."""
+
+
+def line_of(result: Result) -> Line:
+    if result.failure:
+        return failed(f"{result.failure.kind}: {result.failure.message}")
+    return Line("passed")
+
+
+def do(
+    tasks: Sequence[Task],
+    how: How,
+    *,
+    accept: Callable[[str, Result], bool] = lambda name, result: True,
+    line: Callable[[Result], Line] = line_of,
+) -> dict[str, Result]:
+    """The result of every task by name.
+
+    `accept` judges: a remembered result that it refuses is done again, so that its files can be looked at,
+    and a new one that it refuses is not remembered."""
+    results, todo = _remembered(tasks, accept)
+    same = {task.name: key_of(task.key) if how.share else task.name for task, _ in todo}
+    first: dict[str, Task] = {}
+    for task, _ in todo:
+        first.setdefault(same[task.name], task)
+    reasons = {task.name: why for task, why in todo}
+    _announce(how, len(tasks), len(results), reasons)
+    groups: dict[str, list[Task]] = {}
+    for task in first.values():
+        groups.setdefault(task.group, []).append(task)
+    if groups:
+        results |= _run(groups, how, reasons, accept, line)
+    for task, _ in todo:
+        if task.name not in results:
+            results[task.name] = results[first[same[task.name]].name]
+    for memo in {id(task.memo): task.memo for task in tasks}.values():
+        memo.close()
+    return {task.name: results[task.name] for task in tasks}
+
+
+def _remembered(
+    tasks: Sequence[Task], accept: Callable[[str, Result], bool]
+) -> tuple[dict[str, Result], list[tuple[Task, str]]]:
+    results: dict[str, Result] = {}
+    todo: list[tuple[Task, str]] = []
+    for task in tasks:
+        found = task.memo.find(task.name, task.key)
+        if not isinstance(found, Entry):
+            todo.append((task, found.why))
+            continue
+        result = Result(found.result, found.folder, cached=True)
+        if accept(task.name, result):
+            results[task.name] = result
+        else:
+            todo.append((task, "what is remembered does not pass any more"))
+    return results, todo
+
+
+def _announce(how: How, total: int, cached: int, reasons: Mapping[str, str]) -> None:
+    sys.stderr.write(f"{total} {how.title}: {cached} cached, {len(reasons)} to do\n")
+    if how.explain:
+        lines = [f"{name}: {why}" for name, why in reasons.items()]
+    else:
+        lines = [f"{count} because {why}" for why, count in Counter(reasons.values()).items()]
+    sys.stderr.writelines(f"  {each}\n" for each in lines)
+    sys.stderr.flush()
+
+
+def _run(
+    groups: Mapping[str, Sequence[Task]],
+    how: How,
+    reasons: Mapping[str, str],
+    accept: Callable[[str, Result], bool],
+    line: Callable[[Result], Line],
+) -> dict[str, Result]:
+    results: dict[str, Result] = {}
+    noted: set[str] = set()
+
+    def once(task: Task, worker: Worker, shared: dict[str, Any]) -> Result:
+        began = time.monotonic()
+        try:
+            done = task.work(worker, shared)
+        except Gone as gone:
+            done = task.ended(gone, shared)
+        taken = Result(seconds=time.monotonic() - began, why=reasons[task.name])
+        if isinstance(done, Failure):
+            if not done.of_machine:
+                task.memo.forget(task.key)
+            return replace(taken, failure=done)
+        taken = replace(taken, facts=done.facts, folder=done.folder)
+        if not accept(task.name, taken):
+            task.memo.forget(task.key)
+            return replace(taken, folder=done.evidence or done.folder)
+        if done.evidence:
+            shutil.rmtree(done.evidence, ignore_errors=True)
+        own = (*done.own, *([done.evidence] if done.evidence else ()))
+        entry = task.memo.remember(
+            task.name, task.key, done.facts, done.touched, done.folder, Touched.of(worker.touched), own
+        )
+        if entry.not_remembered and entry.not_remembered not in noted:
+            noted.add(entry.not_remembered)
+            sys.stderr.write(f"{task.name} is not remembered: {entry.not_remembered}\n")
+        return replace(taken, folder=entry.folder, not_remembered=entry.not_remembered)
+
+    def work(job: Job, worker: Worker) -> Result:
+        shared: dict[str, Any] = {}
+        for task in groups[job.name]:
+            results[task.name] = once(task, worker, shared)
+        bad = [results[task.name] for task in groups[job.name] if results[task.name].failure]
+        return (bad or [results[groups[job.name][0].name]])[0]
+
+    jobs = [
+        Job(name, sum(task.cost.seconds for task in tasks), max(task.cost.memory for task in tasks))
+        for name, tasks in groups.items()
+    ]
+    slots = min(how.jobs or default_slots(), len(jobs))
+    threads, count = max(1, default_slots() // slots), sum(map(len, groups.values()))
+    with progress(how.title, jobs, slots, line) as shown:
+        run_jobs(
+            jobs,
+            lambda: WorkerSlot(lambda: how.worker(threads, -(-count // slots)), work),
+            slots=slots,
+            memory=memory_budget(),
+            observer=shown,
+        )
+    return results
+
+
+def empty_folder(path: Path) -> Path:
+    """A folder of this name with nothing in it."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path

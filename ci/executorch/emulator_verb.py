@@ -1,0 +1,38 @@
+"""`test_emulator`: the command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.executorch.verb import add_flags
+from ci.suites.flags import add_accuracy, check_args
+from provisioning.base.command_line import duration
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  nox -s test_emulator
+  nox -s test_emulator -- --tag pr
+  nox -s test_emulator -- -k llama_decode/16a4w --soc SM8750
+  nox -s test_emulator -- --update-thresholds
+  nox -s build_android test_emulator
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    group = add_flags(parser)
+    add_accuracy(group)
+    group.add_argument(
+        "--run-timeout",
+        type=duration,
+        default=300,
+        metavar="S",
+        help="end a run after S seconds [%(default)g]",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.executorch import emulate
+
+    check_args(args)
+    return emulate.run(args)

@@ -1,0 +1,100 @@
+"""The process that runs programs on the emulator: each in a fork that starts the runner and compares."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ci.engine.workers.child import Answer, serve
+from ci.engine.workers.parent import how_it_ended, tail
+
+TAIL = 4000
+INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
+
+
+def start() -> Answer:
+    for name in ("numpy", "ci.suites.accuracy", "provisioning.base.diagnosis"):
+        importlib.import_module(name)
+    return measured
+
+
+def measured(order: dict[str, Any]) -> dict[str, Any]:
+    """Figures by threshold name and times, or a `rule` that was broken with its `message`."""
+    from ci.suites.accuracy import Unusable, compare, in_files
+
+    folder, compiled = Path(order["folder"]), Path(order["compiled"])
+    outputs = folder / OUTPUTS
+    outputs.mkdir()
+    listed = [
+        " ".join(f'"{compiled / row["file"]}"' for row in inference) + "\n" for inference in order["inputs"]
+    ]
+    (folder / INPUTS).write_text("".join(listed), encoding="utf-8")
+    facts: dict[str, Any] = {"figures": {}, "times": {}, "rule": "", "message": ""}
+    began = time.monotonic()
+    with (folder / LOG).open("wb") as log:
+        # With the libraries of its own; this process needs none of the SDK's.
+        code = subprocess.run(
+            _command(order, folder), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
+        ).returncode
+    facts["seconds"] = time.monotonic() - began
+    if code:
+        return {**facts, "rule": "run", "message": _message(code, folder / LOG)}
+    try:
+        facts["figures"] = compare(
+            in_files(outputs, compiled, order["expected"]),
+            in_files(outputs, compiled, order["reference"]),
+            non_finite=order["non_finite"],
+        )
+        facts["times"] = _times(folder / METRICS)
+    except Unusable as error:
+        return {**facts, "rule": error.rule, "message": str(error)}
+    return facts
+
+
+def _command(order: Mapping[str, Any], folder: Path) -> list[str]:
+    return [
+        str(order["runner"]),
+        *("--model_path", str(order["program"]), "--input_list_path", str(folder / INPUTS)),
+        *("--output_folder_path", str(folder / OUTPUTS), "--metrics_path", str(folder / METRICS)),
+        *("--etdump_path=", "--performance_output_path="),
+    ]
+
+
+def _message(code: int, log: Path) -> str:
+    from provisioning.base.diagnosis import explain
+
+    text = tail(log, TAIL)
+    errors = [line for line in text.splitlines() if "error:" in line.lower() or "[ERROR]" in line]
+    known = explain(text)
+    return (
+        f"the runner: {how_it_ended(code)}"
+        + (f": {errors[-1].strip()}" if errors else "")
+        + (f". {known[0]}" if known else "")
+    )
+
+
+def _times(path: Path) -> dict[str, float]:
+    from ci.suites.accuracy import Unusable
+
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            "load_ms": read["load_ms"],
+            "run_ms": read["mean_ms"],
+            "peak_bytes": read["peak_rss_kb"] * 1024,
+        }
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise Unusable("missing", f"the runner wrote no times to {path.name}: {error!r}") from error
+
+
+if __name__ == "__main__":
+    # numpy's threads would not survive a fork.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    serve(int(sys.argv[1]), start, forks=True)

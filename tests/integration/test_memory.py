@@ -1,0 +1,341 @@
+"""What is cached is done again when anything that it was made from changes, in the lane and on the emulator.
+
+Real programs, small ones. Each test changes many things at once, each of which concerns one case.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from ci.engine.dist import RUNNER
+from tests.support.lowering_suites import Done, environment, run
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
+
+CASE = """
+[case.{name}]
+factory = "{factory}"
+inputs = [{{ shape = [1, 16] }}]
+
+[[case.{name}.run]]
+scheme = "fp16"
+socs = ["SM8650"]
+thresholds = {{ sqnr_db = 20 }}
+"""
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        with torch.no_grad():
+            self.linear.weight.mul_(float(scale))
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+"""
+
+FILES = {
+    "ci/here.py": NET + "def net(): return Net().eval()\n",
+    "ci/loads.py": """
+import ctypes, os
+from pathlib import Path
+import torch
+from nets import Net
+HERE = Path(__file__).parent
+
+def link(): return Net(torch.load(HERE / "link.pt")).eval()
+def native(): return Net(1 + torch.from_file(str(HERE / "native.bin"), size=4).sum()).eval()
+def script(): return Net(torch.jit.load(str(HERE / "script.pt"))()).eval()
+def variable(): return Net(os.environ.get("NET_SCALE", "1")).eval()
+def looked_for(): return Net(2 if (HERE / "flag").exists() else 1).eval()
+def child(): return Net(os.popen(f"cat {HERE}/child.txt").read()).eval()
+def shadowed():
+    import blocks
+    return Net(blocks.SCALE).eval()
+def packaged():
+    import scales
+    return Net(scales.SCALE).eval()
+def same(): return Net().eval()
+""",
+    "ci/top.py": """
+from pathlib import Path
+import torch
+from nets import Net
+SCALE = torch.load(Path(__file__).with_name("top.pt"))
+def one(): return Net(SCALE).eval()
+def two(): return Net(SCALE * 2).eval()
+""",
+    "src/nets/__init__.py": NET,
+    "src/blocks.py": "SCALE = 1\n",
+    "src/netpack/__init__.py": "",
+    "src/netpack/model.py": "from netpack.part import WIDTH\n"
+    + NET
+    + "def net(): return Net(WIDTH).eval()\n",
+    "src/netpack/part.py": "WIDTH = 1\n",
+    "ci/child.txt": "1",
+}
+
+CASES = {
+    "beside": "here:net",
+    "on_pythonpath": "netpack.model:net",
+    **{name: f"loads:{name}" for name in ("link", "native", "script", "variable", "looked_for", "child")},
+    **{name: f"loads:{name}" for name in ("shadowed", "packaged", "same")},
+    "top_one": "top:one",
+    "top_two": "top:two",
+}
+
+WHY = {
+    "beside": "ci/here.py changed",
+    "on_pythonpath": "src/netpack/part.py changed",
+    "link": "ci/link.pt changed",
+    "native": "ci/native.bin changed",
+    "script": "ci/script.pt changed",
+    "variable": "environment variable NET_SCALE changed",
+    "looked_for": "ci/flag is there now",
+    "child": "ci/child.txt changed",
+    "shadowed": "ci/blocks.py is there now",
+    "packaged": "scales 1.0 → 2.0",
+    "top_one": "ci/top.pt changed",
+    "top_two": "ci/top.pt changed",
+}
+
+
+class Clone:
+    """A user's repository: the suite in ci/, a package in src/ on PYTHONPATH, and an installed wheel."""
+
+    def __init__(self, folder: Path, packages: Path) -> None:
+        self.folder, self.packages = folder, packages
+        self.suite = folder / "ci/models.toml"
+        self.more: dict[str, str] = {}
+        (folder / ".git").mkdir(parents=True)
+        for name, text in FILES.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.weights("v1.pt", 1.0)
+        self.weights("top.pt", 1.0)
+        (folder / "ci/link.pt").symlink_to("v1.pt")
+        (folder / "ci/native.bin").write_bytes(bytes(16))
+        script(folder / "ci/script.pt", 1.0)
+        cases = (CASE.format(name=name, factory=factory) for name, factory in CASES.items())
+        self.suite.write_text("schema = 1\n" + "".join(cases))
+
+    def weights(self, name: str, value: float) -> None:
+        torch.save(torch.tensor(value), self.folder / "ci" / name)
+
+    def run(self, base: Path, stage: str = "test_emulator", *flags: str, **more: str) -> Done:
+        path = f"{self.folder / 'src'}:{self.packages}"
+        environ = environment(PYTHONPATH=path, **{**self.more, **more})
+        return run(stage, base, "--suite", self.suite, "--why", *flags, environ=environ)
+
+
+def script(path: Path, scale: float) -> None:
+    class Scale(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(scale))
+
+        def forward(self) -> torch.Tensor:
+            return self.scale
+
+    torch.jit.save(torch.jit.script(Scale()), path)
+
+
+def install(version: str, scale: int, folder: Path, into: Path) -> None:
+    """A wheel of a package, installed by pip."""
+    info = f"scales-{version}.dist-info"
+    wheel = folder / f"scales-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("scales/__init__.py", f"SCALE = {scale}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: scales\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    shutil.rmtree(into, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(into)]
+    subprocess.run([*command, str(wheel)], check=True)
+
+
+def reasons(done: Done) -> list[dict[str, str]]:
+    """Of each stage in turn (lowering, emulator): the cases that were done, and why."""
+    parts = re.split(r"^.* cached, \d+ to do\n", done.err, flags=re.MULTILINE)[1:]
+    return [dict(re.findall(r"^  ([\w.-]+)/\S+: (.*)$", part, re.MULTILINE)) for part in parts]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("memory")
+
+
+@pytest.fixture(scope="module")
+def clone(base: Path) -> Clone:
+    """After a run, and one that finds nothing to do."""
+    packages = base / "site-packages"
+    install("1.0", 1, base, packages)
+    made = Clone(base / "clone", packages)
+    first, again = made.run(base), made.run(base)
+    assert (first.code, again.code) == (0, 0), first.err + again.err
+    assert [set(each) for each in reasons(first)] == [set(CASES)] * 2
+    assert reasons(again) == [{}, {}], again.err
+    return made
+
+
+def test_another_clone_shares_what_is_equal_and_not_what_differs(clone: Clone, base: Path) -> None:
+    other = Clone(base / "other", clone.packages)
+    (other.folder / "src/netpack/part.py").write_text("WIDTH = 2\n")
+    lowered = reasons(other.run(base, "test_lowering"))[0]
+    assert lowered == {"on_pythonpath": "src/netpack/part.py changed"}
+    # Neither evicts the other.
+    assert reasons(clone.run(base, "test_lowering")) == [{}]
+    assert reasons(other.run(base, "test_lowering")) == [{}]
+
+
+def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> None:
+    here = clone.folder
+    with (here / "ci/here.py").open("a") as stream:
+        stream.write("# more\n")
+    (here / "src/netpack/part.py").write_text("WIDTH = 2\n")
+    clone.weights("v2.pt", 2.0)
+    (here / "ci/link.pt").unlink()
+    (here / "ci/link.pt").symlink_to("v2.pt")
+    (here / "ci/native.bin").write_bytes(b"\x00\x00\x80\x3f" * 4)
+    script(here / "ci/script.pt", 2.0)
+    clone.more["NET_SCALE"] = "2"
+    (here / "ci/flag").touch()
+    (here / "ci/child.txt").write_text("2")
+    (here / "ci/blocks.py").write_text("SCALE = 2\n")
+    install("2.0", 2, base, clone.packages)
+    clone.weights("top.pt", 2.0)
+    lowered, ran = reasons(clone.run(base))
+    assert lowered == WHY
+    # What comes out of the compiler differs, or has other expected outputs, in all but these.
+    assert set(WHY) - {"beside"} <= set(ran) <= set(WHY)
+    assert reasons(clone.run(base)) == [{}, {}]
+
+
+def test_a_rebuilt_backend_beside_a_runner_of_the_users_own_runs_all_again(clone: Clone, base: Path) -> None:
+    dist = base / "dist"
+    shutil.copytree(RUNNER.parent.parent, dist, dirs_exist_ok=True)
+    runner = str(dist / "bin" / RUNNER.name)
+
+    def ran(name: str = "same") -> Mapping[str, str]:
+        done = clone.run(base, "test_emulator", "--case", name, QNN_EXECUTOR_RUNNER=runner)
+        assert done.code == 0, done.err
+        return reasons(done)[1]
+
+    assert ran()["same"].startswith("runner:") and not ran()
+    for library in ("libqnn_executorch_backend.so", RUNNER.name):
+        (path,) = dist.rglob(library)
+        with path.open("ab") as stream:
+            stream.write(b"\0")
+        assert library in ran()["same"]
+        assert not ran()
+
+
+def test_an_overlay_of_executorch_counts_by_its_files(clone: Clone, base: Path) -> None:
+    """As EXECUTORCH_ROOT with build_x86 puts it on PYTHONPATH: links to a tree, and adaptors just built."""
+    import executorch
+
+    installed = Path(next(iter(executorch.__path__)))
+    overlay = base / "overlay"
+    real = ("", "backends", "backends/qualcomm", "backends/qualcomm/python", "backends/qualcomm/utils")
+    for folder in real:
+        (overlay / "executorch" / folder).mkdir(parents=True)
+        for entry in (installed / folder).iterdir():
+            name = (Path(folder) / entry.name).as_posix()
+            if name not in real and entry.name != "__pycache__":
+                (overlay / "executorch" / name).symlink_to(entry)
+    (adaptor,) = (overlay / "executorch/backends/qualcomm/python").glob("PyQnnManagerAdaptor*.so")
+    utils = overlay / "executorch/backends/qualcomm/utils/utils.py"
+    for path in (adaptor, utils):
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+
+    def lowered() -> Mapping[str, str]:
+        environ = environment(PYTHONPATH=f"{overlay}:{clone.folder / 'src'}:{clone.packages}")
+        flags = ("--suite", clone.suite, "--why", "--case", "same")
+        done = run("test_lowering", base, *flags, environ=environ)
+        assert done.code == 0, done.err
+        return reasons(done)[0]
+
+    assert lowered() and not lowered()
+    for path in (utils, adaptor):
+        with path.open("ab") as stream:
+            stream.write(b"\n" if path == utils else b"\0")
+        assert path.name in lowered()["same"]
+    assert not lowered()
+
+
+def test_our_own_code_that_does_the_work_counts(clone: Clone, base: Path) -> None:
+    toolkit = base / "toolkit"
+    for name in ("ci", "provisioning", "manifests"):
+        source = Path(__file__).parents[2] / name
+        shutil.copytree(source, toolkit / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def lowered() -> Mapping[str, str]:
+        flags = [
+            "--suite", str(clone.suite), "--why", "--case", "same",
+            "--store", str(base / "store"), "--reports", str(base / "reports"),
+        ]  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "ci", "test_lowering", *flags],
+            cwd=toolkit,
+            env={**environment(PYTHONPATH=f"{clone.folder / 'src'}:{clone.packages}"), **clone.more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return reasons(Done(0, None, "", done.stderr))[0]  # type: ignore[arg-type]
+
+    # Another checkout of the toolkit is no change.
+    assert not lowered()
+    with (toolkit / "ci/suites/compiler_log.py").open("a") as stream:
+        stream.write("# more\n")
+    assert "ci/suites/compiler_log.py changed" in lowered()["same"]
+
+
+def test_an_editable_install_counts_by_its_files(clone: Clone, base: Path) -> None:
+    """`pip install -e` in an environment of its own, with the tests' packages behind it."""
+    venv, project = base / "venv", base / "project"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "tests.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    (project / "scales").mkdir(parents=True)
+    (project / "scales/__init__.py").write_text("SCALE = 1\n")
+    (project / "pyproject.toml").write_text('[project]\nname = "scales"\nversion = "1.0"\n')
+    python = str(venv / "bin/python")
+    install_it = [python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*install_it, "-e", str(project)], check=True)
+
+    def lowered() -> Mapping[str, str]:
+        flags = [
+            "--suite", str(clone.suite), "--why", "--case", "packaged",
+            "--store", str(base / "store"), "--reports", str(base / "reports"),
+        ]  # fmt: skip
+        done = subprocess.run(
+            [python, "-m", "ci", "test_lowering", *flags],
+            cwd=Path(__file__).parents[2],
+            env=environment(PYTHONPATH=str(clone.folder / "src")),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return reasons(Done(0, None, "", done.stderr))[0]  # type: ignore[arg-type]
+
+    assert lowered() and not lowered()
+    (project / "scales/__init__.py").write_text("SCALE = 2\n")
+    assert "scales/__init__.py changed" in lowered()["packaged"]
+    assert not lowered()

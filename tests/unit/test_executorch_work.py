@@ -1,0 +1,331 @@
+"""Programs given to workers and to the emulator: what is done, what is cached, and what goes wrong in words.
+
+The process that lowers and the runner are stand-ins; workers, memo and files are real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from ci.__main__ import VERBS
+from ci.engine.work import Result
+from ci.executorch import compile as compiling
+from ci.executorch import emulate
+from ci.executorch.compile import Settings, compile_programs
+from ci.executorch.emulate import findings_of, measure
+from ci.executorch.stage import Plan, refusals
+from ci.executorch.suite import Program, programs_of
+from ci.suites.accuracy import EXACT_DB
+from ci.suites.baseline import Baseline
+from provisioning.base.command_line import main
+from provisioning.base.findings import Report
+from provisioning.base.settings import ROOT, Selection
+from provisioning.environment import Environment
+from tests.support.lowering import BASIS, SUITE, make_program
+
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
+FOUND = Environment("wheels", "x86_64-linux", "SM8650", {}, {}, (), (), ())
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "WORKER", ("-m", "tests.support.lowering_worker"))
+
+
+def compiled(
+    folder: Path, *programs: Program, timeout: float = 60, basis: compiling.Basis = BASIS, cache: bool = True
+) -> dict[str, Result]:
+    settings = Settings(folder / "store", folder / "logs", jobs=2, timeout=timeout, cache=cache)
+    return compile_programs(programs, FOUND, ENVIRON, settings, basis, lambda _: Baseline(folder / "b"))
+
+
+def program_of(folder: Path, what: str, name: str = "net", width: int = 8) -> Program:
+    text = SUITE.replace("net:make", f"net:{what}").replace("case.net", f"case.{name}")
+    return make_program(folder / name, text=text.replace("width = 8", f"width = {width}"))
+
+
+class TestCompiling:
+    @pytest.mark.parametrize(
+        ("file", "old", "new", "why"),
+        [
+            ("net.py", "def make", "# more\ndef make", "net.py changed"),
+            ("layers.py", "WIDTH = 1", "WIDTH = 2", "layers.py changed"),
+            ("suite.toml", "width = 8", "width = 9", "case.arguments.width: 8 → 9"),
+            ("suite.toml", '"8a8w"', '"16a8w"', ""),
+            ("suite.toml", '"SM8650"', '"SM8750"', ""),
+            ("suite.toml", "tags", "calibration = 8\ntags", "run.calibration: 32 → 8"),
+            ("suite.toml", "files", "inferences = 3\nfiles", "case.inferences: 2 → 3"),
+        ],
+    )
+    def test_a_change_does_it_again_and_once(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str], file: str, old: str, new: str, why: str
+    ) -> None:
+        suite = make_program(tmp_path / "suite").suite
+
+        def cached() -> bool:
+            (program,) = programs_of(suite)
+            return compiled(tmp_path, program)[program.name].cached
+
+        assert [cached(), cached()] == [False, True]
+        path = suite.with_name(file)
+        path.write_text(path.read_text().replace(old, new))
+        capfd.readouterr()
+        assert [cached(), cached()] == [False, True]
+        assert f"1 because {why}" in capfd.readouterr().err
+
+    def test_another_sdk_does_it_again(self, tmp_path: Path) -> None:
+        program = make_program(tmp_path / "suite")
+        compiled(tmp_path, program)
+        other = compiling.Basis(BASIS.python, {**BASIS.sdk, "libraries": "ab"})
+        assert not compiled(tmp_path, program, basis=other)[program.name].cached
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [("sqnr_db = 20", "sqnr_db = 30"), ('["pr"]', '["nightly"]'), ("files", "cpu_budget = 1\nfiles")],
+    )
+    def test_what_is_judged_later_does_not(self, tmp_path: Path, old: str, new: str) -> None:
+        compiled(tmp_path, make_program(tmp_path / "suite"))
+        program = make_program(tmp_path / "suite", text=SUITE.replace(old, new))
+        assert compiled(tmp_path, program)[program.name].cached
+
+    @pytest.mark.parametrize(
+        ("what", "kind", "message"),
+        [
+            ("crash", "crash", "SIGSEGV"),
+            ("killed", "crash", "when memory runs out"),
+            ("refuse", "factory", "it is no model"),
+        ],
+    )
+    def test_one_that_fails_is_one_failure_and_the_others_are_done(
+        self, tmp_path: Path, what: str, kind: str, message: str
+    ) -> None:
+        bad, good = (
+            program_of(tmp_path, what, "bad"),
+            [program_of(tmp_path, "make", f"good{n}", n) for n in (1, 2)],
+        )
+        results = compiled(tmp_path, bad, *good)
+        failure = results[bad.name].failure
+        assert failure and failure.kind == kind and message in failure.message
+        assert failure.log and failure.log.read_text().startswith("what it printed\n")
+        assert not any(results[each.name].failure for each in good)
+        # All were forks of the same processes.
+        assert len({results[each.name].facts["parent"] for each in good}) <= 2
+
+    def test_one_that_hangs_is_ended_when_its_time_is_over(self, tmp_path: Path) -> None:
+        bad = program_of(tmp_path, "hang", "bad")
+        failure = compiled(tmp_path, bad, timeout=3)[bad.name].failure
+        assert failure and (failure.kind, failure.message) == ("timeout", "no result after 3 s")
+
+    @pytest.mark.parametrize(("what", "stays"), [("refuse", False), ("killed", True)])
+    def test_a_failure_removes_what_was_cached_unless_the_machine_failed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, stays: bool
+    ) -> None:
+        program = make_program(tmp_path / "suite")
+        compiled(tmp_path, program)
+        monkeypatch.setattr(compiling, "WORKER", ("-c", FAILING.format(what=what)))
+        assert compiled(tmp_path, program, cache=False)[program.name].failure
+        monkeypatch.setattr(compiling, "WORKER", ("-m", "tests.support.lowering_worker"))
+        assert compiled(tmp_path, program)[program.name].cached == stays
+
+    def test_two_cases_of_one_content_are_done_once_and_both_have_it(self, tmp_path: Path) -> None:
+        text = SUITE + SUITE[SUITE.index("[case") :].replace("case.net", "case.twin")
+        make_program(tmp_path, text=text)
+        results = list(compiled(tmp_path, *programs_of(tmp_path / "suite.toml")).values())
+        assert len(results) == 2 and results[0].folder == results[1].folder
+
+
+FAILING = """
+import sys
+from ci.engine.workers.child import serve
+from tests.support import lowering_worker
+
+def answer(order):
+    order["case"]["factory"] = "net:{what}"
+    return lowering_worker.answer(order)
+
+serve(int(sys.argv[1]), lambda: answer, forks=True)
+"""
+
+
+class TestChipsThatTheSdkLacks:
+    @pytest.mark.parametrize(("soc", "refused"), [("SM8850", True), ("SM8650", False)])
+    def test_only_a_newer_arch_than_it_has_is_refused(self, tmp_path: Path, soc: str, refused: bool) -> None:
+        for arch in (68, 73, 75, 79):
+            (tmp_path / f"sdk/lib/hexagon-v{arch}/unsigned").mkdir(parents=True)
+        program = make_program(tmp_path / "suite", text=SUITE.replace("SM8650", soc))
+        findings = dict(refusals([program], tmp_path / "sdk", "v2.37.0"))
+        assert (program.name in findings) == refused
+
+
+VALUES = numpy.linspace(-1, 2, 12, dtype="float32").reshape(3, 4)
+FAULT = SUITE.replace("thresholds = {{ sqnr_db = 20 }}", 'emulator_fault = "could not be loaded"')
+
+
+class Emulator:
+    """One program that tells a stand-in of the runner what to do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runner = folder / "runner"
+        script = f'#!/bin/sh\nexec {sys.executable} -m tests.support.emulator_runner "$@"\n'
+        self.runner.write_text(script)
+        self.runner.chmod(self.runner.stat().st_mode | stat.S_IXUSR)
+
+    def run(self, what: str, text: str = SUITE, timeout: float = 60) -> Result:
+        folder = self.folder / f"compiled-{what.replace(chr(32), chr(45))}"
+        folder.mkdir(exist_ok=True)
+        (folder / "program.pte").write_text(what)
+        row = {"dtype": "float32", "shape": [3, 4]}
+        facts: dict[str, Any] = {"inputs": [], "expected": [], "reference": [], "left": []}
+        for number in range(2):
+            for kind, name in (("inputs", "input"), ("expected", "float")):
+                VALUES.tofile(folder / f"{name}_{number}_0.raw")
+                facts[kind].append([{**row, "file": f"{name}_{number}_0.raw"}])
+        program = make_program(self.folder / "suite", text=text)
+        plan = Plan(
+            selection=Selection("wheels", "x86_64-linux", "SM8650", self.folder / "store", self.folder),
+            programs=(program,),
+            found=FOUND,
+            basis=BASIS,
+            settings=Settings(self.folder / "store", self.folder / "logs"),
+            baselines={program.suite: Baseline(self.folder / "baseline.json")},
+            refused={},
+        )
+        args = argparse.Namespace(jobs=1, run_timeout=timeout)
+        return measure(args, plan, self.runner, {program.name: Result(facts, folder)}, ENVIRON)[program.name]
+
+
+@pytest.fixture
+def emulator(tmp_path: Path) -> Emulator:
+    return Emulator(tmp_path)
+
+
+class TestRunning:
+    def test_a_good_run_gives_figures_and_times_and_is_not_done_again(self, emulator: Emulator) -> None:
+        first, again = emulator.run("echo"), emulator.run("echo")
+        assert (first.cached, again.cached) == (False, True)
+        assert again.facts["figures"]["sqnr_db"] == EXACT_DB
+        assert again.facts["times"] == {"load_ms": 1.5, "run_ms": 2.5, "peak_bytes": 102400}
+
+    def test_another_runner_runs_it_again(self, emulator: Emulator) -> None:
+        emulator.run("echo")
+        with emulator.runner.open("a") as stream:
+            stream.write("# more\n")
+        assert not emulator.run("echo").cached
+
+    @pytest.mark.parametrize(
+        ("what", "rule", "message"),
+        [
+            ("crash", "run", "SIGSEGV"),
+            ("refuse", "run", "exit code 40: qnn_executor_runner: error: the method could not be loaded"),
+            ("nan", "not-finite", "12 of 12 values"),
+            ("short", "shape", "expected 12 values, found 11"),
+            ("nothing", "missing", "output_0_0.raw was not written"),
+            ("no times", "missing", "the runner wrote no times to metrics.json: FileNotFoundError"),
+            ("half times", "missing", "the runner wrote no times to metrics.json: JSONDecodeError"),
+        ],
+    )
+    def test_a_run_that_gives_nothing_usable_says_why(
+        self, emulator: Emulator, what: str, rule: str, message: str
+    ) -> None:
+        facts = emulator.run(what).facts
+        assert facts["rule"] == rule and message in facts["message"]
+
+    def test_one_that_misses_is_done_again_with_its_files_kept(self, emulator: Emulator) -> None:
+        assert not emulator.run("zeros").cached
+        again = emulator.run("zeros")
+        assert not again.cached and again.folder
+        names = {path.relative_to(again.folder).as_posix() for path in again.folder.rglob("*")}
+        assert {"input_0_0.raw", "float_0_0.raw", "outputs/output_0_0.raw", "run.log"} <= names
+
+    def test_one_that_hangs_is_ended_and_never_cached(self, emulator: Emulator) -> None:
+        for _ in range(2):
+            failure = emulator.run("hang", timeout=1).failure
+            assert failure and (failure.kind, failure.message) == ("timeout", "no result after 1 s")
+
+    def test_a_known_failure_is_cached_while_the_suite_expects_it(
+        self, emulator: Emulator, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert [emulator.run("refuse", FAULT).cached for _ in range(2)] == [False, True]
+        assert not [path for path in (emulator.folder / "logs").rglob("*") if path.is_file()]
+        shown = capfd.readouterr().err
+        assert "fails as the suite expects" in shown and "FAILED" not in shown
+        assert emulator.run("refuse").folder
+
+
+def test_asked_to_end_it_ends_what_it_runs_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(emulate, "_run", ended)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main("python -m ci", "", VERBS, ["test_emulator", "--reports", str(tmp_path)]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (finding,) = Report.read(tmp_path / "test_emulator.json").findings
+    assert (finding.rule, finding.message) == ("emulator-not-run", "interrupted")
+
+
+def facts_of(figures: dict[str, float], rule: str = "", message: str = "") -> Result:
+    return Result({"figures": figures, "times": {}, "rule": rule, "message": message})
+
+
+LOSS = {
+    "operator": "aten.linear.default",
+    "module": "second",
+    "source": "net.py:20",
+    "code": "return self.second(x)",
+    "before_db": 48.2,
+    "after_db": 15.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        (
+            {"sqnr_db": 12.0, "reference_sqnr_db": 70.0},
+            "quantizing loses most in aten.linear.default of second at net.py:20 `return self.second(x)` "
+            "(48.2 dB before it, 15.5 dB after)",
+        ),
+        ({"sqnr_db": 12.0, "reference_sqnr_db": 13.0}, "the program computes something else"),
+        ({"sqnr_db": 25.0, "reference_sqnr_db": 40.0}, "the program computes something else"),
+    ],
+)
+def test_a_miss_says_whether_quantizing_or_the_program_is_to_blame(
+    tmp_path: Path, figures: dict[str, float], message: str
+) -> None:
+    one = make_program(tmp_path, text=SUITE.replace("sqnr_db = 20", "sqnr_db = 20, reference_sqnr_db = 60"))
+    (finding,) = findings_of(one, facts_of(figures), {"losses": [LOSS], "left": []})
+    assert finding.rule == "emulator-accuracy" and message in finding.message
+    assert f"-k {one.name}" in finding.remedy
+
+
+def test_a_run_that_lacks_a_kernel_names_the_operator_and_its_line(tmp_path: Path) -> None:
+    left = {
+        "operator": "aten.erf.default",
+        "source": "net.py:7",
+        "code": "torch.erf(x)",
+        "kernel": False,
+        "reason": "No node visitor, unsupported",
+    }
+    result = facts_of({}, "run", "the runner: exit code 1: Error::OperatorMissing")
+    (finding,) = findings_of(make_program(tmp_path), result, {"left": [left]})
+    assert "aten.erf.default at net.py:7 `torch.erf(x)`" in finding.message
+    assert "OperatorMissing" in finding.message and "gelu" in finding.remedy
+
+
+def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
+    assert not findings_of(make_program(tmp_path), facts_of({"sqnr_db": 25.0}), {"left": []})

@@ -1,0 +1,113 @@
+"""What a factory may give, and what a model may do while it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ci.suites import factory  # noqa: E402
+from ci.suites.factory import BadFactory, explained, infer, make  # noqa: E402
+
+MODULE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("state", torch.zeros(4))
+
+class Good(Net):
+    def forward(self, x):
+        return self.linear(x)
+
+class Changes(Net):
+    def forward(self, x):
+        x.add_(1)
+        return x
+
+class Keeps(Net):
+    def forward(self, x):
+        self.state += x
+        return self.state
+
+class Decides(Net):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+def inputs(generator):
+    return (torch.rand(4, generator=generator),)
+
+def good(): return Good().eval(), inputs
+def fixed(): return Good().eval(), (torch.arange(4.0), torch.tensor([3, 9]))
+def training(): return Good(), inputs
+def changes(): return Changes().eval(), inputs
+def keeps(): return Keeps().eval(), inputs
+def decides(): return Decides().eval(), inputs
+def imports():
+    from qnn_ci_blocks import WIDTH
+    return nn.Linear(WIDTH, WIDTH).eval(), inputs
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    before = list(sys.path), set(sys.modules)
+    (tmp_path / "qnn_ci_net.py").write_text(MODULE)
+    (tmp_path / "qnn_ci_blocks.py").write_text("WIDTH = 4\n")
+    yield tmp_path
+    sys.path[:] = before[0]
+    factory_imports = sys.modules["ci.suites.imports"]
+    factory_imports._first = None  # type: ignore[attr-defined]
+    for name in set(sys.modules) - before[1]:
+        if name.startswith("qnn_ci_"):
+            del sys.modules[name]
+
+
+def test_a_factory_may_import_when_it_is_called(folder: Path) -> None:
+    assert make("qnn_ci_net:imports", {}, folder).model.in_features == 4
+
+
+def test_a_model_in_training_mode_is_put_into_eval_and_that_is_said(folder: Path) -> None:
+    loaded = make("qnn_ci_net:training", {}, folder)
+    assert not loaded.model.training and [rule for rule, _ in loaded.notes] == ["training-mode"]
+    assert not make("qnn_ci_net:good", {}, folder).notes
+
+
+def test_beside_a_fixed_sample_others_are_drawn_and_that_is_said(folder: Path) -> None:
+    loaded = make("qnn_ci_net:fixed", {}, folder)
+    first, again, other = loaded.sample(0), loaded.sample(0), loaded.sample(factory.CALIBRATION_SEED)
+    assert torch.equal(first[0], torch.arange(4.0)) and first[0].data_ptr() != again[0].data_ptr()
+    assert not torch.equal(first[0], other[0]) and other[0].min() >= 0 and other[0].max() <= 3
+    assert other[1].dtype == torch.int64 and other[1].min() >= 3 and other[1].max() <= 9
+    assert [rule for rule, _ in loaded.notes] == ["fixed-inputs"]
+
+
+def test_a_model_that_changes_its_inputs_changes_no_sample(folder: Path) -> None:
+    model = make("qnn_ci_net:changes", {}, folder).model
+    sample = (torch.zeros(4),)
+    one, two = infer(model, sample), infer(model, sample)
+    assert torch.equal(one[0], torch.ones(4)) and torch.equal(two[0], torch.ones(4))
+    assert torch.equal(sample[0], torch.zeros(4))
+
+
+def test_a_model_that_keeps_state_is_refused_with_the_line(folder: Path) -> None:
+    with pytest.raises(BadFactory, match=r"changes state while it runs \(.*qnn_ci_net.py:22\)"):
+        infer(make("qnn_ci_net:keeps", {}, folder).model, (torch.ones(4),))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_a_branch_on_a_value_is_explained_by_its_line(folder: Path, strict: bool) -> None:
+    with pytest.raises(Exception) as raised:
+        torch.export.export(make("qnn_ci_net:decides", {}, folder).model, (torch.ones(4),), strict=strict)
+    message, remedy = explained(raised.value)
+    assert message.endswith("qnn_ci_net.py:27)") and "torch.where" in remedy and "\n" not in message
