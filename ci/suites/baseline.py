@@ -216,6 +216,11 @@ def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -
     return {"baseline": {name: agreed.cost(name) for name in costs}, **other}
 
 
+def cost_rule(name: str) -> str:
+    """The rule of the finding that this cost grew."""
+    return f"cost-{name.replace('_', '-')}"
+
+
 def growth(
     program: str,
     costs: Mapping[str, float],
@@ -242,7 +247,7 @@ def growth(
             continue
         now = f" with QNN {build_id}" if other else ""
         yield Finding(
-            f"cost-{name.replace('_', '-')}",
+            cost_rule(name),
             Severity(tolerance.severity),
             program,
             f"expected at most {tolerance.most(before):,.0f} {COSTS[name].description} "
