@@ -129,10 +129,6 @@ def test_an_interrupt_ends_with_130_and_no_traceback(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_the_verbs_own_code_is_passed_on(verbs: dict[str, Verb]) -> None:
-    assert _main(verbs, "verb", "1") == 1
-
-
 def test_a_mistyped_verb_gets_a_suggestion(
     verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,13 +138,6 @@ def test_a_mistyped_verb_gets_a_suggestion(
     )
 
 
-def test_a_verb_like_no_other_gets_the_list(
-    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _main(verbs, "zzz") == 2
-    assert "`python -m x --help` lists the verbs" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("argv", "code"), [([], 2), (["--help"], 0), (["-h"], 0)])
 def test_the_overview_lists_every_verb_and_loads_none(
     verbs: dict[str, Verb], argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
@@ -156,13 +145,6 @@ def test_the_overview_lists_every_verb_and_loads_none(
     assert _main(verbs, *argv) == code
     assert "  verb   a verb\n  other  another\n" in capsys.readouterr().out
     assert "verb_of_this_test" not in sys.modules
-
-
-def test_a_verbs_help_shows_its_examples(verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        _main(verbs, "verb", "--help")
-    assert ended.value.code == 0
-    assert "examples:\n  nox -s verb\n" in capsys.readouterr().out
 
 
 def test_wrong_arguments_end_with_2(verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]) -> None:
@@ -256,10 +238,6 @@ def test_a_fault_of_the_machine_names_the_file(debug: bool, capsys: pytest.Captu
 
 def test_a_file_that_we_should_have_had_is_a_fault_of_ours() -> None:
     assert guarded(lambda: len(Path("/nowhere/at-all").read_text()), debug=False) == 70
-
-
-def test_guarding_returns_what_the_work_returns() -> None:
-    assert guarded(lambda: 7, debug=False) == 7
 
 
 def _present(verbs: dict[str, Verb]) -> list[str]:
@@ -363,17 +341,6 @@ def test_what_is_no_count_is_refused(text: str) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"seconds above 0, found '"):
         duration(text)
-
-
-def test_counts_and_durations_are_numbers() -> None:
-    assert (count("12"), duration("0.5"), duration("900")) == (12, 0.5, 900.0)
-
-
-@pytest.mark.parametrize("program", ["provisioning", "ci"])
-def test_the_frame_itself_loads_no_verb(program: str) -> None:
-    tree = ast.parse((ROOT / program / "__main__.py").read_text(encoding="utf-8"))
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "provisioning.base.command_line"}
 
 
 def test_an_empty_path_is_not_the_current_directory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioning.elf import BrokenElf, Elf, NotElf, highest_version, identity, read, read_stream
+from provisioning.elf import BrokenElf, Elf, NotElf, identity, read, read_stream
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
 
 RICH = Library(
@@ -44,10 +44,6 @@ def test_provided_symbol_versions_are_read() -> None:
     assert elf_of(RICH).provides == ("RICH_1.0", "RICH_1.2")
 
 
-def test_private_versions_are_no_numbers() -> None:
-    assert highest_version(("GLIBC_PRIVATE", "GLIBCXX_9"), "GLIBC") is None
-
-
 @pytest.mark.parametrize(
     ("machine", "bits", "name"), [(X86_64, 64, "x86-64"), (AARCH64, 64, "AArch64"), (HEXAGON, 32, "Hexagon")]
 )
@@ -64,10 +60,6 @@ def test_the_hexagon_arch_is_the_flags_in_hexadecimal_digits(arch: int) -> None:
 @pytest.mark.parametrize(("flags", "arch"), [(0x8075, 75), (0x175, 175), (0x7A, None), (0, None)])
 def test_the_hexagon_arch_is_in_the_low_ten_bits(flags: int, arch: int | None) -> None:
     assert elf_of(Library(machine=HEXAGON, flags=flags)).arch == arch
-
-
-def test_only_hexagon_files_have_a_hexagon_arch() -> None:
-    assert elf_of(Library(flags=0x75)).arch is None
 
 
 def test_segment_alignment_and_the_android_note_are_read() -> None:
@@ -140,10 +132,6 @@ def test_identity_reads_no_more_than_the_head(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(skel(75).encode()[:20])
     assert identity(path) == (32, HEXAGON)
-
-
-def test_identity_of_other_files_is_none(tmp_path: Path) -> None:
-    assert [identity(tmp_path / "missing"), identity(Path(__file__))] == [None, None]
 
 
 SAMPLES = (RICH.encode(), skel(79, "v2.49.40.260810104044", needed=("libc++.so.1",)).encode())

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import Selection
-from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, provision_flags, resolve
+from provisioning.environment import DEVICE_DSP_DIRECTORIES, Environment, resolve
 from provisioning.manifest import Component
 from provisioning.store import Tree, Want
 from tests.support.environments import write_ndk
@@ -113,11 +111,6 @@ def test_a_set_but_empty_root_is_taken_as_not_set_and_said(sdk: Path) -> None:
     assert environment.notes == ("QNN_SDK_ROOT is set but empty, and taken as not set",)
 
 
-def test_a_needed_root_that_is_no_directory_is_refused_by_name(sdk: Path, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match=r"QNN_SDK_ROOT=.*gone: there is no such folder"):
-        _resolved(sdk, {"QNN_SDK_ROOT": str(tmp_path / "gone")})
-
-
 def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
     sdk: Path, tmp_path: Path
 ) -> None:
@@ -125,14 +118,6 @@ def test_a_root_that_is_a_folder_too_deep_is_refused_and_the_right_one_is_named(
     with pytest.raises(EnvironmentLacking, match="is not the root of a qnn-sdk") as caught:
         _resolved(sdk, {"QNN_SDK_ROOT": str(own / "lib")})
     assert caught.value.remedy == f"export QNN_SDK_ROOT='{own}'"
-
-
-def test_a_tilde_that_no_shell_expanded_is_the_users_home(
-    sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    own = _sdk(tmp_path / "own")
-    assert _resolved(sdk, {"QNN_SDK_ROOT": "~/own"}).roots["qnn-sdk"].path == own
 
 
 def test_an_sdk_that_is_nowhere_names_the_command_that_brings_it(store: Path) -> None:
@@ -153,12 +138,6 @@ def test_the_command_carries_what_was_selected(store: Path) -> None:
     )
 
 
-def test_the_command_names_the_default_profile_where_a_variable_names_another(store: Path) -> None:
-    environ = {"QNN_CI_STORE": str(store), "QNN_CI_PROFILE": "qnn-2.37"}
-    assert provision_flags(_selection(store), environ) == ["--profile", "wheels"]
-    assert provision_flags(_selection(store), {**environ, "QNN_CI_PROFILE": ""}) == []
-
-
 ALL = ("qnn-sdk", "android-ndk", "executorch-source")
 
 
@@ -167,18 +146,6 @@ def _lack(store: Path, profile: str) -> EnvironmentLacking:
     with pytest.raises(EnvironmentLacking) as caught:
         resolve(selection, {"QNN_CI_STORE": str(store)}, trees=Trees({}), needs=ALL)
     return caught.value
-
-
-def test_all_that_lacks_is_told_at_once_with_one_command_for_it(store: Path) -> None:
-    fault = _lack(store, "qnn-2.37")
-    assert fault.message == (
-        "qnn-sdk 2.37.0.250724, android-ndk 26.2.11394342 and executorch-source 1.5.1 for aarch64-android "
-        f"are neither in the store ({store}) nor named by QNN_SDK_ROOT, ANDROID_NDK_ROOT and EXECUTORCH_ROOT"
-    )
-    assert fault.remedy == (
-        "nox -s provision -- --profile qnn-2.37 --target x86_64-linux --target aarch64-android "
-        "--component qnn-sdk --component android-ndk --component executorch-source"
-    )
 
 
 def test_what_a_profile_has_not_is_had_by_the_official_one(store: Path) -> None:
@@ -204,24 +171,6 @@ def test_a_tree_without_the_hosts_part_still_serves_a_device(sdk: Path, store: P
     trees = Trees({"qnn-sdk": sdk}, holds=lambda want: "x86_64-linux" not in want.targets)
     environment = resolve(_selection(store, target="aarch64-linux"), {}, trees=trees)
     assert environment.roots["qnn-sdk"].path == sdk
-
-
-def test_android_needs_the_ndk_that_its_profile_pins(sdk: Path, store: Path) -> None:
-    selection = _selection(store, profile="qnn-2.37", target="aarch64-android")
-    with pytest.raises(EnvironmentLacking, match=r"android-ndk 26\.2\.11394342"):
-        resolve(selection, {}, trees=Trees({"qnn-sdk": sdk}))
-
-
-def test_the_host_does_without_an_ndk(sdk: Path, store: Path) -> None:
-    environment = resolve(_selection(store, profile="qnn-2.37"), {}, trees=Trees({"qnn-sdk": sdk}))
-    assert list(environment.roots) == ["qnn-sdk"]
-
-
-def test_a_stage_that_asks_for_a_missing_component_learns_how_to_get_it(sdk: Path) -> None:
-    environment = _resolved(sdk, {"QNN_CI_STORE": str(sdk.parent.parent)})
-    with pytest.raises(EnvironmentLacking, match="HEXAGON_SDK_ROOT") as caught:
-        environment.root("hexagon-sdk")
-    assert caught.value.remedy == "nox -s provision -- --component hexagon-sdk"
 
 
 def test_an_optional_root_that_is_no_directory_is_left_out_and_said(sdk: Path) -> None:
@@ -284,21 +233,6 @@ def test_resolving_within_the_environment_changes_nothing(sdk: Path) -> None:
     assert again.notes == ()
 
 
-@given(st.lists(st.sampled_from(["/a", "/b/", "/b", "", "/q/lib/hexagon-v75/unsigned", "/c d"]), max_size=8))
-def test_no_library_directory_comes_twice(entries: list[str]) -> None:
-    sdk = Path("/nowhere/store/trees/qnn-sdk")
-    path = _resolved(sdk, {"LD_LIBRARY_PATH": ":".join(entries)}).variables.get("LD_LIBRARY_PATH", "")
-    kept = [entry.rstrip("/") for entry in path.split(":") if path]
-    assert kept == list(dict.fromkeys(e.rstrip("/") for e in entries if e and "hexagon" not in e))
-
-
-def test_an_sdk_without_host_libraries_adds_none_and_says_so(tmp_path: Path) -> None:
-    sdk = _directory(tmp_path / "store/trees/device-only")
-    environment = _resolved(sdk, {}, target="aarch64-android")
-    assert "LD_LIBRARY_PATH" not in environment.variables
-    assert environment.notes == (f"{sdk / HOST} is not there, so nothing of this SDK runs on the host",)
-
-
 @pytest.mark.parametrize("name", ["a:b", "a;b", "$ORIGIN", "${LIB}"])
 def test_a_root_that_the_loader_would_misread_is_refused(sdk: Path, tmp_path: Path, name: str) -> None:
     own = _sdk(tmp_path / name)
@@ -330,16 +264,3 @@ def test_a_dsp_path_written_with_colons_is_mended_and_said(sdk: Path) -> None:
     ]
     assert environment.variables["ADSP_LIBRARY_PATH"].count("/vendor/dsp/cdsp") == 1
     assert any("separated by `;`" in note for note in environment.notes)
-
-
-def test_an_unknown_soc_is_wrong_use_before_anything_is_looked_for(store: Path) -> None:
-    trees = Trees({})
-    with pytest.raises(UsageError, match="SM865"):
-        resolve(_selection(store, soc="SM865"), {}, trees=trees)
-    assert trees.asked == []
-
-
-def test_merging_keeps_what_it_does_not_set(sdk: Path) -> None:
-    environment = _resolved(sdk, {})
-    merged = environment.merged({"HOME": "/srv/me", "QNN_CI_SOC": "SM8550"})
-    assert (merged["HOME"], merged["QNN_CI_SOC"]) == ("/srv/me", "SM8650")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.findings import Outcome, Report, StageRun
+from provisioning.base.findings import Outcome, Report, Severity, StageRun
 
 
 def _stopped_by(error: BaseException, reports: Path, subject: str = "") -> Report:
@@ -51,3 +51,17 @@ def test_a_report_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Pa
     with pytest.raises(UsageError, match="cannot write the report"):
         report.write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["stage.json"]
+
+
+@pytest.mark.parametrize(
+    ("severity", "strict", "code"),
+    [(Severity.ERROR, False, 1), (Severity.WARNING, False, 0), (Severity.WARNING, True, 1)],
+)
+def test_closing_writes_shows_and_gives_the_exit_code(
+    severity: Severity, strict: bool, code: int, tmp_path: Path
+) -> None:
+    stage = StageRun("lint", "wheels", "", "nox -s lint")
+    stage.add("rule", severity, "file", "is bad")
+    shown: list[Report] = []
+    assert stage.close(tmp_path, strict=strict, show=shown.append) == code
+    assert shown == [Report.read(tmp_path / "lint.json")]

@@ -7,7 +7,7 @@ import pytest
 
 from ci.engine.jobs import Job
 from ci.engine.progress import JobProgress, Line
-from provisioning.base.progress import Bars, Lines, Silent, for_stream
+from provisioning.base.progress import Bars, Lines, for_stream
 
 
 class Clock:
@@ -81,13 +81,6 @@ def test_a_new_start_replaces_the_old(out: io.StringIO, clock: Clock) -> None:
     lines.advance(50)
     lines.finish()
     assert out.getvalue() == "sdk.zip: 100 B in 0.00 s\n"
-
-
-def test_finishing_nothing_says_nothing(out: io.StringIO) -> None:
-    lines = Lines(out)
-    lines.advance(1)
-    lines.finish()
-    assert out.getvalue() == ""
 
 
 def test_threads_have_work_of_their_own(out: io.StringIO, clock: Clock) -> None:
@@ -195,12 +188,3 @@ def test_without_a_terminal_each_job_is_a_line_with_the_time_left(out: io.String
 )
 def test_bars_are_for_terminals_that_can_draw(terminal: bool, environ: dict[str, str], kind: type) -> None:
     assert type(for_stream(Terminal() if terminal else io.StringIO(), environ)) is kind
-
-
-def test_silence_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
-    silent = Silent()
-    silent.start("a", 1)
-    silent.advance(1)
-    silent.note("b")
-    silent.finish()
-    assert capfd.readouterr() == ("", "")

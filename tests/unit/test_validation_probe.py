@@ -51,15 +51,6 @@ def test_a_wrong_pair_keeps_the_build_id_and_qnns_error_code() -> None:
     )
 
 
-def test_qnns_log_is_quoted_without_its_prefixes() -> None:
-    assert understand(WRONG_PAIR, 1, "python").detail == (
-        "Failed to set scatter gather parameters: unknown custom config socModel 0;"
-        " Failed to parse platform config: 14001;"
-        " Failed to create device_handle for Backend ID 6, error=14001;"
-        " Fail to configure Qnn device"
-    )
-
-
 def test_a_crash_is_told_with_the_step_and_the_signal() -> None:
     answer = understand(f'{MARK}{{"step": "build id"}}\n', -6, "python")
     assert (answer.step, answer.detail) == ("build id", "it was ended by signal 6")
