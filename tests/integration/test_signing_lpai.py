@@ -97,20 +97,6 @@ def snapshot(directory: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in directory.rglob("*")}
 
 
-def test_a_read_only_sdk_is_no_hindrance(world: World, python: str) -> None:
-    tools = world.hexagon / "tools"
-    (world.hexagon / "runs").mkdir()
-    for path in (*world.qnn.rglob("*"), *tools.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        done = world.sign_lpai("--accept-disclaimer", "--python", python)
-    finally:
-        for path in (*world.qnn.rglob("*"), *tools.rglob("*")):
-            if path.is_dir():
-                path.chmod(0o755)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_disclaimer_is_accepted_once_and_for_all_libraries(world: World, python: str) -> None:
     more = [Skel(arch=81, content=f"more {n} ".encode()).write(world.root / f"lib{n}.so") for n in range(3)]
     first = world.sign_lpai("--accept-disclaimer", "--python", python, "--library", *more)

@@ -9,16 +9,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ci.device.bundle import manifest, scripts, verb
-from ci.device.bundle.contents import Model
+from ci.device.bundle import contents, manifest, scripts, verb
 from ci.signing.lpai import rehearsal
-from ci.suites.programs.program import Delegate, Options, Program
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from tests.support import chains, programs
 from tests.support.elves import AARCH64, HEXAGON, Library, skel
@@ -304,14 +302,6 @@ def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(bench: Ben
     assert not bench.bundle.exists()
 
 
-def test_a_skel_signed_for_another_sdk_does_not_ship(bench: Bench, overlay: Path) -> None:
-    lpai_sdk(bench, "v2.50.40.260901000000")
-    assert (bench.make("--lpai", "--signed", overlay, soc="SM8850"), "bundle-build-id" in bench.rules()) == (
-        1,
-        True,
-    )
-
-
 def test_lpai_needs_its_skel_signed(bench: Bench) -> None:
     lpai_sdk(bench)
     with pytest.raises(EnvironmentLacking) as caught:
@@ -320,14 +310,6 @@ def test_lpai_needs_its_skel_signed(bench: Bench) -> None:
     with pytest.raises(EnvironmentLacking) as caught:
         bench.make("--lpai", "--signed", bench.root / "none", "--profile", "qnn-2.48", soc="SM8850")
     assert caught.value.remedy == "nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850"
-
-
-def test_a_program_that_compiles_on_the_device_brings_its_compiler(tmp_path: Path) -> None:
-    delegate = Delegate("forward", "QnnBackend", None, 0, 0, Options(57, 75, 8, True, "fp16"), None)
-    made = Program(0, 0, (), (delegate,), ())
-    ahead = replace(delegate, options=Options(57, 75, 8, False, "fp16"))
-    online, offline = (Model(tmp_path, replace(made, delegates=(each,))) for each in (delegate, ahead))
-    assert (online.online, offline.online) == (True, False)
 
 
 def program_for(bench: Bench, processor: int, soc_id: int, soc: str, arch: int) -> Path:
@@ -343,6 +325,16 @@ def test_a_program_for_lpai_needs_what_lpai_needs(bench: Bench, overlay: Path) -
     model = program_for(bench, 4, 87, "SM8850", 81)
     assert (bench.make(model, soc="SM8850"), bench.rules()) == (1, ["bundle-lpai"])
     assert bench.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
+
+
+def test_a_program_that_compiles_on_the_device_brings_its_compiler(bench: Bench) -> None:
+    qnn(contents.ONLINE, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / contents.ONLINE)
+    for online in (True, False):
+        spec = programs.options(soc_id=57, arch=75, online=online)
+        model = bench.root / "online.pte"
+        model.write_bytes(programs.program(data=programs.context(build_id=BUILD), spec=spec))
+        assert bench.make(model) == 0
+        assert (bench.bundle / "lib" / contents.ONLINE).is_file() is online
 
 
 def test_a_program_for_the_gpu_brings_its_library(bench: Bench) -> None:

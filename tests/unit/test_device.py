@@ -47,19 +47,6 @@ def test_a_file_that_does_not_arrive_is_an_error(tmp_path: Path) -> None:
         session.push(Full(), f"{tmp_path}/device", files(tmp_path, one="1"))
 
 
-def test_commands_stay_short_however_many_files_there_are(tmp_path: Path) -> None:
-    """Linux takes no argument longer than 128 KB."""
-    longest: list[int] = []
-
-    class Measured(Local):
-        def shell(self, script: str, *, seconds: float = 0) -> Answer:
-            longest.append(len(script))
-            return Answer(0, "")
-
-    session.hashes(Measured(), str(tmp_path), [f"inputs/{number:05d}_0.raw" for number in range(20000)])
-    assert max(longest) < 100_000
-
-
 def test_inputs_have_their_names_on_the_device_so_that_adb_takes_them_at_once(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
     listed = tmp_path / "in" / "list.txt"
@@ -185,12 +172,6 @@ def test_what_adb_lacks_says_what_to_do(tmp_path: Path, said: str, remedy: str) 
 def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:
     with pytest.raises(UpstreamError, match="the connection broke"):
         Adb(program(tmp_path, "echo half of an answ")).shell("true")
-
-
-def test_an_old_device_without_exit_codes_gives_one(tmp_path: Path) -> None:
-    """adb's own is 0 there whatever happened; carriage returns are of its terminal."""
-    answer = Adb(program(tmp_path, r"printf 'out\r\nqnn-ci-exit:3\r\n'")).shell("false")
-    assert answer == Answer(3, "out\n")
 
 
 def test_a_connection_that_breaks_is_not_a_host_that_refuses(tmp_path: Path) -> None:

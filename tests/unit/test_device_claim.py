@@ -37,12 +37,6 @@ def hold(folder: str, holder: str) -> Path:
     return lock
 
 
-def test_a_folder_is_made_held_and_let_go(folder: str) -> None:
-    with claimed(Local(), folder):
-        assert (Path(folder) / LOCK / "holder").is_file()
-    assert (Path(folder).is_dir(), (Path(folder) / LOCK).exists()) == (True, False)
-
-
 def test_a_second_run_is_told_who_has_it(folder: str) -> None:
     with claimed(Local(), folder):
         with pytest.raises(EnvironmentLacking, match=r"is in use by .* process \d+, since 20"):
@@ -51,17 +45,11 @@ def test_a_second_run_is_told_who_has_it(folder: str) -> None:
 
 
 def test_what_somebody_else_took_meanwhile_is_left_to_them(folder: str) -> None:
-    """Who removed the lock by hand, as the message says, and began another run."""
+    """A user removed the claim by hand, as the message says, and began another run."""
     holder = Path(folder) / LOCK / "holder"
     with claimed(Local(), folder):
         holder.write_text("another-boot/1 7 1 ann\n", encoding="utf-8")
     assert holder.read_text(encoding="utf-8") == "another-boot/1 7 1 ann\n"
-
-
-def test_a_fault_lets_go(folder: str) -> None:
-    with pytest.raises(KeyboardInterrupt), claimed(Local(), folder):
-        raise KeyboardInterrupt
-    assert not (Path(folder) / LOCK).exists()
 
 
 def test_what_a_killed_run_of_this_machine_left_is_taken_over(folder: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ci.inspect import verb
 from ci.suites.programs.against_sdk import Answer, against
 from ci.suites.programs.flatbuffer import Malformed, Reader, Table
-from ci.suites.programs.program import LARGEST, Context, Options, Program, parse, read
+from ci.suites.programs.program import Context, Options, Program, parse, read
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.programs import BUILD_ID, context, no_options, options, program
 
@@ -35,11 +35,6 @@ class TestReading:
         assert (method.name, [str(each) for each in method.inputs]) == ("forward", ["float32[1, 3, 8, 8]"])
         assert (method.kernels, method.delegate_calls) == ({"aten::erf.out": 1}, 1)
         assert method.planned_bytes == 1024
-
-    def test_an_older_program_has_no_header_behind_its_mark(self) -> None:
-        old = bytearray(program(inline=True))
-        old[8:32] = bytes(24)
-        assert _program(bytes(old)).delegates[0].size == len(context())
 
     def test_a_delegate_says_what_it_was_compiled_for_twice(self) -> None:
         (delegate,) = _program(WHOLE).delegates
@@ -100,13 +95,6 @@ class TestDamage:
     def test_an_operator_that_is_not_there_is_refused(self, number: int) -> None:
         with pytest.raises(Malformed, match=f"a reference to operator {number} of 1"):
             parse(program(operator=number))
-
-    def test_more_than_any_program_has_is_not_read(self, tmp_path: Path) -> None:
-        path = tmp_path / "model.pte"
-        with path.open("wb") as stream:
-            stream.truncate(LARGEST + 1)
-        with pytest.raises(CheckFailed, match="expected at most"):
-            read(path)
 
     @given(st.data())
     @settings(max_examples=120, deadline=None)

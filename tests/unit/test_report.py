@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.rendering.text import headline, one_line, verdict, visible
 
@@ -88,12 +88,6 @@ def test_a_file_that_is_no_report_is_named_and_never_a_pass(reports: Path, name:
     assert [finding.subject for finding in about.findings] == [name]
 
 
-def test_an_unreadable_expected_report_counts_as_not_run_too(reports: Path) -> None:
-    (reports / "validate.json").write_text("{")
-    found = {report.stage: verdict(report) for report in collect(reports, [], ["provision", "validate"])}
-    assert found == {"provision": "pass", "validate": "did not run", "report": "error"}
-
-
 # The verb
 
 
@@ -113,19 +107,6 @@ def test_reporting_ends_with_the_verdict_and_names_the_files(
     lines = capsys.readouterr().out.splitlines()
     assert lines[-4].startswith("✗ FAIL  1 of 2 stages did not pass")
     assert lines[-2:] == [f"wrote {reports / name}" for name in ("index.html", "junit.xml")]
-
-
-@pytest.mark.parametrize(("outcome", "code"), [(Outcome.PASS, 0), (Outcome.FAIL, 1), (Outcome.ERROR, 1)])
-def test_the_exit_code_follows_the_worst_only_when_checked(
-    reports: Path, outcome: Outcome, code: int
-) -> None:
-    _report("validate", outcome=outcome).write(reports)
-    assert (_run(reports, *EXPECT), _run(reports, *EXPECT, "--check")) == (0, code)
-
-
-def test_checking_fails_when_an_expected_stage_did_not_run(reports: Path) -> None:
-    _report("validate").write(reports)
-    assert _run(reports, *EXPECT, "--expect", "test_lowering", "--check") == 1
 
 
 GATE = ["provision", "validate", "test_lowering", "test_emulator"]
@@ -223,12 +204,6 @@ def test_in_a_job_on_github_the_summary_is_added_to_what_is_there(
     assert summary.read_text().startswith("before\n## ❌")
 
 
-def test_no_directory_of_reports_names_what_writes_them(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match="no directory of reports") as caught:
-        _run(tmp_path / "none")
-    assert caught.value.remedy.startswith("nox")
-
-
 def test_a_file_that_cannot_be_written_is_wrong_use(reports: Path) -> None:
     with pytest.raises(UsageError, match="cannot write"):
         _run(reports, *EXPECT, "--format", "json", "-o", str(reports / "provision.json" / "x"))
@@ -308,15 +283,6 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
     assert not any("style" in attributes or "onclick" in attributes for _, attributes in page.elements)
 
 
-def test_the_page_can_be_read_aloud() -> None:
-    page = _Page(_report("provision"), _report("validate", BAD, FACT))
-    assert page.all("html") == [{"lang": "en"}]
-    assert len(page.all("h1")) == 1
-    assert len(page.all("caption")) == len(page.all("table")) == 3
-    assert all(head.get("scope") in ("col", "row") for head in page.all("th"))
-    assert all("aria-label" in control for tag in ("select",) for control in page.all(tag))
-
-
 def test_the_verdict_comes_first_with_the_command_that_repeats_it() -> None:
     text = _Page(_report("provision"), _report("validate", BAD, outcome=Outcome.FAIL)).text()
     head = text[: text.index("What ran, in order")]
@@ -330,10 +296,6 @@ def test_a_file_of_the_pages_folder_is_a_link_and_any_other_is_not(tmp_path: Pat
     page = html([replace(_report("provision"), artifacts=(inside, outside))], tmp_path / "r")
     assert page.count('href="a%20b%3Ac.log"') == 2
     assert page.count("href=") == 2
-
-
-def test_no_report_at_all_still_makes_a_page_that_is_no_pass() -> None:
-    assert "✗ No stage has reported" in _Page().text()
 
 
 def _luminance(colour: str) -> float:
