@@ -5,6 +5,7 @@ Real programs, small ones. Each test changes many things at once, each of which 
 
 from __future__ import annotations
 
+import copy
 import re
 import shutil
 import subprocess
@@ -192,7 +193,9 @@ def clone(base: Path) -> Clone:
 
 
 def test_another_clone_shares_what_is_equal_and_not_what_differs(clone: Clone, base: Path) -> None:
-    other = Clone(base / "other", clone.packages)
+    shutil.copytree(clone.folder, base / "other", symlinks=True)
+    other = copy.copy(clone)
+    other.folder, other.suite = base / "other", base / "other/ci/models.toml"
     (other.folder / "src/netpack/part.py").write_text("WIDTH = 2\n")
     lowered = reasons(other.run(base, "test_lowering"))[0]
     assert lowered == {"on_pythonpath": "src/netpack/part.py changed"}
