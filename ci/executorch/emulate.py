@@ -264,6 +264,7 @@ def row(
         return shown
     return shown | {
         "cached": result.cached,
+        "not_cached_because": result.not_remembered,
         "figures": dict(result.facts["figures"]),
         "baseline": dict(agreed.accuracy) if agreed else {},
         **result.facts["times"],

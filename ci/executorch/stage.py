@@ -187,6 +187,7 @@ def row(
     facts = result.facts
     return shown | {
         "cached": result.cached,
+        "not_cached_because": result.not_remembered,
         "program": str(program_file(result)),
         "seconds": facts["seconds"],
         "peak_bytes": facts["peak"],

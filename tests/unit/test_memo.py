@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,11 @@ def work():
 class Place:
     """A clone of a repository with modules, a worker, and a memo over a store."""
 
-    def __init__(self, folder: Path, store: Path, environ: dict[str, str] | None = None) -> None:
-        self.folder, self.store = folder, store
+    def __init__(self, folder: Path, store: Path, worker: Worker) -> None:
+        self.folder, self.store, self.worker = folder, store, worker
         (folder / ".git").mkdir(parents=True)
-        self.environ = dict(os.environ) | (environ or {})
+        self.environ = dict(os.environ)
         self.path = [str(folder)]
-        self.worker: Worker | None = None
-        self.done = 0
 
     def write(self, name: str, text: str) -> Path:
         path = self.folder / name
@@ -77,9 +75,6 @@ class Place:
         if isinstance(answer, Entry):
             memo.close()
             return answer.result["value"], ""
-        self.done += 1
-        if self.worker is None:
-            self.worker = Worker(setup_of(self))
         into = memo.scratch() if files else None
         order = {"module": module, "path": self.path, "into": str(into) if into else ""}
         reply = self.worker.ask(order)
@@ -93,25 +88,24 @@ class Place:
         )
 
 
-def setup_of(place: Place) -> Setup:
-    return Setup(
-        command=("-c", WORKER),
-        environment=place.environ,
-        logs=place.store / "logs",
-        timeout=20,
-        imports="nothing",
-        remedy="",
-        forks=True,
-    )
+def start(logs: Path, environ: Mapping[str, str] = os.environ, before: str = "") -> Worker:
+    return Worker(Setup(("-c", before + WORKER), environ, logs, 20, "nothing", "", forks=True))
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One for all tests: it stays as it is, since each order is done in a fork."""
+    one = start(tmp_path_factory.mktemp("logs"))
+    yield one
+    one.end()
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    # `net` reads what the worker's own start does not: `data` beside it.
-    made = Place(tmp_path / "clone", tmp_path / "store")
-    yield made
-    if made.worker:
-        made.worker.end()
+def place(tmp_path: Path, worker: Worker) -> Iterator[Place]:
+    one = Place(tmp_path / "clone", tmp_path / "store", worker)
+    yield one
+    if one.worker is not worker:
+        one.worker.end()
 
 
 def later(path: Path, text: str) -> None:
@@ -229,9 +223,8 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
     first, _ = place.do()
     assert place.do() == (first, "")
     change(place)
-    if place.worker and what == "an environment variable":
-        place.worker.end()
-        place.worker = None
+    if what == "an environment variable":
+        place.worker = start(place.store / "logs", place.environ)
     second, reason = place.do()
     assert why in reason
     assert first != second
@@ -239,7 +232,7 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
 
 
 def test_two_clones_share_what_is_equal_and_nothing_that_differs(place: Place, tmp_path: Path) -> None:
-    other = Place(tmp_path / "other", place.store)
+    other = Place(tmp_path / "other", place.store, place.worker)
     for each in (place, other):
         each.write("net.py", "from src import part\ndef work(): return part.x")
         each.write("src/part.py", "x = 1")
@@ -249,8 +242,6 @@ def test_two_clones_share_what_is_equal_and_nothing_that_differs(place: Place, t
     assert other.do() == (2, "src/part.py changed")
     # Both are remembered beside each other now.
     assert (place.do(), other.do()) == ((1, ""), (2, ""))
-    assert other.worker
-    other.worker.end()
 
 
 def test_each_program_has_the_files_that_its_module_reads_at_its_top(place: Place) -> None:
@@ -304,6 +295,7 @@ def test_what_cannot_be_seen_is_not_remembered(code: str, why: str, place: Place
 
 def test_a_value_of_the_environment_is_never_written(place: Place) -> None:
     place.environ["NET_TOKEN"] = "hunter2-and-more"
+    place.worker = start(place.store / "logs", place.environ)
     place.write("net.py", "import os\ndef work(): return len(os.environ['NET_TOKEN'])")
     place.do()
     kept = list(place.store.rglob("*.json"))
@@ -410,7 +402,6 @@ def test_a_crash_or_a_timeout_costs_the_order_and_leaves_the_worker(place: Place
     place.write("net.py", "def work(): return 1")
     with pytest.raises(Gone, match="SIGSEGV"):
         place.do("crash")
-    assert place.worker
     with pytest.raises(Gone, match="no result after 1 s"):
         place.worker.ask({"module": "hang", "path": place.path, "into": ""}, timeout=1)
     assert place.do() == (1, "never done")
@@ -430,10 +421,7 @@ def test_where_nothing_can_be_watched_nothing_is_remembered(place: Place) -> Non
         "fd = install(); socket.send_fds(b, [b'+'], [fd]); os.close(fd)\n"
     )
     place.write("net.py", "def work(): return 1")
-    setup = setup_of(place)
-    place.worker = Worker(
-        Setup(("-c", blocked + WORKER), setup.environment, setup.logs, 20, "nothing", "", forks=True)
-    )
+    place.worker = start(place.store / "logs", before=blocked)
     assert "what native code opens cannot be seen here" in place.do()[1]
     assert place.do()[0] == 1
 
