@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ci.engine.memo import digest_of_files, key_of
+from ci.engine.memo import Digests, digest_of_files, key_of
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES
@@ -34,8 +35,10 @@ def packages(names: Iterable[str], session: str) -> dict[str, str]:
     return found
 
 
-def host_libraries(sdk_root: Path, purpose: str) -> dict[str, str]:
-    """QNN's build and the digest of the libraries that run here; `purpose` is what libQnnHtp.so is for."""
+def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> dict[str, str]:
+    """QNN's build and the digest of the libraries that run here; `purpose` is what libQnnHtp.so is for.
+
+    With the store, whose memory knows the digests of files that have not changed."""
     libraries = sdk_root / "lib" / HOST_LIBRARIES
     htp = libraries / "libQnnHtp.so"
     if not htp.is_file():
@@ -43,10 +46,14 @@ def host_libraries(sdk_root: Path, purpose: str) -> dict[str, str]:
             f"{sdk_root} has no lib/{HOST_LIBRARIES}/libQnnHtp.so, which {purpose}",
             remedy="nox -s provision, or set QNN_SDK_ROOT to an SDK with x86-64 Linux libraries",
         )
-    return {
-        "build_id": ", ".join(build_ids(htp)) or "unknown",
-        "libraries": digest_of_files(sdk_root, libraries.glob("*.so*")),
+    digests = Digests(store) if store else None
+    found = {
+        path.name: digests.of(str(path))[0] if digests else hash_file(path)
+        for path in sorted(libraries.glob("*.so*"))
     }
+    if digests:
+        digests.save()
+    return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": key_of(dict(found))}
 
 
 def find_runner(environ: Mapping[str, str]) -> Path:

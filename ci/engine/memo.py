@@ -40,6 +40,9 @@ ORPHAN_SECONDS = 86400.0
 
 MOST_DIGESTS = 50_000
 
+RETIRED = ("programs", "lowering", "emulator")
+"""Folders beside this memory that earlier versions filled."""
+
 Input = tuple[str, str, str]
 """Kind, name and state of something that work depends on; `_State` computes the state of today."""
 
@@ -565,6 +568,8 @@ def prune(top: Path) -> None:
         now = clock.stat().st_mtime
     except OSError:
         return
+    for name in RETIRED:
+        _remove_unused(top.with_name(name), now - ORPHAN_SECONDS)
     for kind in (each for each in top.glob("*") if each.is_dir()):
         for path in (*kind.glob("*/*.json"), *kind.glob("??/*/*.json")):
             _remove_unused(path, now - UNUSED_SECONDS)

@@ -59,9 +59,9 @@ class Settings:
     worker_memory: int | None = None
 
 
-def basis_of(sdk_root: Path) -> Basis:
+def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
     python = f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
-    return Basis(python, host_libraries(sdk_root, "compiles for the HTP"))
+    return Basis(python, host_libraries(sdk_root, "compiles for the HTP", store))
 
 
 def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:

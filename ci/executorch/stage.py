@@ -81,7 +81,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     found = resolve(replace(selection, soc=socs[0] if socs else selection.soc), environ)
     sdk = found.root("qnn-sdk").path
-    basis = basis_of(sdk)
+    basis = basis_of(sdk, selection.store)
     return Plan(
         selection=selection,
         programs=tuple(programs),

@@ -25,6 +25,8 @@ BAD = {
     "text_input": ("lowering-factory", "input 0: expected a tensor, found str 'hello'"),
     "too_large": ("lowering-memory", "can't allocate memory"),
     "killed": ("lowering-crash", "ended by signal 9 (SIGKILL), as the system does when memory runs out"),
+    "decides": ("lowering-export", "the model decides by the value of a tensor"),
+    "keeps": ("lowering-factory", "the model changes first.bias while it runs"),
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),
 }
 
@@ -42,6 +44,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     cases["twice"] = {"case": INPUTS}
     cases["named"] = {"factory": "lowering_models:alone", "case": INPUTS}
     cases["good"] = {}
+    cases["changes"] = {"factory": "lowering_models:changes"}
+    cases["fixed"] = {"factory": "lowering_models:fixed"}
+    (base / "lowering_extra.py").write_text("WIDTH = 32\n")
     return run("test_lowering", base, "--suite", suite(base, cases))
 
 
@@ -70,7 +75,15 @@ class TestBadInput:
         (finding,) = [each for each in done.report.findings if each.subject.startswith("raises/")]
         assert "lowering_models.py:" in finding.message
 
-    @pytest.mark.parametrize("case", ["good", "named"])
+    def test_where_a_model_decides_by_a_value_is_said_in_one_line(self, done: Done) -> None:
+        (finding,) = [each for each in done.report.findings if each.subject.startswith("decides/")]
+        assert "lowering_models.py:" in finding.message and "\n" not in finding.message
+        assert "torch.where" in finding.remedy
+
+    def test_what_was_changed_of_a_factorys_model_is_a_warning(self, done: Done) -> None:
+        assert done.rules("fixed") == {"factory-training-mode", "factory-fixed-inputs"}
+
+    @pytest.mark.parametrize("case", ["good", "named", "changes"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 1
 

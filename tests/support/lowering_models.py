@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from pathlib import Path
@@ -27,6 +28,23 @@ class WithErf(Net):
         return self.second(torch.erf(self.first(x)))
 
 
+class Decides(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(x) if x.sum() > 0 else self.first(x)
+
+
+class Changes(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return self.second(torch.relu(self.first(x)))
+
+
+class Keeps(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        self.first.bias.add_(1)
+        return self.second(torch.relu(self.first(x)))
+
+
 def _inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
     return (torch.rand(1, 8, 16, generator=generator) * 2 - 1,)
 
@@ -47,6 +65,24 @@ def turn_largest(weight: Tensor) -> None:
 
 def with_erf() -> Any:
     return WithErf(32).eval(), _inputs
+
+
+def decides() -> Any:
+    return Decides(16).eval(), _inputs
+
+
+def changes() -> Any:
+    return Changes(32).eval(), _inputs
+
+
+def keeps() -> Any:
+    return Keeps(32).eval(), _inputs
+
+
+def fixed() -> Any:
+    """One sample, a model in training mode, and an import when it is called."""
+    width: int = importlib.import_module("lowering_extra").WIDTH
+    return Net(width), (torch.linspace(-1, 1, 128).reshape(1, 8, 16),)
 
 
 def from_file() -> Any:
