@@ -45,6 +45,7 @@ def test_its_buck_and_cmake_files_are_compared(tmp_path: Path) -> None:
     assert (done.code, done.results()) == (0, expected), done.output
 
 
+@pytest.mark.whole
 def test_a_source_that_buck_does_not_build_makes_its_verdict_red(tmp_path: Path) -> None:
     files = miniature_tree.files() | workflow("buck_parity", "wheels")
     targets = "backends/qualcomm/runtime/targets.bzl"
@@ -57,6 +58,7 @@ def test_a_source_that_buck_does_not_build_makes_its_verdict_red(tmp_path: Path)
     assert any("lpai" in one for one in done.jobs["qnn / buck-parity"]["annotations"])
 
 
+@pytest.mark.whole
 @pytest.mark.needs("aarch64-linux-gnu-g++")
 def test_its_tree_is_built_with_the_sdk_of_the_job(tmp_path: Path) -> None:
     root, sdk = make_tree(tmp_path, name="fork"), make_sdk(tmp_path / "sdk")
