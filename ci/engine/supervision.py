@@ -1,4 +1,4 @@
-"""A stage as a process of its own: run, listened to, ended, and explained by its log when it died."""
+"""Run a stage as its own process, end it when interrupted, and explain its death by its log."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
 """The exit codes of a stage that did not pass, the most telling one first."""
 
 PATIENCE = 3.0
-"""Seconds that an interrupted stage has before it is told again, and louder."""
+"""Seconds that an interrupted stage has before the next, stronger signal."""
 
 LOGS = "logs"
 """The folder of reports/ that keeps what each stage printed."""
 
 READ = 1 << 20
-"""As much of the end of a log is looked through for known failures."""
+"""Bytes at the end of a log that are searched for known failures."""
 
 NOX = "nox > "
-"""Begins what nox itself says, around what its session does."""
+"""Begins the lines of nox itself."""
 
-TOLD = 3
-"""Known failures told of one stage; the first is nearest to the cause."""
+MOST_CAUSES = 3
+"""Known failures shown for one stage; the first is nearest to the cause."""
 
 
 def log_of(stage: str, reports: Path) -> Path:
-    """Where the stage's output is kept; the folder is made."""
+    """The file of the stage's output; its folder is created."""
     path = reports / LOGS / f"{stage}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,10 +63,10 @@ def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int
 
 
 def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -> Report:
-    """The stage's own report if it wrote one that agrees with its exit code; never a pass otherwise.
+    """The stage's own report if it agrees with the exit code; otherwise an error, never a pass.
 
-    `stand_in` takes the place of one that is not there or cannot be read; `killed` is how many programs the
-    kernel ended meanwhile for lack of memory.
+    `stand_in` replaces a report that is missing or unreadable; `killed` is how many processes the kernel has
+    ended meanwhile for lack of memory.
     """
     try:
         report = Report.read(file)
@@ -76,11 +76,11 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
             return with_causes(report, log)
         if code in WORST_FIRST and code != INTERNAL and report.outcome is not Outcome.PASS:
             return with_causes(report, log)
-        fault = f"its report says {report.outcome.value}"
+        problem = f"its report says {report.outcome.value}"
     except (OSError, ValueError) as error:
-        fault = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
+        problem = "wrote no report" if isinstance(error, FileNotFoundError) else f"its report: {error}"
         report = stand_in
-    finding = death(stand_in.stage, f"{how_it_ended(code)}, and {fault}", log, stand_in.command, killed)
+    finding = death(stand_in.stage, f"{how_it_ended(code)}, and {problem}", log, stand_in.command, killed)
     return replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
 
 
@@ -89,28 +89,28 @@ def how_it_ended(code: int) -> str:
 
 
 def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
-    """What is known of a stage that ended without a report, from its log and from the system."""
+    """What the log and the system say about a stage that ended without a report."""
     text = tail(log, READ)
-    known = explain(text)[:TOLD]
-    words, mend = last_words(text)
-    says = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
+    known = explain(text)[:MOST_CAUSES]
+    words, remedy = last_words(text)
+    lines = [how, *([f"its last words: {words:.400}"] if words else []), *map(str, known)]
     if killed:
-        says.append(f"the system killed {plural(killed, 'program')} for lack of memory meanwhile")
-        mend = "give it more memory, or run with fewer --jobs"
+        lines.append(f"the system killed {plural(killed, 'program')} for lack of memory meanwhile")
+        remedy = "give it more memory, or run with fewer --jobs"
     elif known:
-        mend = known[0].fix
-    elif not mend:
-        says.append("nothing known matches its log")
-        mend = f"read {log}"
+        remedy = known[0].fix
+    elif not remedy:
+        lines.append("nothing known matches its log")
+        remedy = f"read {log}"
     return Finding(
-        "stage.died", Severity.ERROR, stage, "\n".join(says), f"{mend}; repeat with: {command_line}"
+        "stage.died", Severity.ERROR, stage, "\n".join(lines), f"{remedy}; repeat with: {command_line}"
     )
 
 
 def last_words(text: str) -> tuple[str, str]:
     """The error and the remedy that end a log (see command_line.py), or its last line and no remedy.
 
-    Of a crash in native code it is what Python says of it, and the frame that it names first.
+    For a crash in native code: Python's message, and the first frame that it names.
     """
     lines = [line for line in map(one_line, text.splitlines()) if line and not line.startswith(NOX)]
     crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
@@ -123,12 +123,12 @@ def last_words(text: str) -> tuple[str, str]:
 
 
 def with_causes(report: Report, log: Path) -> Report:
-    """With a note of each known failure that its log shows and its findings do not explain."""
-    said = "\n".join(finding.message for finding in report.findings)
-    new = [each for each in explain(tail(log, READ)) if each.cause not in said]
+    """Add a note for each known failure in the log that no finding explains."""
+    explained = "\n".join(finding.message for finding in report.findings)
+    new = [each for each in explain(tail(log, READ)) if each.cause not in explained]
     notes = [
         Finding("stage.known-failure", Severity.NOTE, report.stage, f"{each.text}\n{each}", each.fix)
-        for each in new[:TOLD]
+        for each in new[:MOST_CAUSES]
     ]
     return replace(report, findings=(*report.findings, *notes))
 
@@ -143,7 +143,7 @@ def memory_kills() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """A terminal has interrupted the stage as well; if it was only us, tell it, and insist."""
+    """Wait, since a terminal interrupts the stage too; then send stronger and stronger signals."""
     for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             if number is not None:

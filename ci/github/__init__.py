@@ -1,7 +1,7 @@
-"""`github`: what the workflows and actions under .github/ do, so that they hold no logic themselves.
+"""`github`: the logic of the workflows and actions under .github/, which hold none themselves.
 
-Their inputs arrive in the environment, where no shell reads them; what they give goes to the files that
-GITHUB_OUTPUT, GITHUB_ENV and GITHUB_STEP_SUMMARY name.
+Inputs arrive in the environment, where no shell reads them. Outputs go to the files that GITHUB_OUTPUT,
+GITHUB_ENV and GITHUB_STEP_SUMMARY name.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ EXAMPLES = """\
 """
 
 PARTS = {
-    "plan": "which rows of manifests/gate.toml a change needs, as the matrix of gate.yml",
-    "place": "where the store of this selection is, and the key of its cache",
-    "setup": "provision the selection, and export its environment to the steps that follow",
-    "packages": "install what a stage needs of the system, where it is not there",
+    "plan": "choose the rows of manifests/gate.toml for a change, as the matrix of gate.yml",
+    "place": "print where the store of this selection is, and the key of its cache",
+    "setup": "provision the selection, and export its environment to later steps",
+    "packages": "install system packages that a stage needs and the runner lacks",
     "stage": "run a session, then annotate the change and summarise the job from its report",
-    "verdict": "fail unless every needed job succeeded: skipped and cancelled are no success",
-    "release": "the source archive, its bill of materials and checksums, in dist/",
+    "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
+    "release": "make the source archive, its bill of materials and checksums in dist/release",
 }
 
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         code: int = module.run(os.environ)
     except ToolkitError as error:
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            says = "\n→ ".join(filter(None, (error.message, error.remedy)))
-            sys.stdout.write(command("error", says, title=args.part) + "\n")
+            text = "\n→ ".join(filter(None, (error.message, error.remedy)))
+            sys.stdout.write(command("error", text, title=args.part) + "\n")
         raise
     return code

@@ -1,4 +1,4 @@
-"""The files that a step of GitHub Actions writes to."""
+"""Write the files that GitHub Actions reads after a step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from provisioning.base.errors import UsageError
 from provisioning.base.rendering.variables import github
 
 
-def give(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Set the step's outputs, and say them; away from GitHub they are only said."""
+def set_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Print the step's outputs; on GitHub, set them."""
     for name, value in outputs.items():
         sys.stdout.write(f"{name}={value}\n")
     _append("GITHUB_OUTPUT", github(outputs), environ)
@@ -35,5 +35,5 @@ def _append(variable: str, text: str, environ: Mapping[str, str]) -> None:
     except OSError as error:
         raise UsageError(
             f"cannot write {name}, which {variable} names: {error.strerror}",
-            remedy=f"unset {variable} to run away from GitHub",
+            remedy=f"unset {variable} to run outside GitHub",
         ) from error

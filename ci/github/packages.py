@@ -13,14 +13,14 @@ from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageErr
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Reads QNN_CI_PACKAGES."""
+    """Read QNN_CI_PACKAGES, names separated by spaces."""
     wanted = environ.get("QNN_CI_PACKAGES", "").split()
     for name in wanted:
         if name.startswith("-"):
             raise UsageError(f"QNN_CI_PACKAGES={name}: expected the name of a package")
     lacking = [name for name in wanted if not installed(name)]
     for name in wanted:
-        sys.stdout.write(f"{name}: {'to be installed' if name in lacking else 'is there'}\n")
+        sys.stdout.write(f"{name}: {'to be installed' if name in lacking else 'installed'}\n")
     sys.stdout.flush()
     if lacking:
         remedy = quoted("apt-get", "install", *lacking)
@@ -38,7 +38,7 @@ def installed(package: str) -> bool:
 
 
 def _as_root(command: Sequence[str], remedy: str) -> None:
-    # By `env`, as sudo passes none of our variables on.
+    # With `env`, since sudo passes on none of our variables.
     silent = ["env", "DEBIAN_FRONTEND=noninteractive", *command]
     if os.geteuid() != 0:
         if shutil.which("sudo") is None:

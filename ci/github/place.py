@@ -1,4 +1,4 @@
-"""Where the store is in a job, and the key of its cache: a hash of what decides its content."""
+"""Where the store is in a job, and the key of its cache: a hash of all that decides its content."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ci.github.files import export, give
+from ci.github.files import export, set_outputs
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, store_path
 
 SCHEMA = 1
-"""Raised when a store of before would no longer do."""
+"""Raise it when older stores no longer fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The inputs of setup-qnn and setup-ndk, as the environment has them, in their order."""
+    """The inputs of setup-qnn and setup-ndk, from the environment."""
 
     profile: str
     components: tuple[str, ...]
@@ -38,7 +38,7 @@ class Wanted:
         )
 
     def flags(self) -> list[str]:
-        """For `provision`; profile, SoCs and licences it takes from the environment itself."""
+        """The flags for `provision`, which reads profile, SoCs and licences from the environment itself."""
         flags = [part for name in self.components for part in ("--component", name)]
         return flags + [part for name in self.targets for part in ("--target", name)]
 
@@ -48,12 +48,12 @@ def run(environ: Mapping[str, str]) -> int:
     store = store_of(environ)
     export({"QNN_CI_STORE": str(store)}, environ)
     cacheable = may_be_cached(wanted)
-    give({"store": str(store), "key": cache_key(wanted), "cacheable": str(cacheable).lower()}, environ)
+    set_outputs({"store": str(store), "key": cache_key(wanted), "cacheable": str(cacheable).lower()}, environ)
     return 0
 
 
 def store_of(environ: Mapping[str, str]) -> Path:
-    """The job's own, unless one is named: the same path in every job, as caches need it."""
+    """QNN_CI_STORE, else a folder of the job; caches need the same path in every job."""
     if not environ.get("QNN_CI_STORE") and (temp := environ.get("RUNNER_TEMP")):
         return Path(temp) / "qnn-ci-store"
     return store_path(None, environ)
@@ -70,7 +70,7 @@ def cache_key(wanted: Wanted, manifests: Path = MANIFESTS) -> str:
 
 
 def may_be_cached(wanted: Wanted) -> bool:
-    """Not what a vendor's licence was accepted for: whoever can open a pull request can read a cache."""
+    """False if a licence was accepted for a component: whoever can open a pull request can read a cache."""
     from provisioning.manifest import load_profile
 
     components = load_profile(wanted.profile).components

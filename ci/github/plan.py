@@ -19,7 +19,7 @@ from typing import Any
 from ci.engine.gate_table import GateTable, Row, gate_table, matches
 from ci.engine.stage_names import GATE_TABLE
 from ci.github import matrix
-from ci.github.files import give, summarise
+from ci.github.files import set_outputs, summarise
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
@@ -90,7 +90,7 @@ def run(environ: Mapping[str, str]) -> int:
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    give({"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}, environ)
+    set_outputs({"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}, environ)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A release: the source archive, a bill of materials and checksums, the same wherever they are made."""
+"""Make a release: source archive, bill of materials, checksums. The bytes are the same on every machine."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ci.github.files import give
+from ci.github.files import set_outputs
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import MANIFESTS, ROOT
 
 NAME = "qnn-ci"
-# Torch's line is a comment to those who install, as its build differs by index.
+# Installers skip torch's line, a comment to them: its build differs by index.
 _LOCKED = re.compile(r"^(?:# torch: )?(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Writes to dist/release; a tag that is released must be the version that pyproject.toml has."""
+    """Write to dist/release. The tag must be the version of pyproject.toml."""
     version = project_version(ROOT)
     tag = environ.get("GITHUB_REF_NAME", "")
     if environ.get("GITHUB_REF_TYPE") == "tag" and tag.removeprefix("v") != version:
@@ -40,7 +40,7 @@ def run(environ: Mapping[str, str]) -> int:
     sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in (archive, bill))
     (into / "SHA256SUMS").write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
-    give({"archive": archive.name, "sbom": bill.name}, environ)
+    set_outputs({"archive": archive.name, "sbom": bill.name}, environ)
     return 0
 
 
@@ -51,7 +51,7 @@ def project_version(root: Path) -> str:
 
 
 def source_archive(root: Path, prefix: str) -> bytes:
-    """HEAD's files; git gives them the commit's time, and gzip is told none."""
+    """The files of HEAD, with the commit's time; gzip stores none."""
     tar = _git_bytes(root, "archive", "--format=tar", f"--prefix={prefix}", "HEAD")
     return gzip.compress(tar, mtime=0)
 
@@ -89,7 +89,7 @@ def locked_packages(manifests: Path) -> list[Item]:
 
 
 def pinned_components(manifests: Path) -> list[Item]:
-    """Not part of the release: what provisioning downloads for a user who accepts the vendor's licence."""
+    """Not part of the release: provisioning downloads them for a user who accepts the vendor's licence."""
     from provisioning.manifest import load_profile
 
     return [

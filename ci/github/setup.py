@@ -1,4 +1,4 @@
-"""Provision a selection in a job, and hand its environment to the steps that follow."""
+"""Provision a selection in a job, and export its environment to later steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ci.github.files import export, give, summarise
+from ci.github.files import export, set_outputs, summarise
 from ci.github.place import Wanted, store_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
@@ -24,7 +24,7 @@ def run(environ: Mapping[str, str]) -> int:
     wanted = Wanted.of(environ)
     environ = {**environ, "QNN_CI_STORE": str(store_of(environ)), "QNN_CI_SOC": ",".join(wanted.socs)}
     if code := _verb(["provision", *wanted.flags()], environ):
-        _tell(reports_path(None, environ) / "provision.json", environ)
+        _annotate(reports_path(None, environ) / "provision.json", environ)
         return code
     selection = Selection(
         profile=wanted.profile,
@@ -35,20 +35,20 @@ def run(environ: Mapping[str, str]) -> int:
     )
     outputs = dict.fromkeys(("sdk-root", "ndk-root", "version", "build-id"), "")
     if not wanted.components or SDK in wanted.components:
-        outputs |= _whole(selection, environ)
+        outputs |= _environment_outputs(selection, environ)
         if environ.get("GITHUB_ENV"):
             code = _verb(["env", "--target", selection.target, "--format", "github", "--append"], environ)
     else:
         for component in wanted.components:
-            outputs |= _alone(component, selection, environ)
-    # After the environment, which has the one chip that it is of: stages take all of these, or their own.
+            outputs |= _component_outputs(component, selection, environ)
+    # Exported last: the environment names one chip, and stages take all chips of the selection.
     chosen = {"QNN_CI_PROFILE": wanted.profile, "QNN_CI_STORE": environ["QNN_CI_STORE"]}
     export({**chosen, "QNN_CI_SOC": ",".join(wanted.socs)}, environ)
-    give(outputs, environ)
+    set_outputs(outputs, environ)
     return code
 
 
-def _whole(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
+def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
     from provisioning.environment import HOST_LIBRARIES, resolve
 
     environment = resolve(selection, environ)
@@ -69,8 +69,8 @@ def _build_id(library: Path) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _alone(component: str, selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
-    """A component without the SDK: its root, under the names that other tools know."""
+def _component_outputs(component: str, selection: Selection, environ: Mapping[str, str]) -> dict[str, str]:
+    """A component without the SDK: export its root under the names that other tools know."""
     from provisioning.components import COMPONENT_VARIABLES
     from provisioning.manifest import load_profile
     from provisioning.store import Store, Want
@@ -82,18 +82,18 @@ def _alone(component: str, selection: Selection, environ: Mapping[str, str]) -> 
     else:
         tree = Store(selection.store).find(component, pin, Want(frozenset(), frozenset()))
         if tree is None:
-            raise UsageError(f"{component} was provisioned and is not in {selection.store}")
+            raise UsageError(f"{component} was provisioned, but is not in {selection.store}")
         root, version = str(tree.root), tree.version
     export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
     return {"ndk-root": root, "version": version} if component == NDK else {}
 
 
-def _tell(report: Path, environ: Mapping[str, str]) -> None:
-    """Why nothing could be provisioned, where the change's author sees it."""
+def _annotate(report: Path, environ: Mapping[str, str]) -> None:
+    """Show the change's author why provisioning failed."""
     with suppress(OSError, ValueError):
-        told = Report.read(ROOT / report)
-        sys.stdout.write(github_annotations(told))
-        summarise(markdown([told]), environ)
+        read = Report.read(ROOT / report)
+        sys.stdout.write(github_annotations(read))
+        summarise(markdown([read]), environ)
 
 
 def _verb(arguments: list[str], environ: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""Run a session in a job; its report becomes annotations and the job's summary, whatever the outcome."""
+"""Run a session in a job, and turn its report into annotations and the job's summary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ci.engine.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
 from ci.gate import without_annotations
-from ci.github.files import give, summarise
+from ci.github.files import set_outputs, summarise
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, StageRun
 from provisioning.base.rendering import github_annotations, markdown
@@ -20,19 +20,19 @@ from provisioning.base.rendering.text import LOG
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})
-"""Sessions whose exit code is all they say."""
+"""Sessions that write no report."""
 
 OF_THE_JOB = ("GITHUB_", "RUNNER_")
-"""Variables that the tests must not take for their own."""
+"""Variables of the job, which would change what the tests see."""
 
-THEMSELVES = frozenset({"gate", "report"})
-"""Sessions that annotate and summarise by themselves."""
+ANNOTATE_THEMSELVES = frozenset({"gate", "report"})
+"""Sessions that write annotations and a summary themselves."""
 
-SILENT = WITHOUT_REPORT | THEMSELVES
+SILENT = WITHOUT_REPORT | ANNOTATE_THEMSELVES
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Reads QNN_CI_STAGE and QNN_CI_ARGUMENTS, which are split as a shell would and never run by one."""
+    """Read QNN_CI_STAGE, and QNN_CI_ARGUMENTS, which are split like a shell does but never run by one."""
     stage = environ.get("QNN_CI_STAGE", "")
     if not stage.replace("_", "").isalnum():
         raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", remedy="`nox -l` lists them")
@@ -53,23 +53,23 @@ def run(environ: Mapping[str, str]) -> int:
         inner["QNN_CI_REPORTS"] = str(reports)
     if source := environ.get("QNN_CI_EXECUTORCH"):
         inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
-    if stage not in THEMSELVES:
+    if stage not in ANNOTATE_THEMSELVES:
         inner.pop("GITHUB_STEP_SUMMARY", None)
     sys.stdout.flush()
-    begun, killed, log = time.monotonic(), memory_kills(), log_of(stage, reports)
+    started, kills, log = time.monotonic(), memory_kills(), log_of(stage, reports)
     code = supervise(command, inner, log)
     blank = replace(
         StageRun(stage, DEFAULT_PROFILE, "", typed).finish(Outcome.ERROR),
-        seconds=round(time.monotonic() - begun, 3),
+        seconds=round(time.monotonic() - started, 3),
     )
-    report = judged(report_file, code, blank, log, memory_kills() - killed)
+    report = report_from(report_file, code, blank, log, memory_kills() - kills)
     if stage not in SILENT:
         report = replace(report, artifacts=(*report.artifacts, Artifact.of(LOG, log)))
         report.write(reports)
-    if stage not in THEMSELVES:
+    if stage not in ANNOTATE_THEMSELVES:
         sys.stdout.write(github_annotations(report))
         summarise(markdown([report]), environ)
-    give({"outcome": report.outcome.value, "report": str(report_file)}, environ)
+    set_outputs({"outcome": report.outcome.value, "report": str(report_file)}, environ)
     return code or (0 if report.outcome is Outcome.PASS else 1)
 
 
@@ -83,16 +83,16 @@ def split(text: str) -> list[str]:
 
 
 def reports_of(environ: Mapping[str, str]) -> Path:
-    """In the job's workspace, where steps that upload them can name them."""
+    """QNN_CI_REPORTS, else a folder of the workspace, which later steps can upload."""
     if named := environ.get("QNN_CI_REPORTS"):
         return Path(named).absolute()
     return Path(environ.get("GITHUB_WORKSPACE") or Path.cwd()) / "reports"
 
 
-def judged(file: Path, code: int, blank: Report, log: Path, killed: int) -> Report:
-    """The session's report; of one that writes none, what its exit code says."""
+def report_from(file: Path, code: int, blank: Report, log: Path, kills: int) -> Report:
+    """The session's report, or one from its exit code where it writes none."""
     if blank.stage not in WITHOUT_REPORT or file.exists():
-        return report_of(file, code, blank, log, killed)
+        return report_of(file, code, blank, log, kills)
     if code == 0:
         return replace(blank, outcome=Outcome.PASS)
-    return replace(blank, findings=(death(blank.stage, how_it_ended(code), log, blank.command, killed),))
+    return replace(blank, findings=(death(blank.stage, how_it_ended(code), log, blank.command, kills),))

@@ -1,4 +1,4 @@
-"""One answer for branch protection: every needed job succeeded. Skipped and cancelled are no success."""
+"""The one check of branch protection: fail unless every needed job succeeded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from provisioning.base.rendering.workflow_commands import command
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Reads QNN_CI_NEEDS, the JSON of the workflow's `needs` context."""
+    """Read QNN_CI_NEEDS, the JSON of the workflow's `needs` context."""
     results = results_of(environ.get("QNN_CI_NEEDS", ""))
     bad = {job: result for job, result in results.items() if result != "success"}
     lines = [f"## {'❌' if bad else '✅'} {len(results) - len(bad)} of {len(results)} jobs succeeded", ""]

@@ -1,5 +1,5 @@
-"""Mends Buck files where that is certain: a change is kept only if, evaluated, it settles what it is for and
-brings nothing new."""
+"""Fix Buck files where the fix is certain: a change is kept only if an evaluation shows that it removes its
+difference and adds none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORDER = (
 """What is missing goes first: it may be what a pattern that matches nothing was meant to be."""
 
 
-def mend(
+def fix(
     tree: Tree, mapping: Mapping, check: Callable[[Tree, MappingOf[str, Side] | None], Checked]
 ) -> dict[str, str]:
     """The changed texts by path; empty where nothing is certain. `check` gets a tree, and the CMake side
@@ -43,11 +43,11 @@ def mend(
     current = check(tree, None)
     given_up: set[tuple[str, str, str]] = set()
     while found := _next(current, given_up):
-        mended = _mended(tree.changed(changed), mapping, check, current, found)
-        if mended is None:
+        step = _fixed(tree.changed(changed), mapping, check, current, found)
+        if step is None:
             given_up.add(_identity(found)[1:])
             continue
-        path, text, current = mended
+        path, text, current = step
         changed[path] = text
     return changed
 
@@ -94,7 +94,7 @@ def _identity(found: Difference) -> tuple[str, str, str, str]:
     return found.place.file, found.rule, found.what, found.where
 
 
-def _mended(
+def _fixed(
     tree: Tree,
     mapping: Mapping,
     check: Callable[[Tree, MappingOf[str, Side] | None], Checked],

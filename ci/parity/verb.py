@@ -93,23 +93,23 @@ def _check(
 ) -> None:
     from ci.parity.check import check
     from ci.parity.compare import Source
-    from ci.parity.fix import mend, patch, with_line_ends_of
+    from ci.parity.fix import fix, patch, with_line_ends_of
     from ci.parity.tree import Tree
     from provisioning.base.findings import Artifact
 
     replies = _replies(args.build, root, mapping)
     source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
-    begun, worked = time.perf_counter(), time.process_time()
+    started, cpu_started = time.perf_counter(), time.process_time()
     tree = Tree(root)
 
     def checked(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
         return check(tree, mapping, source=source, replies=replies, cmake=cmake)
 
     found = checked(tree)
-    stage.metrics["check_seconds"] = round(time.perf_counter() - begun, 3)
-    stage.metrics["check_cpu_seconds"] = round(time.process_time() - worked, 3)
+    stage.metrics["check_seconds"] = round(time.perf_counter() - started, 3)
+    stage.metrics["check_cpu_seconds"] = round(time.process_time() - cpu_started, 3)
     if args.fix:
-        changed = mend(tree, mapping, checked)
+        changed = fix(tree, mapping, checked)
         stage.metrics["mended_files"] = len(changed)
         before = len(_alike(found))
         if changed:
@@ -179,13 +179,13 @@ def _known_root(selection: Selection, environ: MappingOf[str, str]) -> Path | No
     return tree.root if tree else None
 
 
-def _replies(given: list[str], root: Path, mapping: Mapping) -> dict[str, Reply]:
+def _replies(builds: list[str], root: Path, mapping: Mapping) -> dict[str, Reply]:
     from ci.parity.file_api import read_reply
     from provisioning.base.errors import UsageError
 
     known = [variant.name for variant in mapping.variants]
     found = {}
-    for text in given:
+    for text in builds:
         name, equals, directory = text.partition("=")
         if not equals or name not in known:
             raise UsageError(

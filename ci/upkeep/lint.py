@@ -53,7 +53,7 @@ LEFT_BEHIND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program that exits 0 when all is well. `fix` is the same program mending what it can."""
+    """A program that exits 0 when all is well. `fix` is the same program when it fixes what it can."""
 
     command: Sequence[str]
     remedy: str
@@ -81,10 +81,10 @@ TOOLS = {
         [PYTHON, "-m", "ci", "generate"],
     ),
     "locks": Tool([PYTHON, "-m", "provisioning", "lock", "--check"], "nox -s lock"),
-    # The strictest persona; its few false alarms are answered beside the line that they are about.
+    # The strictest persona; a comment beside a line answers a false alarm.
     "zizmor": Tool(
         ["zizmor", "--offline", "--quiet", "--no-progress", "--persona=auditor", ".github"],
-        "mend what is named above, or answer it with `# zizmor: ignore[rule]` and the reason",
+        "fix what is named above, or answer it with `# zizmor: ignore[rule]` and the reason",
     ),
     "workflows": Tool(
         [
@@ -93,7 +93,7 @@ TOOLS = {
             "vendor.github-workflows",
             *_github_files("workflows/*.yml"),
         ],
-        "mend the keys that are named above",
+        "fix the keys named above",
     ),
     "actions": Tool(
         [
@@ -102,7 +102,7 @@ TOOLS = {
             "vendor.github-actions",
             *_github_files("actions/*/action.yml"),
         ],
-        "mend the keys that are named above",
+        "fix the keys named above",
     ),
 }
 
@@ -113,7 +113,7 @@ ACTIONLINT = [
     *("-ignore", r'"\$/[^"]*"'),
     *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
 ]
-"""Run where it is installed: no package that can be locked brings the program."""
+"""Run where it is installed; no package that can be locked contains it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +121,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", action="append", metavar="CHECK", help="run only this check; may be repeated"
     )
-    parser.add_argument("--fix", action="store_true", help="let the tools mend what they can first")
+    parser.add_argument("--fix", action="store_true", help="let the tools fix what they can first")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,13 +167,13 @@ def tracked_files(root: Path) -> list[Path]:
     )
     if listed.returncode:
         raise EnvironmentLacking(
-            f"git ls-files: {listed.stderr.strip()}", remedy="lint a git checkout, as no archive is one"
+            f"git ls-files: {listed.stderr.strip()}", remedy="lint a git checkout, not an archive"
         )
     return [path for name in listed.stdout.split("\0") if name and (path := root / name).is_file()]
 
 
 def tree_findings(root: Path, files: Sequence[Path]) -> Iterator[Finding]:
-    """What no file of the repository may hold."""
+    """Findings for what no file of the repository may contain."""
     for path in files:
         name = str(path.relative_to(root))
         size = path.stat().st_size
@@ -212,7 +212,7 @@ def _line_findings(subject: str, line: str, *, code: bool) -> Iterator[Finding]:
 
 
 def shell_findings(root: Path, files: Sequence[Path]) -> list[Finding]:
-    """What shellcheck says of every script, and of every `run:` of a workflow or action."""
+    """Run shellcheck on every script, and on every `run:` of a workflow or action."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +224,7 @@ def shell_findings(root: Path, files: Sequence[Path]) -> list[Finding]:
             scripts.append(path)
             places[str(path)] = where
         command = ["shellcheck", "--severity=style", "--external-sources", "--format=gcc"]
-        tool = Tool([*command, *map(str, scripts)], "mend what is named above")
+        tool = Tool([*command, *map(str, scripts)], "fix what is named above")
         return _run_tool("shell", tool, places) if scripts else []
 
 
@@ -244,9 +244,9 @@ def actionlint_findings() -> list[Finding]:
     import shutil
 
     if shutil.which("actionlint", path=_environment()["PATH"]) is None:
-        said = "is not installed, so it did not run; zizmor and the schemas did"
-        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", said, "install actionlint")]
-    return _run_tool("actionlint", Tool(ACTIONLINT, "mend what is named above"))
+        message = "is not installed, so it did not run; zizmor and the schemas did"
+        return [Finding("lint-did-not-run", Severity.NOTE, "actionlint", message, "install actionlint")]
+    return _run_tool("actionlint", Tool(ACTIONLINT, "fix what is named above"))
 
 
 def _first_line(path: Path) -> str:
@@ -258,12 +258,12 @@ def _finding(rule: str, subject: str, message: str, remedy: str) -> Finding:
     return Finding(rule, Severity.ERROR, subject, message, remedy)
 
 
-_COMPLAINT = re.compile(r"(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<says>.+)")
+_COMPLAINT = re.compile(r"(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<message>.+)")
 
 
 def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) -> list[Finding]:
-    """A finding for each line that names a place, so that it is shown there, else one of all that was said.
-    `places` are names of files that are not the repository's."""
+    """A finding for each line of output that names a file and line, else one with the whole output.
+    `places` names temporary files."""
     try:
         done = subprocess.run(
             tool.command,
@@ -283,16 +283,16 @@ def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) ->
         if match := _COMPLAINT.fullmatch(line):
             file = (places or {}).get(match["file"])
             subject = file or f"{match['file'].removeprefix(f'{ROOT}/')}:{match['line']}"
-            found.append(_finding(f"lint-{name}", subject, match["says"], tool.remedy))
+            found.append(_finding(f"lint-{name}", subject, match["message"], tool.remedy))
     program = Path(tool.command[0]).name
     return found or [_finding(f"lint-{name}", program, f"\n{done.stdout.strip()}", tool.remedy)]
 
 
 def _environment() -> dict[str, str]:
-    """Tools are taken from beside the running Python first."""
+    """Find tools beside the running Python first."""
     return {**os.environ, "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 
 def _timed(check: Callable[[], list[Finding]]) -> tuple[list[Finding], float]:
-    begun = time.monotonic()
-    return check(), time.monotonic() - begun
+    started = time.monotonic()
+    return check(), time.monotonic() - started

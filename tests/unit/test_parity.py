@@ -138,7 +138,7 @@ def test_a_random_case(seed: int) -> None:
 class TestMending:
     def mended(self, files: dict[str, str]) -> dict[str, str]:
         tree = tree_of(files)
-        changed = fix.mend(tree, mapping(), check_tree)
+        changed = fix.fix(tree, mapping(), check_tree)
         return {**files, **changed}
 
     def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:

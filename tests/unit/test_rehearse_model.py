@@ -10,7 +10,7 @@ from ci.github.rehearse.model import (
     Input,
     allowed_in,
     check_permissions,
-    given_inputs,
+    complete_inputs,
     matrix_rows,
     read_action,
     read_workflow,
@@ -148,7 +148,7 @@ DECLARED = {
 @pytest.mark.parametrize("given", [{}, {"need": "a", "other": 1}, {"need": "a", "flag": "true"}])
 def test_inputs_that_do_not_fit_are_errors(given: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        given_inputs("x", DECLARED, given, typed=True)
+        complete_inputs("x", DECLARED, given, typed=True)
 
 
 @pytest.mark.parametrize(

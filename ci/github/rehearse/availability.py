@@ -1,4 +1,4 @@
-"""Where in a file which contexts and functions may be used: elsewhere GitHub refuses the whole file."""
+"""Which contexts and functions GitHub allows where in a file; it refuses a file that uses others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Place:
     contexts: frozenset[str]
     functions: frozenset[str] = frozenset()
     condition: bool = False
-    """Whether it is an expression without being marked as one."""
+    """Whether the value is an expression also without `${{ }}`."""
 
 
 def _names(*texts: str) -> frozenset[str]:
@@ -68,7 +68,7 @@ ACTION = (
 
 
 def check(file: str, data: Mapping[str, object], places: tuple[Place, ...]) -> None:
-    """Every expression stands where GitHub takes what it uses."""
+    """Raise unless GitHub allows what each expression uses at its place."""
     for keys, text in _texts(data, ""):
         place = next((place for place in places if fnmatchcase(keys, place.keys)), None)
         parts = expression.embedded(text)

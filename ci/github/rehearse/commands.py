@@ -126,12 +126,12 @@ def pairs(path: Path) -> dict[str, str]:
             name, delimiter = line[:heredoc], line[heredoc + 2 :]
             if not delimiter:
                 raise _wrong(path, line, "a delimiter after <<")
-            begun = at
+            first = at
             while at < len(lines) and lines[at] != delimiter:
                 at += 1
             if at == len(lines):
                 raise _wrong(path, line, f"a line {delimiter!r} that ends it")
-            value = "\n".join(lines[begun:at])
+            value = "\n".join(lines[first:at])
             at += 1
         else:
             raise _wrong(path, line, "NAME=value or NAME<<DELIMITER")

@@ -221,10 +221,10 @@ def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
         raise CheckFailed(f"the artifact's name {name!r} has characters that GitHub refuses")
     files = _matching(inputs["path"], place, hidden=inputs.get("include-hidden-files") == "true")
     if not files:
-        said = f"no files match {' '.join(_lines(inputs['path']))}"
+        message = f"no files match {' '.join(_lines(inputs['path']))}"
         if inputs.get("if-no-files-found", "warn") == "error":
-            raise CheckFailed(said)
-        place.log(said)
+            raise CheckFailed(message)
+        place.log(message)
         return Done()
     target = place.machine.artifacts / name
     with place.machine.lock:

@@ -1,7 +1,7 @@
-"""GitHub's expression language: parsed once, evaluated strictly.
+"""GitHub's expression language, evaluated strictly.
 
-What GitHub would quietly turn into an empty string (an unknown context, function or input) is an error here,
-because in a workflow it is a typing mistake.
+GitHub turns an unknown context, function, input or output into an empty string. Here it is an error: in a
+workflow it is a typing mistake.
 """
 
 from __future__ import annotations
@@ -212,13 +212,13 @@ class _Parser:
 
     def arguments(self) -> tuple[Node, ...]:
         self.take("(")
-        given: list[Node] = []
+        arguments: list[Node] = []
         while self.peek() != ")":
-            if given:
+            if arguments:
                 self.take(",")
-            given.append(self.either())
+            arguments.append(self.either())
         self.take(")")
-        return tuple(given)
+        return tuple(arguments)
 
 
 def evaluate(node: Node, contexts: Mapping[str, Value], functions: Mapping[str, Function]) -> Value:

@@ -20,7 +20,7 @@ from typing import Any
 from ci.github.rehearse import commands, expression
 from ci.github.rehearse.equivalents import Place, Repository, equivalent
 from ci.github.rehearse.expression import Function, Known, Value, as_text, expand_all, truthy
-from ci.github.rehearse.model import Action, Input, Job, Step, Workflow, given_inputs, read_action
+from ci.github.rehearse.model import Action, Input, Job, Step, Workflow, complete_inputs, read_action
 from ci.github.rehearse.rehearsal import JobResult, Rehearsal, StepResult
 from provisioning.base.errors import CheckFailed, UsageError
 
@@ -200,7 +200,7 @@ class JobRun:
         result: StepResult,
     ) -> None:
         action: Action = read_action(home, path)
-        inputs = given_inputs(step.uses, action.inputs, self._inputs(step, scope), typed=False)
+        inputs = complete_inputs(step.uses, action.inputs, self._inputs(step, scope), typed=False)
         inner = _Scope({}, Known(f"inputs of {step.uses}", inputs), scope.env, repository, str(home / path))
         for one in action.steps:
             self._step(one, inner)
@@ -213,7 +213,7 @@ class JobRun:
         stand_in = equivalent(step.uses)
         inputs = self._inputs(step, scope)
         declared = {name: Input(name in stand_in.required, None, "string") for name in stand_in.inputs}
-        given_inputs(step.uses, declared, inputs, typed=False)
+        complete_inputs(step.uses, declared, inputs, typed=False)
         self._log(f"{step.uses.partition('@')[0]}: {stand_in.what}")
         place = Place(
             self.rehearsal.machine,

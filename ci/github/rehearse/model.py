@@ -82,7 +82,7 @@ class Workflow:
     """Of `workflow_call`."""
     outputs: Mapping[str, str]
     permissions: Mapping[str, str] | None
-    """None where the file says nothing, and the repository's settings decide."""
+    """None where the file has no such key and the repository's settings decide."""
     env: Mapping[str, object]
     jobs: Mapping[str, Job]
 
@@ -117,7 +117,7 @@ def read_workflow(root: Path, name: str) -> Workflow:
             if need not in jobs:
                 raise _wrong(f"{name}: jobs.{job.id}.needs", f"one of {', '.join(jobs)}", need)
     if data.get("defaults"):
-        raise _wrong(f"{name}: defaults", "none, as each step says what it needs", data["defaults"])
+        raise _wrong(f"{name}: defaults", "none: each step says what it needs", data["defaults"])
     return Workflow(
         path=name,
         name=str(data.get("name", name)),
@@ -153,19 +153,19 @@ def read_action(root: Path, name: str) -> Action:
     )
 
 
-def given_inputs(
-    what: str, declared: Mapping[str, Input], given: Mapping[str, object], *, typed: bool
+def complete_inputs(
+    what: str, declared: Mapping[str, Input], values_passed: Mapping[str, object], *, typed: bool
 ) -> dict[str, Any]:
-    """What was given and what defaults; a workflow's inputs keep their type, an action's are text."""
+    """The inputs passed, and defaults for the others. A workflow's keep their type; an action's are text."""
     from ci.github.rehearse.expression import as_text
 
-    for name in given:
+    for name in values_passed:
         if name not in declared:
             raise _wrong(f"{what}: with", f"one of {', '.join(declared) or 'nothing'}", name)
     values: dict[str, Any] = {}
     for name, one in declared.items():
-        if name in given:
-            values[name] = given[name]
+        if name in values_passed:
+            values[name] = values_passed[name]
         elif one.required and one.default is None:
             raise _wrong(f"{what}: with", f"{name}, which is required", "nothing")
         else:
@@ -179,7 +179,7 @@ def given_inputs(
 
 
 def _event(value: object) -> object:
-    """What a workflow says of one that it is on; of `schedule` that is a list of hours."""
+    """The settings of an event; those of `schedule` are a list of hours."""
     return {"schedule": value} if isinstance(value, list) else value or {}
 
 

@@ -22,7 +22,7 @@ from ci.github.rehearse.model import (
     Workflow,
     allowed_in,
     check_permissions,
-    given_inputs,
+    complete_inputs,
     matrix_rows,
     read_workflow,
 )
@@ -284,7 +284,7 @@ def _call(
             f"{where}.secrets: a rehearsal has no secrets", remedy="choose other jobs with --only"
         )
     check_permissions(where, allowed_in(run.workflow, job), called)
-    inputs = given_inputs(where, called.inputs, expand_all(job.inputs, contexts, {}), typed=True)
+    inputs = complete_inputs(where, called.inputs, expand_all(job.inputs, contexts, {}), typed=True)
     jobs, result, outputs = run_workflow(
         rehearsal, called, inputs, choice, f"{title} / ", repository=repository, caller=run.caller
     )

@@ -1,4 +1,4 @@
-"""The `rehearse` verb's work: a snapshot of the repository, an event, the run, and what is shown of it."""
+"""Rehearse a workflow: take a snapshot of the repository, make an event, run the jobs, show the results."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         raise UsageError(
             f"{workflow.path}: inputs of {event.name} cannot be rehearsed", remedy="use another --event"
         )
-    # Those of a call are there and empty, as on GitHub, where something else began the run.
+    # A call's inputs exist and are empty where another event began the run, as on GitHub.
     inputs: Mapping[str, Value] = dict.fromkeys(workflow.inputs, "")
     results, _, _ = run_workflow(rehearsal, workflow, inputs, choice)
     ran = [job.name.rpartition(" / ")[2] for job in results if job.result != "left out"]
@@ -166,7 +166,7 @@ def make_event(
     *,
     repository: str = f"{OWNER}/{TOOLKIT}",
 ) -> Event:
-    """What GitHub would send; only the fields that workflows of this repository read."""
+    """The event as GitHub sends it, with the fields that workflows of this repository read."""
     from ci.github.rehearse import EVENTS
 
     possible = [name for name in EVENTS if name in workflow.events]
@@ -200,7 +200,7 @@ def make_event(
 
 
 EVERYTHING = "none"
-"""As --base: compared with nothing, so that everything counts as changed; GitHub sends zeros for it."""
+"""As --base: everything counts as changed. GitHub sends zeros for it."""
 
 
 def _base(snapshot: Path, wanted: str | None) -> str:
@@ -244,15 +244,15 @@ def _list(rehearsal: Rehearsal, repository: Repository, workflow: Workflow, inde
 
 
 def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> int:
-    """Show what GitHub would show: annotations, summaries, the jobs; and write the report."""
+    """Show annotations, summaries and jobs as GitHub does, and write the report."""
     for job in results:
         if job.result in ("failure", "cancelled"):
-            remedy = f"less {job.log}" if job.log else "mend the job that failed before it"
+            remedy = f"less {job.log}" if job.log else "fix the job that failed before it"
             stage.add("rehearse.job", Severity.ERROR, job.name, job.failure or job.result, remedy)
         if job.result == "left out":
-            stage.add("rehearse.left-out", Severity.NOTE, job.name, "was not asked for")
+            stage.add("rehearse.left-out", Severity.NOTE, job.name, "not chosen by --only or --row")
         for one in job.annotations:
-            # In a job that passed these are what was said, not why the rehearsal is red.
+            # In a job that passed, annotations are not why the rehearsal is red.
             severity = LEVELS[one.level] if job.result == "failure" else Severity.NOTE
             stage.add(f"rehearse.{one.level}", severity, job.name, one.shown())
         if job.summary:

@@ -1,4 +1,4 @@
-"""Performance claims as ratios: the contenders run side by side, in turns, in one session on one machine."""
+"""Measure performance claims as ratios: contenders run in turns on one machine."""
 
 from __future__ import annotations
 
@@ -48,15 +48,13 @@ EXAMPLES = """\
 
 
 class BenchmarkModule(Protocol):
-    """What a benchmark's module offers: contenders that are ready to run for as long as the context lasts."""
+    """A benchmark's module: its contenders can run while the context lasts."""
 
     def prepared(self, work: Path, *, quick: bool) -> AbstractContextManager[Benchmark]: ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="the benchmark to run; --list tells which there are"
-    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the benchmark to run; --list names them")
     parser.add_argument("--list", action="store_true", help="list the benchmarks and stop")
     parser.add_argument("--rounds", type=count, default=5, help="how often each contender runs [5]")
     parser.add_argument("--quick", action="store_true", help="a small case, to see that everything works")
@@ -98,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             tempfile.TemporaryDirectory(prefix="qnn-ci-bench-", dir=args.work) as work,
             module.prepared(Path(work), quick=args.quick) as benchmark,
         ):
-            measured = measure(benchmark, args.rounds, Path(work) / "rounds", tell=_tell)
+            measured = measure(benchmark, args.rounds, Path(work) / "rounds", report=_print)
         _judge(stage, benchmark, measured, check=args.check)
     report = stage.finish()
     path = report.write(reports)
@@ -121,5 +119,5 @@ def _judge(stage: StageRun, benchmark: Benchmark, measured: Measured, *, check: 
             )
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"{text}\n")

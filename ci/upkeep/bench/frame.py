@@ -1,6 +1,4 @@
-"""Runs contenders in turns and compares them round by round, so that a slow moment of the machine hits
-all of them.
-"""
+"""Run contenders in turns and compare them round by round, so that a slow moment affects all of them."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Contender:
 
 
 def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapping[str, str]) -> None:
-    """Runs a contender's process, which must pass: one that fails early would look fast."""
+    """Run a contender's process, which must pass: one that fails early would look fast."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
         ended = subprocess.run(
@@ -92,13 +90,13 @@ class Measured:
     seconds: Mapping[str, Sequence[float]]
 
     def ratio(self, aim: Aim) -> Spread:
-        """How many times as long the slow one took, from the pairs of each round."""
+        """How many times as long the slow one runs, by the pairs of each round."""
         pairs = zip(self.seconds[aim.slow], self.seconds[aim.fast], strict=True)
         return Spread.of([slow / fast for slow, fast in pairs])
 
 
 def measure(
-    benchmark: Benchmark, rounds: int, work: Path, *, tell: Callable[[str], None] = lambda text: None
+    benchmark: Benchmark, rounds: int, work: Path, *, report: Callable[[str], None] = lambda text: None
 ) -> Measured:
     """Each contender once a round, in the opposite order every other round."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in benchmark.contenders}
@@ -110,11 +108,11 @@ def measure(
             _settle()
             start = time.perf_counter()
             contender.run(directory)
-            took = time.perf_counter() - start
+            duration = time.perf_counter() - start
             contender.check(directory)
             empty(directory)
-            seconds[contender.name].append(took)
-            tell(f"round {number + 1} of {rounds}: {contender.name} {took:.2f} s")
+            seconds[contender.name].append(duration)
+            report(f"round {number + 1} of {rounds}: {contender.name} {duration:.2f} s")
     shutil.rmtree(work, ignore_errors=True)
     return Measured(seconds)
 
@@ -133,7 +131,7 @@ def empty(directory: Path) -> None:
 
 
 def _settle() -> None:
-    """Let no contender wait for what another one left to be written."""
+    """Write out what one contender left, so that the next does not wait for it."""
     os.sync()
 
 

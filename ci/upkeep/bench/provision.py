@@ -170,14 +170,14 @@ def executorch_downloader() -> Downloader:
 
 
 def run_theirs(module: Downloader, sdk: Sdk, into: Path) -> None:
-    """Their functions as they are, given our address and kept on the disk that the others use."""
+    """Run their own functions with our address, on the disk that the others use."""
     module.logger.disabled = True
     module.QNN_ZIP_URL = sdk.url
     module.QNN_VERSION = sdk.component.version
     before, tempfile.tempdir = tempfile.tempdir, str(into)
     try:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
-            module._output_stream = said
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            module._output_stream = output
             done = module._download_qnn_sdk(into / "sdk")
     finally:
         tempfile.tempdir = before

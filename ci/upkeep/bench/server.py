@@ -1,4 +1,4 @@
-"""A loopback server for one directory, in a process of its own so that it shares nobody's interpreter."""
+"""A loopback server for one directory, in its own process so that it shares no contender's interpreter."""
 
 from __future__ import annotations
 
