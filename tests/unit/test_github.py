@@ -365,7 +365,7 @@ def test_later_steps_have_the_chips_that_were_chosen_and_no_other(
         return 0
 
     monkeypatch.setattr(setup, "_verb", verb)
-    monkeypatch.setattr(setup, "_whole", lambda *_: {})
+    monkeypatch.setattr(setup, "_environment_outputs", lambda *_: {})
     environ = {"GITHUB_ENV": str(tmp_path / "env"), "QNN_CI_STORE": str(tmp_path), "QNN_CI_SOC": given}
     assert setup.run(environ) == 0
     assert pairs(tmp_path / "env")["QNN_CI_SOC"] == exported
