@@ -12,20 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.archive.plan import DEFAULT, Limits, make_plan
-from provisioning.archive.reader import Member, Zip
+from provisioning.archive.reader import Zip
 from provisioning.archive.writer import Entry, too_full, unpack
 from provisioning.base.errors import EnvironmentLacking
 
 if TYPE_CHECKING:
     from provisioning.base.progress import Progress
 
-__all__ = ["DEFAULT", "Entry", "Limits", "Member", "extract", "members"]
-
-
-def members(archive: Path, *, limits: Limits = DEFAULT) -> list[Member]:
-    """The entries of the archive's directory, in its order."""
-    with Zip(archive, most_members=limits.members) as zip_file:
-        return list(zip_file.members)
+__all__ = ["DEFAULT", "Entry", "Limits", "extract"]
 
 
 def extract(

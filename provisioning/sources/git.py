@@ -128,7 +128,12 @@ def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:
 def files(checkout: Path, source: Git) -> list[str]:
     """The files of the commit and its submodules; others, ignored ones for example, are not verified."""
     listed = _git(["ls-files", "-z", "--recurse-submodules"], checkout, source)
-    return sorted(path for path in listed.split("\0") if path)
+    # A submodule that is not checked out is listed as one entry, a folder.
+    return sorted(
+        path
+        for path in listed.split("\0")
+        if path and ((checkout / path).is_symlink() or not (checkout / path).is_dir())
+    )
 
 
 def _build(source: Git, building: Path) -> str:

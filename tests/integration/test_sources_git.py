@@ -182,6 +182,12 @@ def test_a_server_that_refuses_is_not_called_a_network_fault(tmp_path: Path, sta
     assert "network" not in caught.value.remedy and "credential" in caught.value.remedy
 
 
+def test_a_submodule_that_is_not_wanted_is_no_file(upstream: Path, tmp_path: Path) -> None:
+    source = pinned(upstream, run(upstream, "rev-parse", "v1")).model_copy(update={"submodules": False})
+    git.checkout(source, tmp_path / "tree")
+    assert git.files(tmp_path / "tree", source) == [".gitmodules", "file.txt"]
+
+
 def test_only_files_of_the_commit_and_its_submodules_count(upstream: Path, tmp_path: Path) -> None:
     (upstream / ".gitignore").write_text("*.log\n")
     source = pinned(upstream, commit(upstream, "ignore logs"), "v2")
