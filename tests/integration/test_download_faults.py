@@ -53,24 +53,6 @@ def test_after_a_kill_at_any_moment_the_next_run_succeeds(known: bool, tmp_path:
     assert with_part >= 5, f"too few kills fell within a transfer ({with_part} did, {finished} after it)"
 
 
-def test_kills_one_after_another_lose_little(tmp_path: Path) -> None:
-    into = tmp_path / "file.bin"
-    kills = 0
-    with FileServer(BODY, usual=DRIP) as server:
-        while not into.exists():
-            child = fetching.start(server.url(), into, SHA)
-            deadline = time.monotonic() + 0.15
-            while child.is_alive() and time.monotonic() < deadline:
-                time.sleep(0.005)
-            child.kill()
-            child.join()
-            kills += 1
-            assert kills < 200
-        resumed = [request for request in server.requests if "range" in request.headers]
-    assert hashlib.sha256(into.read_bytes()).hexdigest() == SHA
-    assert resumed or len(server.requests) == 1
-
-
 @pytest.mark.parametrize("sha256", [SHA, None], ids=["hash known", "hash not known"])
 def test_eight_processes_at_once_make_one_download(sha256: str | None, tmp_path: Path) -> None:
     into = tmp_path / "file.bin"

@@ -71,15 +71,6 @@ def test_the_pinned_commit_is_checked_out_with_its_submodules(upstream: Path, tm
     assert run(into, "rev-list", "--count", "HEAD") == "1"
 
 
-def test_without_a_pin_the_tags_commit_is_told(upstream: Path, tmp_path: Path) -> None:
-    assert git.checkout(pinned(upstream, None), tmp_path / "tree") == run(upstream, "rev-parse", "v1")
-
-
-def test_an_annotated_tag_stands_for_its_commit(upstream: Path, tmp_path: Path) -> None:
-    run(upstream, "tag", "-a", "-m", "annotated", "v2")
-    assert git.checkout(pinned(upstream, None, "v2"), tmp_path / "tree") == run(upstream, "rev-parse", "HEAD")
-
-
 def test_a_server_that_gives_only_named_commits_serves_by_the_tag(
     upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,12 +148,6 @@ def test_a_pin_that_can_be_had_is_still_refused_when_the_tag_names_another(
     with pytest.raises(IntegrityError, match=f"tag v1: expected commit {pin}, found {other}"):
         git.checkout(pinned(upstream, pin), tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
-
-
-def test_a_network_that_is_down_is_named(tmp_path: Path) -> None:
-    source = Git(type="git", url="http://127.0.0.1:9/x.git", tag="v1", commit="0" * 40)
-    with pytest.raises(UpstreamError, match="could not be reached"):
-        git.checkout(source, tmp_path / "tree")
 
 
 def test_a_tag_that_is_nowhere_is_named_without_a_pin_too(upstream: Path, tmp_path: Path) -> None:

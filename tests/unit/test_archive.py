@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import struct
 import subprocess
@@ -19,7 +18,7 @@ from provisioning import archive
 from provisioning.archive import Limits
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
-from tests.support.zips import DEFLATED, FILE, PROGRAM, STORED, Item, folder, link, save, tree
+from tests.support.zips import DEFLATED, PROGRAM, STORED, Item, folder, link, save, tree
 
 
 def everything(name: str) -> str | None:
@@ -65,20 +64,6 @@ class TestWhatIsKept:
             "d/e": ("directory", 0o755, b""),
         }
 
-    @pytest.mark.parametrize(
-        ("mode", "kept"),
-        [
-            (FILE, 0o644),
-            (PROGRAM, 0o755),
-            (0o100400, 0o644),
-            (0o100611, 0o755),
-            (0o106777, 0o755),
-            (0, 0o644),
-        ],
-    )
-    def test_exec_bits_and_no_other_bits_of_the_mode(self, tmp_path: Path, mode: int, kept: int) -> None:
-        assert unpacked(tmp_path, Item("f", mode=mode))["f"][1] == kept
-
     def test_the_mode_whatever_the_umask(self, tmp_path: Path) -> None:
         before = os.umask(0o077)
         try:
@@ -119,14 +104,6 @@ class TestWhatIsKept:
         assert unpacked(tmp_path, item, zip64=True)["f"][2] == data
 
 
-class TestWhatIsReported:
-    def test_hashes_are_of_what_was_written_for_files_of_many_blocks(self, tmp_path: Path) -> None:
-        data = os.urandom(1_300_000)
-        path = save(tmp_path / "a.zip", *(Item(f"{n}", data[n:]) for n in range(5)))
-        for entry in archive.extract(path, tmp_path / "out", everything, workers=3):
-            assert entry.sha256 == hashlib.sha256((tmp_path / "out" / entry.path).read_bytes()).hexdigest()
-
-
 class TestWhatIsPlaced:
     def test_only_what_place_names_and_where_it_says(self, tmp_path: Path) -> None:
         path = save(tmp_path / "a.zip", Item("in/keep"), Item("in/leave"), folder("in/"))
@@ -139,11 +116,6 @@ class TestWhatIsPlaced:
         archive.extract(path, tmp_path / "out", place)
         assert set(tree(tmp_path / "out")) == {"else", "else/where"}
         assert seen == ["in/keep", "in/leave", "in/"]
-
-    def test_a_second_archive_into_the_same_staging(self, tmp_path: Path) -> None:
-        archive.extract(save(tmp_path / "a.zip", Item("lib/a")), tmp_path / "out", everything)
-        archive.extract(save(tmp_path / "b.zip", Item("lib/b")), tmp_path / "out", everything)
-        assert {"lib/a", "lib/b"} <= set(tree(tmp_path / "out"))
 
     def test_a_bad_member_that_is_left_out_still_condemns_its_archive(self, tmp_path: Path) -> None:
         path = save(tmp_path / "a.zip", Item("good"), Item("../bad"))
@@ -211,12 +183,6 @@ class TestWhenTheDestinationFails:
         with pytest.raises(KeyboardInterrupt):
             archive.extract(path, tmp_path / "out", everything, progress=Interrupts())
         assert [t.name for t in threading.enumerate() if t.name.startswith("unpack-")] == []
-
-    def test_no_descriptor_is_left_open(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "a.zip", *(Item(f"d{n}/e/f") for n in range(90)), link("l", "d1"))
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        archive.extract(path, tmp_path / "out", everything)
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def peak_memory(body: str, *arguments: Path) -> int:

@@ -4,7 +4,6 @@ import datetime as dt
 import hashlib
 import logging
 import random
-import socket
 import threading
 from dataclasses import replace
 from ipaddress import ip_address
@@ -21,7 +20,7 @@ from provisioning.base.errors import (
     UpstreamError,
     UsageError,
 )
-from provisioning.download import Patience, fetch, file_name, mirrored, redact, server
+from provisioning.download import Patience, fetch, file_name, mirrored, redact
 from provisioning.download.server import parse_content_range, retry_after
 from tests.support.http_server import FileServer, Reply
 
@@ -125,15 +124,6 @@ def test_a_transfer_given_up_is_resumed_by_the_next_call(into: Path, patience: P
     assert server.body_bytes == len(BODY)
 
 
-@pytest.mark.parametrize("status", sorted(server.RETRIED))
-def test_a_passing_refusal_is_tried_again(
-    status: int, into: Path, patience: Patience, waits: list[float]
-) -> None:
-    with FileServer(BODY, [Reply(status=status, body=b"busy")]) as server:
-        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    assert (len(server.requests), waits) == (2, [0.0])
-
-
 def test_the_servers_own_waiting_time_is_respected(
     into: Path, patience: Patience, waits: list[float]
 ) -> None:
@@ -211,13 +201,6 @@ def test_a_web_page_in_place_of_a_zip_is_named_as_one(into: Path) -> None:
     assert files(into) == []
 
 
-def test_a_zip_served_as_a_page_is_still_a_zip(into: Path) -> None:
-    body = b"PK\x03\x04" + BODY
-    with FileServer(body, usual=Reply(headers={"Content-Type": "text/html"})) as server:
-        fetched = fetch(server.url("/sdk.zip"), into, sha256=None, size=len(body))
-    assert fetched.size == len(body)
-
-
 def test_another_length_is_refused_before_the_body(into: Path) -> None:
     told = Notes()
     with FileServer(BODY) as server, pytest.raises(IntegrityError, match="expected 5 bytes, the server has"):
@@ -234,14 +217,6 @@ def test_more_bytes_than_expected_stop_at_once(into: Path) -> None:
         fetch(server.url(), into, sha256=SHA, size=len(BODY))
     assert server.body_bytes < 50_000_000
     assert files(into) == []
-
-
-def test_an_understated_length_is_a_wrong_hash(into: Path) -> None:
-    with (
-        FileServer(BODY, [Reply(headers={"Content-Length": "1000"})]) as server,
-        pytest.raises(IntegrityError, match="expected sha256"),
-    ):
-        fetch(server.url(), into, sha256=SHA, size=None)
 
 
 def test_a_server_that_ignores_ranges_starts_from_the_beginning(into: Path, patience: Patience) -> None:
@@ -285,13 +260,6 @@ def test_a_server_that_never_agrees_is_given_up(into: Path, patience: Patience) 
         fetch(server.url(), into, sha256=None, size=None, patience=replace(patience, attempts=9))
 
 
-def test_a_part_longer_than_the_file_is_dropped(into: Path, patience: Patience) -> None:
-    with FileServer(BODY, [Reply(cut=350_000)]) as server:
-        server.script(Reply(fresh_body=OTHER, status=416, body=b""))
-        fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
-    assert fetched.path.read_bytes() == OTHER
-
-
 def test_without_validator_and_hash_nothing_is_resumed(into: Path, patience: Patience) -> None:
     with FileServer(BODY, [Reply(cut=HALF)], validator="none") as server:
         fetched = fetch(server.url(), into, sha256=None, size=None, patience=patience)
@@ -305,12 +273,6 @@ def test_a_weak_tag_is_no_promise(into: Path, patience: Patience) -> None:
     assert "range" not in server.requests[1].headers
 
 
-def test_a_known_hash_serves_as_validator(into: Path, patience: Patience) -> None:
-    with FileServer(BODY, [Reply(cut=HALF)], validator="none") as server:
-        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    assert server.requests[1].headers["range"] == f"bytes={HALF}-"
-
-
 def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: Patience) -> None:
     told = Notes()
     with FileServer(BODY, [Reply(cut=HALF, status=200), Reply(status=403)]) as server:
@@ -321,45 +283,6 @@ def test_a_resumed_part_that_proves_wrong_is_fetched_anew(into: Path, patience: 
         fetched = fetch(server.url(), into, sha256=SHA, size=None, patience=patience, progress=told)
     assert fetched.path.read_bytes() == BODY
     assert any("another hash" in note for note in told.notes)
-
-
-def test_a_mirror_continues_what_another_began_when_the_hash_is_known(into: Path, patience: Patience) -> None:
-    with FileServer(BODY, [Reply(cut=HALF)], usual=Reply(status=403)) as first, FileServer(BODY) as second:
-        fetch(first.url(), into, mirrors=[second.url()], sha256=SHA, size=len(BODY), patience=patience)
-    assert second.requests[0].headers["range"] == f"bytes={HALF}-"
-    assert "if-range" not in second.requests[0].headers
-
-
-def test_when_every_address_fails_each_reason_is_told(into: Path) -> None:
-    gone = Reply(status=404, body=b"")
-    with (
-        FileServer(BODY, usual=gone) as first,
-        FileServer(OTHER) as second,
-        pytest.raises(IntegrityError) as caught,
-    ):
-        fetch(first.url(), into, mirrors=[second.url()], sha256=SHA, size=None)
-    assert "404" in caught.value.message
-    assert "expected sha256" in caught.value.message
-
-
-def test_no_server_at_all_is_a_network_fault(into: Path, patience: Patience) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        with pytest.raises(UpstreamError, match="connection refused"):
-            fetch(f"http://127.0.0.1:{port}/a.zip", into, sha256=SHA, size=None, patience=patience)
-
-
-def test_a_thing_that_is_no_address_is_wrong_use(into: Path) -> None:
-    with pytest.raises(UsageError, match="ftp://host/a"):
-        fetch("ftp://host/a", into, sha256=SHA, size=None)
-
-
-def test_a_finished_file_is_used_again(into: Path) -> None:
-    with FileServer(BODY) as server:
-        first = fetch(server.url(), into, sha256=SHA, size=len(BODY))
-        assert fetch(server.url(), into, sha256=SHA, size=len(BODY)) == first
-    assert len(server.requests) == 1
 
 
 def test_a_damaged_finished_file_is_fetched_again(into: Path) -> None:

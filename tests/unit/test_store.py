@@ -24,7 +24,6 @@ from provisioning.base.errors import (
     Unlocked,
     UpstreamError,
 )
-from provisioning.licences import recorded
 from provisioning.manifest import Component
 from provisioning.sources.git import Git
 from provisioning.store import Store, Want
@@ -89,12 +88,6 @@ def reader(house: House, then: str, *, unprivileged: bool = False) -> Iterator[s
             process.kill()
 
 
-def test_a_tree_holds_every_file_of_the_archive_unchanged(house: House) -> None:
-    tree = house.store.provision("qnn-sdk", house.sdk)
-    files = sdk_files()
-    assert {path: (tree.root / path).read_bytes() for path in files} == files
-
-
 def test_files_are_read_only_and_programs_stay_executable(house: House) -> None:
     root = house.store.provision("qnn-sdk", house.sdk).root
     modes = [
@@ -130,19 +123,6 @@ def test_a_narrower_tree_does_not_serve_a_wider_want(house: House) -> None:
     assert house.store.find("qnn-sdk", house.sdk, android(75, 73)) is None
 
 
-def test_the_arch_is_no_matter_where_only_the_host_is_wanted(house: House) -> None:
-    one = house.store.provision("qnn-sdk", house.sdk, Want(HOST.targets, frozenset({75})))
-    other = house.store.provision("qnn-sdk", house.sdk, Want(HOST.targets, frozenset({79})))
-    assert one.root == other.root
-
-
-def test_widening_downloads_nothing_again(house: House) -> None:
-    house.store.provision("qnn-sdk", house.sdk, android(75))
-    asked = len(house.server.requests)
-    house.store.provision("qnn-sdk", house.sdk, android(75, 73))
-    assert len(house.server.requests) == asked
-
-
 def test_widening_shares_the_files_that_are_there(house: House) -> None:
     narrow = house.store.provision("qnn-sdk", house.sdk, android(75))
     wide = house.store.provision("qnn-sdk", house.sdk, android(75, 73))
@@ -176,14 +156,6 @@ def test_an_archive_without_the_expected_root_is_refused_by_what_it_holds(tmp_pa
     assert "expected members below 'qairt/2.37.0.250724/', found at the top level: qairt/" in str(
         caught.value
     )
-
-
-def test_nothing_is_left_in_staging_after_an_error(tmp_path: Path) -> None:
-    archive = write_zip(tmp_path / "other.zip", {"a": b"1"}, prefix="elsewhere/")
-    store = Store(tmp_path / "store")
-    with FileServer(archive) as server, pytest.raises(IntegrityError):
-        store.provision("qnn-sdk", component(server.url("/x.zip"), archive))
-    assert [*(store.path / "staging").iterdir(), *(store.path / "trees").iterdir()] == []
 
 
 def overwrite(path: Path, content: bytes) -> None:
@@ -270,15 +242,6 @@ class TestSeveralParts:
         store, sdk, device = two
         store.provision("qnn-sdk", sdk, HOST)
         assert device.requests == []
-
-    def test_a_part_that_another_tree_has_is_not_unpacked_again(
-        self, two: tuple[Store, Component, FileServer]
-    ) -> None:
-        store, sdk, _ = two
-        store.provision("qnn-sdk", sdk, HOST)
-        told = Told()
-        store.provision("qnn-sdk", sdk, progress=told)
-        assert [name for name in told.started if name.startswith("unpack")] == ["unpack device.zip"]
 
     def test_two_different_files_at_one_path_are_refused(self, tmp_path: Path) -> None:
         host = write_zip(tmp_path / "host.zip", {"LICENSE.pdf": b"one"}, prefix="")
@@ -444,10 +407,6 @@ class TestGc:
         found = house.store.gc(lambda tree: False, dry_run=True)
         assert len(found) == 2 and all(leftover.path.exists() for leftover in found)
 
-    def test_what_was_used_lately_stays(self, house: House) -> None:
-        house.store.provision("qnn-sdk", house.sdk)
-        assert house.store.gc(lambda tree: True, older_than=3600) == []
-
     def test_what_was_not_used_for_long_goes(self, house: House) -> None:
         tree = house.store.provision("qnn-sdk", house.sdk)
         used = house.store.path / "locks" / f"{tree.root.name}.used"
@@ -468,12 +427,6 @@ class TestGc:
             (folder / "tree").mkdir(parents=True)
         assert {one.path for one in house.store.gc(lambda tree: True)} == {left, unfinished}
         assert not left.exists() and not unfinished.exists()
-
-    def test_the_next_run_removes_what_a_killed_one_left_in_staging(self, house: House) -> None:
-        left = house.store.path / "staging" / "123-abcdef"
-        left.mkdir(parents=True)
-        house.store.provision("qnn-sdk", house.sdk)
-        assert not left.exists()
 
     def test_the_staging_of_a_living_process_stays(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk, HOST)
@@ -509,30 +462,6 @@ class TestLicences:
         assert "--accept-licence some-licence" in caught.value.remedy
         assert house.server.requests == []
 
-    def test_acceptance_is_put_on_record(self, house: House, licensed: Component) -> None:
-        house.store.provision("qnn-sdk", licensed, accept={"some-licence": "--accept-licence"})
-        record = recorded(house.store.path)["some-licence"]
-        assert (record.version, record.component, record.means) == (
-            licensed.version,
-            "qnn-sdk",
-            "--accept-licence",
-        )
-
-    def test_another_licence_needs_its_own(self, house: House, licensed: Component) -> None:
-        house.store.provision("qnn-sdk", licensed, accept={"some-licence": "--accept-licence"})
-        assert licensed.licence is not None
-        other = licensed.model_copy(
-            update={"version": "2.38.0", "licence": licensed.licence.model_copy(update={"id": "new-licence"})}
-        )
-        with pytest.raises(LicenceNotAccepted, match=r"2\.38\.0"):
-            house.store.provision("qnn-sdk", other)
-
-
-def test_a_file_where_the_store_should_be_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentLacking, match="expected the store's folder, found a file"):
-        Store(tmp_path / "file")
-
 
 def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None:
     wrong = house.sdk.model_dump()
@@ -548,14 +477,6 @@ def test_trees_of_two_definitions_stand_side_by_side(house: House) -> None:
     data["parts"][0]["place"] = [{"match": "include/.+"}]
     other = house.store.provision("qnn-sdk", Component.model_validate(data, strict=False))
     assert one.root != other.root and paths(other.root) == {"include/QNN/QnnTypes.h", "sdk.yaml"}
-
-
-def test_where_the_bytes_come_from_does_not_make_another_tree(house: House) -> None:
-    tree = house.store.provision("qnn-sdk", house.sdk)
-    data = house.sdk.model_dump()
-    data["parts"][0]["source"]["url"] = "https://mirror.example/v2.37.zip"
-    moved = Component.model_validate(data, strict=False)
-    assert house.store.provision("qnn-sdk", moved).root == tree.root
 
 
 @pytest.mark.parametrize("on_purpose", [True, False])
