@@ -15,7 +15,7 @@ from pathlib import Path
 
 from provisioning.base.commands import typed
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Finding, Outcome, Severity, StageRun
+from provisioning.base.findings import Finding, Severity, StageRun
 from provisioning.base.settings import ROOT, add_selection, selection_of
 
 EXAMPLES = """\
@@ -152,9 +152,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{mark} {name:<10} {seconds:5.1f} s", flush=True)
             for finding in findings:
                 print(f"     {finding.subject}: {finding.message}\n       try: {finding.remedy}")
-    report = stage.finish()
-    report.write(selection.reports)
-    return 0 if report.outcome is Outcome.PASS else 1
+    return stage.close(selection.reports, show=lambda report: None)
 
 
 def tracked_files(root: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from provisioning import licences
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.findings import Artifact, Report, Severity, StageRun
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import OFFICIAL_PROFILE, Selection, add_selection, selection_of
 from provisioning.components import KINDS
@@ -72,15 +72,16 @@ def run(args: argparse.Namespace) -> int:
     with stage.reported(selection.reports, "provision", selection.profile):
         profile = load_profile(selection.profile)
         rows = provision(args, selection, profile, stage, os.environ)
-    report = stage.finish()
-    report.write(selection.reports)
-    following = _next_command(selection)
-    if args.json:
-        result = {"profile": profile.name, "components": [asdict(row) for row in rows], "next": following}
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
-    else:
-        sys.stdout.write(table([asdict(row) for row in rows]) + f"next: {following}\n")
-    return 0
+
+    def show(_: Report) -> None:
+        following = _next_command(selection)
+        if args.json:
+            result = {"profile": profile.name, "components": [asdict(row) for row in rows], "next": following}
+            sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        else:
+            sys.stdout.write(table([asdict(row) for row in rows]) + f"next: {following}\n")
+
+    return stage.close(selection.reports, show=show)
 
 
 def provision(

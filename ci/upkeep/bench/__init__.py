@@ -15,7 +15,7 @@ from ci.upkeep.bench.frame import Benchmark, Measured, measure, metrics_of, rend
 from provisioning.base.command_line import Verb, count
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Outcome, Severity, StageRun
+from provisioning.base.findings import Report, Severity, StageRun
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
 
 BENCHMARKS = {
@@ -98,10 +98,12 @@ def run(args: argparse.Namespace) -> int:
         ):
             measured = measure(benchmark, args.rounds, Path(work) / "rounds", report=_print)
         _judge(stage, benchmark, measured, check=args.check)
-    report = stage.finish()
-    path = report.write(reports)
-    sys.stdout.write(f"{rendered(benchmark, measured)}\nreport: {path}\n")
-    return 0 if report.outcome is Outcome.PASS else 1
+
+    def show(report: Report) -> None:
+        path = reports / f"{report.stage}.json"
+        sys.stdout.write(f"{rendered(benchmark, measured)}\nreport: {path}\n")
+
+    return stage.close(reports, show=show)
 
 
 def _judge(stage: StageRun, benchmark: Benchmark, measured: Measured, *, check: bool) -> None:
