@@ -22,7 +22,7 @@ _NO_DEVICE = 14001
     summary="This pair of executorch and QNN was measured, and works",
     why="""
         `nox -s compat` tries each QNN build with each executorch: device creation, lowering and an emulator
-        run, in fp16 and 8a8w. manifests/compat.json has the results. It also speaks where the compiler
+        run, in fp16 and 8a8w. manifests/compat.json has the results. This rule also works where the compiler
         cannot be asked: on a machine without executorch, and for device libraries.
     """,
     example="v2.51.0.260929181845: measured with executorch 1.5.1 and broken: device: Failed to set scatter"
@@ -57,10 +57,10 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     Need.COMPILER,
     summary="executorch's compiler loads this QNN SDK and creates an HTP device for the chip",
     why="""
-        Versions that look right may still not work together: of five neighbouring QNN releases, an executorch
-        was measured to drive a single one. So the compiler itself is asked, in a process of its own: it
-        imports the QNN adaptor, reads the SDK's build id and creates an HTP device, which is the step where a
-        wrong pair fails with 14001.
+        Versions that look right may still not work together: of five neighbouring QNN releases, only one
+        worked with a given executorch. So this rule asks the compiler itself, in a separate process: it
+        imports the QNN adaptor, reads the SDK's build id and creates an HTP device, which is where a wrong
+        pair fails with 14001.
     """,
     example="SM8650: executorch cannot drive this QNN (v2.48.40.260702151143): creating an HTP device failed"
     " with 14001, invalid device configuration",

@@ -20,15 +20,17 @@ _HEAD = """\
 
 `nox -s validate` applies these rules to an environment: to the store's trees, or to your own SDKs when
 `QNN_SDK_ROOT`, `ANDROID_NDK_ROOT` or `HEXAGON_SDK_ROOT` name them. An error fails it, a warning fails it
-under `--strict`, a note never does. A rule that could not run is a warning that says why, and never a pass.
+under `--strict`, a note never does. A rule that could not run is a warning with the reason, and never a pass.
+Nothing is remembered between runs.
 
     nox -s validate -- --rule hexagon-arch          # only this rule
     nox -s validate -- --ignore absolute-rpath      # accept what it finds
     nox -s validate -- --ignore 'android-page-size:lib/aarch64-android/libQnnGpu.so'
-    python -m provisioning validate --tree DIR      # any directory of libraries
-    python -m provisioning validate --list
+    nox -s validate -- --tree DIR                   # any directory of libraries
+    nox -s validate -- --target all                 # every target, each against its own tree
+    nox -s validate -- --list
 
-An `--ignore` that matches no finding is an error, so that none outlives its reason.
+An `--ignore` that matches no finding is an error: remove it when its reason is gone.
 """
 
 

@@ -39,8 +39,8 @@ def _complaints(
     summary="Every library is a whole ELF file",
     why="""
         An interrupted copy, a full disk, a web page saved as a library or a Git LFS pointer leave a file of
-        the right name that no loader takes. The loader's own message, `file too short`, names neither the
-        cause nor always the file.
+        the right name that no loader accepts. The loader's message, `file too short`, does not name the
+        cause, and not always the file.
     """,
     example="lib/aarch64-android/libQnnHtp.so: truncated: the section headers end at byte 4489792 of 1048576",
     fix=_FIX,
@@ -66,8 +66,8 @@ def elf_readable(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="Class and machine of a library are those of its directory",
     why="""
-        A library of another machine is passed over by the loader, which then says that it was not found,
-        or takes one of that name from elsewhere.
+        The loader skips a library of another machine. It then reports that the library was not found, or
+        loads one of the same name from elsewhere.
     """,
     example="lib/aarch64-android/libQnnSystem.so: expected 64-bit AArch64, found 64-bit x86-64",
     fix=_FIX,
@@ -86,9 +86,9 @@ def elf_machine(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="The arch of a Hexagon library is that of its directory and of its name",
     why="""
-        A DSP refuses libraries of a newer arch, and QNN's skels serve one arch each. Copies of published
-        commands push `hexagon-v75/unsigned/libQnnHtpV79Skel.so`: the name, the directory and the arch in the
-        ELF header must be one. A library without an arch in its name may be built for an older one.
+        A DSP refuses libraries of a newer arch, and each of QNN's skels is for one arch. Commands in
+        published guides push `hexagon-v75/unsigned/libQnnHtpV79Skel.so`. The name, the directory and the ELF
+        header must say the same arch. A library without an arch in its name may be built for an older one.
     """,
     example="lib/hexagon-v75/unsigned/libQnnHtpV79Skel.so: is in hexagon-v75, its name says V79,"
     " its header says v79",
@@ -123,10 +123,10 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="Every library that a library needs will be found where it is loaded",
     why="""
-        On the host, the search of ld.so is followed: RPATH, LD_LIBRARY_PATH, RUNPATH, the loader's cache, the
-        default directories, passing over files of another machine. On a device, a library is found beside the
-        one that needs it, or belongs to the device's own system as listed in
-        manifests/device_libraries.toml. It is a warning for libraries of an SDK that no target requires.
+        On the host, this rule searches as ld.so does: RPATH, LD_LIBRARY_PATH, RUNPATH, the loader's cache,
+        the default directories. It skips files of another machine. On a device, a library must lie beside the
+        one that needs it, or belong to the device's own system as listed in manifests/device_libraries.toml.
+        For a library of an SDK that no target requires, it is a warning.
     """,
     example="lib/x86_64-linux-clang/libQnnHtp.so: needs libc++.so.1, which is nowhere in LD_LIBRARY_PATH"
     " /opt/qairt/lib/x86_64-linux-clang, the loader's cache, /usr/lib",
@@ -191,9 +191,9 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="The host's system libraries have every symbol version that the SDK needs",
     why="""
-        Symbol versions tell the oldest system a library runs on. Every version that a library names, with a
-        number (GLIBC_2.34) or without (GLIBC_ABI_DT_RELR), must be defined by the host's own library. It is
-        a warning for libraries of an SDK that no target requires.
+        Symbol versions tell the oldest system that a library runs on. The host's own library must define
+        every version that is named, with a number (GLIBC_2.34) or without (GLIBC_ABI_DT_RELR). For a library
+        of an SDK that no target requires, it is a warning.
     """,
     example="lib/x86_64-linux-clang/libQnnHtp.so: needs GLIBC_2.34 of libc.so.6, which ends"
     " at GLIBC_2.31 here",
@@ -227,8 +227,8 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
     summary="Android libraries are aligned for pages of 16 KB",
     why="""
         Devices with pages of 16 KB do not load libraries whose segments are aligned to less, and Google Play
-        asks it of apps for Android 15 and later. The severity is set in manifests/validation.toml. Hexagon
-        skels are not loaded by Android's linker, so that they are exempt.
+        requires the alignment of apps for Android 15 and later. The severity is set in
+        manifests/validation.toml. Hexagon skels are exempt: Android's linker does not load them.
     """,
     example="lib/aarch64-android/libQnnHtp.so: expected segments aligned to 0x4000, found 0x1000",
     fix="build with -Wl,-z,max-page-size=16384 (NDK 28 and later do); of an SDK, take a newer one",
@@ -270,8 +270,8 @@ def android_api(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="No library has text relocations",
     why="""
-        Code that is rewritten while it is loaded is refused by Android since API 23 and by hardened Linux; it
-        also costs the memory that libraries share.
+        Android since API 23 and hardened Linux refuse code that is rewritten while it is loaded. Such code
+        cannot be shared between processes either.
     """,
     example="lib/aarch64-android/libCustomOp.so: has text relocations: its code is changed when it is loaded",
     fix="build it as position-independent code (-fPIC), and assembler parts too",
@@ -287,8 +287,8 @@ def text_relocations(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="No library asks for an executable stack",
     why="""
-        One such library makes the stack of its whole process executable: one that asks for it, and on x86-64
-        also one without PT_GNU_STACK. glibc from 2.41 and SELinux refuse to load it.
+        One such library makes the stack of its whole process executable. On x86-64 that is also a library
+        without PT_GNU_STACK. glibc from 2.41 and SELinux refuse to load it.
     """,
     example="lib/x86_64-linux-clang/libCustomOp.so: asks for an executable stack",
     fix="link it with -Wl,-z,noexecstack; mostly an assembler file lacks its .note.GNU-stack",
@@ -304,8 +304,8 @@ def executable_stack(context: Context) -> Iterator[Problem]:
     Need.LIBRARIES,
     summary="No library searches absolute directories",
     why="""
-        An absolute RPATH or RUNPATH is a directory of the machine that built the library: elsewhere it is
-        missing, or it holds something else that is then loaded first.
+        An absolute RPATH or RUNPATH is a directory of the machine that built the library. On another machine
+        it is missing, or it holds other libraries, which are then loaded first.
     """,
     example="lib/x86_64-linux-clang/libCustomOp.so: expected to search beside itself ($ORIGIN),"
     " found '/build/out/lib'",

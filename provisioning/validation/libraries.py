@@ -158,9 +158,9 @@ def _official(profile: Profile) -> bool:
     Need.LIBRARIES,
     summary="Host libraries, stubs and skels are of one QNN build",
     why="""
-        A stub and a skel of two builds refuse each other (1008, `Stub lib id mismatch`), and a context binary
-        made by a newer library cannot be read by an older one (5000). Whatever the profile says, the files of
-        one SDK must agree with each other.
+        A stub and a skel of two builds refuse each other (1008, `Stub lib id mismatch`), and an older library
+        cannot read the context binary of a newer one (5000). The files of one SDK must agree with each other,
+        whatever the profile says.
     """,
     example="lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so: is of build v2.37.0.250724175447_124859, the other"
     " 29 libraries are of v2.49.40.260810104044",

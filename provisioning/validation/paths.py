@@ -36,9 +36,8 @@ def _sdk_directory(entry: str) -> str | None:
     Severity.ERROR,
     summary="LD_LIBRARY_PATH holds the host's libraries only",
     why="""
-        Device libraries have the same names as the host's. In LD_LIBRARY_PATH they are passed over one by one
-        at best, and at worst a program picks one by path. Devices get theirs by being pushed, and by
-        ADSP_LIBRARY_PATH.
+        Device libraries have the same names as the host's. At best the loader skips them one by one; at worst
+        a program opens one by its path. Devices get their libraries by a push, and by ADSP_LIBRARY_PATH.
     """,
     example="LD_LIBRARY_PATH: /opt/qairt/lib/aarch64-android holds libraries of aarch64-android,"
     " not of this host",
@@ -60,8 +59,8 @@ def library_path_mixed(context: Context) -> Iterator[Problem]:
     Severity.ERROR,
     summary="The chosen SDK's libraries come first in LD_LIBRARY_PATH",
     why="""
-        The loader takes the first library of a name. With another SDK's directory before the one that
-        QNN_SDK_ROOT names, headers and tools are of one build and libraries of the other: 1008, 14001, or a
+        The loader takes the first library of a name. If another SDK's directory comes before the one that
+        QNN_SDK_ROOT names, headers and tools are of one build and libraries of another: 1008, 14001, or a
         context binary that no device reads.
     """,
     example="LD_LIBRARY_PATH: /opt/qairt/2.37.0.250724/lib/x86_64-linux-clang comes before"
@@ -97,8 +96,8 @@ def _is_host(entry: str) -> bool:
     Severity.WARNING,
     summary="Every directory in LD_LIBRARY_PATH is there and can be read",
     why="""
-        A directory that is not there is passed over in silence, and the library comes from somewhere else. An
-        empty entry means the current directory: whatever lies there is loaded.
+        The loader silently skips a directory that is not there, and takes the library from somewhere else. An
+        empty entry means the current directory, whatever it holds.
     """,
     example="LD_LIBRARY_PATH: /opt/qairt/2.37.0/lib/x86_64-linux-clang is not there",
     fix=f"correct or remove the entry: {_ENV}",
@@ -144,7 +143,7 @@ def adsp_library_path(context: Context) -> Iterator[Problem]:
     Severity.ERROR,
     summary="No SDK variable is set to nothing",
     why="""
-        executorch takes a QNN_SDK_ROOT that is set but empty for a choice: it neither looks for an SDK nor
+        executorch takes a QNN_SDK_ROOT that is set but empty as a choice: it neither looks for an SDK nor
         fetches one, and fails on the first library.
     """,
     example="QNN_SDK_ROOT: is set but empty, which executorch takes as set",
@@ -161,8 +160,8 @@ def sdk_root_empty(context: Context) -> Iterator[Problem]:
     Severity.ERROR,
     summary="Variables that name the same thing agree, and agree with the profile",
     why="""
-        Several variables name one NDK or one SDK, and each tool reads its own. Where they differ, a build is
-        made of two SDKs.
+        Several variables name one NDK or one SDK, and each tool reads its own. If they differ, a build mixes
+        two SDKs.
     """,
     example="ANDROID_NDK_HOME: is /opt/android-ndk-r28c, ANDROID_NDK_ROOT is /opt/android-ndk-r26c",
     fix=f"unset one of them, or set both to the same directory: {_ENV}",

@@ -41,8 +41,9 @@ def host_of(context: Context) -> Host:
     Severity.ERROR,
     summary="The QNN SDK is the version that the profile pins",
     why="""
-        executorch and QNN are measured in pairs: most other pairs fail when the compiler creates a device.
-        The version stated in sdk.yaml and the one in the directory's name are compared with the profile.
+        Only measured pairs of executorch and QNN are known to work: with most others the compiler cannot
+        create a device. This rule compares the versions in sdk.yaml and in the directory's name with the
+        profile.
     """,
     example="/opt/qairt/2.48.0.260626 (QNN_SDK_ROOT): sdk.yaml says 2.48.0.260626, profile qnn-2.37 pins"
     " 2.37.0.250724",
@@ -85,8 +86,8 @@ def _same_release(version: str, pinned: str) -> bool:
     Need.LIBRARIES,
     summary="The build id inside the QNN libraries is the pinned one",
     why="""
-        Every QNN library holds the id of the build it comes from. A file copied over from another SDK, or an
-        sdk.yaml edited by hand, leaves a version that looks right around libraries that are not.
+        Every QNN library holds the id of its build. A file copied from another SDK, or an edited sdk.yaml,
+        makes the version look right while the libraries are not.
     """,
     example="lib/x86_64-linux-clang/libQnnHtp.so: holds build id v2.48.40.260702151143, expected"
     " v2.49.40.260810104044 of profile wheels",
@@ -122,8 +123,8 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     Severity.ERROR,
     summary="The Android NDK is the revision that the profile pins",
     why="""
-        The NDK decides the compiler, the C++ library and the alignment of what is built for Android; a build
-        directory begun with another revision breaks in ways that name neither. `26.3` is r26d, not r26c.
+        The NDK decides the compiler, the C++ library and the alignment of Android builds. A build directory
+        that was started with another revision fails with errors that name neither. `26.3` is r26d, not r26c.
     """,
     example="/opt/android-ndk-r26d (ANDROID_NDK_ROOT): is r26d (26.3.11579264), profile qnn-2.37 pins r26c"
     " (26.2.11394342)",
@@ -156,7 +157,7 @@ def _ndk(revision: str) -> str:
     summary="The Hexagon SDK is the version that the profile pins",
     why="""
         Signing needs a Hexagon SDK that knows the chip's arch: v79 from 6.0.0, v81 from 6.4.0. The version is
-        read from the name of the SDK's directory, the one place where every Hexagon SDK has it.
+        read from the name of the SDK's directory, where every Hexagon SDK has it.
     """,
     example="/opt/Hexagon_SDK/5.5.5.0 (HEXAGON_SDK_ROOT): the directory's name says 5.5.5.0, profile qnn-2.48"
     " pins 6.5.0.0",
@@ -235,8 +236,8 @@ def _numeric(version: str) -> str:
     Need.TOOLS,
     summary="CMake is new enough for executorch's package",
     why="""
-        An older CMake leaves out executorch's targets without a word, and the build fails much later with
-        targets that are not found.
+        An older CMake silently leaves out executorch's targets, and the build fails much later because it
+        does not find them.
     """,
     example="cmake: is 3.25.1 (/usr/bin/cmake), at least 3.28 is required",
     fix="python -m pip install 'cmake>=3.28'",
@@ -252,8 +253,8 @@ def cmake_version(context: Context) -> Iterator[Problem]:
     Need.TOOLS,
     summary="A C++ compiler is there and new enough",
     why="""
-        The runner and the host's libraries are built with gcc or clang; one of the two that meets the floor
-        is enough. Between floor and recommended version a build may work, and is not what the project tests.
+        The runner and the host's libraries are built with gcc or clang. One of the two must meet the floor.
+        Between the floor and the recommended version a build may work, but the project does not test it.
     """,
     example="gcc: is 8.5.0 (/usr/bin/gcc), at least 9.4 is required",
     fix="install gcc or clang of at least the required version, from the distribution's packages",
@@ -282,8 +283,8 @@ def compiler_version(context: Context) -> Iterator[Problem]:
     Need.HOST,
     summary="Python is new enough",
     why="""
-        The project's floor is in the profile. executorch has wheels for certain versions of Python only; the
-        recommended one is what the locks are made for.
+        The project's floor is in the profile. executorch has wheels for some versions of Python only. The
+        lock files are made for the recommended version.
     """,
     example="python: is 3.9.2, at least 3.10 is required",
     fix="use a newer Python, and reinstall nox with it",
@@ -324,8 +325,8 @@ def glibc_version(context: Context) -> Iterator[Problem]:
     Need.HOST,
     summary="The host is one that QNN's compiler and emulator run on",
     why="""
-        The compiler and the HTP emulator of this project are libraries for Linux on x86-64. Distributions
-        that the project is not tested on are only noted.
+        The compiler and the HTP emulator of this project are libraries for Linux on x86-64. A distribution
+        that the project is not tested on is a note.
     """,
     example="host: is Darwin on arm64, expected Linux on x86_64",
     fix="use a Linux machine or container on x86-64",
