@@ -106,13 +106,14 @@ def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
 
 def _expected(args: argparse.Namespace) -> Expected:
     from ci.signing.certificates import read_root
+    from ci.signing.lpai.device_serial import parse_serial
     from ci.signing.verification import Expected
 
     return Expected(
         root=read_root(args.root) if args.root else None,
         software_id=SOFTWARE_IDS.get(args.sw_id) or _number("--sw-id", args.sw_id),
         hardware_id=_number("--hw-id", args.hw_id),
-        serial=_number("--serial", args.serial),
+        serial=parse_serial(args.serial) if args.serial is not None else None,
         at=_moment(args.at) if args.at else None,
     )
 

@@ -159,6 +159,8 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_written(bench: Ben
         (("--runner", "llama_main"), "which are qnn_executor_runner, found"),
         (("--runner", "../lib/libqnn_executorch_backend.so"), "which are qnn_executor_runner, found"),
         (("--file", bench.root / "nowhere"), "there is no such file"),
+        (("--root", bench.model()), "--lpai is missing"),
+        (("--lpai", "--root", bench.root / "nowhere"), "there is no such file"),
     ):
         with pytest.raises(UsageError, match=words):
             bench.make(*flags)

@@ -50,6 +50,7 @@ def root(tmp_path: Path) -> Path:
     [
         (("--root", "root.pem", "--sw-id", "adsp", "--serial", "0xb"), 0, "VERIFIED, signed under the given"),
         (("--root", "root.pem", "--serial", "0xc"), 1, "FAILED"),
+        (("--root", "root.pem", "--serial", "12"), 2, ""),
         (("--root", "root.pem", "--sw-id", "cdsp"), 1, "FAILED"),
         ((), 1, "NOT PROVEN, signed by somebody unknown"),
         (("--allow-unchecked", "root"), 0, "VERIFIED, signed by somebody unknown"),

@@ -26,6 +26,10 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
         raise UsageError(
             f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {selection.target}"
         )
+    if args.root and not args.lpai:
+        raise UsageError("--root is about LPAI's skel, and --lpai is missing", remedy="add --lpai")
+    if args.root and not args.root.is_file():
+        raise UsageError(f"--root {args.root}: there is no such file", remedy="name the root certificate")
     soc = soc_named(selection.soc)
     models = contents.read_models(args.models)
     dist = args.dist.absolute() if args.dist else ROOT / "dist" / selection.target
