@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from ci.engine.supervision import (
 )
 from ci.report.collect import GATE, did_not_run
 from provisioning.base.errors import INTERRUPTED, UsageError
-from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
+from provisioning.base.findings import RUN, Artifact, Outcome, Report, Severity, StageRun
 from provisioning.base.rendering import github_annotations
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
 from provisioning.base.rendering.text import LOG, summary_of, verdict, worst
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
+    os.environ.setdefault(RUN, uuid.uuid4().hex)
     selection = selection_of(args)
     flags = selection_flags(args)
     names = [stage.name for stage in stages]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shutil
 import sys
@@ -24,14 +23,13 @@ from ci.executorch.stage import Plan, identity, plan_of, print_list
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
 from ci.suites.baseline import Recorded, agree, load_tolerances
-from ci.suites.findings import placeholder, shown_thresholds, verdict
+from ci.suites.findings import accuracy_message, placeholder, shown_thresholds, verdict
 from ci.suites.stage import finish
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
 from provisioning.base.findings import Artifact, Finding, Metric, Severity, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 
-CLEARLY_DB = 6.0
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
@@ -232,16 +230,9 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
     misses = missed(program.run.effective_thresholds, figures)
     if not misses:
         return []
-    message = "; ".join(map(str, misses))
-    against_reference = {miss.figure.startswith("reference") for miss in misses}
-    # Nearer to the quantized model than to the float one: it is the quantized model that is off.
-    follows = figures.get("reference_sqnr_db", math.inf) > figures.get("sqnr_db", math.inf) + CLEARLY_DB
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
-    if True in against_reference and not (False in against_reference and follows):
-        message += "; the program computes something else than the quantized model that it was made from"
-    elif losses:
-        message += f"; quantizing loses most in {lost_at(losses[0])}"
-    return [wrong("accuracy", message)]
+    lost = f"quantizing loses most in {lost_at(losses[0])}" if losses else ""
+    return [wrong("accuracy", accuracy_message(misses, figures, lost))]
 
 
 def lost_at(loss: Mapping[str, Any]) -> str:

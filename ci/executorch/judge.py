@@ -14,6 +14,7 @@ from ci.engine.work import Failure, Result
 from ci.executorch.compile import LOG, PROGRAM
 from ci.executorch.suite import SUITES, Program
 from ci.suites.baseline import Baseline, Tolerances, growth
+from ci.suites.findings import not_in_fp16
 from ci.suites.programs.program import Context, Delegate, read
 from ci.suites.programs.program import Program as Inside
 from provisioning.base.diagnosis import explain
@@ -166,6 +167,8 @@ def faults_of(delegate: Delegate, soc_name: str, build_id: str) -> Iterator[tupl
                 f"expected options for SoC id {soc.id}, v{soc.arch} ({soc_name}), "
                 f"found {options.soc_id}, v{options.arch}",
             )
+        if options.precision == "fp16" and context.half_floats is False:
+            yield "precision", not_in_fp16(soc_name)
         if options.vtcm_mb != soc.vtcm_mb:
             yield "vtcm", f"expected options for {soc.vtcm_mb} MB of VTCM, found {options.vtcm_mb}"
     for rule, what, expected, found in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
+import hashlib
 import json
 import os
 import re
@@ -15,20 +15,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from filelock import FileLock, Timeout
+
+from ci.engine.workers.parent import Gone, Worker
+from ci.onnx.compile import Refused, ended, ordered, require_installed, setup_of
 from ci.onnx.context import read_context, record_path
 from ci.onnx.graph import load_graph
 from ci.onnx.options import described, parse_assignments, settings_of
 from ci.onnx.precision import PRECISIONS, precision_named
-from ci.onnx.process import OnnxWorker, Refused, require_installed, setup_of
 from ci.onnx.profile import slowest
 from ci.onnx.samples import read_inputs
+from ci.suites.findings import not_in_fp16
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.settings import store_path
 from provisioning.manifest import load_socs, soc_named
 
-LOCK = ".qnn-ci.lock"
 SCRATCH = ".qnn-ci-new-"
 
 
@@ -51,45 +55,47 @@ def compile_model(args: argparse.Namespace) -> int:
         }
         with _step(f"checking {args.model}"):
             model = str(args.model.absolute())
-            looked = worker.order("look", log, model=model, dimensions=dimensions, **common)
+            looked = worker("look", log, model=model, dimensions=dimensions, **common)
         for constant in looked["constant"]:
             _say(f"warning: {constant} has one value throughout the samples, which gives no range for it")
         ready = looked["model"]
         if precision_named(precision).quantized:
             with _step(f"quantizing to {precision} by {looked['samples']} samples"):
-                ready = worker.order(
+                ready = worker(
                     "quantize", log, model=looked["model"], per_channel=args.per_channel, **common
                 )["model"]
-        made = scratch / "made"
-        made.mkdir()
+        compiled = scratch / "compiled"
+        compiled.mkdir()
         with _step(f"compiling for {args.soc}, running and reloading it"):
-            reply = worker.order(
+            reply = worker(
                 "compile",
                 log,
                 model=ready,
                 source=looked["model"],
                 soc=args.soc,
                 settings=settings.as_dict(),
-                path=str(made / f"{name}.onnx"),
+                path=str(compiled / f"{name}.onnx"),
                 embed=args.embed,
-                profile=str(made / f"{name}_profile.csv") if args.profile_run else "",
+                profile=str(compiled / f"{name}_profile.csv") if args.profile_run else "",
                 **common,
             )
         if not reply["reload_equal"]:
             raise CheckFailed(
-                f"{args.model}: the reloaded context gives other outputs than the session that made it",
+                f"{args.model}: the reloaded context gives other outputs than the session that compiled it",
                 remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
             )
-        written = publish(made)
+        written = publish(compiled)
     for path in written:
         print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
     near = reply["near"]
-    whose = "the calibration's first samples" if args.calibrate else "made-up inputs"
+    whose = f"{_count(looked['compared'], 'sample')} held back" if looked["compared"] else "made-up inputs"
     nodes, build = _count(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]
     print(
         f"{args.soc} {precision}, QNN {build}: {nodes} on HTP, none on the CPU; reload is bit-equal;"
-        f" cosine {near['cosine']:.5f} with float on {whose}"
+        f" {near['sqnr_db']:.1f} dB SQNR against float on {whose}"
     )
+    if precision == "fp16" and reply["half_floats"] is False:
+        _say(f"warning: {not_in_fp16(args.soc)}")
     if ddr := reply["ddr"]:
         print(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written")
     for cost in slowest(output / f"{name}_profile.csv") if args.profile_run else []:
@@ -121,7 +127,7 @@ def run_model(args: argparse.Namespace) -> int:
             _worker(logs, args.timeout) as worker,
             _step(f"running {args.model} on {soc_name}"),
         ):
-            worker.order(
+            worker(
                 "run",
                 logs / "run.log",
                 model=str(args.model.absolute()),
@@ -168,7 +174,7 @@ def audit_model(args: argparse.Namespace) -> int:
             model = str(args.model.absolute())
             common = {"precision": precision.name, "into": str(scratch)}
             try:
-                looked = worker.order(
+                looked = worker(
                     "look", logs / "look.log", model=model, dimensions=dimensions, calibrate="", **common
                 )
                 model = looked["model"]
@@ -178,7 +184,7 @@ def audit_model(args: argparse.Namespace) -> int:
                     raise
             audit = {"nodes": 0, "unsupported": [], "graphs": 0}
             if not any(problem["rule"] == "onnx-dynamic-shape" for problem in problems):
-                audit = worker.order(
+                audit = worker(
                     "audit",
                     logs / "audit.log",
                     model=model,
@@ -266,56 +272,48 @@ def _require_file(path: Path) -> None:
 
 @contextmanager
 def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
-    """A scratch folder below `folder`, and a function that moves what was made there into it.
+    """A scratch folder below `folder`, and a function that moves what was compiled there into it.
 
     One process at a time: two compiles into one folder would mix. Nothing else is left behind."""
-    try:
-        lock = _locked(folder)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    try:
-        # What a killed compile left; the lock says that nobody works in it.
-        for left in folder.glob(f"{SCRATCH}*"):
-            shutil.rmtree(left)
-        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as temporary:
-            yield Path(temporary), lambda made: _publish(made, folder)
-    except PermissionError as error:
-        raise _unwritable(folder, error) from error
-    finally:
-        # Removed while it is held: whoever opened it before finds that it is not the one in the folder.
-        (folder / LOCK).unlink(missing_ok=True)
-        os.close(lock)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def _locked(folder: Path) -> int:
-    """A descriptor that holds the folder's lock; UsageError where another process has it."""
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _mutex(folder):
         try:
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:
-            # Another compile has just taken its empty folder away.
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(lock), (folder / LOCK).stat()):
-                return lock
-        except BlockingIOError:
-            os.close(lock)
+            folder.mkdir(parents=True, exist_ok=True)
+            # What a killed compile left.
+            for left in folder.glob(f"{SCRATCH}*"):
+                shutil.rmtree(left)
+            scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
+        except OSError as error:
             raise UsageError(
-                f"{folder}: another compile is writing there", remedy="wait for it, or choose another -o"
-            ) from None
-        except FileNotFoundError:
-            pass
-        os.close(lock)
+                f"{folder} cannot be written: {error.strerror or error}",
+                remedy="name a directory that you may write",
+            ) from error
+        try:
+            yield scratch, lambda compiled: _publish(compiled, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
-def _publish(made: Path, folder: Path) -> list[Path]:
+@contextmanager
+def _mutex(folder: Path) -> Iterator[None]:
+    """Held by one compile into the folder. Its file lies elsewhere: the folder holds models alone."""
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    path = store_path() / "locks" / f"onnx-{name}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(path, timeout=0):
+            yield
+    except Timeout as error:
+        raise UsageError(
+            f"{folder}: another compile is writing there", remedy="wait for it, or choose another -o"
+        ) from error
+
+
+def _publish(compiled: Path, folder: Path) -> list[Path]:
     """Each file in one step, the record last: until it is there, the others do not count as a model."""
     files = sorted(
-        made.iterdir(), key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name)
+        compiled.iterdir(), key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name)
     )
     for path in files:
         path.replace(folder / path.name)
@@ -337,11 +335,23 @@ def _logs() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+class Ask(Protocol):
+    def __call__(self, what: str, log: Path, **parameters: Any) -> dict[str, Any]: ...
+
+
 @contextmanager
-def _worker(logs: Path, timeout: float) -> Iterator[OnnxWorker]:
-    worker = OnnxWorker(setup_of(logs, timeout=timeout))
+def _worker(logs: Path, timeout: float) -> Iterator[Ask]:
+    """Asks a worker for a step; CheckFailed when it went away."""
+    worker = Worker(setup_of(logs, timeout=timeout))
+
+    def ask(what: str, log: Path, **parameters: Any) -> dict[str, Any]:
+        try:
+            return ordered(worker, what, log, **parameters)
+        except Gone as gone:
+            raise ended(gone, what, log) from gone
+
     try:
-        yield worker
+        yield ask
     finally:
         worker.end()
 
@@ -357,9 +367,3 @@ def _step(what: str) -> Iterator[None]:
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"{path} cannot be written: {error.strerror or error}", remedy="name a directory that you may write"
-    )

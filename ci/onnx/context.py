@@ -66,6 +66,7 @@ class Context:
     arch: int
     soc_id: int
     signature: Signature
+    half_floats: bool | None
     record: Record | None
 
 
@@ -77,6 +78,7 @@ def read_context(path: Path) -> Context:
     """Raises CheckFailed for a context that was moved away from its data or that is no context at all."""
     compiled = read_model(path)
     record = record_path(path)
+    known = {context.half_floats for context in compiled.contexts}
     return Context(
         path=path,
         beside=tuple(context_beside(path, name) for name in compiled.files),
@@ -87,6 +89,7 @@ def read_context(path: Path) -> Context:
             tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.inputs),
             tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.outputs),
         ),
+        half_floats=None if None in known or not known else False not in known,
         record=Record.read(record) if record.is_file() else None,
     )
 

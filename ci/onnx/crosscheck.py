@@ -1,24 +1,32 @@
 """The same factory at the same precision for the same chip, through ExecuTorch and through ONNX Runtime.
 
-The other lane's figures come from its reports, and where there is none, from its baseline: the two live in
-environments that need not fit each other.
+ExecuTorch's figures come from the reports of this run, and where there are none, from its baseline: the two
+lanes live in environments that need not fit each other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.executorch.suite import SUITES
 from ci.onnx.precision import PRECISIONS
 from ci.onnx.suite import Program
 from ci.suites.baseline import baseline_path, load_baseline
-from provisioning.base.findings import Report
+from provisioning.base.findings import Finding, Report, Severity
+from provisioning.base.settings import MANIFESTS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 STAGES = ("test_lowering", "test_emulator")
+SUITE = MANIFESTS / "suites" / "lowering.toml"
+AGAIN = "nox -s provision test_lowering test_emulator test_onnx"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,73 +40,91 @@ class Lane:
     ddr_written: int | None
     build_id: str
     agreed: bool = False
-    """From the baseline, not of this run."""
+    """From the baseline, not measured in this run."""
 
 
 Key = tuple[str, str, str, str]
+"""Factory, arguments, ExecuTorch's name of the precision, chip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A program with its figures in both lanes."""
+
+    name: str
+    onnx: Lane
+    executorch: Lane
+
+    @property
+    def difference_db(self) -> float | None:
+        """How much more accurate ONNX Runtime's is."""
+        ours, theirs = self.onnx.sqnr_db, self.executorch.sqnr_db
+        return None if ours is None or theirs is None else ours - theirs
+
+    def agrees(self, tolerance_db: float) -> bool:
+        return self.difference_db is None or abs(self.difference_db) <= tolerance_db
 
 
 def key_of_program(program: Program) -> Key:
-    """Factory, arguments, ExecuTorch's name of the precision, chip."""
-    arguments = json.dumps(program.case.arguments, sort_keys=True)
-    return (
-        program.case.factory or "",
-        arguments,
-        PRECISIONS[program.run.precision].executorch,
-        program.soc,
-    )
+    precision = PRECISIONS[program.run.precision]
+    return _key(program.case.factory or "", program.case.arguments, precision.executorch, program.soc)
 
 
-def executorch_lane(reports: Path, suite: Path, profile: str) -> dict[Key, Lane]:
-    """Every program of the other lane's suite that was ever measured."""
-    found = {stage: _programs(reports / f"{stage}.json") for stage in STAGES}
-    build_id = found[STAGES[0]][1] or found[STAGES[1]][1]
+def _key(factory: str, arguments: Mapping[str, Any], scheme: str, soc: str) -> Key:
+    return factory, json.dumps(arguments, sort_keys=True), scheme, soc
+
+
+def pairs_of(
+    programs: Sequence[Program], lanes: Mapping[str, Lane], others: Mapping[Key, Lane]
+) -> list[Pair]:
+    """Programs that ExecuTorch's lane has too; `lanes` is ours by name. Special runs are no match."""
+    return [
+        Pair(program.name, lanes[program.name], other)
+        for program in programs
+        if program.run.name == program.run.kind
+        and program.name in lanes
+        and (other := others.get(key_of_program(program)))
+    ]
+
+
+def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) -> dict[Key, Lane]:
+    """Every program of the other lane's suite: as this run measured it, else as its baseline has it."""
+    rows = {stage: _rows(reports / f"{stage}.json", profile, run) for stage in STAGES}
+    build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
     baseline = load_baseline(baseline_path(suite, profile))
     lanes: dict[Key, Lane] = {}
-    for program in SUITES.programs_of(suite):
-        # QAT and other special runs are no match for plain quantization.
-        if program.run.name != program.run.scheme:
-            continue
-        rows = [found[stage][0].get(program.name, {}) for stage in STAGES]
-        agreed = baseline.of(program.name)
-        arguments = json.dumps(program.case.arguments, sort_keys=True)
-        key = (program.case.factory, arguments, program.run.scheme, program.soc)
-        if any(rows):
-            costs, figures = rows[0].get("costs", {}), rows[1].get("figures", {})
-            lanes[key] = _lane(costs, figures, build_id)
+    for name, key in _plain_programs(suite):
+        lowered, emulated = (rows[stage][0].get(name, {}) for stage in STAGES)
+        agreed = baseline.of(name)
+        if lowered or emulated:
+            lanes[key] = _lane(lowered.get("costs", {}), emulated.get("figures", {}), build_id)
         elif agreed is not None:
-            lanes[key] = replace(_lane(agreed.model_dump(), agreed.accuracy, agreed.build_id), agreed=True)
+            lane = _lane(agreed.model_dump(), agreed.accuracy, agreed.build_id)
+            lanes[key] = replace(lane, agreed=True)
     return lanes
 
 
-def markdown(pairs: Sequence[tuple[str, Lane, Lane]]) -> str:
-    lines = [
-        "| program | lane | cosine | SQNR dB | bytes | DDR read | DDR written |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, onnx, executorch in pairs:
-        for title, lane in (("ONNX Runtime", onnx), ("ExecuTorch", executorch)):
-            cells = [
-                _cell(lane.cosine, ".6f"),
-                _cell(lane.sqnr_db, ".1f"),
-                _cell(lane.size, ",d"),
-                _cell(lane.ddr_read, ",d"),
-                _cell(lane.ddr_written, ",d"),
-            ]
-            whose = f"{title}, baseline" if lane.agreed else title
-            lines.append(f"| {name} | {whose} (QNN {lane.build_id}) | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def _plain_programs(suite: Path) -> Iterator[tuple[str, Key]]:
+    """The programs that are quantized by nothing but their scheme: others are no match."""
+    document = tomllib.loads(suite.read_text(encoding="utf-8"))
+    for case_name, case in document["case"].items():
+        for run in case["run"]:
+            if "label" in run or run.get("qat"):
+                continue
+            for soc in run["socs"]:
+                key = _key(case["factory"], case.get("arguments", {}), run["scheme"], soc)
+                yield f"{case_name}/{run['scheme']}/{soc}", key
 
 
-def _cell(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def _programs(path: Path) -> tuple[dict[str, Mapping[str, Any]], str]:
+def _rows(path: Path, profile: str, run: str) -> tuple[dict[str, Mapping[str, Any]], str]:
+    """Nothing of a report of another profile or run, which may be of other models."""
     try:
-        metrics: Mapping[str, Any] = Report.read(path).metrics
+        report = Report.read(path)
     except (OSError, ValueError):
         return {}, ""
+    if report.profile != profile or not run or report.run != run:
+        return {}, ""
+    metrics: Mapping[str, Any] = report.metrics
     rows = metrics.get("programs")
     return (rows if isinstance(rows, dict) else {}), str(metrics.get("build_id", ""))
 
@@ -115,3 +141,54 @@ def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -
         ddr_written=whole("ddr_written"),
         build_id=build_id,
     )
+
+
+def verdicts(pairs: Sequence[Pair], tolerance_db: float, stage: str) -> Iterator[Finding]:
+    """A program that one lane computes much worse is an error; beside a mere baseline, a warning."""
+    if not pairs:
+        message = "no model here is in ExecuTorch's lane at the same precision for the same chip"
+        yield Finding("onnx-cross-check", Severity.NOTE, stage, f"{message}: nothing was compared", AGAIN)
+        return
+    if agreed := sum(pair.executorch.agreed for pair in pairs):
+        message = f"{agreed} of {len(pairs)} programs stand beside ExecuTorch's baseline, not beside this run"
+        yield Finding("onnx-cross-check", Severity.NOTE, stage, message, AGAIN)
+    for pair in pairs:
+        if pair.difference_db is None or pair.agrees(tolerance_db):
+            continue
+        worse, ours, theirs = pair.difference_db < 0, pair.onnx, pair.executorch
+        whose = "ExecuTorch's baseline" if theirs.agreed else "ExecuTorch"
+        yield Finding(
+            "onnx-cross-check",
+            Severity.WARNING if theirs.agreed else Severity.ERROR,
+            pair.name,
+            f"ONNX Runtime reaches {ours.sqnr_db:.1f} dB and {whose} {theirs.sqnr_db:.1f} dB: expected at"
+            f" most {tolerance_db:g} dB between them, found {abs(pair.difference_db):.1f}",
+            f"look for what {'ONNX Runtime' if worse else whose} quantizes or computes otherwise",
+        )
+
+
+def markdown(pairs: Sequence[Pair], tolerance_db: float) -> str:
+    lines = [
+        f"SQNR may differ by {tolerance_db:g} dB between the lanes.",
+        "",
+        "| program | lane | cosine | SQNR dB | bytes | DDR read | DDR written | |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for pair in pairs:
+        agreement = "agree" if pair.agrees(tolerance_db) else "differ"
+        for title, lane in (("ONNX Runtime", pair.onnx), ("ExecuTorch", pair.executorch)):
+            cells = [
+                _cell(lane.cosine, ".6f"),
+                _cell(lane.sqnr_db, ".1f"),
+                _cell(lane.size, ",d"),
+                _cell(lane.ddr_read, ",d"),
+                _cell(lane.ddr_written, ",d"),
+                agreement,
+            ]
+            whose = f"{title}, baseline" if lane.agreed else title
+            lines.append(f"| {pair.name} | {whose} (QNN {lane.build_id}) | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

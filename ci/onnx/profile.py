@@ -24,7 +24,7 @@ class Cost:
 
 
 def slowest(path: Path, count: int = 5) -> list[Cost]:
-    """The operators that took most; the emulator's cycles are a model of the chip's, not a measurement."""
+    """The operators that took most. The emulator's cycles follow this machine's time, not the chip's."""
     cycles: dict[str, int] = defaultdict(int)
     with path.open(encoding="utf-8", errors="replace", newline="") as stream:
         for row in csv.reader(stream):

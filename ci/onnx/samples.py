@@ -25,6 +25,13 @@ MOST = 1000
 """Samples that are taken of a factory, which may well go on for ever."""
 
 
+def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], list[Sample]]:
+    """The samples to compare on and those to calibrate by, which are never the same: at most half are
+    compared. A single one calibrates."""
+    compared = min(inferences, len(samples) // 2)
+    return list(samples[:compared]), list(samples[compared:])
+
+
 def calibration_samples(source: str, signature: Signature, search_path: Path) -> list[Sample]:
     """From a directory, or from `module:function` where there is none of that name below `search_path`."""
     folder = search_path / source

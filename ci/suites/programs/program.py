@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -43,6 +43,7 @@ ARCH = re.compile(rb"min_arch=(\d{1,3})\b")
 """There is an `arch` beside it, from QNN's own table; for SSG2115P it is not the one it compiles for."""
 
 VTCM = re.compile(rb"vtcm_size=(\d{1,12})\b")
+HALF_FLOATS = re.compile(rb"relaxed_precision_flag=(true|false)\b")
 PRECISIONS = {0: "quantized", 1: "fp16"}
 PROCESSORS = {1: "gpu", 2: "htp", 3: "dsp", 4: "lpai"}
 """By QnnExecuTorchBackendType."""
@@ -66,6 +67,8 @@ class Context:
     socs: tuple[str, ...]
     arches: tuple[int, ...]
     vtcm_bytes: tuple[int, ...]
+    half_floats: bool | None = None
+    """Whether the compiler computes floats in 16 bits; it does not on a chip that has no fp16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,12 @@ def context_of(data: memoryview) -> Context:
         socs=tuple(sorted({found.decode() for found in SOC.findall(data)})),
         arches=tuple(sorted({int(found) for found in ARCH.findall(data)})),
         vtcm_bytes=tuple(sorted({int(found) for found in VTCM.findall(data)})),
+        half_floats=_half_floats(HALF_FLOATS.findall(data)),
     )
+
+
+def _half_floats(flags: Sequence[bytes]) -> bool | None:
+    return b"false" not in flags if flags else None
 
 
 def _program(data: bytes) -> Program:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ci.onnx.process import require_installed
+from ci.onnx.compile import require_installed
 from ci.onnx.suite import SHIPPED, choose, programs_of
 from ci.upkeep.bench.frame import Aim, Benchmark, Contender, run_whole
 from provisioning.base.errors import CheckFailed
@@ -25,7 +25,7 @@ AIMS = (Aim(COLD, PLAIN, 1.7), Aim(WARM, CLOCK, 1.0))
 QUICK = ("keywords", "resnet10")
 
 PLAIN_RUN = """\
-import sys
+import json, sys
 from pathlib import Path
 from ci.onnx import steps
 from ci.onnx.suite import SHIPPED, choose, programs_of
@@ -35,29 +35,22 @@ cases = {}
 for program in choose(programs_of(SHIPPED), tags=["pr"], words=sys.argv[3:]):
     cases.setdefault(program.case_name, []).append(program)
 for name, programs in cases.items():
-    case, folder = programs[0].case, into / name
+    folder = into / name
     folder.mkdir()
-    prepared = steps.order_prepare(dict(
-        factory=case.factory, arguments=case.arguments, search_path=str(SHIPPED.parent), into=str(folder),
-        inferences=case.inferences, calibration=max(program.run.calibration for program in programs),
-    ))
+    case = json.loads(programs[0].case.model_dump_json(by_alias=True))
+    common = dict(case=case, search_path=str(SHIPPED.parent), log=str(log))
+    prepared = steps.order_prepare(dict(common, into=str(folder)))
+    common |= dict(prepared=str(folder), source=prepared["source"])
     ready = {}
     for program in programs:
-        run = program.run
-        common = dict(prepared=str(folder), precision=run.precision, log=str(log))
+        run, variant = program.run, folder / program.run.name
+        order = dict(common, run=json.loads(run.model_dump_json()), soc=program.soc, variant=str(variant))
         if run.name not in ready:
-            variant = folder / run.name
             variant.mkdir()
-            ready[run.name] = steps.order_variant(dict(
-                common, model=prepared["model"], calibration=run.calibration, per_channel=run.per_channel,
-                into=str(variant),
-            ))["model"]
-        made = steps.order_case(dict(
-            common, model=ready[run.name], source=prepared["source"], soc=program.soc,
-            settings=run.settings(program.soc).as_dict(), profiling=run.profiling,
-            into=str(folder / run.name / program.soc),
-        ))
-        assert made["beside"]["reload_equal"] and made["embedded"]["reload_equal"]
+            quantized = steps.order_quantize_run(dict(order, model=prepared["model"], into=str(variant)))
+            ready[run.name] = quantized["model"]
+        found = steps.order_case(dict(order, model=ready[run.name], into=str(variant / program.soc)))
+        assert found["beside"]["reload_equal"] and found["embedded"]["reload_equal"]
 """
 """Export, quantize, compile both forms, run and reload, as anyone would write it: one after another."""
 

@@ -122,14 +122,16 @@ def quantized(
     return written
 
 
-def reference(model: Path, samples: Sequence[Sample]) -> list[Sample]:
-    """The float model on the CPU."""
+def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
+    """The outputs of the model as it is written: a quantized one computes in float between roundings."""
     options = _options(ERRORS_ONLY)
+    # Optimizing would compute quantized operators in integers, which round elsewhere.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise CheckFailed(
-            f"the CPU cannot run the float model either: {_said(error)}", remedy="export the model again"
+            f"the CPU cannot run the model either: {_said(error)}", remedy="export the model again"
         ) from error
     return [_run(session, sample, None) for sample in samples]
 
@@ -258,12 +260,12 @@ def _session(
     for name, value in session.items():
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))
-    made = ort.InferenceSession(str(model), options)
+    session_on_htp = ort.InferenceSession(str(model), options)
     # A run that fails would be repeated on the CPU, and its outputs taken for the chip's.
-    made.disable_fallback()
+    session_on_htp.disable_fallback()
     if dynamic:
-        made.set_ep_dynamic_options(dict(dynamic))
-    return made
+        session_on_htp.set_ep_dynamic_options(dict(dynamic))
+    return session_on_htp
 
 
 def _options(severity: int) -> Any:
@@ -343,21 +345,23 @@ def _quiet() -> Iterator[None]:
 def export(
     dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int
 ) -> tuple[Path, Any]:
-    """The factory's model as model.onnx, inputs named input_0, input_1 and so on; and what was made."""
+    """The factory's model as model.onnx, its inputs named input_0, input_1 …; and the model itself."""
     import torch
 
-    from ci.suites.factory import BadFactory, make
+    from ci.suites.factory import BadFactory, explained, infer, make
 
     try:
-        made = make(dotted, arguments, search_path)
-        sample = made.sample(0)
+        loaded = make(dotted, arguments, search_path)
+        sample = loaded.sample(0)
+        # Refuses a model that keeps state, which an export would leave out.
+        infer(loaded.model, sample)
     except BadFactory as error:
-        raise CheckFailed(str(error), remedy=f"mend the factory {dotted}") from error
+        raise CheckFailed(str(error), remedy=f"correct the factory {dotted}") from error
     path = into / "model.onnx"
     try:
         with torch.no_grad(), _quiet():
             torch.onnx.export(
-                made.model,
+                loaded.model,
                 sample,
                 str(path),
                 dynamo=True,
@@ -368,11 +372,12 @@ def export(
                 verbose=False,
             )
     except Exception as error:
+        message, remedy = explained(error)
         raise CheckFailed(
-            f"{dotted} cannot be exported to ONNX: {_said(error)}", remedy="make it exportable by torch.onnx"
+            f"{dotted} cannot be exported to ONNX: {message}", remedy=remedy or "export it yourself"
         ) from error
     whole = onnx.load(str(path))
     simplify_gathers(whole)
     onnx.save(whole, str(path))
     onnx.checker.check_model(str(path), full_check=True)
-    return path, made
+    return path, loaded

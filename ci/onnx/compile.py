@@ -1,0 +1,283 @@
+"""Programs compiled, run and reloaded by workers, and remembered by all that they were made from."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.engine.jobs import Job
+from ci.engine.memo import Memo, Roots, Touched, roots_of
+from ci.engine.work import Done, Failure, empty_folder
+from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.onnx.options import files_of
+from ci.onnx.suite import Program
+from ci.suites.baseline import Baseline
+from provisioning.base.commands import session
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base.findings import Metric
+
+NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
+PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
+JUDGED_LATER = {"thresholds", "tags", "socs", "label"}
+"""Fields of a run that decide nothing of what is compiled and measured."""
+
+TIMEOUT = 900.0
+WORKER_MEMORY = 1400 << 20
+SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
+"""What a model and a program of it take where nothing is known, for the order of work and the estimate."""
+
+KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite", "Unforeseen": "unforeseen"}
+"""Names of findings by the worker's errors."""
+
+
+class Refused(ToolkitError):
+    """An error that the worker found; `details` has the problems or the audit where there are any."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error["message"]), remedy=str(error["remedy"]))
+        self.exit_code = int(error["exit_code"])
+        self.details = dict(error)
+
+    @property
+    def kind(self) -> str:
+        problems = self.details.get("problems") or [{}]
+        rule = str(problems[0].get("rule", "")).removeprefix("onnx-")
+        return rule or KINDS.get(str(self.details["kind"]), "refused")
+
+
+def ordered(worker: Worker, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
+    """The reply to an order of ci/onnx/steps.py. Raises Refused for an error that it found, and Gone."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    request = {"do": what, "log": str(log.absolute()), "cwd": str(Path.cwd()), **parameters}
+    reply = worker.ask(request)
+    if "error" in reply:
+        raise Refused(reply["error"])
+    return reply
+
+
+def ended(gone: Gone, what: str, log: Path) -> CheckFailed:
+    """For the commands: how the process went."""
+    late = "give it longer with --timeout" if gone.kind == "timeout" else ""
+    return CheckFailed(f"{what}: {gone.sentence(log)}", remedy=late or session("diagnose", log))
+
+
+def setup_of(logs: Path, *, threads: int = 0, timeout: float = TIMEOUT, forks: bool = False) -> Setup:
+    # ONNX Runtime would note each session in a database of its own and send that to its maker.
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    # The provider brings its own QNN libraries; another SDK's must not come first.
+    environment.pop("LD_LIBRARY_PATH", None)
+    return Setup(
+        command=("-m", "ci.onnx.worker", *(["--fork"] if forks else [])),
+        environment=environment,
+        logs=logs,
+        timeout=timeout,
+        imports="onnxruntime and onnxruntime-qnn",
+        remedy="nox -s test_onnx",
+        forks=forks,
+    )
+
+
+def require_installed() -> None:
+    for module in NEEDED:
+        if importlib.util.find_spec(module) is None:
+            raise EnvironmentLacking(
+                f"{module.replace('_', '-')} is not installed in {sys.executable}",
+                remedy="nox -s test_onnx makes .nox/onnx, whose bin/python has it",
+            )
+
+
+def versions() -> dict[str, Metric]:
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
+    """What is known before any work. The code, the model and the files, the work discovers itself."""
+    search = [str(program.search_path), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
+    return {
+        "case": program.case.model_dump(mode="json", exclude={"runs"}),
+        "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
+        "soc": program.soc,
+        "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
+        "search path": [roots.name(os.path.abspath(each)) for each in search],  # noqa: PTH100
+        "files of options": named,
+    }
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """The work for one program. Programs of one model share its export, those of one run its quantizing."""
+
+    program: Program
+    key: Mapping[str, Metric]
+    memo: Memo
+    cost: Job
+    group: str
+    logs: Path
+    scratch: Path
+    keep: bool = False
+    """Leave what was compiled with the logs."""
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    @property
+    def log(self) -> Path:
+        return self.logs / f"{self.name}.log"
+
+    @property
+    def compiled(self) -> Path:
+        """Where the contexts are; they stay only for somebody to look at."""
+        return self.logs / self.name
+
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+        run = self.program.run
+        prepared = self._once(worker, shared, "prepare", "model")
+        if isinstance(prepared, Failure):
+            return prepared
+        quantized = self._once(
+            worker,
+            shared,
+            "quantize_run",
+            f"run {run.name}",
+            prepared=prepared["into"],
+            model=prepared["model"],
+        )
+        if isinstance(quantized, Failure):
+            return quantized
+        reply = self._ordered(
+            worker,
+            "case",
+            prepared=prepared["into"],
+            variant=quantized["into"],
+            model=quantized["model"],
+            source=prepared["source"],
+            into=str(empty_folder(self.compiled)),
+        )
+        if isinstance(reply, Failure):
+            return reply
+        self.log.unlink(missing_ok=True)
+        touched = prepared["touched"] | quantized["touched"] | Touched.of(reply.pop("touched"))
+        facts = {
+            **reply,
+            "made_up_inputs": prepared["made_up_inputs"],
+            "notes": prepared["notes"],
+            "calibrated_by": quantized["calibrated_by"],
+        }
+        evidence = None if self.keep else self.compiled
+        return Done(facts, touched, evidence=evidence, own=(self.scratch, self.logs))
+
+    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+        message = gone.sentence(self.log)
+        remedy = "give it longer with --timeout" if gone.kind == "timeout" else ""
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.is_file() else ""
+        if known := explain(text):
+            message, remedy = f"{message}. {known[0]}", remedy or known[0].fix
+        remedy = remedy or session("diagnose", self.log)
+        return Failure(gone.kind, message, remedy, self.log, of_machine=gone.of_machine)
+
+    def _once(
+        self, worker: Worker, shared: dict[str, Any], what: str, folder: str, **more: Any
+    ) -> dict[str, Any] | Failure:
+        """A step that several programs share: its reply, or how it failed for the first of them."""
+        if folder not in shared:
+            into = empty_folder(self.scratch / self.group / folder)
+            try:
+                reply = self._ordered(worker, what, into=str(into), **more)
+            except Gone as gone:
+                reply = self.ended(gone, shared)
+            if not isinstance(reply, Failure):
+                reply |= {"into": str(into), "touched": Touched.of(reply["touched"])}
+            shared[folder] = reply
+        known: dict[str, Any] | Failure = shared[folder]
+        return known
+
+    def _ordered(self, worker: Worker, what: str, **more: Any) -> dict[str, Any] | Failure:
+        program = self.program
+        order = {
+            "case": json.loads(program.case.model_dump_json(by_alias=True)),
+            "run": json.loads(program.run.model_dump_json()),
+            "soc": program.soc,
+            "search_path": str(program.search_path),
+            **more,
+        }
+        try:
+            return ordered(worker, what, self.log, **order)
+        except Refused as refused:
+            return Failure(refused.kind, refused.message, refused.remedy, self.log)
+
+
+def tasks_of(
+    programs: Sequence[Program],
+    baselines: Mapping[Path, Baseline],
+    *,
+    store: Path,
+    logs: Path,
+    scratch: Path,
+    reuse: bool,
+    keep: bool,
+) -> list[Compilation]:
+    memos = {
+        suite: Memo(store, "onnx", roots_of(suite, store), reuse=reuse)
+        for suite in dict.fromkeys(program.suite for program in programs)
+    }
+    groups = model_names(programs)
+    sizes = Counter(groups.values())
+    tasks = []
+    for program in programs:
+        group, memo = groups[program.name], memos[program.suite]
+        seconds = SECONDS_PREPARE / sizes[group] + _seconds(program, baselines)
+        tasks.append(
+            Compilation(
+                program=program,
+                key=key(program, memo.roots, os.environ),
+                memo=memo,
+                cost=Job(program.name, seconds, WORKER_MEMORY),
+                group=group,
+                logs=logs,
+                scratch=scratch,
+                keep=keep,
+            )
+        )
+    return tasks
+
+
+def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> list[Job]:
+    """One job a model, for shards: a model is exported once."""
+    seconds: Counter[str] = Counter()
+    groups = model_names(programs)
+    for program in programs:
+        seconds[groups[program.name]] += _seconds(program, baselines)  # type: ignore[assignment]
+    return [Job(name, SECONDS_PREPARE + each, WORKER_MEMORY) for name, each in seconds.items()]
+
+
+def model_names(programs: Sequence[Program]) -> dict[str, str]:
+    """The model of each program by name; cases of one name in two suites are told apart."""
+    suites: dict[str, list[Path]] = {}
+    names = {}
+    for program in programs:
+        known = suites.setdefault(program.case_name, [])
+        if program.suite not in known:
+            known.append(program.suite)
+        number = known.index(program.suite)
+        # No case's name has a space.
+        names[program.name] = program.case_name + (f" {number + 1}" if number else "")
+    return names
+
+
+def _seconds(program: Program, baselines: Mapping[Path, Baseline]) -> float:
+    recorded = baselines[program.suite].of(program.name)
+    return (recorded.cpu_seconds if recorded else None) or SECONDS_PROGRAM

@@ -1,0 +1,148 @@
+"""What is said of compiled programs: where nodes run, how accurate outputs are, what a program costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ci.engine.work import Result
+from ci.onnx.crosscheck import Lane
+from ci.onnx.suite import SUITES, Program
+from ci.suites.accuracy import Missed, missed
+from ci.suites.baseline import COSTS, Baseline, Tolerances, beside, growth
+from ci.suites.findings import accuracy_message, not_in_fp16, notes, placeholder, shown_thresholds, verdict
+from provisioning.base.findings import Finding, Metric, Severity
+
+
+def findings_of(program: Program, result: Result) -> Iterator[Finding]:
+    """What is wrong whatever the baseline says."""
+    again = SUITES.repeat(program)
+
+    def error(rule: str, message: str, remedy: str = "") -> Finding:
+        return Finding(
+            rule, Severity.ERROR, program.name, message, f"{remedy}; then {again}" if remedy else again
+        )
+
+    if failure := result.failure:
+        yield error(f"onnx-{failure.kind}", failure.message, failure.remedy)
+        return
+    yield from placeholder(program, f"{again} --update-thresholds")
+    yield from notes(program, result.facts, again)
+    context = context_of(result)
+    for form, facts in (("beside its .onnx", context), ("embedded", result.facts["embedded"])):
+        if not facts["reload_equal"]:
+            yield error(
+                "onnx-reload",
+                f"the reloaded context ({form}) gives other outputs than the session that compiled it",
+            )
+    nodes = [*context["audit"]["unsupported"], *result.facts["embedded"]["audit"]["unsupported"]]
+    # Both forms name the same node.
+    for message in dict.fromkeys(f"{node['node']} ({node['operator']}): {node['reason']}" for node in nodes):
+        yield error("onnx-cpu-node", message)
+    if not result.facts["forms_equal"]:
+        yield error("onnx-forms", "the embedded context gives other outputs than the one beside its .onnx")
+    if misses := misses_of(program, result):
+        message = accuracy_message(misses, context["near"])
+        yield error("onnx-accuracy", message, "raise the precision or calibrate with more samples")
+    if program.run.precision == "fp16" and context["half_floats"] is False:
+        yield error("onnx-precision", not_in_fp16(program.soc), "choose a chip that has it, or quantize")
+    if result.facts["made_up_inputs"]:
+        yield Finding(
+            "onnx-samples",
+            Severity.WARNING,
+            program.name,
+            "compared on made-up inputs, for want of samples that it was not calibrated by",
+            f"give {program.case_name} at least two samples with calibrate",
+        )
+    if slowest := result.facts.get("slowest"):
+        yield Finding(
+            "onnx-profile",
+            Severity.NOTE,
+            program.name,
+            f"slowest operators on the emulator: {', '.join(slowest)}",
+            "the emulator's cycles follow this machine's time, not the chip's; measure on a device",
+        )
+
+
+def context_of(result: Result) -> Mapping[str, Any]:
+    """The facts of the context beside its .onnx, which is the one that is measured."""
+    facts: Mapping[str, Any] = result.facts["beside"]
+    return facts
+
+
+def build_id_of(result: Result) -> str:
+    return str(context_of(result)["record"]["build_id"])
+
+
+def misses_of(program: Program, result: Result) -> list[Missed]:
+    return missed(program.run.effective_thresholds, context_of(result)["near"])
+
+
+def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:
+    """What costs more than was agreed on; nothing of a program that was not compiled."""
+    if not result.facts:
+        return
+    if context_of(result)["ddr"] is None:
+        yield Finding(
+            "cost-unknown",
+            Severity.ERROR,
+            program.name,
+            "the compiler gave no summary of its traffic with DDR",
+            f"read what it prints: {SUITES.repeat(program)} --no-cache --keep",
+        )
+    again = f"{SUITES.repeat(program)} --update-baseline"
+    yield from growth(program.name, costs_of(result), build_id_of(result), baseline, tolerances, again)
+
+
+def costs_of(result: Result) -> dict[str, float]:
+    """Of the context beside its .onnx, by the names of the baseline."""
+    traffic = {f"ddr_{name}": value for name, value in (context_of(result)["ddr"] or {}).items()}
+    seconds = result.facts["cpu_seconds"]
+    costs = {**traffic, "context_bytes": context_of(result)["bytes"], "cpu_seconds": seconds}
+    return {name: costs[name] for name in COSTS if name in costs}
+
+
+def lane_of(result: Result) -> Lane:
+    costs = costs_of(result)
+    return Lane(
+        cosine=context_of(result)["near"]["cosine"],
+        sqnr_db=context_of(result)["near"]["sqnr_db"],
+        size=context_of(result)["bytes"],
+        ddr_read=int(costs["ddr_read"]) if "ddr_read" in costs else None,
+        ddr_written=int(costs["ddr_written"]) if "ddr_written" in costs else None,
+        build_id=build_id_of(result),
+    )
+
+
+def row(
+    program: Program, result: Result, findings: Sequence[Finding], baseline: Baseline, other: Lane | None
+) -> dict[str, Metric]:
+    """What the page shows of a program."""
+    shown: dict[str, Metric] = {
+        "case": program.case_name,
+        "run": program.run.name,
+        "precision": program.run.precision,
+        "soc": program.soc,
+        "tags": list(program.run.tags),
+        "verdict": verdict(findings),
+        "command": SUITES.repeat(program),
+        "thresholds": shown_thresholds(program),
+    }
+    if not result.facts:
+        return shown
+    lanes: dict[str, Metric] = {"onnx": asdict(lane_of(result))}
+    if other is not None:
+        lanes["executorch"] = asdict(other)
+    costs = costs_of(result)
+    return shown | {
+        "cached": result.cached,
+        "figures": dict(context_of(result)["near"]),
+        "calibrated_by": result.facts["calibrated_by"],
+        "nodes": context_of(result)["audit"]["nodes"],
+        "graphs": context_of(result)["audit"]["graphs"],
+        "costs": dict(costs),
+        **beside(costs, build_id_of(result), baseline.of(program.name)),
+        "slowest": list(result.facts.get("slowest", [])),
+        "lanes": lanes,
+    }

@@ -1,0 +1,276 @@
+"""What a remembered program of the ONNX lane depends on: each thing changed alone, on real small programs.
+
+The suite is compiled once and its repository copied, for clones share what is remembered. A copy in which one
+thing differs must do the work again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ci.engine import memo
+from ci.engine.memo import Entry, Miss
+from ci.onnx.compile import tasks_of
+from ci.onnx.suite import programs_of
+from ci.suites.baseline import Baseline
+from provisioning.base.settings import ROOT
+from tests.support.onnx_models import with_external_data
+
+pytestmark = pytest.mark.heavy
+
+SUITE = """\
+schema = 1
+[case.factory]
+factory = "nets:make"
+[[case.factory.run]]
+precision = "fp16"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = { sqnr_db = 20 }
+options = { htp_performance_mode = "burst" }
+
+[case.file]
+model = "nets/net.onnx"
+calibrate = "samples"
+[[case.file.run]]
+precision = "u8u8"
+socs = ["SM8650"]
+tags = ["pr"]
+thresholds = { sqnr_db = 1 }
+"""
+
+NETS = """\
+import json
+import os
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+
+
+def make():
+    from blocks import Block
+
+    weights = torch.from_file(str(HERE / "weights.bin"), size=64).clone().reshape(8, 8)
+    scale = json.loads((HERE / "scale.json").read_text())
+    block = Block(weights * scale * float(os.environ.get("NET_SCALE", "1")))
+    return block.eval(), lambda generator: (torch.rand(1, 8, generator=generator),)
+"""
+
+BLOCKS = """\
+import torch
+
+
+class Block(torch.nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = torch.nn.Parameter(weights)
+
+    def forward(self, x):
+        return torch.relu(x @ self.weights)
+"""
+
+
+def stage(repository: Path, store: Path) -> tuple[int, str]:
+    flags = {
+        "--suite": repository / "models/onnx.toml",
+        "--store": store,
+        "--reports": repository / "reports",
+        "--jobs": 1,
+    }
+    words = [str(word) for pair in flags.items() for word in pair]
+    ended = subprocess.run(
+        [sys.executable, "-m", "ci", "test_onnx", *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(repository / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    return ended.returncode, ended.stderr
+
+
+def cached(repository: Path) -> object:
+    return json.loads((repository / "reports/test_onnx.json").read_text())["metrics"]["cached"]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository whose two programs were compiled; its store is beside it."""
+    top = tmp_path_factory.mktemp("memory")
+    repository, models = top / "repository", top / "repository/models"
+    (repository / ".git").mkdir(parents=True)
+    (repository / "src/blocks").mkdir(parents=True)
+    (models / "samples").mkdir(parents=True)
+    (models / "nets/data").mkdir(parents=True)
+    (models / "onnx.toml").write_text(SUITE)
+    (models / "nets.py").write_text(NETS)
+    (repository / "src/blocks/__init__.py").write_text(BLOCKS)
+    generator = np.random.default_rng(0)
+    for name in ("one.bin", "two.bin"):
+        generator.standard_normal(64).astype(np.float32).tofile(models / name)
+    (models / "weights.bin").symlink_to("one.bin")
+    (models / "scale.json").write_text("0.5")
+    with_external_data(models / "nets/net.onnx", "data/weights.bin")
+    for number in range(4):
+        sample = generator.standard_normal((1, 3, 8, 8)).astype(np.float32)
+        np.save(models / f"samples/{number}.npy", sample)
+    code, text = stage(repository, top / "store")
+    assert code == 0, text
+    assert cached(repository) == 0
+    return repository
+
+
+@pytest.fixture
+def clone(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = tmp_path / "clone"
+    shutil.copytree(original, copy, symlinks=True)
+    monkeypatch.setenv("PYTHONPATH", str(copy / "src"))
+    return copy
+
+
+def remembered(original: Path, repository: Path) -> dict[str, Entry | Miss]:
+    programs = programs_of(repository / "models/onnx.toml")
+    tasks = tasks_of(
+        programs,
+        {program.suite: Baseline(Path("b.json")) for program in programs},
+        store=original.parent / "store",
+        logs=repository / "logs",
+        scratch=repository / "scratch",
+        reuse=True,
+        keep=False,
+    )
+    return {task.program.case_name: task.memo.find(task.name, task.key) for task in tasks}
+
+
+def changed(path: str, content: str | bytes = b"\n") -> Callable[[Path], None]:
+    def change(repository: Path) -> None:
+        file = repository / path
+        file.write_bytes(file.read_bytes() + (content.encode() if isinstance(content, str) else content))
+
+    return change
+
+
+def repointed(repository: Path) -> None:
+    (repository / "models/weights.bin").unlink()
+    (repository / "models/weights.bin").symlink_to("two.bin")
+
+
+def shadowed(repository: Path) -> None:
+    (repository / "models/blocks.py").write_text(BLOCKS)
+
+
+def another_sample(repository: Path) -> None:
+    shutil.copy(repository / "models/samples/0.npy", repository / "models/samples/9.npy")
+
+
+def another_chip(repository: Path) -> None:
+    suite = repository / "models/onnx.toml"
+    suite.write_text(suite.read_text().replace("SM8650", "SM8750"))
+
+
+CHANGES: dict[str, tuple[Callable[[Path], None], set[str]]] = {
+    "a module beside the suite": (changed("models/nets.py"), {"factory"}),
+    "a package on PYTHONPATH": (changed("src/blocks/__init__.py"), {"factory"}),
+    "a file that the factory reads": (changed("models/scale.json"), {"factory"}),
+    "a file that native code reads": (changed("models/one.bin"), {"factory"}),
+    "a link": (repointed, {"factory"}),
+    "a module that shadows another": (shadowed, {"factory"}),
+    "the .onnx": (changed("models/nets/net.onnx", b"\x12\x00"), {"file"}),
+    "its external data": (changed("models/nets/data/weights.bin"), {"file"}),
+    "a calibration sample": (changed("models/samples/3.npy"), {"file"}),
+    "one more calibration sample": (another_sample, {"file"}),
+    "the chip": (another_chip, {"factory", "file"}),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_of_an_input_does_the_work_again_and_no_other(
+    original: Path, clone: Path, what: str
+) -> None:
+    before = remembered(original, clone)
+    assert all(isinstance(each, Entry) for each in before.values()), before
+    change, concerned = CHANGES[what]
+    change(clone)
+    after = remembered(original, clone)
+    assert {case for case, each in after.items() if isinstance(each, Miss)} == concerned
+    assert all(each.why for each in after.values() if isinstance(each, Miss))
+
+
+def test_an_environment_variable_that_the_factory_reads_is_an_input(
+    original: Path, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NET_SCALE", "2")
+    found = remembered(original, clone)
+    assert isinstance(found["factory"], Miss) and "NET_SCALE" in found["factory"].why
+    assert isinstance(found["file"], Entry)
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another clone of ours, to be changed."""
+    copy = tmp_path / "toolkit"
+    for folder in ("ci", "provisioning", "manifests"):
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True)
+    monkeypatch.setattr(memo, "ROOT", copy)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "manifests/onnx_options.toml",
+        "manifests/socs.toml",
+        "ci/onnx/steps.py",
+        "ci/onnx/provider.py",
+        "ci/onnx/precision.py",
+        "ci/suites/accuracy.py",
+        "ci/suites/compiler_log.py",
+    ],
+)
+def test_our_own_code_and_tables_are_inputs(original: Path, clone: Path, toolkit: Path, file: str) -> None:
+    assert all(isinstance(each, Entry) for each in remembered(original, clone).values())
+    changed(file)(toolkit)
+    found = remembered(original, clone)
+    assert all(isinstance(each, Miss) and file in each.why for each in found.values()), found
+
+
+def inputs(store: Path) -> Iterator[tuple[str, str, str]]:
+    top = store / "cache/memo"
+    for path in top.glob("onnx/??/*/*.json"):
+        yield from map(tuple, json.loads(path.read_text())["document"]["inputs"])
+    for path in top.glob("sets/??/*.json"):
+        yield from map(tuple, json.loads(path.read_text()))
+
+
+def test_the_installed_provider_is_an_input_with_its_version_and_its_libraries(original: Path) -> None:
+    found = list(inputs(original.parent / "store"))
+    distributions = {name.rpartition(": ")[2]: state for kind, name, state in found if kind == "distribution"}
+    for package in ("onnxruntime", "onnxruntime_qnn", "onnx", "torch", "onnxscript"):
+        assert distributions.get(package), package
+    files = {Path(name).name for kind, name, _ in found if kind == "file"}
+    assert {"libQnnHtp.so", "libonnxruntime_providers_qnn.so"} <= files
+
+
+def test_where_nothing_changed_nothing_is_done_in_another_clone_either(original: Path, clone: Path) -> None:
+    code, text = stage(clone, original.parent / "store")
+    assert code == 0, text
+    assert cached(clone) == 2
+
+
+def test_a_changed_model_is_compiled_again_and_the_log_names_it(original: Path, clone: Path) -> None:
+    changed("models/scale.json", "1")(clone)
+    code, text = stage(clone, original.parent / "store")
+    assert code == 0, text
+    assert cached(clone) == 1 and "scale.json changed" in text

@@ -1,0 +1,266 @@
+"""What is said of programs of the ONNX lane, and how they compare with ExecuTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.onnx.crosscheck import (
+    AGAIN,
+    Lane,
+    Pair,
+    executorch_lane,
+    key_of_program,
+    markdown,
+    pairs_of,
+    verdicts,
+)
+from ci.onnx.findings import cost, findings_of, lane_of, row
+from ci.onnx.suite import Program, programs_of
+from ci.report.lanes import lanes_section
+from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
+from provisioning.base.findings import RUN, Metric, Outcome, Severity, StageRun
+from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite
+
+NODE = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return programs_of(write_suite(tmp_path))[0]
+
+
+def rules(program: Program, result: Any) -> list[tuple[str, Severity]]:
+    return [(finding.rule, finding.severity) for finding in findings_of(program, result)]
+
+
+class TestFindings:
+    def test_a_good_program_has_none(self, program: Program) -> None:
+        assert rules(program, compiled(facts())) == []
+
+    @pytest.mark.parametrize(
+        ("changes", "rule"),
+        [
+            ({"near": {**facts()["beside"]["near"], "sqnr_db": 19.9}}, "onnx-accuracy"),
+            ({"near": {}}, "onnx-accuracy"),
+            ({"reload_equal": False}, "onnx-reload"),
+            ({"audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}, "onnx-cpu-node"),
+        ],
+    )
+    def test_each_error_is_found_alone(self, program: Program, changes: dict[str, Any], rule: str) -> None:
+        assert rules(program, compiled(facts(**changes))) == [(rule, Severity.ERROR)]
+
+    def test_what_only_the_embedded_form_has_is_an_error_too(self, program: Program) -> None:
+        bad = {**facts()["embedded"], "audit": {"nodes": 9, "unsupported": [NODE], "graphs": 2}}
+        found = compiled({**facts(), "embedded": bad, "forms_equal": False})
+        assert rules(program, found) == [
+            ("onnx-cpu-node", Severity.ERROR),
+            ("onnx-forms", Severity.ERROR),
+        ]
+
+    def test_miscomputing_is_told_from_quantizing(self, program: Program) -> None:
+        near = facts()["beside"]["near"]
+        wrong = "computes something else than the quantized model"
+        for missed, said in (("reference_sqnr_db", True), ("sqnr_db", False)):
+            (finding,) = findings_of(program, compiled(facts(near={**near, missed: 10.0})))
+            assert (wrong in finding.message) is said
+
+    def test_fp16_that_is_computed_in_float32_is_an_error(self, tmp_path: Path) -> None:
+        suite = SUITE.replace("u16u8", "fp16").replace(", reference_sqnr_db = 30", "")
+        (program, _) = programs_of(write_suite(tmp_path, suite))
+        assert rules(program, compiled(facts(half_floats=False))) == [("onnx-precision", Severity.ERROR)]
+        assert rules(program, compiled(facts(half_floats=None))) == []
+
+    def test_made_up_inputs_and_placeholders_are_warned_of(self, tmp_path: Path) -> None:
+        (program, _) = programs_of(write_suite(tmp_path, SUITE.partition("thresholds")[0]))
+        assert rules(program, compiled({**facts(), "made_up_inputs": True})) == [
+            ("threshold-placeholder", Severity.WARNING),
+            ("onnx-samples", Severity.WARNING),
+        ]
+
+    def test_slow_operators_are_a_note(self, program: Program) -> None:
+        found = compiled({**facts(), "slowest": ["conv 90% (9 cycles)"]})
+        assert rules(program, found) == [("onnx-profile", Severity.NOTE)]
+
+    def test_a_failure_says_how_to_repeat_it(self, program: Program) -> None:
+        (finding,) = findings_of(program, failed("crash"))
+        assert (finding.rule, finding.message) == ("onnx-crash", "gone")
+        assert finding.remedy.startswith("look; then nox -s test_onnx")
+
+
+class TestCost:
+    tolerances = load_tolerances()
+
+    def rules(self, program: Program, agreed: Recorded | None, **changes: Any) -> dict[str, Severity]:
+        baseline = Baseline(Path("onnx-wheels.json"), programs={program.name: agreed} if agreed else {})
+        found = cost(program, compiled(facts(**changes)), baseline, self.tolerances)
+        return {each.rule: each.severity for each in found}
+
+    @property
+    def agreed(self) -> Recorded:
+        return Recorded(
+            ddr_read=100, ddr_written=10, ddr_spilled=0, ddr_filled=0, context_bytes=50_000, cpu_seconds=2.0
+        )
+
+    def test_the_same_costs_nothing_to_say(self, program: Program) -> None:
+        assert self.rules(program, self.agreed) == {}
+
+    @pytest.mark.parametrize("name", ["read", "written", "spilled", "filled"])
+    def test_more_traffic_than_is_tolerated_is_an_error(self, program: Program, name: str) -> None:
+        ddr = {**facts()["beside"]["ddr"], name: 10_000}
+        assert self.rules(program, self.agreed, ddr=ddr) == {f"cost-ddr-{name}": Severity.ERROR}
+
+    @pytest.mark.parametrize("more", [0, 1])
+    def test_what_is_tolerated_is_tolerated_to_the_byte(self, program: Program, more: int) -> None:
+        most = int(self.tolerances.costs["context_bytes"].most(50_000)) + more
+        assert len(self.rules(program, self.agreed, bytes=most)) == more
+
+    def test_what_cannot_be_compared_says_so(self, program: Program) -> None:
+        assert self.rules(program, self.agreed, ddr=None) == {"cost-unknown": Severity.ERROR}
+        assert self.rules(program, None) == {"cost-no-baseline": Severity.WARNING}
+
+
+LOWERED = """\
+schema = 1
+[case.other]
+factory = "ci.suites.models.vision:resnet"
+arguments = { width = 16 }
+[[case.other.run]]
+scheme = "16a8w"
+socs = ["SM8650"]
+tags = ["pr"]
+[[case.other.run]]
+scheme = "8a8w"
+qat = true
+socs = ["SM8650"]
+tags = ["pr"]
+"""
+NAME = "other/16a8w/SM8650"
+
+
+class TestCrossCheck:
+    """`net` of the one suite is `other` of the other: the same factory with the same arguments."""
+
+    @pytest.fixture(autouse=True)
+    def _run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(RUN, "this")
+
+    @pytest.fixture
+    def lowered(self, tmp_path: Path) -> Path:
+        path = tmp_path / "lowering.toml"
+        path.write_text(LOWERED)
+        return path
+
+    def report(self, folder: Path, stage: str, rows: Mapping[str, Any], profile: str = "wheels") -> None:
+        run = StageRun(stage, profile, "x86_64-linux", "nox")
+        run.metrics |= {"programs": dict(rows), "build_id": "v2.49"}
+        run.finish(Outcome.PASS).write(folder)
+
+    def lane(self, reports: Path, lowered: Path, program: Program, run: str = "this") -> Lane | None:
+        return executorch_lane(reports, "wheels", run, lowered).get(key_of_program(program))
+
+    def test_the_same_factory_is_found_in_the_other_lanes_reports(
+        self, tmp_path: Path, lowered: Path
+    ) -> None:
+        lowered.write_text(LOWERED.replace("width = 16", "width = 16, depth = 2"))
+        self.report(tmp_path, "test_lowering", {NAME: {"costs": {"pte_bytes": 5.0, "ddr_read": 7.0}}})
+        self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}})
+        text = SUITE.replace("width = 16", "depth = 2, width = 16")
+        program = programs_of(write_suite(tmp_path, text))[0]
+        assert self.lane(tmp_path, lowered, program) == Lane(None, 40.5, 5, 7, None, "v2.49")
+
+    @pytest.mark.parametrize(
+        ("profile", "run", "found"),
+        [
+            ("wheels", "this", True),
+            ("qnn-2.48", "this", False),
+            ("wheels", "last", False),
+            ("wheels", "", False),
+        ],
+    )
+    def test_only_reports_of_this_profile_and_run_count(
+        self, tmp_path: Path, lowered: Path, program: Program, profile: str, run: str, found: bool
+    ) -> None:
+        self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}}, profile)
+        assert (self.lane(tmp_path, lowered, program, run) is not None) is found
+
+    def test_a_report_that_cannot_be_read_counts_as_none(
+        self, tmp_path: Path, lowered: Path, program: Program
+    ) -> None:
+        (tmp_path / "test_emulator.json").write_text("{")
+        assert self.lane(tmp_path, lowered, program) is None
+
+    def test_without_a_report_the_baseline_is_taken(
+        self, tmp_path: Path, lowered: Path, program: Program
+    ) -> None:
+        values = {"build_id": "v2.49", "pte_bytes": 9, "accuracy": {"sqnr_db": 40.0}}
+        load_baseline(baseline_path(lowered, "wheels")).with_values({NAME: values}).write()
+        assert self.lane(tmp_path, lowered, program) == Lane(None, 40.0, 9, None, None, "v2.49", agreed=True)
+
+    def test_special_runs_are_no_match(self, tmp_path: Path, lowered: Path) -> None:
+        """Neither QAT there nor a run with a label here."""
+        self.report(tmp_path, "test_emulator", {"other/8a8w-qat/SM8650": {"figures": {"sqnr_db": 40.5}}})
+        assert executorch_lane(tmp_path, "wheels", "this", lowered) == {}
+        labelled = SUITE.replace('precision = "u16u8"', 'precision = "u16u8"\nlabel = "mine"')
+        (program, _) = programs_of(write_suite(tmp_path, labelled))
+        lane = lane_of(compiled(facts()))
+        assert pairs_of([program], {program.name: lane}, {key_of_program(program): lane}) == []
+
+    @pytest.mark.parametrize(
+        ("theirs", "agreed", "severities"),
+        [
+            (37.9, False, []),
+            (38.1, False, [Severity.ERROR]),
+            (21.9, False, [Severity.ERROR]),
+            (38.1, True, [Severity.NOTE, Severity.WARNING]),
+            (37.9, True, [Severity.NOTE]),
+            (None, False, []),
+        ],
+    )
+    def test_lanes_that_differ_by_more_than_the_tolerance_have_a_verdict(
+        self, theirs: float | None, agreed: bool, severities: list[Severity]
+    ) -> None:
+        ours = lane_of(compiled(facts()))
+        pair = Pair("net", ours, replace(ours, sqnr_db=theirs, agreed=agreed))
+        found = list(verdicts([pair], 8.0, "test_onnx"))
+        assert [each.severity for each in found] == severities
+        table = markdown([pair], 8.0).splitlines()
+        bad = {Severity.ERROR, Severity.WARNING} & set(severities)
+        assert table[-1].endswith("| differ |" if bad else "| agree |") and len(table) == 6
+
+    def test_where_nothing_is_the_same_the_stage_says_so(self) -> None:
+        (finding,) = verdicts([], 8.0, "test_onnx")
+        assert (finding.severity, finding.remedy) == (Severity.NOTE, AGAIN)
+
+
+class TestPage:
+    @pytest.fixture
+    def page(self, program: Program) -> list[list[str]]:
+        """The cells of the page's tables, row by row."""
+        found = compiled(facts())
+        lane = replace(lane_of(found), sqnr_db=41.5, ddr_read=None, build_id="v2.49", agreed=True)
+        baseline = Baseline(Path("b.json"))
+        bad = failed("crash")
+        rows: dict[str, Metric] = {
+            "pair": row(program, found, [], baseline, lane),
+            "alone": row(program, found, [], baseline, None),
+            "bad": row(program, bad, list(findings_of(program, bad)), baseline, lane),
+        }
+        finished = StageRun("test_onnx", "wheels", "x86_64-linux", "nox").finish()
+        section = lanes_section([replace(finished, metrics={"programs": rows})])
+        assert section is not None
+        return [["".join(cell.itertext()) for cell in line] for line in section.iter("tr")]
+
+    def test_both_lanes_are_in_one_row(self, page: list[list[str]]) -> None:
+        rows = [cells for cells in page if cells[0] == "pair"]
+        assert rows[0][:3] == ["pair", "30.0", "41.5"]
+
+    def test_every_program_is_there_and_the_bad_ones_first(self, page: list[list[str]]) -> None:
+        assert [cells[0] for cells in page[-3:]] == ["bad", "pair", "alone"]
+
+    def test_without_the_stage_there_is_no_such_part(self) -> None:
+        assert lanes_section([StageRun("lint", "wheels", "x86_64-linux", "nox").finish()]) is None
