@@ -31,7 +31,10 @@ STEERING = (
     "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH",
     "ASMFLAGS", "LIBRARY_PATH", "LD_RUN_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX", "CMAKE_PREFIX_PATH",
     "CMAKE_TOOLCHAIN_FILE", "CMAKE_GENERATOR", "CMAKE_BUILD_TYPE", "CMAKE_INSTALL_PREFIX", "DESTDIR",
-    "PYTHONPATH", "PYTHONHOME", "NDK_CCACHE",
+    "CMAKE_INCLUDE_PATH", "CMAKE_LIBRARY_PATH", "CMAKE_PROGRAM_PATH", "PYTHONPATH", "PYTHONHOME",
+    "NDK_CCACHE",
+    # find_package(executorch) would look there first, and take the user's tree for the package or build.
+    "EXECUTORCH_ROOT", "executorch_ROOT", "executorch_DIR",
 )  # fmt: skip
 """Variables that would change, unseen, what compilers and CMake do. Commands run without them."""
 

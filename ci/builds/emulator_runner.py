@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -79,7 +80,7 @@ class Plan:
     def definitions(self) -> dict[str, str]:
         defined = {
             "CMAKE_BUILD_TYPE": self.build_type,
-            "CMAKE_PREFIX_PATH": str(self.executorch.root / CONFIG.parent),
+            "executorch_DIR": str(self.executorch.root / CONFIG.parent),
             "RUNNER_REMAP": ";".join(self.remap),
         }
         if self.target == DEFAULT_TARGET:
@@ -108,6 +109,8 @@ class Plan:
             "cmake": self.cmake.identity,
             "ninja": self.ninja.identity,
             "remap": list(self.remap),
+            # The compiler looks them up there.
+            "tools on PATH": [shutil.which(name) for name in ("as", "ld", "ar", "ranlib", "strip")],
         }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
-import hashlib
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from ci.github.files import set_outputs
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.files import hash_file
 from provisioning.base.settings import MANIFESTS, ROOT
 
 NAME = "qnn-ci"
@@ -37,7 +37,7 @@ def run(environ: Mapping[str, str]) -> int:
     bill = into / f"{NAME}-{version}.cdx.json"
     when = dt.datetime.fromtimestamp(int(_git(ROOT, "log", "-1", "--format=%ct")), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
-    sums = "".join(f"{_sha256(path)}  {path.name}\n" for path in (archive, bill))
+    sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in (archive, bill))
     (into / "SHA256SUMS").write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
     set_outputs({"archive": archive.name, "sbom": bill.name}, environ)
@@ -63,7 +63,7 @@ def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests:
         version,
         kind="application",
         licence="BSD-3-Clause",
-        sha256=_sha256(archive),
+        sha256=hash_file(archive),
         description=archive.name,
     )
     return document(release, [*locked_packages(manifests), *pinned_components(manifests)], created=when)
@@ -102,10 +102,6 @@ def pinned_components(manifests: Path) -> list[Item]:
         for name, component in load_profile(file.stem).components.items()
         for part in component.parts
     ]
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -241,7 +241,7 @@ def test_ccache_is_used_where_it_is(given: Given, tmp_path: Path) -> None:
     assert "QnnManager.cpp" in (tmp_path / "asked").read_text(encoding="utf-8")
 
 
-def test_a_compiler_error_is_shown_and_nothing_is_staged(tmp_path: Path) -> None:
+def test_a_compiler_error_is_shown_and_dist_stays_as_it_was(tmp_path: Path) -> None:
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
     source = tree / "runtime" / "platform.cpp"
     source.write_text(source.read_text(encoding="utf-8") + "int broken = nothing;\n", encoding="utf-8")
@@ -260,7 +260,7 @@ def test_a_known_error_comes_with_its_cause(tmp_path: Path) -> None:
     assert "export CMAKE_POLICY_VERSION_MINIMUM=3.5" in done.err
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
 def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
     given: Given, tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -388,7 +388,7 @@ def test_the_commit_and_the_submodules_of_the_stores_tree_are_known(
     assert f"pkg:github/gflags/gflags@{linked}" in (done.dist / "sbom.cdx.json").read_text("utf-8")
 
 
-@pytest.mark.parametrize("stage", [ARM64, "build_android"])
+@pytest.mark.parametrize("stage", [ARM64, pytest.param("build_android", marks=pytest.mark.whole)])
 def test_a_tree_with_runners_of_language_models_gives_them_too(
     given: Given, tmp_path: Path, stage: str
 ) -> None:
@@ -460,6 +460,7 @@ def test_another_ndk_starts_anew_and_what_it_builds_for_a_newer_android_is_refus
     assert hashes(good.dist) == before
 
 
+@pytest.mark.whole
 def test_another_folder_gives_the_same_bytes_for_android(
     android: Built, given: Given, tmp_path: Path
 ) -> None:
@@ -548,6 +549,7 @@ def test_the_overlay_is_imported_with_the_printed_python_path(x86: Built, tmp_pa
 
 
 @pytest.mark.heavy
+@pytest.mark.whole
 def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_tree(
     x86: Built, x86_tree: Path, tmp_path: Path
 ) -> None:

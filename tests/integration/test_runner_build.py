@@ -142,7 +142,7 @@ def test_a_library_that_appears_has_it_built_again(bench: Bench) -> None:
 
 
 def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_checks(bench: Bench) -> None:
-    """Whatever variables compilers would read."""
+    """Whatever variables compilers and CMake would read."""
     before = digests(bench.folder / "dist")
     victim = bench.folder / "dist" / "lib" / "libexecutorch.so"
     victim.write_bytes(victim.read_bytes()[:-1])
@@ -151,7 +151,16 @@ def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_ch
     assert (refused.returncode, "build-glibc" in refused.stdout) == (1, True), refused.stdout
     assert digests(bench.folder / "dist") == damaged
     assert "up to date" not in bench.run("--dry-run").stdout
-    assert bench.run(CXXFLAGS="-O1 -DX", LDFLAGS="-Wl,-rpath,/opt").returncode == 0
+    decoy = bench.folder / "decoy" / "share/cmake/executorch/executorch-config.cmake"
+    decoy.parent.mkdir(parents=True)
+    decoy.write_text('message(FATAL_ERROR "another executorch")\n', encoding="utf-8")
+    variables = {
+        "CXXFLAGS": "-O1 -DX",
+        "LDFLAGS": "-Wl,-rpath,/opt",
+        "EXECUTORCH_ROOT": str(bench.folder / "decoy"),
+    }
+    done = bench.run(**variables)
+    assert done.returncode == 0, done.stderr
     assert digests(bench.folder / "dist") == before
     assert "up to date" in bench.run("--dry-run", CXXFLAGS="-O0").stdout
 

@@ -19,8 +19,9 @@ SOURCE = ROOT / "ci" / "builds" / "runner"
 SEEDS = SOURCE / "fuzz" / "seeds"
 TARGETS = ("flags", "input_list")
 # libFuzzer is Clang's own. Where there is no Clang, seeded mutations drive the same harnesses.
-ENGINES = ("replay", "libfuzzer") if shutil.which("clang++") else ("replay",)
-ROUNDS = 30_000
+LIBFUZZER = pytest.param("libfuzzer", marks=pytest.mark.whole)
+ENGINES = ("replay", LIBFUZZER) if shutil.which("clang++") else ("replay",)
+ROUNDS = 10_000
 SECONDS = 10
 # A sanitizer's finding ends the process by a code of its own.
 STRICT = {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:exitcode=99", "UBSAN_OPTIONS": "exitcode=99"}

@@ -78,7 +78,7 @@ def _bare_module(package: Path, tree: Path) -> Path:
     definitions = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_CXX_COMPILER": str(find_compiler().path),
-        "CMAKE_PREFIX_PATH": str(package / CONFIG.parent),
+        "executorch_DIR": str(package / CONFIG.parent),
     }
     project = Project("bare_module", source, tree / "build", definitions)
     Build(tree, find_cmake(floor), find_ninja(), (project,), os.cpu_count() or 1, definitions).run()
