@@ -1,7 +1,7 @@
 """The sessions: which environment each runs in and which one command it runs. `nox -l` lists them.
 
 Arguments after `--` go to that command: `nox -s validate -- --help`.
-Sessions share a few locked environments (manifests/locks/) under .nox/, made once and rebuilt when their
+Sessions share a few locked environments (manifests/locks/) under .nox/, built once and again when their
 lock changes, so the sessions themselves have none of their own.
 """
 
@@ -53,7 +53,7 @@ def gate(session: nox.Session) -> None:
 
 @nox.session
 def provision(session: nox.Session) -> None:
-    """Fetch, verify and lay out the profile's components."""
+    """Fetch, verify and unpack the profile's components."""
     run(session, "tools", "-m", "provisioning", "provision")
 
 
@@ -143,7 +143,7 @@ def bundle(session: nox.Session) -> None:
 
 @nox.session
 def run_device(session: nox.Session) -> None:
-    """Push a bundle to a device, run it and bring back what it says."""
+    """Push a bundle to a device, run it and fetch its output."""
     run(session, "tools", "-m", "ci", "run_device")
 
 
@@ -161,7 +161,7 @@ def test_onnx(session: nox.Session) -> None:
 
 @nox.session
 def buck_parity(session: nox.Session) -> None:
-    """Check that ExecuTorch's Buck and CMake files build the same; `-- --fix` mends Buck's."""
+    """Check that ExecuTorch's Buck and CMake files build the same; `-- --fix` corrects Buck's."""
     run(session, "tools", "-m", "ci", "buck_parity")
 
 

@@ -7,7 +7,7 @@ import sys
 from provisioning.base.command_line import Verb, main
 
 VERBS = {
-    "provision": Verb("provisioning.verbs.provision", "fetch, verify and lay out a profile's components"),
+    "provision": Verb("provisioning.verbs.provision", "fetch, verify and unpack a profile's components"),
     "store": Verb("provisioning.verbs.store", "list, verify, repair and prune the store"),
     "env": Verb("provisioning.verbs.env", "print the environment of a target"),
     "shell": Verb("provisioning.verbs.shell", "open a shell, or run a command, in that environment"),
