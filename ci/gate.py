@@ -126,10 +126,10 @@ def run_stages(
     results: dict[str, StageResult] = {}
     for stage in stages:
         failed = [need for need in stage.needs if not results[need].lets_others_run]
-        if any(result.code == INTERRUPTED for result in results.values()):
-            result = StageResult(did_not_run(stage.name, "the gate was interrupted"))
-        elif stage.name not in chosen:
+        if stage.name not in chosen:
             result = StageResult(did_not_run(stage.name, "left out by --only or --skip", asked_for=True))
+        elif any(result.code == INTERRUPTED for result in results.values()):
+            result = StageResult(did_not_run(stage.name, "the gate was interrupted"))
         elif failed:
             result = StageResult(did_not_run(stage.name, f"needs {' and '.join(failed)}, which did not pass"))
         else:

@@ -381,6 +381,15 @@ def test_an_interrupted_gate_ends_its_stage_and_says_what_did_not_run(
     assert _ran(reports) == [name]
 
 
+def test_a_stage_that_was_left_out_is_not_one_that_an_interruption_kept_from_running(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted = gate.StageResult(did_not_run("a", "a was interrupted"), 130)
+    monkeypatch.setattr(gate, "run_stage", lambda *_: interrupted)
+    results = _run(reports, stage("a"), stage("b"), stage("c"), chosen=["a", "c"])
+    assert _verdicts(results) == {"a": "did not run", "b": "skipped", "c": "did not run"}
+
+
 def test_a_suite_that_cannot_be_taken_is_one_finding_of_the_real_gate(reports: Path) -> None:
     (reports / "suite.toml").write_text('schema = 1\n[case.net]\ncolour = "red"\n')
     command = [sys.executable, "-m", "ci", "gate", "--only", "test_lowering", "--reports", str(reports)]
