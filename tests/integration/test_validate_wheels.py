@@ -232,8 +232,9 @@ def test_every_cut_of_a_real_library_is_told_and_none_is_taken_for_whole(tmp_pat
     for end in range(0, len(whole), max(1, len(whole) // 700)):
         library.write_bytes(whole[:end])
         try:
-            elf.read(library)
-            taken.append(end)
+            # A cut behind the last segment takes away what loaders do not read: elf-readable warns of it.
+            if not elf.read(library).beyond_end:
+                taken.append(end)
         except (elf.NotElf, elf.BrokenElf):
             continue
     assert taken == []
