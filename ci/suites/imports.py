@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,6 @@ def search_first(folder: Path) -> None:
             _forget(_first)
     if _first != folder:
         sys.path.insert(0, str(folder))
-        importlib.invalidate_caches()
     _first = folder
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ci.engine.dist import RUNNER
+from ci.engine.installed import find_runner
 from tests.support.lowering_suites import Done, environment, run
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
@@ -171,7 +171,8 @@ def install(version: str, scale: int, folder: Path, into: Path) -> None:
 def reasons(done: Done) -> list[dict[str, str]]:
     """Of each stage in turn (lowering, emulator): the cases that were done, and why."""
     parts = re.split(r"^.* cached, \d+ to do\n", done.err, flags=re.MULTILINE)[1:]
-    return [dict(re.findall(r"^  ([\w.-]+)/\S+: (.*)$", part, re.MULTILINE)) for part in parts]
+    line = re.compile(r"^  ([\w.-]+)/\S+: (.*?)(?: \(and \d+ more\))?$", re.MULTILINE)
+    return [dict(line.findall(part)) for part in parts]
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +230,9 @@ def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> N
 
 def test_a_rebuilt_backend_beside_a_runner_of_the_users_own_runs_all_again(clone: Clone, base: Path) -> None:
     dist = base / "dist"
-    shutil.copytree(RUNNER.parent.parent, dist, dirs_exist_ok=True)
-    runner = str(dist / "bin" / RUNNER.name)
+    built = find_runner({})
+    shutil.copytree(built.parent.parent, dist)
+    runner = str(dist / "bin" / built.name)
 
     def ran(name: str = "same") -> Mapping[str, str]:
         done = clone.run(base, "test_emulator", "--case", name, QNN_EXECUTOR_RUNNER=runner)
@@ -238,7 +240,7 @@ def test_a_rebuilt_backend_beside_a_runner_of_the_users_own_runs_all_again(clone
         return reasons(done)[1]
 
     assert ran()["same"].startswith("runner:") and not ran()
-    for library in ("libqnn_executorch_backend.so", RUNNER.name):
+    for library in ("libexecutorch_backend_qnn.so", built.name):
         (path,) = dist.rglob(library)
         with path.open("ab") as stream:
             stream.write(b"\0")
