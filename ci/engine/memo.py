@@ -43,6 +43,9 @@ MOST_DIGESTS = 50_000
 RETIRED = ("programs", "lowering", "emulator")
 """Folders beside this memory that earlier versions filled."""
 
+PACKAGES, ENTRY_POINTS = ("/site-packages", "/dist-packages"), ".dist-info/entry_points.txt"
+"""Torch looks through all distributions for plugins; those that are imported count by their files."""
+
 Input = tuple[str, str, str]
 """Kind, name and state of something that work depends on; `_State` computes the state of today."""
 
@@ -395,7 +398,7 @@ class Memo:
         name, today = self.roots.name, self._today()
         folders: dict[str, None] = {}
         for path, stamp in touched.opened.items():
-            if path.startswith(own):
+            if path.startswith(own) or path.endswith(ENTRY_POINTS):
                 continue
             source = _source(path)
             try:
@@ -413,7 +416,8 @@ class Memo:
             if not ours and path not in touched.opened:
                 yield "entry", name(path), state
         for path, state in touched.listed.items():
-            if not f"{path}/".startswith(own) and "/__pycache__" not in path:
+            ours = f"{path}/".startswith(own) or "/__pycache__" in path
+            if not ours and not path.endswith(PACKAGES):
                 yield "listing", name(path), state
         for variable, state in touched.environment.items():
             yield "variable", variable, state

@@ -209,7 +209,7 @@ def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> N
     here = clone.folder
     with (here / "ci/here.py").open("a") as stream:
         stream.write("# more\n")
-    (here / "src/netpack/part.py").write_text("WIDTH = 2\n")
+    (here / "src/netpack/part.py").write_text("WIDTH = 3\n")
     clone.weights("v2.pt", 2.0)
     (here / "ci/link.pt").unlink()
     (here / "ci/link.pt").symlink_to("v2.pt")
