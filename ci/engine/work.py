@@ -114,8 +114,9 @@ def do(
     *,
     accept: Callable[[str, Result], bool] = lambda name, result: True,
     line: Callable[[Result], Line] = line_of,
+    stop_after: Callable[[str, Result], bool] = lambda group, result: False,
 ) -> dict[str, Result]:
-    """The result of every task by name.
+    """The result of every task by name; fewer where `stop_after` ended the work early.
 
     `accept` judges: a remembered result that it refuses is done again, so that its files can be looked at,
     and a new one that it refuses is not remembered."""
@@ -130,13 +131,13 @@ def do(
     for task in first.values():
         groups.setdefault(task.group, []).append(task)
     if groups:
-        results |= _run(groups, how, reasons, accept, line)
+        results |= _run(groups, how, reasons, accept, line, stop_after)
     for task, _ in todo:
-        if task.name not in results:
-            results[task.name] = results[first[same[task.name]].name]
+        if (done := results.get(first[same[task.name]].name)) is not None:
+            results.setdefault(task.name, done)
     for memo in {id(task.memo): task.memo for task in tasks}.values():
         memo.close()
-    return {task.name: results[task.name] for task in tasks}
+    return {task.name: results[task.name] for task in tasks if task.name in results}
 
 
 def _remembered(
@@ -173,6 +174,7 @@ def _run(
     reasons: Mapping[str, str],
     accept: Callable[[str, Result], bool],
     line: Callable[[Result], Line],
+    stop_after: Callable[[str, Result], bool],
 ) -> dict[str, Result]:
     results: dict[str, Result] = {}
     noted: set[str] = set()
@@ -223,6 +225,7 @@ def _run(
             slots=slots,
             memory=memory_budget(),
             observer=shown,
+            stop_after=lambda job, result: stop_after(job.name, result),
         )
     return results
 

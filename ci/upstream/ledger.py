@@ -44,8 +44,8 @@ class Verdict:
     """Of the worker and its children: other work on the machine does not stretch it."""
     peak: int = 0
     cached: bool = False
-    fault: Literal["", "crash", "environment"] = ""
-    """The process died; `environment` where the machine may be to blame: time, memory, killed."""
+    crashed: bool = False
+    """The process died, so nothing was measured."""
 
 
 class Expected(Model):
@@ -175,7 +175,7 @@ def durations_text(costs: Mapping[str, Cost]) -> str:
 
 def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
     """`costs` with what the tests that ran now took."""
-    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.fault}
+    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.crashed}
     return {**costs, **new}
 
 

@@ -1,19 +1,22 @@
-"""The parent's side of a worker process: give it a test, and turn its reply into a verdict."""
+"""A test as a task of the engine: ask a worker to run it, and read the verdict from the result."""
 
 from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ci.engine.memo import Touched
+from ci.engine.jobs import Job
+from ci.engine.memo import Memo, Touched
+from ci.engine.work import Done, Failure, Result
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.upstream.ledger import Verdict
 from ci.upstream.suite import PATHS, Suite
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.findings import Metric
 
 NO_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory")
 
@@ -30,50 +33,15 @@ def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: 
     )
 
 
-class TestWorker(Worker):
-    """A worker process that has collected a suite's tests and runs each in a fork."""
-
-    @property
-    def common(self) -> Touched:
-        """What the worker touched before its first test."""
-        return touched(self.touched)
-
-    def tests(self) -> list[str]:
-        try:
-            reply = self.ask({"do": "list"}, self.setup.start_seconds)
-        except Gone as gone:
-            raise EnvironmentLacking(
-                f"the tests could not be listed ({gone.how})", remedy=self.setup.remedy
-            ) from gone
-        return [str(name) for name in reply["tests"]]
-
-    def run(self, test: str, *, keep: bool) -> tuple[Verdict, Touched]:
-        """Run one test. Its scratch folder stays if it failed, or if `keep`."""
-        log, scratch = self.setup.logs / f"{test}.log", self.setup.logs / test
-        shutil.rmtree(scratch, ignore_errors=True)
-        began = time.monotonic()
-        try:
-            reply = self.ask({"do": "run", "test": test, "log": str(log), "scratch": str(scratch)})
-        except Gone as gone:
-            reason, seconds = gone.sentence(log), round(time.monotonic() - began, 3)
-            machine = gone.kind == "timeout" or "SIGKILL" in gone.how
-            verdict = Verdict(test, "failed", reason, (("", reason),), seconds=seconds)
-            return replace(verdict, fault="environment" if machine else "crash"), Touched()
-        verdict = Verdict(
-            test,
-            outcome=str(reply["outcome"]),
-            reason=str(reply["reason"]),
-            problems=tuple((str(each["where"]), str(each["what"])) for each in reply["problems"]),
-            subtests=int(reply["subtests"]),
-            seconds=float(reply["seconds"]),
-            cpu_seconds=float(reply["cpu_seconds"]),
-            peak=int(reply["peak"]),
-        )
-        if any(NO_MEMORY.search(error) for _, error in verdict.problems):
-            verdict = replace(verdict, fault="environment")
-        if verdict.outcome != "failed" and not keep:
-            shutil.rmtree(scratch, ignore_errors=True)
-        return verdict, touched(reply["touched"])
+def tests_of(worker: Worker) -> list[str]:
+    """All tests that a worker has collected."""
+    try:
+        reply = worker.ask({"do": "list"}, worker.setup.start_seconds)
+    except Gone as gone:
+        raise EnvironmentLacking(
+            f"the tests could not be listed ({gone.how})", remedy=worker.setup.remedy
+        ) from gone
+    return [str(name) for name in reply["tests"]]
 
 
 def touched(reply: Mapping[str, object]) -> Touched:
@@ -81,3 +49,45 @@ def touched(reply: Mapping[str, object]) -> Touched:
     for name in PATHS:
         result.environment.pop(name, None)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class TestTask:
+    """One test. Its scratch folder stays if it failed, or if `keep`."""
+
+    name: str
+    memo: Memo
+    key: Mapping[str, Metric]
+    cost: Job
+    logs: Path
+    keep: bool
+
+    @property
+    def group(self) -> str:
+        return self.name
+
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+        log, scratch = self.logs / f"{self.name}.log", self.logs / self.name
+        shutil.rmtree(scratch, ignore_errors=True)
+        reply = worker.ask({"do": "run", "test": self.name, "log": str(log), "scratch": str(scratch)})
+        if any(NO_MEMORY.search(each["what"]) for each in reply["problems"]):
+            return Failure("memory", reply["reason"], of_machine=True)
+        if reply["outcome"] != "failed" and not self.keep:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return Done({name: reply[name] for name in FACTS}, touched(reply["touched"]), own=(self.logs,))
+
+    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+        message = gone.sentence(self.logs / f"{self.name}.log")
+        return Failure(gone.kind, message, of_machine=gone.of_machine)
+
+
+FACTS = ("test", "outcome", "reason", "problems", "subtests", "seconds", "cpu_seconds", "peak")
+
+
+def verdict_of(test: str, result: Result) -> Verdict:
+    if failure := result.failure:
+        return Verdict(
+            test, "failed", failure.message, (("", failure.message),), seconds=result.seconds, crashed=True
+        )
+    problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
+    return Verdict(**{**result.facts, "problems": problems}, cached=result.cached)

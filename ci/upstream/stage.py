@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.engine.installed import ready_runner
-from ci.engine.jobs import Job, default_slots, memory_budget, parse_shard, run_jobs, shard
-from ci.engine.memo import Touched
-from ci.engine.progress import Line, progress
-from ci.engine.workers.parent import Setup, WorkerSlot
+from ci.engine.jobs import Job, default_slots, parse_shard, shard
+from ci.engine.memo import Entry, Memo, Roots, Touched
+from ci.engine.progress import Line
+from ci.engine.work import How, Result, do
+from ci.engine.workers.parent import Setup, Worker
 from ci.upstream.expression import matcher
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
 from ci.upstream.ledger import UNKNOWN, Cost, Verdict, load_durations, load_ledger
-from ci.upstream.memory import Memory
-from ci.upstream.process import TestWorker, setup_of
+from ci.upstream.process import TestTask, setup_of, tests_of, verdict_of
 from ci.upstream.suite import Machinery, Suite, machinery, worker_environment
 from provisioning.base.commands import quoted, session, typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.rendering import terminal
-from provisioning.base.settings import Selection, selection_of
+from provisioning.base.settings import ROOT, Selection, selection_of
 from provisioning.environment import resolve
 
 RUNNER_MEMORY = 256 << 20
@@ -48,22 +48,22 @@ class Plan:
 
 
 class Workers:
-    """Starts workers for the slots. One that listed the tests is the first that a slot gets."""
+    """Starts workers. The one that listed the tests is the first to be taken."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._idle: list[TestWorker] = []
+        self._idle: list[Worker] = []
 
     def tests(self) -> tuple[list[str], Touched]:
-        worker = TestWorker(self._setup)
+        worker = Worker(self._setup)
         self._idle.append(worker)
-        return worker.tests(), worker.common
+        return tests_of(worker), Touched.of(worker.touched)
 
-    def take(self) -> TestWorker:
+    def take(self) -> Worker:
         try:
             return self._idle.pop()
         except IndexError:
-            return TestWorker(self._setup)
+            return Worker(self._setup)
 
     def close(self) -> None:
         while self._idle:
@@ -105,34 +105,21 @@ def _run(
     suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str], stage: StageRun
 ) -> None:
     plan = make_plan(suite, args, selection, environ)
-    memory = Memory(suite, plan.machinery, plan.judge, selection.store, reuse=not args.no_cache)
     workers = Workers(plan.setup)
     try:
-        tests = memory.tests(workers.tests)
+        tests = list_tests(plan, selection, workers)
         chosen = choose(plan, args, tests)
         if args.list:
             _print_list(plan, chosen)
             return
-        known = memory.known(chosen)
-        jobs = [plan.job(test) for test in chosen if test not in known]
-        _announce(plan, len(known), jobs)
-        verdicts = {**known, **_run_jobs(plan, jobs, workers, memory, args)}
+        _announce(plan)
+        verdicts = run_tests(plan, selection, chosen, workers, args)
     finally:
         workers.close()
-        memory.close()
     judge = plan.judge
     if args.update_ledger:
         judge = replace(judge, ledger=judge.updated_ledger(verdicts.values(), plan.costs, tests))
     _report(stage, plan, judge, verdicts, len(chosen))
-    if memory.not_remembered:
-        test, reason = next(iter(memory.not_remembered.items()))
-        stage.add(
-            "delegate-not-remembered",
-            Severity.NOTE,
-            test,
-            f"{len(memory.not_remembered)} tests will run again next time: {reason}",
-            "",
-        )
 
 
 def _report(
@@ -208,36 +195,56 @@ def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[s
     return chosen
 
 
-def _run_jobs(
-    plan: Plan, jobs: Sequence[Job], workers: Workers, memory: Memory, args: argparse.Namespace
+def memo_of(plan: Plan, selection: Selection, *, reuse: bool) -> Memo:
+    on = plan.machinery
+    roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": selection.store})
+    return Memo(selection.store, plan.suite.stage, roots, environ=on.environment, reuse=reuse)
+
+
+def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
+    """Every test of the suite; a worker lists them unless that is remembered.
+
+    This is no verdict, so --no-cache does not concern it."""
+    memo = memo_of(plan, selection, reuse=True)
+    key = {"module": plan.suite.module, "python": plan.machinery.versions["python"]}
+    found = memo.find("the tests of the suite", key)
+    if not isinstance(found, Entry):
+        tests, touched = workers.tests()
+        found = memo.remember("the tests of the suite", key, {"tests": tests}, touched)
+    return [str(name) for name in found.result["tests"]]
+
+
+def run_tests(
+    plan: Plan, selection: Selection, chosen: Sequence[str], workers: Workers, args: argparse.Namespace
 ) -> dict[str, Verdict]:
-    if not jobs:
-        return {}
+    """The verdicts, remembered or new. Only those that the ledger expects are remembered: a surprise runs
+    again each time, so that its log and files can be read."""
+    memo, judge = memo_of(plan, selection, reuse=not args.no_cache), plan.judge
 
-    def work(job: Job, worker: TestWorker) -> Verdict:
-        verdict, touched = worker.run(job.name, keep=args.keep)
-        # At once, so that an interrupted run has not run for nothing.
-        memory.record(verdict, touched, worker.common, plan.judge.logs)
-        return verdict
+    def is_surprise(test: str, result: Result) -> bool:
+        return judge.is_surprise(verdict_of(test, result))
 
-    def line(verdict: Verdict) -> Line:
-        return _line(verdict, plan.judge)
-
-    with progress("delegate tests", jobs, plan.slots, line) as shown:
-        return run_jobs(
-            jobs,
-            lambda: WorkerSlot(workers.take, work),
-            slots=plan.slots,
-            memory=memory_budget(),
-            observer=shown,
-            stop_after=lambda job, verdict: args.fail_fast and plan.judge.is_surprise(verdict),
-        )
+    tasks = [
+        TestTask(test, memo, plan.machinery.key(test), plan.job(test), judge.logs, args.keep)
+        for test in chosen
+    ]
+    results = do(
+        tasks,
+        How("delegate tests", lambda threads, count: workers.take(), plan.slots),
+        accept=lambda test, result: not is_surprise(test, result),
+        line=lambda result: _line(result, judge),
+        stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),
+    )
+    return {test: verdict_of(test, result) for test, result in results.items()}
 
 
 WORDS = {"passed": "passed", "failed": "FAILED", "not_run": "not run", "expected_failure": "expected"}
 
 
-def _line(verdict: Verdict, judge: Judge) -> Line:
+def _line(result: Result, judge: Judge) -> Line:
+    if result.failure:
+        return Line("FAILED!", result.failure.message, look=True)
+    verdict = verdict_of("", result)
     surprise = judge.is_surprise(verdict)
     note = "" if verdict.outcome == "passed" else verdict.reason
     return Line(WORDS[verdict.outcome] + ("!" if surprise else ""), note, surprise, verdict.seconds)
@@ -253,12 +260,11 @@ def _print_list(plan: Plan, tests: Sequence[str]) -> None:
     print(f"{len(tests)} tests, about {seconds / plan.slots / 60:.1f} min on {plan.slots} cores")
 
 
-def _announce(plan: Plan, cached: int, jobs: Sequence[Job]) -> None:
+def _announce(plan: Plan) -> None:
     on = plan.machinery
     absent = f"; stand-ins for {', '.join(on.absent)}" if on.absent else ""
     sys.stderr.write(
-        f"{cached + len(jobs)} tests on {plan.judge.soc}: executorch {on.versions['executorch']}, "
-        f"QNN {on.build_id}; {cached} cached, {len(jobs)} to run on {plan.slots} workers"
-        f"{absent}\n"
+        f"executorch {on.versions['executorch']}, QNN {on.build_id}, {plan.judge.soc}, "
+        f"{plan.slots} workers{absent}\n"
     )
     sys.stderr.flush()

@@ -110,7 +110,7 @@ def test_only_tests_that_ran_now_are_measured() -> None:
     verdicts = [
         Verdict("T.a", "passed", seconds=30, cpu_seconds=3, peak=5 << 20),
         Verdict("T.b", "passed", seconds=9, cached=True),
-        Verdict("T.c", "failed", seconds=900, fault="crash"),
+        Verdict("T.c", "failed", seconds=900, crashed=True),
     ]
     assert ledgers.measured({"T.b": Cost(1, 1)}, verdicts) == {"T.a": Cost(3, 5), "T.b": Cost(1, 1)}
 
