@@ -14,7 +14,6 @@ import shutil
 import signal
 import sys
 import time
-import uuid
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -29,8 +28,6 @@ from provisioning import pip_settings  # noqa: E402  (needs nothing but Python)
 nox.needs_version = ">=2024.10.9"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["gate"]
-
-os.environ.setdefault("QNN_CI_RUN", uuid.uuid4().hex)
 
 LOCKS = ROOT / "manifests" / "locks"
 TORCH = ROOT / "manifests" / "torch"

@@ -1,15 +1,13 @@
-"""What stages work with, by content: installed packages, the SDK's libraries for this machine, the runner."""
+"""What stages work with: the SDK's libraries for this machine, and the runner."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from ci.engine.memo import Digests, digest_of_files, key_of
+from ci.engine.memo import Digests, key_of
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
@@ -17,22 +15,6 @@ from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES
 
 RUNNER = ROOT / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
-
-
-def packages(names: Iterable[str], session: str) -> dict[str, str]:
-    """Version and digest of each, without importing it; `session` is who installs them."""
-    found = {}
-    for name in names:
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            raise EnvironmentLacking(
-                f"{name} is not installed in {sys.executable}", remedy=f"nox -s {session}, which installs it"
-            ) from None
-        # RECORD has the hash of every file of the package.
-        record = key_of({"record": distribution.read_text("RECORD") or ""})
-        found[name] = f"{distribution.version} {record[:16]}"
-    return found
 
 
 def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> dict[str, str]:
@@ -81,11 +63,3 @@ def ready_runner(environ: Mapping[str, str], reports: Path) -> Path:
                 remedy="nox -s build_runner",
             )
     return find_runner(environ)
-
-
-def runner_digest(runner: Path) -> str:
-    """With the libraries staged beside it, which are as much a part of it."""
-    staged = runner.parent.name == "bin"
-    top = runner.parent.parent if staged else runner.parent
-    libraries = (top / "lib").glob("*.so*") if staged else ()
-    return hashlib.sha256(digest_of_files(top, [runner, *libraries]).encode()).hexdigest()

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.suites.imports import searched_first
+from ci.suites.imports import search_first
 from provisioning.base.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def _found(source: str, search_path: Path) -> list[object]:
     """What the function gives; its module may be below the search path."""
     module, _, name = source.partition(":")
     try:
-        with searched_first(search_path):
-            return list(islice(getattr(importlib.import_module(module), name)(), MOST))
+        search_first(search_path)
+        return list(islice(getattr(importlib.import_module(module), name)(), MOST))
     except Exception as error:
         raise CheckFailed(
             f"--calibrate {source} gives nothing: {type(error).__name__}: {error}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -27,12 +26,6 @@ def search_first(folder: Path) -> None:
     if _first != folder:
         sys.path.insert(0, str(folder))
     _first = folder
-
-
-@contextmanager
-def searched_first(folder: Path) -> Iterator[None]:
-    search_first(folder)
-    yield
 
 
 def _forget(folder: Path) -> None:

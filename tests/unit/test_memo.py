@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, prune
+from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, key_of, prune
 from ci.engine.repository import repository_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 from provisioning.base.settings import ROOT
@@ -478,3 +480,13 @@ def test_a_library_that_copies_all_variables_depends_on_none_of_them(tmp_path: P
     )
     shown = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True, cwd=ROOT)
     assert shown.splitlines() == ["{}", "{'ONE': 'unset', 'MADE_HERE': 'unset'}"]
+
+
+NAMED = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.booleans(), max_size=4)
+
+
+@settings(deadline=None)
+@given(NAMED, NAMED)
+def test_keys_are_equal_exactly_when_inputs_are(one: dict[str, object], other: dict[str, object]) -> None:
+    same = {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}
+    assert (key_of(one) == key_of(other)) == same
