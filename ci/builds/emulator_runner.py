@@ -310,9 +310,10 @@ def _is_good(stage: StageRun) -> bool:
 
 
 def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs: int) -> dict[str, str]:
-    """Put what is built into dist/ and return it. After an error the last good build stays, and it is empty.
+    """Put the build into dist/ and return its files with their digests.
 
-    The folder is emptied first: Ninja compares times, and a file installed anew may be older than an object.
+    After an error the last good build stays, and nothing is returned. The build folder is emptied first: Ninja
+    compares times, and a file installed anew may be older than an object.
     """
     cmake_build = plan.cmake_build(jobs)
     started = time.time()

@@ -32,7 +32,7 @@ Read by the user's own code, they count."""
 UNSET = "unset"
 
 OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
-"""What this code reads, the key of the work has."""
+"""What our own code reads is in the key of the work already."""
 
 _initial: dict[str, str] = {}
 """The variables as they were at the beginning: what the process sets itself is no input."""
@@ -62,8 +62,8 @@ class _Everything(set[str]):
 def begin() -> None:
     """Note environment variables, absent modules and opened files from now on; children inherit it.
 
-    Of user's directories no listing is kept, or a new file beside a suite would count as a change, and no
-    bytecode is used, since that is trusted by size and time."""
+    The user's directories are not listed: a new file beside a suite is no change. Their bytecode is not used:
+    Python trusts it by size and time alone."""
     global _began
     if _began:
         return
@@ -168,8 +168,8 @@ def digest_of_value(value: str | None) -> str:
 def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
     """`__getitem__` and `__iter__` of os.environ, noting what is read.
 
-    Walking over all variables counts in the user's code alone: libraries copy them all for children. Whoever
-    walks then asks for each value, in the same instruction of the same frame."""
+    Only user code that walks over all variables counts as reading them all: libraries do so to copy them for
+    a child. A walk reads each value from the same place in the code, and those reads are ignored too."""
     walker: tuple[int, int] | None = None
 
     def get_noted(self: Any, name: Any) -> Any:

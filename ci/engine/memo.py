@@ -22,8 +22,8 @@ from typing import Any
 
 from ci.engine.interpreter import digest_of_value
 from ci.engine.repository import repository_of
-from ci.engine.watch import Stamp, digest_of, is_young, listing_of, stamp_of
-from provisioning.base.files import replace_text
+from ci.engine.watch import Stamp, is_young, listing_of, stamp_of
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
 
@@ -147,7 +147,7 @@ class Digests:
         known = self._known.get(path)
         if known and known[:4] == list(stamp) and not is_young(stamp):
             return str(known[4]), stamp
-        digest = digest_of(path)
+        digest = hash_file(Path(path))
         if stamp_of(os.stat(path)) != stamp:
             raise OSError(f"{path} changed while it was read")
         if not is_young(stamp):
@@ -444,7 +444,7 @@ class Memo:
         folder: Path | None = None
         if made is not None:
             paths = sorted(path for path in made.rglob("*") if path.is_file())
-            files = {path.relative_to(made).as_posix(): digest_of(str(path)) for path in paths}
+            files = {path.relative_to(made).as_posix(): hash_file(path) for path in paths}
             # Named by its content, so that none is replaced while another process reads it.
             folder = top / f"{name}-{key_of(dict(files))[:16]}"
             if self._damage(folder, files):

@@ -20,7 +20,10 @@ import stat
 import struct
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from provisioning.base.files import hash_file
 
 Stamp = tuple[int, int, int, int]
 """Size, mtime, ctime (nanoseconds) and inode: while these are equal, a file is taken to be the same."""
@@ -137,14 +140,6 @@ def listing_of(path: str) -> str:
     except OSError:
         return "absent"
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def digest_of(path: str) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def install() -> int:
@@ -292,7 +287,7 @@ class Supervisor:
             seen.opened[path] = stamp = stamp_of(info)
             if is_young(stamp):
                 with contextlib.suppress(OSError):
-                    seen.digests[path] = digest_of(path)
+                    seen.digests[path] = hash_file(Path(path))
 
     def _interpreter(self, path: str) -> None:
         """The kernel opens a script's interpreter itself."""

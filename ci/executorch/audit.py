@@ -127,7 +127,7 @@ def cpu_kernels() -> frozenset[str]:
 
 
 def has_kernel(operator: str, kernels: Collection[str]) -> bool:
-    """Of those of other libraries than aten this runtime knows nothing: the runner is linked with more."""
+    """Python's runtime has only aten's kernels. The runner is linked with more, so others have one."""
     library, _, rest = operator.partition(".")
     return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
 

@@ -56,7 +56,7 @@ class Input(Model):
 class Run(AnyRun):
     scheme: Scheme
     emulator_fault: str = ""
-    """Part of what the runner says where a program that lowers is known not to run; then no thresholds."""
+    """Part of the runner's error, for a program that lowers but is known not to run: it has no thresholds."""
     qat: bool = False
     per_channel: bool = True
     observer: Literal["min_max", "moving_average"] = "min_max"

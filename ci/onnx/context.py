@@ -6,7 +6,6 @@ all; so bytes, chip and QNN build are held to the record and to the installed pr
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 from ci.onnx.graph import Signature, Tensor, load_graph
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import hash_file
 
 SCHEMA = 1
 
@@ -121,14 +121,6 @@ def require_fit(
         )
 
 
-def digest(path: Path) -> str:
-    whole = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            whole.update(block)
-    return whole.hexdigest()
-
-
 def _require_bytes(context: Context, record: Record) -> None:
     if record.model != context.path.name:
         raise CheckFailed(
@@ -141,7 +133,7 @@ def _require_bytes(context: Context, record: Record) -> None:
             raise CheckFailed(
                 f"{context.path} needs {name}, which its record does not know", remedy="compile it again"
             )
-        if (found := digest(path)) != record.files[name]:
+        if (found := hash_file(path)) != record.files[name]:
             raise CheckFailed(
                 f"{path} was changed after it was compiled: expected SHA-256 {record.files[name]},"
                 f" found {found}",

@@ -13,7 +13,7 @@ import numpy as np
 
 from ci.onnx import provider
 from ci.onnx.arrays import Array, Sample, save, saved
-from ci.onnx.context import Record, digest, nodes_beside_context, read_context, record_path, require_fit
+from ci.onnx.context import Record, nodes_beside_context, read_context, record_path, require_fit
 from ci.onnx.graph import (
     Problem,
     Signature,
@@ -32,6 +32,7 @@ from ci.onnx.suite import Case, Run
 from ci.suites.accuracy import Pair, Unusable, compare
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
 
 SAMPLES = "samples.npz"
@@ -161,7 +162,7 @@ def write_context(
     again = provider.reloaded(path, soc, settings, samples[:1], profile=profile)
     record = Record(
         model=path.name,
-        files={file.name: digest(file) for file in (path, *found.beside)},
+        files={file.name: hash_file(file) for file in (path, *found.beside)},
         soc=soc_name,
         soc_id=soc.id,
         arch=soc.arch,
@@ -187,7 +188,7 @@ def write_context(
 def source_digest(model: Path) -> str:
     """Of the model and of its external data."""
     files = [model, *external_files(load_graph(model), model.parent)]
-    return digest(model) if len(files) == 1 else " ".join(digest(file) for file in files)
+    return hash_file(model) if len(files) == 1 else " ".join(hash_file(file) for file in files)
 
 
 # Orders of the command line

@@ -221,8 +221,8 @@ def tree(found: Findings, tree: Tree, bucks: MappingOf[str, Side], cmakes: Mappi
 
 
 def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set[str]) -> None:
-    """Python is Buck's alone. Where it knows a module beside one, it was forgotten; a package of which it
-    knows nothing at all is one finding."""
+    """Only Buck lists Python files. A module that it does not list, in a folder of which it lists others, was
+    forgotten. A package of which it lists nothing is one finding."""
     peopled = {""}
     for path in known:
         if is_python(path):

@@ -49,7 +49,7 @@ def derived(
     measured: Sequence[Mapping[str, float]],
     margin_db: float,
 ) -> dict[str, float]:
-    """Of the chips' figures the worst less the margin: of those always held, and of those named.
+    """For each figure the worst of all chips, less the margin; for those always held or named by the suite.
 
     A top-1 agreement of zero cannot be missed, so it gives no threshold."""
     more = named.model_dump(exclude_none=True) if named else {}

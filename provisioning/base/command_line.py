@@ -93,7 +93,7 @@ def duration(text: str) -> float:
 
 
 def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:
-    """Find the verb, import only its module, run it; returns the exit code (design.md, contract 5)."""
+    """Find the verb, import only its module, run it; returns the exit code (see errors.py)."""
     if not argv or argv[0] in ("-h", "--help"):
         sys.stdout.write(_overview(program, description, verbs))
         return 0 if argv else 2

@@ -49,7 +49,7 @@ class Selection:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """The flags every verb shares (design.md, contract 3)."""
+    """The flags that every verb shares."""
     group = parser.add_argument_group("selection")
     group.add_argument("--profile", help=f"set of pins to use [QNN_CI_PROFILE, {DEFAULT_PROFILE}]")
     group.add_argument(

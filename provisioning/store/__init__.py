@@ -5,6 +5,7 @@
             trees/       <component>-<version>-<key>/ and, beside it, its inventory <…>.json
             staging/     work in progress, one directory for each process at work
             locks/       mutexes, and when each tree was last used
+            cache/       what is remembered of work done
             licences.json
 
 A tree is built in staging/ and renamed into trees/; its inventory, renamed last, commits it: without one, a

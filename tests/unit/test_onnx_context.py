@@ -9,13 +9,13 @@ import pytest
 
 from ci.onnx.context import (
     Record,
-    digest,
     nodes_beside_context,
     read_context,
     record_path,
     require_fit,
 )
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import hash_file
 from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
 
 OTHER = "v2.49.40.260810104044"
@@ -26,7 +26,7 @@ def recorded(folder: Path, path: Path | None = None, **changes: object) -> Path:
     context = read_context(path)
     values: dict[str, object] = {
         "model": path.name,
-        "files": {file.name: digest(file) for file in (path, *context.beside)},
+        "files": {file.name: hash_file(file) for file in (path, *context.beside)},
         "soc": "SM8650",
         "soc_id": 57,
         "arch": 75,

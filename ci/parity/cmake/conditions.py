@@ -156,7 +156,7 @@ class Condition:
             return found
         begin = self.position
         holds = self._term()
-        # An argument that is empty for want of its variable belongs to the word that came in its place.
+        # A variable that is not set leaves no argument: CMake then reads the next word in its place.
         return Answer(holds, self._taken(begin, max(self.position, begin + 1)))
 
     def _term(self) -> bool:

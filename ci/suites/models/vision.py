@@ -59,8 +59,8 @@ def settled(model: Classifies, inputs: Inputs) -> nn.Module:
 
 
 ON = 1.5
-"""The mean, in deviations, of what reaches a ReLU: most units are on, as in a trained net. Were they on by
-chance, each of the many layers would make the noise of the one before larger, until it is all there is."""
+"""The mean of a ReLU's inputs, in standard deviations: most units are on, as in a trained net. With only half
+of them on, each layer would amplify the noise of the one before."""
 
 BRANCH = 0.3
 """How much the branch of a residual block counts beside what it is added to; again as after training."""
