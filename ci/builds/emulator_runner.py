@@ -312,8 +312,8 @@ def _is_good(stage: StageRun) -> bool:
 def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs: int) -> dict[str, str]:
     """Put the build into dist/ and return its files with their digests.
 
-    After an error the last good build stays, and nothing is returned. The build folder is emptied first: Ninja
-    compares times, and a file installed anew may be older than an object.
+    After an error the last good build stays, and nothing is returned. The build folder is emptied first:
+    Ninja compares times, and a file installed anew may be older than an object.
     """
     cmake_build = plan.cmake_build(jobs)
     started = time.time()
