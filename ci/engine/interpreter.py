@@ -139,7 +139,8 @@ def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[st
         later = {real(each) for each in entries[index + 1 :]}
         names = {name for name, home in homes.items() if home != entry and real(home) in later}
         names |= {name for name in absent if name not in homes}
-        if names and os.path.isdir(entry):
+        # One that is not there can come to be.
+        if names and not os.path.isfile(entry):
             found[entry] = sorted(names)
     return found
 

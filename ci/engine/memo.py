@@ -204,8 +204,8 @@ class _State:
     def _entry(self, name: str) -> str:
         path = self.roots.path(name)
         if os.path.isdir(path):
-            return "directory"
-        return "file" if os.path.exists(path) else "absent"
+            return "directory" + self.target(path)
+        return "file" + self.target(path) if os.path.exists(path) else "absent"
 
     def _listing(self, name: str) -> str:
         return listing_of(self.roots.path(name))
@@ -413,7 +413,8 @@ class Memo:
         for path, state in touched.looked.items():
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
             if not ours and path not in touched.opened:
-                yield "entry", name(path), state
+                # Whoever asks where a link leads opens that by its own name.
+                yield "entry", name(path), state if state == "absent" else state + today.target(path)
         for path, state in touched.listed.items():
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
             if not ours and not path.endswith(PACKAGES):

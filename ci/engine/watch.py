@@ -69,7 +69,7 @@ _CALLS = {
             85: Call("create"),
             83: Call("folder"),
             258: Call("folder", 0, 1),
-            **dict.fromkeys((4, 6, 21, 89), Call("look")),
+            **dict.fromkeys((4, 6, 21, 80, 89), Call("look")),
             **dict.fromkeys((262, 332, 269, 439, 267), _AT),
             59: Call("run"),
             322: Call("run", 0, 1),
@@ -86,6 +86,7 @@ _CALLS = {
             437: Call("open2", 0, 1, 2),
             34: Call("folder", 0, 1),
             **dict.fromkeys((79, 291, 48, 439, 78), _AT),
+            49: Call("look"),
             221: Call("run"),
             281: Call("run", 0, 1),
             61: Call("list"),
@@ -269,8 +270,9 @@ class Supervisor:
         try:
             info = os.stat(path)
         except OSError:
-            # A link that leads nowhere is absent too.
-            if making:
+            # A link that leads nowhere is absent too. What is opened to read and made if need be, such as a
+            # database, would be read the next time.
+            if making and not reading:
                 seen.written.add(path)
             else:
                 seen.looked.setdefault(path, "absent")
@@ -327,7 +329,10 @@ def _intent(flags: int) -> tuple[bool, bool, bool]:
     if flags & (os.O_PATH | os.O_DIRECTORY):
         return False, False, False
     access = flags & os.O_ACCMODE
-    replacing = access != os.O_RDONLY and bool(flags & (os.O_TRUNC | os.O_EXCL))
+    if flags & os.O_CREAT and flags & os.O_EXCL:
+        # Fails where there is something, which is still there to be read.
+        return False, False, True
+    replacing = access != os.O_RDONLY and bool(flags & os.O_TRUNC)
     return access != os.O_WRONLY and not replacing, replacing, bool(flags & os.O_CREAT)
 
 

@@ -197,6 +197,45 @@ CHANGES: dict[str, Change] = {
         lambda place: repoint(place.folder / "w.pt", "v2.pt"),
         "w.pt changed",
     ),
+    "where a resolved link leads": (
+        {
+            "net.py": "from pathlib import Path\ndef work(): return Path('HERE/w.pt').resolve().read_text()",
+            "v1.pt": "1",
+            "v2.pt": "2",
+        },
+        lambda place: repoint(place.folder / "w.pt", "v2.pt"),
+        "w.pt changed",
+    ),
+    "where the link of a working directory leads": (
+        {
+            "net.py": "import os\ndef work():\n os.chdir('HERE/now')\n return open('a').read()",
+            "v1/a": "1",
+            "v2/a": "2",
+        },
+        lambda place: repoint(place.folder / "now", "v2"),
+        "now changed",
+    ),
+    "a file that must not be there": (
+        {
+            "net.py": "def work():\n try: open('HERE/a', 'x')\n except OSError: return open('HERE/a').read()",
+            "a": "1",
+        },
+        lambda place: later(place.folder / "a", "2"),
+        "a changed",
+    ),
+    "a file that it makes if need be": (
+        {
+            "net.py": "import os\ndef work():\n file = os.open('HERE/a', os.O_RDWR | os.O_CREAT)\n"
+            " if not (text := os.read(file, 9)): os.unlink('HERE/a')\n return text.decode()",
+        },
+        lambda place: later(place.folder / "a", "2"),
+        "a is there now",
+    ),
+    "a folder of the search path that was not there": (
+        {"net.py": "import part\ndef work(): return part.x", "lib/part.py": "x = 1"},
+        lambda place: place.write("none/part.py", "x = 2"),
+        "none offers the module part now",
+    ),
     "a package that is installed in another version": (
         {
             "net.py": "import part\ndef work(): return part.x",
@@ -220,13 +259,20 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
     place.path += [str(place.folder / "lib"), str(place.folder / "lib" / "site-packages")]
     for name, text in files.items():
         place.write(name, text)
-    if what == "where a link leads":
-        (place.folder / "w.pt").symlink_to("v1.pt")
+    (place.folder / "w.pt").symlink_to("v1.pt")
+    (place.folder / "now").symlink_to("v1")
+    search = f"{place.folder}/none:{place.folder}/lib"
+    if what == "a folder of the search path that was not there":
+        place.worker = start(place.store / "logs", {**os.environ, "PYTHONPATH": search})
+        place.path = [str(place.folder)]
     first, _ = place.do()
     assert place.do() == (first, "")
     change(place)
     if what == "an environment variable":
         place.worker = start(place.store / "logs", place.environ)
+    if what == "a folder of the search path that was not there":
+        place.worker.end()
+        place.worker = start(place.store / "logs", {**os.environ, "PYTHONPATH": search})
     second, reason = place.do()
     assert why in reason
     assert first != second
