@@ -25,11 +25,15 @@ VOLATILE = frozenset((
     "TERM", "COLUMNS", "LINES", "SHLVL", "DISPLAY", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE",
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONWARNINGS", "QNN_SDK_ROOT",
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "PYTEST_CURRENT_TEST",
+    "QNN_CI_WORKER_MEMORY", "QNN_CI_WORKER_WARM", "ORT_DISABLE_TELEMETRY",
 ))  # fmt: skip
 """Libraries read these for other reasons than what they compute, and the files to which they lead are seen.
 Read by the user's own code, they count."""
 
 UNSET = "unset"
+
+ALL = "*"
+"""Stands for the names of all variables: who looks through them depends on a new one too."""
 
 OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
 """What our own code reads is in the key of the work already."""
@@ -72,7 +76,7 @@ def begin() -> None:
     environ: Any = type(os.environ)
     environ.__getitem__, environ.__iter__ = _note_reads(environ.__getitem__, environ.__iter__)
     sys.meta_path.append(_Absent)
-    sys.addaudithook(_note_open)
+    sys.addaudithook(_note_event)
     loader: Any = importlib.machinery.SourceFileLoader
     stats, finder = loader.path_stats, importlib.machinery.FileFinder
     fill: Any = finder._fill_cache  # type: ignore[attr-defined]
@@ -184,15 +188,25 @@ def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
         nonlocal walker
         if self is os.environ:
             reader, walker = _reader()
-            for name in walk(self) if reader == "user" else ():
-                if name not in VOLATILE:
-                    _read.setdefault(name, digest_of_value(_initial.get(name)))
+            if reader == "user":
+                _note_all()
         return walk(self)  # type: ignore[no-any-return]
 
     return get_noted, walk_noted
 
 
-def _reader() -> tuple[str, tuple[int, int] | None]:
+def names_of(environ: Iterable[str]) -> str:
+    """The digest of the names of all variables."""
+    return digest_of_value("\0".join(sorted({*environ} - VOLATILE)))
+
+
+def _note_all() -> None:
+    for name in _initial.keys() - VOLATILE:
+        _read.setdefault(name, digest_of_value(_initial[name]))
+    _read.setdefault(ALL, names_of(_initial))
+
+
+def _reader(through: str | tuple[str, ...] = "/os.py") -> tuple[str, tuple[int, int] | None]:
     """Who reads a variable (`user`, `library`, or empty for code of ours), and the instruction that does."""
     place = None
     frame: FrameType | None = sys._getframe(2)
@@ -200,8 +214,8 @@ def _reader() -> tuple[str, tuple[int, int] | None]:
         name = frame.f_code.co_filename
         if place is None and not name.endswith("_collections_abc>"):
             place = id(frame), frame.f_lasti
-        # os.py and the abstract mapping lie between the reader and the variable.
-        if name[:1] != "<" and not name.endswith("/os.py"):
+        # These and the abstract mapping lie between the reader and the variable.
+        if name[:1] != "<" and not name.endswith(through):
             if name.startswith(OURS):
                 return "", place
             return "library" if is_installed(name) else "user", place
@@ -209,9 +223,14 @@ def _reader() -> tuple[str, tuple[int, int] | None]:
     return "library", place
 
 
-def _note_open(event: str, arguments: tuple[Any, ...]) -> None:
+def _note_event(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb", None):
         _opened.add(arguments[0])
+        return
+    # A child that has all variables may read them, which is not seen.
+    inherits = event == "os.system" or (event == "subprocess.Popen" and arguments[3] is None)
+    if inherits and _reader(("/os.py", "/subprocess.py"))[0] == "user":
+        _note_all()
 
 
 def _module_files() -> Iterator[str]:

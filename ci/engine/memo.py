@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.engine.interpreter import digest_of_value
+from ci.engine.interpreter import ALL, digest_of_value, names_of
 from ci.engine.repository import repository_of
 from ci.engine.watch import Stamp, is_young, listing_of, stamp_of
 from provisioning.base.files import hash_file, replace_text
@@ -211,7 +211,7 @@ class _State:
         return listing_of(self.roots.path(name))
 
     def _variable(self, name: str) -> str:
-        return digest_of_value(self._environ.get(name))
+        return names_of(self._environ) if name == ALL else digest_of_value(self._environ.get(name))
 
     def _modules(self, name: str) -> str:
         """Those of the named modules that the directory offers; `name` is `directory: one two`."""
@@ -222,6 +222,11 @@ class _State:
         except OSError:
             return ""
         return " ".join(sorted(wanted & offered))
+
+    def _paths(self, name: str) -> str:
+        """What the .pth files of a directory add to the search path, as an editable install does."""
+        found = sorted(Path(self.roots.path(name)).glob("*.pth"))
+        return digest_of_value("\0".join(f"{each.name}: {self._file(str(each))}" for each in found))
 
     def _distribution(self, name: str) -> str:
         """The installed version; `name` is `directory: distribution`. What it consists of, the files say."""
@@ -424,6 +429,8 @@ class Memo:
         for path, names in touched.unoffered.items():
             named = f"{name(path)}: {' '.join(names)}"
             yield "modules", named, today.of("modules", named)
+            if path.endswith(PACKAGES):
+                yield "paths", name(path), today.of("paths", name(path))
         for folder, distribution in distributions_of(folders):
             named = f"{name(folder)}: {distribution}"
             yield "distribution", named, today.of("distribution", named)
@@ -477,7 +484,7 @@ class Memo:
         return name
 
 
-ORDER = ("distribution", "file", "entry", "modules", "listing", "variable")
+ORDER = ("distribution", "file", "entry", "modules", "paths", "listing", "variable")
 
 
 def _words(kind: str, name: str, before: str, now: str) -> str:
@@ -488,7 +495,9 @@ def _words(kind: str, name: str, before: str, now: str) -> str:
     if kind == "modules":
         return f"{shown.rpartition(': ')[0]} offers the module {now or before} now"
     if kind == "variable":
-        return f"environment variable {name} changed"
+        return "other variables are set" if name == ALL else f"environment variable {name} changed"
+    if kind == "paths":
+        return f"other .pth files are in {shown}"
     if kind == "listing":
         return f"other files are in {shown}"
     if "absent" in (before, now):

@@ -113,6 +113,8 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
         "search path": [roots.name(os.path.abspath(each)) for each in search],  # noqa: PTH100
         "files of options": named,
+        # The work's own: relative paths in a factory mean what they mean to the user.
+        "working directory": roots.name(str(Path.cwd())),
     }
 
 

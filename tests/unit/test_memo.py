@@ -236,6 +236,25 @@ CHANGES: dict[str, Change] = {
         lambda place: place.write("none/part.py", "x = 2"),
         "none offers the module part now",
     ),
+    "a variable that a child process has": (
+        {"net.py": "from subprocess import getoutput\ndef work(): return getoutput('echo $NET_WIDTH')"},
+        lambda place: place.environ.update(NET_WIDTH="2"),
+        "other variables are set",
+    ),
+    "a new one of all variables": (
+        {"net.py": "import os\ndef work(): return [each for each in os.environ if each[:4] == 'NET_']"},
+        lambda place: place.environ.update(NET_WIDTH="2"),
+        "other variables are set",
+    ),
+    "an optional package that is installed editable": (
+        {
+            "net.py": "try:\n import part\n x = part.x\nexcept ImportError:\n x = 1\ndef work(): return x",
+            "project/part.py": "x = 2",
+            "venv/site-packages/a.pth": "",
+        },
+        lambda place: place.write("venv/site-packages/__editable__.part.pth", "HERE/project"),
+        "other .pth files are in venv/site-packages",
+    ),
     "a package that is installed in another version": (
         {
             "net.py": "import part\ndef work(): return part.x",
@@ -253,6 +272,16 @@ CHANGES: dict[str, Change] = {
 }
 
 
+OF_PROCESS = {
+    "an environment variable",
+    "a folder of the search path that was not there",
+    "a variable that a child process has",
+    "a new one of all variables",
+    "an optional package that is installed editable",
+}
+"""What a worker has from its start."""
+
+
 @pytest.mark.parametrize("what", CHANGES)
 def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
     files, change, why = CHANGES[what]
@@ -261,18 +290,23 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
         place.write(name, text)
     (place.folder / "w.pt").symlink_to("v1.pt")
     (place.folder / "now").symlink_to("v1")
-    search = f"{place.folder}/none:{place.folder}/lib"
-    if what == "a folder of the search path that was not there":
-        place.worker = start(place.store / "logs", {**os.environ, "PYTHONPATH": search})
+    restart = what in OF_PROCESS
+
+    def again() -> None:
+        if place.worker.setup.logs.is_relative_to(place.store):
+            place.worker.end()
+        search = f"{place.folder}/none:{place.folder}/lib"
+        added = f"import site; site.addsitedir('{place.folder}/venv/site-packages')\n"
+        place.worker = start(place.store / "logs", {**place.environ, "PYTHONPATH": search}, added)
+
+    if restart:
         place.path = [str(place.folder)]
+        again()
     first, _ = place.do()
     assert place.do() == (first, "")
     change(place)
-    if what == "an environment variable":
-        place.worker = start(place.store / "logs", place.environ)
-    if what == "a folder of the search path that was not there":
-        place.worker.end()
-        place.worker = start(place.store / "logs", {**os.environ, "PYTHONPATH": search})
+    if restart:
+        again()
     second, reason = place.do()
     assert why in reason
     assert first != second
