@@ -23,7 +23,7 @@ from ci.executorch.stage import Plan, identity, plan_of, print_list
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
 from ci.suites.baseline import Recorded, agree, load_tolerances
-from ci.suites.findings import accuracy_message, placeholder, shown_thresholds, verdict
+from ci.suites.findings import accuracy_message, notes, placeholder, shown_thresholds, verdict
 from ci.suites.stage import finish
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
@@ -190,6 +190,7 @@ def judge(
         else:
             assert result is not None
             findings = findings_of(program, result, lowered.facts)
+            findings += notes(program, lowered.facts, again)
             findings += placeholder(program, f"{again} --update-thresholds")
         stage.findings += findings
         if result is not None and result.folder and verdict(findings) == "fail":

@@ -44,7 +44,7 @@ from ci.suites.factory import (
     copied,
     explained,
     find,
-    infer,
+    infer_all,
     is_memory,
     make,
     run_copied,
@@ -115,7 +115,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
-    expected = [infer(loaded.model, sample) for sample in samples]
+    expected = infer_all(loaded.model, samples)
     module: Any = loaded.model
     patterns: list[Patterns] = []
     reference = expected

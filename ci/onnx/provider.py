@@ -348,13 +348,13 @@ def export(
     """The factory's model as model.onnx, its inputs named input_0, input_1 …; and the model itself."""
     import torch
 
-    from ci.suites.factory import BadFactory, explained, infer, make
+    from ci.suites.factory import BadFactory, explained, infer_all, make
 
     try:
         loaded = make(dotted, arguments, search_path)
         sample = loaded.sample(0)
         # Refuses a model that keeps state, which an export would leave out.
-        infer(loaded.model, sample)
+        infer_all(loaded.model, [sample])
     except BadFactory as error:
         raise CheckFailed(str(error), remedy=f"correct the factory {dotted}") from error
     path = into / "model.onnx"

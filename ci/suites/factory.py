@@ -175,6 +175,30 @@ def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
     return outputs
 
 
+def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    """The outputs of one inference for each sample.
+
+    Refuses a model whose outputs are others when it is asked again: state can be in a list, a dictionary
+    or a number, where `infer` does not see it."""
+    outputs = [infer(model, sample) for sample in samples]
+    again = infer(model, samples[0])
+    if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
+        raise BadFactory(
+            "the model gives other outputs for the same inputs: it keeps state outside its buffers, or draws "
+            "random numbers; make both inputs"
+        )
+    return outputs
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Equal but for rounding, which may differ from run to run with many threads."""
+    if one.shape != other.shape:
+        return False
+    one, other = one.double(), other.double()
+    largest = float(one[one.isfinite()].abs().max()) if one.isfinite().any() else 0.0
+    return bool(torch.allclose(one, other, rtol=0, atol=largest * 1e-3, equal_nan=True))
+
+
 def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
     """The outputs of a module, copied; it gets copies of its inputs."""
     with torch.no_grad():

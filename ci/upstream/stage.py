@@ -182,6 +182,12 @@ def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[s
             remedy="remove it from the ledger",
         )
     matches = matcher(args.expressions)
+    for each in args.expressions:
+        if not any(map(matcher([each]), tests)):
+            raise UsageError(
+                f"no test of executorch {version} matches {quoted('-k', each)}",
+                remedy=session(plan.suite.stage, "--list"),
+            )
     jobs = [plan.job(test) for test in (ledger.sample if args.sample else tests) if matches(test)]
     chosen = sorted(job.name for job in shard(jobs, *parse_shard(args.shard or "1/1")))
     if not chosen:

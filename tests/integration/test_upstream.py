@@ -227,6 +227,7 @@ def test_list_sample_and_shards_choose_and_run_nothing_else(
         ("--target", "aarch64-linux"),
         ("--soc", "SM8650,SM8750"),
         ("-k", "no_such_test"),
+        ("-k", "abs", "-k", "no_such_test", "--list"),
         ("-k", "abs conv"),
     ],
 )

@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -27,7 +28,7 @@ from ci.executorch.suite import Program, programs_of
 from ci.suites.accuracy import EXACT_DB
 from ci.suites.baseline import Baseline
 from provisioning.base.command_line import main
-from provisioning.base.findings import Report
+from provisioning.base.findings import Report, StageRun
 from provisioning.base.settings import ROOT, Selection
 from provisioning.environment import Environment
 from tests.support.lowering import BASIS, SUITE, make_program
@@ -329,3 +330,19 @@ def test_a_run_that_lacks_a_kernel_names_the_operator_and_its_line(tmp_path: Pat
 
 def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
     assert not findings_of(make_program(tmp_path), facts_of({"sqnr_db": 25.0}), {"left": []})
+
+
+def test_what_was_changed_of_a_factorys_model_is_a_warning_here_too(tmp_path: Path) -> None:
+    program = make_program(tmp_path)
+    plan: Any = SimpleNamespace(
+        programs=[program],
+        refused={},
+        basis=BASIS,
+        baseline=lambda _: Baseline(tmp_path / "baseline.json"),
+    )
+    facts = {"left": [], "notes": [["training-mode", "it is in training mode"]]}
+    stage = StageRun("test_emulator", "wheels", "x86_64-linux", "nox -s test_emulator")
+    emulate.judge(stage, plan, {program.name: Result(facts)}, {program.name: facts_of({"sqnr_db": 25.0})})
+    assert [(each.rule, each.message) for each in stage.findings] == [
+        ("factory-training-mode", "it is in training mode")
+    ]

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ci.suites import factory  # noqa: E402
-from ci.suites.factory import BadFactory, explained, infer, make  # noqa: E402
+from ci.suites.factory import BadFactory, explained, infer, infer_all, make  # noqa: E402
 
 MODULE = """
 import torch
@@ -46,11 +46,37 @@ class Decides(Net):
 def inputs(generator):
     return (torch.rand(4, generator=generator),)
 
+class Counts(nn.Module):
+    count = 0
+    def forward(self, x):
+        self.count += 1
+        return x * self.count
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+    def forward(self, x):
+        self.seen.append(x)
+        return torch.stack(self.seen).sum(0)
+
+class Kinds(nn.Module):
+    def forward(self, x):
+        return x / 0, x > 0, x.to(torch.int64), x[:0]
+
+class Draws(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
 def good(): return Good().eval(), inputs
 def fixed(): return Good().eval(), (torch.arange(4.0), torch.tensor([3, 9]))
 def training(): return Good(), inputs
 def changes(): return Changes().eval(), inputs
 def keeps(): return Keeps().eval(), inputs
+def counts(): return Counts().eval(), inputs
+def remembers(): return Remembers().eval(), inputs
+def kinds(): return Kinds().eval(), inputs
+def draws(): return Draws().eval(), inputs
 def decides(): return Decides().eval(), inputs
 def imports():
     from qnn_ci_blocks import WIDTH
@@ -102,6 +128,19 @@ def test_a_model_that_changes_its_inputs_changes_no_sample(folder: Path) -> None
 def test_a_model_that_keeps_state_is_refused_with_the_line(folder: Path) -> None:
     with pytest.raises(BadFactory, match=r"changes state while it runs \(.*qnn_ci_net.py:22\)"):
         infer(make("qnn_ci_net:keeps", {}, folder).model, (torch.ones(4),))
+
+
+@pytest.mark.parametrize("name", ["counts", "remembers", "draws"])
+def test_a_model_whose_outputs_differ_for_the_same_inputs_is_refused(folder: Path, name: str) -> None:
+    loaded = make(f"qnn_ci_net:{name}", {}, folder)
+    with pytest.raises(BadFactory, match="other outputs for the same inputs"):
+        infer_all(loaded.model, [loaded.sample(0), loaded.sample(1)])
+
+
+def test_what_a_model_computes_anew_may_have_any_shape_and_kind(folder: Path) -> None:
+    model = make("qnn_ci_net:kinds", {}, folder).model
+    outputs = infer_all(model, [(torch.tensor([-1.0, 0.0, 1.0]),)])[0]
+    assert [each.shape for each in outputs] == [(3,), (3,), (3,), (0,)]
 
 
 @pytest.mark.parametrize("strict", [True, False])
