@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.machinery
 import os
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from ci.engine.watch import stamp_of
+from provisioning.base.files import hash_file
 
 VOLATILE = frozenset((
     "PATH", "HOME", "PWD", "OLDPWD", "TMPDIR", "TEMP", "TMP", "USER", "LOGNAME", "SHELL", "HOSTNAME", "_",
@@ -110,7 +112,7 @@ def touched() -> dict[str, Any]:
             continue
         info = os.stat(path)
         opened[path] = list(stamp_of(info))
-        if max(info.st_ctime, info.st_mtime) > _began:
+        if max(info.st_ctime, info.st_mtime) > _began and not as_installed(path):
             changed.append(path)
     return {
         "opened": opened,
@@ -118,6 +120,22 @@ def touched() -> dict[str, Any]:
         "unoffered": unoffered(sys.path, _homes(), _absent_modules),
         "unseen": [f"{path} changed while it was read" for path in changed],
     }
+
+
+def as_installed(path: str) -> bool:
+    """True if the file has the bytes that its distribution's RECORD names.
+
+    Installers share files by hard links: another environment then moves a file's ctime, and nothing else."""
+    folder, mark, relative = path.rpartition("/site-packages/")
+    if not mark:
+        return False
+    start = f"{relative},sha256="
+    for record in Path(folder + mark).glob("*.dist-info/RECORD"):
+        for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith(start):
+                digest = base64.urlsafe_b64encode(bytes.fromhex(hash_file(Path(path)))).decode().rstrip("=")
+                return line[len(start) :].partition(",")[0] == digest
+    return False
 
 
 def forget() -> None:

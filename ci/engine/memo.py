@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.engine.interpreter import ALL, digest_of_value, names_of
+from ci.engine.interpreter import ALL, as_installed, digest_of_value, names_of
 from ci.engine.repository import repository_of
 from ci.engine.watch import Stamp, is_young, listing_of, stamp_of
 from provisioning.base.files import hash_file, replace_text
@@ -410,7 +410,8 @@ class Memo:
             except OSError:
                 reasons.append(f"{path} is gone since it was read")
                 return
-            if source == path and (now != stamp or touched.digests.get(path, digest) != digest):
+            moved = now != stamp and not (now[:2] == stamp[:2] and now[3] == stamp[3] and as_installed(path))
+            if source == path and (moved or touched.digests.get(path, digest) != digest):
                 reasons.append(f"{path} changed while it was read")
                 return
             folders[source] = None

@@ -158,10 +158,12 @@ def measure(
         line=line_of,
     )
     for name, result in results.items():
-        folder = compiled[name].folder
-        if result.folder and folder:
-            for path in folder.glob("*.raw"):
-                shutil.copyfile(path, result.folder / path.name)
+        source = compiled[name].folder
+        # A run that was ended leaves its folder too.
+        kept = result.folder or (plan.settings.logs / name if result.failure else None)
+        if source and kept and kept.is_dir():
+            for path in source.glob("*.raw"):
+                shutil.copyfile(path, kept / path.name)
     return results
 
 

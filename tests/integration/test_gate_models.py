@@ -126,7 +126,7 @@ def test_one_changed_weight_is_found_with_the_operator_and_its_line(reports: dic
     assert not _errors(reports["test_lowering"], "wrong_weight")
     (finding,) = _errors(reports["test_emulator"], "wrong_weight")
     assert finding.rule == "emulator-accuracy"
-    assert "SQNR in dB against float eager: expected at least" in finding.message
+    assert "against the float model: expected at least" in finding.message
     assert "quantizing loses most in aten.linear.default of second at " in finding.message
     code = "return self.second(torch.relu(self.first(x)))"
     lines = (ROOT / "tests/support/lowering_models.py").read_text(encoding="utf-8").splitlines()
@@ -138,7 +138,7 @@ def test_one_changed_weight_in_the_compiled_program_alone_is_found(reports: dict
     assert not _errors(reports["test_lowering"], "wrong_program")
     (finding,) = _errors(reports["test_emulator"], "wrong_program")
     assert (finding.rule, finding.subject) == ("emulator-accuracy", "wrong_program/16a8w/SM8650")
-    assert "against the quantized model in PyTorch: expected at least" in finding.message
+    assert "against the quantized model on " in finding.message
     assert "the program computes something else than the quantized model" in finding.message
 
 
@@ -166,9 +166,9 @@ def test_a_model_that_became_dearer_is_named_with_the_bytes(reports: dict[str, R
 
 def test_inputs_and_outputs_of_the_wrong_ones_are_kept(reports: dict[str, Report]) -> None:
     kept = [Path(each.path) for each in reports["test_emulator"].artifacts if each.kind == "failure"]
-    folders = {path.parts[-2] if path.parts[-2] != "outputs" else path.parts[-3] for path in kept}
-    assert {"wrong_weight-16a8w-SM8650", "wrong_scheme-16a4w-SM8650", "wrong_program-16a8w-SM8650"} <= folders
-    assert not any(name.startswith(("good", "donor")) for name in folders)
+    cases = {part for path in kept for part in path.parts}
+    assert {"wrong_weight", "wrong_scheme", "wrong_program"} <= cases
+    assert not {"good", "donor"} & cases
     assert all(path.is_file() for path in kept)
     assert any(path.name.startswith("output_") for path in kept)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import random
 import shutil
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ci.engine.interpreter import as_installed
 from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, key_of, prune
 from ci.engine.repository import repository_of
 from ci.engine.workers.parent import Gone, Setup, Worker
@@ -570,3 +573,16 @@ NAMED = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers()
 def test_keys_are_equal_exactly_when_inputs_are(one: dict[str, object], other: dict[str, object]) -> None:
     same = {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}
     assert (key_of(one) == key_of(other)) == same
+
+
+def test_a_file_that_another_environment_links_is_as_installed_until_its_bytes_change(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    (packages / "net-1.0.dist-info").mkdir(parents=True)
+    module = packages / "net.py"
+    module.write_text("WIDTH = 4\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(module.read_bytes()).digest()).decode().rstrip("=")
+    (packages / "net-1.0.dist-info" / "RECORD").write_text(f"net.py,sha256={digest},10\n")
+    os.link(module, tmp_path / "net.py")
+    assert as_installed(str(module))
+    module.write_text("WIDTH = 5\n")
+    assert not as_installed(str(module))
