@@ -39,6 +39,13 @@ ORPHAN_SECONDS = 86400.0
 
 MOST_DIGESTS = 50_000
 
+NATIVE_VARIABLES = (
+    *("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_", "ORT_"),
+    *("LD_PRELOAD", "PYTHONHASHSEED", "PYTHONOPTIMIZE"),
+)
+PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
+"""They say where files are; the files themselves are inputs."""
+
 RETIRED = ("programs", "lowering", "emulator")
 """Folders beside this memory that earlier versions filled."""
 
@@ -87,6 +94,15 @@ class Roots:
             if name.startswith(f"{{{root}}}"):
                 return path + name[len(root) + 2 :]
         return name
+
+
+def native_variables(environ: Mapping[str, str]) -> dict[str, Json]:
+    """Variables that native code and Python itself may read unseen: a part of every key."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(NATIVE_VARIABLES) and not name.startswith("QNN_CI_") and name not in PATH_VARIABLES
+    }
 
 
 def roots_of(suite: Path, store: Path, python: str = "") -> Roots:

@@ -280,7 +280,8 @@ class Supervisor:
         if stat.S_ISDIR(info.st_mode):
             seen.looked.setdefault(path, "directory")
         elif not stat.S_ISREG(info.st_mode):
-            return
+            if reading:
+                self._unseen(f"{path}, a pipe or a device, was read")
         elif replacing:
             seen.written.add(path)
         elif not reading:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
-from ci.engine.memo import Memo, Roots, Touched, roots_of
+from ci.engine.memo import Memo, Roots, Touched, native_variables, roots_of
 from ci.engine.work import Done, Failure, How, Result, do
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.suite import Program
@@ -80,10 +80,13 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
 
 
 def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
-    """Where modules and libraries are looked for; what is found there, the work discovers."""
+    """Where modules and libraries are looked for, and variables that are read unseen."""
     return {
-        variable: [roots.name(each) for each in environ.get(variable, "").split(os.pathsep) if each]
-        for variable in ("PYTHONPATH", "LD_LIBRARY_PATH")
+        "variables": native_variables(environ),
+        **{
+            variable: [roots.name(each) for each in environ.get(variable, "").split(os.pathsep) if each]
+            for variable in ("PYTHONPATH", "LD_LIBRARY_PATH")
+        },
     }
 
 
@@ -183,7 +186,8 @@ def compile_programs(
         )
 
     how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
-    return do(tasks, how)
+    # That a runtime refuses the program may be for want of memory: it is looked at each time.
+    return do(tasks, how, accept=lambda _, result: not result.facts.get("loads"))
 
 
 def memos_of(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo, Roots, Touched, roots_of
+from ci.engine.memo import Memo, Roots, Touched, native_variables, roots_of
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.onnx.options import files_of
@@ -111,6 +111,7 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
         "soc": program.soc,
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
+        "variables": native_variables(environ),
         "search path": [roots.name(os.path.abspath(each)) for each in search],  # noqa: PTH100
         "files of options": named,
         # The work's own: relative paths in a factory mean what they mean to the user.

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo, Touched
+from ci.engine.memo import PATH_VARIABLES, Memo, Touched
 from ci.engine.work import Done, Failure, Result
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.upstream.ledger import Verdict
-from ci.upstream.suite import PATHS, Suite
+from ci.upstream.suite import Suite
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
 
@@ -46,7 +46,7 @@ def tests_of(worker: Worker) -> list[str]:
 
 def touched(reply: Mapping[str, object]) -> Touched:
     result = Touched.of(reply)
-    for name in PATHS:
+    for name in PATH_VARIABLES:
         result.environment.pop(name, None)
     return result
 

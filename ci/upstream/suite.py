@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.engine.jobs import default_slots
+from ci.engine.memo import native_variables
 from ci.upstream import shims
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
@@ -18,9 +19,6 @@ from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES, Environment
 
 PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
-
-PATHS = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
-"""Variables that only say where things are; the files themselves are what a verdict depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +68,13 @@ class Machinery:
     build_id: str
 
     def key(self, test: str) -> dict[str, Metric]:
-        """What is known of a verdict before the test runs; native code may read these variables unseen."""
-        flags = {
-            name: value
-            for name, value in self.environment.items()
-            if name.startswith(("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_"))
-            and not name.startswith("QNN_CI_")
-            and name not in PATHS
-        }
+        """What is known of a verdict before the test runs."""
         return {
             "test": test,
             "soc": self.soc,
             "sdk": self.build_id,
             "python": self.versions["python"],
-            "flags": dict(flags),
+            "variables": native_variables(self.environment),
         }
 
     def roots(self) -> dict[str, Path]:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ci.engine.interpreter import as_installed
-from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, key_of, prune
+from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, key_of, native_variables, prune
 from ci.engine.repository import repository_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 from provisioning.base.settings import ROOT
@@ -586,3 +586,21 @@ def test_a_file_that_another_environment_links_is_as_installed_until_its_bytes_c
     assert as_installed(str(module))
     module.write_text("WIDTH = 5\n")
     assert not as_installed(str(module))
+
+
+def test_variables_that_native_code_reads_are_in_keys_and_places_are_not() -> None:
+    environ = {
+        "QNN_LOG": "5",
+        "LD_PRELOAD": "x.so",
+        "QNN_SDK_ROOT": "/sdk",
+        "QNN_CI_RUN": "1",
+        "HOME": "/root",
+    }
+    assert native_variables(environ) == {"LD_PRELOAD": "x.so", "QNN_LOG": "5"}
+
+
+def test_work_that_reads_a_named_pipe_is_not_remembered(place: Place) -> None:
+    os.mkfifo(place.folder / "pipe")
+    place.write("net.py", "import os\ndef work(): os.open('HERE/pipe', os.O_RDONLY | os.O_NONBLOCK)")
+    place.do()
+    assert "never done" in place.do()[1]
