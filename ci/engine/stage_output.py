@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def shown_and_logged(log: Path, shown: tuple[int, int] = (1, 2)) -> Iterator[Sta
         log.write_bytes(_COLOURS.sub(b"", log.read_bytes()))
 
 
-class _Reader:
+class _Reader(ABC):
     """One pipe: `theirs` for the stage, `ours` to read."""
 
     def __init__(self) -> None:
@@ -84,10 +85,12 @@ class _Reader:
         *lines, self.rest = (self.rest + block).split(b"\n")
         return lines
 
-    def take(self, block: bytes, log: IO[bytes]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def take(self, block: bytes, log: IO[bytes]) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """An event that was cut off says nothing."""
+        self.rest = b""
 
 
 class _Text(_Reader):

@@ -6,6 +6,7 @@ A source is both the manifest's table and the code that fetches and unpacks it.
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,28 +31,29 @@ class Source(Model):
     """What every kind of source can do."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """As messages and inventories name it: a file's name, a repository's tag."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def pin(self) -> str | None:
         """The digest that says which bytes these are; None before one is recorded."""
-        raise NotImplementedError
 
     @property
     def prefix(self) -> str:
         """The folder that holds all its files and that is left out of a tree."""
         return ""
 
+    @abstractmethod
     def landing_place(self, downloads: Path) -> Path:
         """Where it is kept once it is fetched."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
         """Fetch and verify it, or use again what an earlier call left."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unpack(
         self,
         fetched: Path,
@@ -60,11 +62,10 @@ class Source(Model):
         progress: Progress | None = None,
     ) -> list[Entry]:
         """Put the files that `place` gives a destination below `into`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def recordable(self, digest: str, size: int) -> dict[str, str | int]:
         """The manifest's keys for what was received."""
-        raise NotImplementedError
 
 
 class FileSource(Source):
@@ -78,9 +79,9 @@ class FileSource(Source):
         return self.sha256
 
     @property
+    @abstractmethod
     def address(self) -> str:
         """What tells it from other files while no hash of it is known."""
-        raise NotImplementedError
 
     def landing_place(self, downloads: Path) -> Path:
         """Under its hash, or under its name and address while no hash is known.
