@@ -152,7 +152,7 @@ def test_where_even_root_may_start_no_engine_each_check_is_named_with_the_reason
         check=False,
     ).stdout
     assert "did not run: this root may neither mount nor isolate: unshare" in said
-    assert f"  {held}::test_an_image_built_twice_is_the_same[docker]" in said
+    assert "checks marked engine" in said
 
 
 def test_files_of_a_killed_run_are_removed_by_the_next(tmp_path: Path) -> None:
