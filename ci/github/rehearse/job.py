@@ -174,7 +174,7 @@ class JobRun:
         self.result.annotations += [one.masked(self.masks) for one in output.shown()]
         if dropped := output.dropped():
             self._log(f"GitHub would not show {dropped} more annotations of this step")
-        self._collect(step, files, result)
+        self._collect(step, files, result, failed=code != 0)
         if code:
             raise CheckFailed(f"ended with exit code {code}")
 
@@ -386,17 +386,18 @@ class JobRun:
             over.set()
             watcher.join()
 
-    def _collect(self, step: Step, files: Mapping[str, Path], result: StepResult) -> None:
+    def _collect(
+        self, step: Step, files: Mapping[str, Path], result: StepResult, *, failed: bool
+    ) -> None:
         for name, value in commands.pairs(files["GITHUB_ENV"]).items():
             if commands.FORBIDDEN.match(name):
                 raise CheckFailed(f"GITHUB_ENV cannot set {name}")
             self.env[name] = value
-        # A script that names an output may set it on some runs only.
-        result.outputs = Known(
-            f"outputs of {step.id or step.title}",
-            commands.pairs(files["GITHUB_OUTPUT"]),
-            empty=re.findall(r"[A-Za-z_][\w-]*", step.run),
-        )
+        written = commands.pairs(files["GITHUB_OUTPUT"])
+        # A script that names an output may set it on some runs only, and one that failed may lack any.
+        names = re.findall(r"[A-Za-z_][\w-]*", step.run)
+        where = f"outputs of {step.id or step.title}"
+        result.outputs = written if failed else Known(where, written, empty=names)
         for entry in commands.entries(files["GITHUB_PATH"]):
             self.paths = [entry, *(p for p in self.paths if p != entry)]
         if (size := files["GITHUB_STEP_SUMMARY"].stat().st_size) > SUMMARY_LIMIT:
