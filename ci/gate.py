@@ -134,7 +134,7 @@ def run_stages(
             result = StageResult(did_not_run(stage.name, f"needs {' and '.join(failed)}, which did not pass"))
         else:
             result = run_stage(stage, flags, selection)
-        result.report.write(selection.reports)
+        replace(result.report, run=os.environ.get(RUN, "")).write(selection.reports)
         results[stage.name] = result
     return list(results.values())
 

@@ -1,4 +1,4 @@
-"""Reading reports/: one run of one profile. Every file is accounted for, and so is every expected stage."""
+"""Reading reports/: one profile, the newest run first. Each file and each expected stage is accounted for."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioning.base.commands import quoted, session
-from provisioning.base.findings import Finding, Outcome, Report, Severity, outcome_of
-from provisioning.base.rendering.text import DID_NOT_RUN, NOT_ASKED, plural
+from provisioning.base.findings import RUN, Finding, Outcome, Report, Severity, outcome_of
+from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
 
 GATE = "gate"
 """The gate's own report repeats the stages' reports, so it is not shown beside them."""
 
-ONE_RUN = dt.timedelta(days=1)
-"""Reports that began further apart are of different runs."""
+ONE_DAY = dt.timedelta(days=1)
+"""Reports that began longer than this before the newest are of no use for a page with it."""
 
 
 def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str] = ()) -> list[Report]:
     """Every stage's report: the expected stages first and in their order, then the others by name.
 
-    `expected` must have run. When it is empty, those are expected that the last gate was to run, and other
-    stages of the gate are shown as not run.
-    """
+    `expected` must have run, in the newest run. When it is empty, those are expected that the last gate was
+    to run, and other stages of the gate are shown as not run. A report of an earlier run says so, and a gate
+    takes its own run alone."""
     reports, problems = _read_all(directory)
-    reports, left_out = _one_run(reports)
+    reports, left_out = _one_page(reports, expected)
     gate = reports.get(GATE)
     others = () if expected else gate_stages
     expected = list(dict.fromkeys(expected or _stages_of(gate)))
@@ -71,23 +71,48 @@ def _read_all(directory: Path) -> tuple[dict[str, Report], list[Finding]]:
     return reports, problems
 
 
-def _one_run(reports: Mapping[str, Report]) -> tuple[dict[str, Report], dict[str, str]]:
-    """The reports of the newest run and its profile, and why each other one is left out."""
+def _one_page(
+    reports: Mapping[str, Report], expected: Sequence[str]
+) -> tuple[dict[str, Report], dict[str, str]]:
+    """The reports that belong on a page with the newest one, and why each other one is left out."""
     began = {stage: when for stage, report in reports.items() if (when := _began(report))}
-    newest = max(began.values(), default=None)
     by_age = sorted(began, key=lambda stage: began[stage], reverse=True)
+    if not by_age:
+        return dict(reports), {}
+    newest = reports[by_age[0]]
     profile = next((reports[stage].profile for stage in by_age if reports[stage].profile), "")
+    alone = GATE in reports and _same_run(reports[GATE], newest)
+    page: dict[str, Report] = {}
     left_out: dict[str, str] = {}
     for stage, report in reports.items():
-        if newest and stage in began and newest - began[stage] > ONE_RUN:
-            left_out[stage] = f"its report is of an earlier run, {report.started}"
-        elif report.profile not in ("", profile):
+        # The gate writes reports without a time for stages that it does not run.
+        timed = report if stage in began else reports.get(GATE, report)
+        earlier = not _same_run(report, newest)
+        old = timed.stage not in began or began[newest.stage] - began[timed.stage] > ONE_DAY
+        message = f"its report is of an earlier run, {_shown(timed.started)}"
+        if report.profile not in ("", profile):
             left_out[stage] = f"its report is of profile {report.profile}, and this run's is {profile}"
-    for stage in reports:
-        # The gate writes these for stages that it does not run, so they are as old as its own report.
-        if GATE in left_out and stage not in began:
-            left_out[stage] = left_out[GATE]
-    return {stage: report for stage, report in reports.items() if stage not in left_out}, left_out
+        elif old or (earlier and (alone or stage in expected or stage not in began)):
+            left_out[stage] = message
+        elif earlier and stage != GATE:
+            page[stage] = replace(report, findings=(_earlier(report, message), *report.findings))
+        else:
+            page[stage] = report
+    return page, left_out
+
+
+def _same_run(one: Report, other: Report) -> bool:
+    """Reports that name no run are each of a run of its own."""
+    return one is other or bool(one.run and one.run == other.run)
+
+
+def _earlier(report: Report, message: str) -> Finding:
+    remedy = f"{report.command}, or set {RUN} alike for calls that belong together"
+    return Finding(EARLIER_RUN, Severity.NOTE, report.stage, message, remedy)
+
+
+def _shown(started: str) -> str:
+    return dt.datetime.fromisoformat(started).strftime("%Y-%m-%d %H:%M %Z") if started else "at no known time"
 
 
 def _began(report: Report) -> dt.datetime | None:
@@ -105,18 +130,20 @@ def _stages_of(gate: Report | None) -> Iterable[str]:
 
 
 def _agreeing(report: Report) -> Report:
-    """The report; where it holds errors and says that all is well, as a failure that says so."""
-    if report.outcome is not Outcome.PASS or outcome_of(report.findings) is Outcome.PASS:
+    """The report; where its outcome and its findings contradict each other, as a failure that says so."""
+    found = outcome_of(report.findings, strict=report.outcome is not Outcome.PASS)
+    if (report.outcome is Outcome.PASS) == (found is Outcome.PASS):
         return report
     errors = sum(finding.severity is Severity.ERROR for finding in report.findings)
     contradiction = Finding(
         "report.contradiction",
         Severity.ERROR,
         f"{report.stage}.json",
-        f"its outcome is pass, and it holds {plural(errors, 'error')}",
+        f"its outcome is {report.outcome.value}, and it holds {plural(errors, 'error')}",
         report.command,
     )
-    return replace(report, outcome=Outcome.FAIL, findings=(contradiction, *report.findings))
+    outcome = Outcome.FAIL if report.outcome is Outcome.PASS else report.outcome
+    return replace(report, outcome=outcome, findings=(contradiction, *report.findings))
 
 
 def _stand_in(stage: str, findings: tuple[Finding, ...], command: str) -> Report:

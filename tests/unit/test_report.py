@@ -36,6 +36,7 @@ def _report(stage: str, *findings: Finding, outcome: Outcome = Outcome.PASS) -> 
         artifacts=(Artifact("pte", f"build/{stage}.pte", "ab" * 32, 4_234_123),),
         metrics={"files": 1234},
         command=f"nox -s {stage}",
+        run="one",
     )
 
 
@@ -137,6 +138,53 @@ def test_what_the_gate_was_to_run_is_expected_though_it_was_killed(tmp_path: Pat
 
 
 OLD = "2025-11-20T08:00:00+00:00"
+LATER = {"started": "2026-11-20T09:00:00+00:00", "run": "two"}
+
+
+@pytest.mark.parametrize("run", ["one", ""])
+def test_what_another_call_passed_is_shown_and_named(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`nox -s test_lowering`, then `nox -s test_emulator`: one page, and no earlier pass counts silently."""
+    replace(_report("test_lowering"), run=run).write(tmp_path)
+    replace(_report("test_emulator"), **{**LATER, "run": run and "two"}).write(tmp_path)  # type: ignore[arg-type]
+    assert verdicts(tmp_path)["test_lowering"] == "pass"
+    assert _run(tmp_path, "--check") == 0
+    shown = capsys.readouterr().out.splitlines()
+    (end,) = (line for line in shown if line.startswith("✓ PASS"))
+    assert "in an earlier run" in end
+    assert "test_lowering" in end
+    assert any("test_lowering" in line and "2026-11-20 08:00 UTC" in line for line in shown)
+
+
+def test_a_failure_of_another_call_still_counts(tmp_path: Path) -> None:
+    _report("test_lowering", BAD, outcome=Outcome.FAIL).write(tmp_path)
+    replace(_report("test_emulator"), **LATER).write(tmp_path)  # type: ignore[arg-type]
+    assert _run(tmp_path, "--check") == 1
+
+
+def test_what_must_have_run_must_have_run_in_this_run(tmp_path: Path) -> None:
+    _report("test_lowering").write(tmp_path)
+    replace(_report("test_emulator"), **LATER).write(tmp_path)  # type: ignore[arg-type]
+    expected = ["test_lowering", "test_emulator"]
+    assert verdicts(tmp_path, expected)["test_lowering"] == "did not run"
+    _report("test_emulator").write(tmp_path)
+    assert set(verdicts(tmp_path, expected).values()) == {"pass"}
+
+
+def test_a_gates_page_has_its_own_run_alone(tmp_path: Path) -> None:
+    for stage in ("bench", "test_emulator"):
+        _report(stage).write(tmp_path)
+    stages: list[Metric] = [{"stage": "test_emulator"}]
+    gate = replace(_report("gate"), metrics={"stages": stages}, **LATER)  # type: ignore[arg-type]
+    gate.write(tmp_path)
+    assert {name: verdicts(tmp_path)[name] for name in ("bench", "test_emulator")} == {
+        "bench": "not run",
+        "test_emulator": "did not run",
+    }
+    # What a gate left out belongs to it, though it has no time.
+    replace(did_not_run("test_emulator", "left out by --skip", asked_for=True), run="two").write(tmp_path)
+    assert verdicts(tmp_path)["test_emulator"] == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +220,12 @@ def test_a_pass_that_holds_an_error_fails_and_says_so(reports: Path) -> None:
     validate = next(each for each in collect(reports, GATE) if each.stage == "validate")
     assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report.contradiction")
     assert _run(reports, *EXPECT, "--check") == 1
+
+
+def test_a_failure_that_names_no_error_says_so(reports: Path) -> None:
+    _report("validate", FACT, outcome=Outcome.FAIL).write(reports)
+    validate = next(each for each in collect(reports, GATE) if each.stage == "validate")
+    assert (validate.outcome, validate.findings[0].rule) == (Outcome.FAIL, "report.contradiction")
 
 
 def test_a_report_that_began_at_no_time_is_named(reports: Path) -> None:

@@ -386,9 +386,7 @@ class JobRun:
             over.set()
             watcher.join()
 
-    def _collect(
-        self, step: Step, files: Mapping[str, Path], result: StepResult, *, failed: bool
-    ) -> None:
+    def _collect(self, step: Step, files: Mapping[str, Path], result: StepResult, *, failed: bool) -> None:
         for name, value in commands.pairs(files["GITHUB_ENV"]).items():
             if commands.FORBIDDEN.match(name):
                 raise CheckFailed(f"GITHUB_ENV cannot set {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from provisioning.base.findings import Artifact, Finding, Outcome, Report, Severity, severity_counts
@@ -19,6 +20,9 @@ DID_NOT_RUN = "report.did-not-run"
 
 NOT_ASKED = "report.not-asked"
 """The finding of a report that stands in for a stage that nobody asked for in this run."""
+
+EARLIER_RUN = "report.earlier-run"
+"""The finding of a report that is of an earlier run than the newest on the page."""
 
 LOG = "log"
 """The kind of artifact that holds what a stage printed."""
@@ -65,8 +69,14 @@ def headline(reports: Sequence[Report]) -> str:
         if bad
         else f"{plural(len(wanted), 'stage')} passed"
     ]
+    if earlier := [report.stage for report in reports if of_earlier_run(report)]:
+        counts.append(f"{len(earlier)} of them in an earlier run ({', '.join(earlier)})")
     counts += [f"{count} {word}" for word in ("skipped", "not run") if (count := verdicts.count(word))]
     return ", ".join(counts)
+
+
+def of_earlier_run(report: Report) -> bool:
+    return any(finding.rule == EARLIER_RUN for finding in report.findings)
 
 
 def place_of(subject: str) -> tuple[str, int] | None:
@@ -99,7 +109,11 @@ def counted(report: Report) -> str:
 def summary_of(report: Report) -> str:
     """The findings in numbers, or the reason why the stage did not look."""
     reasons = [finding.message for finding in report.findings if finding.rule in (DID_NOT_RUN, NOT_ASKED)]
-    return one_line(reasons[0]) if reasons else counted(report)
+    if reasons:
+        return one_line(reasons[0])
+    earlier = [finding.message for finding in report.findings if finding.rule == EARLIER_RUN]
+    rest = counted(replace(report, findings=tuple(f for f in report.findings if f.rule != EARLIER_RUN)))
+    return "; ".join([rest, *map(one_line, earlier)])
 
 
 def errors_of(reports: Iterable[Report]) -> list[Finding]:
