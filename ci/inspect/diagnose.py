@@ -6,24 +6,40 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ci.inspect.error_names import error_names
 from provisioning.base.diagnosis import Diagnosis, Explanation, diagnose, explain_code
 from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
   nox -s diagnose -- reports/delegate/*.log
+  nox -s diagnose -- reports/logs/              every log below a folder
+  nox -s diagnose -- logs_42.zip                the log archive of a GitHub run
+  nox -s diagnose -- --codes-of "$QNN_SDK_ROOT/lib/x86_64-linux-clang/libQnnHtp.so"
   adb logcat -d | python -m ci diagnose
   nox -s diagnose -- 14001 0x80000406 -2147482618
   python -m ci diagnose --json build.log
 """
 
+LOG_SUFFIXES = (".log", ".txt")
+LARGEST_LOG = 256 << 20
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "inputs", nargs="*", metavar="LOG|CODE", help="files, numbers (decimal or 0x…), or - for stdin"
+        "inputs",
+        nargs="*",
+        metavar="LOG|CODE",
+        help="files, folders, archives of logs (.zip), numbers (decimal or 0x…), or - for stdin",
+    )
+    parser.add_argument(
+        "--codes-of",
+        metavar="LIBRARY",
+        help="print the error codes that a QNN library for this machine names",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.epilog = (parser.epilog or "") + (
@@ -33,7 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    results = [_diagnose_input(name) for name in _inputs(args.inputs)]
+    if args.codes_of:
+        names = error_names(Path(args.codes_of))
+        print(json.dumps(names, indent=2) if args.json else "\n".join(f"{c}  {n}" for c, n in names.items()))
+        return 0
+    results = [result for name in _inputs(args.inputs) for result in _diagnose_input(name)]
     if args.json:
         print(json.dumps({"schema": 1, "inputs": [_as_json(result) for result in results]}, indent=2))
     else:
@@ -52,19 +72,49 @@ def _inputs(names: Sequence[str]) -> Iterable[str]:
     return ["-"]
 
 
-def _diagnose_input(name: str) -> Diagnosis:
+def _diagnose_input(name: str) -> list[Diagnosis]:
     if name == "-":
-        return diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")
+        return [diagnose(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")]
     path = Path(name)
     if not path.exists() and (number := _as_number(name)) is not None:
-        return explain_code(number)
+        return [explain_code(number)]
     try:
-        return diagnose(path.read_text(encoding="utf-8", errors="replace"), name)
-    except OSError as error:
+        logs = list(_logs(path))
+    except (OSError, zipfile.BadZipFile) as error:
         raise UsageError(
-            f"{name}: expected a number or a log that can be read, found {error.strerror or error}",
+            f"{name}: expected a number, a log, a folder or an archive of logs,"
+            f" found {getattr(error, 'strerror', None) or error}",
             remedy="give a file, a code such as 14001 or 0x80000406, or - for stdin",
         ) from error
+    results = [diagnose(text, subject) for subject, text in logs]
+    if len(results) == 1:
+        return results
+    # Most logs of a folder are of steps that went well: show what is known of the others.
+    return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
+
+
+def _logs(path: Path) -> Iterator[tuple[str, str]]:
+    if path.is_dir():
+        for file in sorted(
+            file for file in path.rglob("*") if file.suffix in LOG_SUFFIXES and file.is_file()
+        ):
+            yield str(file), file.read_text(encoding="utf-8", errors="replace")
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            # GitHub's archive holds each job whole, and again each of its steps in a folder of the job.
+            infos = [info for info in archive.infolist() if info.filename.endswith(LOG_SUFFIXES)]
+            whole = [info for info in infos if "/" not in info.filename] or infos
+            for info in whole:
+                with archive.open(info) as log:
+                    data = log.read(LARGEST_LOG + 1)
+                if len(data) > LARGEST_LOG:
+                    raise UsageError(
+                        f"{path}: {info.filename} unpacks to more than {LARGEST_LOG >> 20} MiB",
+                        remedy="unpack the archive yourself, and give the log's failing part",
+                    )
+                yield f"{path}: {info.filename}", data.decode("utf-8", "replace")
+    else:
+        yield str(path), path.read_text(encoding="utf-8", errors="replace")
 
 
 def _as_number(text: str) -> int | None:
@@ -77,12 +127,15 @@ def _as_text(result: Diagnosis) -> str:
     if not result.explained:
         return f"{result.subject}: nothing known matches"
     lines = [result.subject]
-    for shown in result.explanations:
+    for number, shown in enumerate(result.explanations):
+        if number == 1:
+            lines += ["  later in the same log, perhaps caused by it:"]
         where = f"line {shown.line}: {shown.text}" if shown.line else ""
         lines += [f"  {shown.id}" + (f"  ({where})" if where else "")]
         lines += [f"    cause: {shown.cause}", f"    fix:   {shown.fix}", f"    see:   {shown.source}"]
     if any(shown.line for shown in result.explanations) or not result.explanations:
         lines += [f"  code {code}" for code in result.codes]
+    lines += [f"  data type {name}" for name in result.data_types]
     return "\n".join(lines)
 
 
@@ -92,6 +145,7 @@ def _as_json(result: Diagnosis) -> dict[str, object]:
         "explained": result.explained,
         "explanations": [_explanation(shown) for shown in result.explanations],
         "codes": [asdict(code) for code in result.codes],
+        "data_types": list(result.data_types),
     }
 
 

@@ -17,6 +17,13 @@ CODE_IN_TEXT = re.compile(
 )
 
 
+# What CI systems and terminals put around a line: GitHub's time stamp, colours.
+DECORATION = re.compile(
+    r"^\ufeff?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z |\x1b\[[0-9;]*[A-Za-z]|\r(?=\n)", re.MULTILINE
+)
+DATA_TYPES_IN_TEXT = re.compile(r"(?i)data ?types?\b.*?(0x[0-9a-f]{1,8})\b(?:.*?(0x[0-9a-f]{1,8})\b)?")
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A known failure. Not shown when an entry named in `unless` is found too, as it is nearer the cause."""
@@ -35,6 +42,7 @@ class Entry:
 class Knowledge:
     entries: tuple[Entry, ...]
     codes: dict[int, str]
+    data_types: dict[int, str]
     ranges: dict[str, tuple[int, int]]
 
     def entry(self, name: str) -> Entry:
@@ -78,6 +86,7 @@ class Diagnosis:
     subject: str
     explanations: tuple[Explanation, ...]
     codes: tuple[Code, ...]
+    data_types: tuple[str, ...] = ()
 
     @property
     def explained(self) -> bool:
@@ -85,12 +94,13 @@ class Diagnosis:
 
 
 def diagnose(text: str, subject: str = "") -> Diagnosis:
-    """Everything known about a log: explanations in the order of the lines, then the codes in it."""
-    return Diagnosis(subject, tuple(explain(text)), tuple(codes_in(text)))
+    """Everything known about a log: explanations in the order of the lines, then the numbers in it."""
+    return Diagnosis(subject, tuple(explain(text)), tuple(codes_in(text)), tuple(data_types_in(text)))
 
 
 def explain(text: str) -> list[Explanation]:
     """The failures found in a log, nearest to the cause, in the order in which they appear."""
+    text = DECORATION.sub("", text)
     explanations: dict[str, Explanation] = {}
     for entry in knowledge().entries:
         matches = [match for pattern in entry.patterns if (match := pattern.search(text))]
@@ -140,6 +150,20 @@ def codes_in(text: str) -> list[Code]:
     return [code for code in codes if code.known]
 
 
+def data_type_name(number: int) -> str:
+    """QNN's own name of a tensor's data type, or the number in hexadecimal if it is not in the table."""
+    return knowledge().data_types.get(number, f"{number:#x}")
+
+
+def data_types_in(text: str) -> list[str]:
+    """The data types that a log gives as numbers, each once, with their names."""
+    numbers = dict.fromkeys(
+        int(number, 16) for match in DATA_TYPES_IN_TEXT.finditer(text) for number in match.groups() if number
+    )
+    known = knowledge().data_types
+    return [f"{number:#x}: {known[number]}" for number in numbers if number in known]
+
+
 @cache
 def knowledge() -> Knowledge:
     from pydantic import Field
@@ -161,6 +185,7 @@ def knowledge() -> Knowledge:
         entry: tuple[Row, ...]
         ranges: dict[str, tuple[int, int]]
         codes: dict[str, str]
+        data_types: dict[str, str]
 
     table = load(MANIFEST, Table)
     entries = tuple(
@@ -185,7 +210,11 @@ def knowledge() -> Knowledge:
                 )
         if names.count(entry.id) > 1:
             raise ManifestError(MANIFEST, "entry", expected="ids used once", found=f"{entry.id!r} twice")
-    return Knowledge(entries, {int(code, 0): name for code, name in table.codes.items()}, table.ranges)
+    return Knowledge(entries, _by_number(table.codes), _by_number(table.data_types), table.ranges)
+
+
+def _by_number(names: dict[str, str]) -> dict[int, str]:
+    return {int(number, 0): name for number, name in names.items()}
 
 
 def _explanation(entry: Entry, text: str, start: int) -> Explanation:
