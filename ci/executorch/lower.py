@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -48,6 +48,7 @@ from ci.suites.factory import (
     is_memory,
     make,
     run_copied,
+    where_input_changes,
 )
 
 SEGMENT_ALIGNMENT = 4096
@@ -129,7 +130,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         soc_model=QcomChipset[soc],
         backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
     )
-    with _step("compile"), watch.installed():
+    with _step("compile"), _changed_inputs(loaded.model, samples[0]), watch.installed():
         edge = to_edge_transform_and_lower_to_qnn(
             module, copied(samples[0]), spec, skip_node_id_set=on_cpu[0], skip_node_op_set=on_cpu[1]
         )
@@ -356,6 +357,20 @@ def _step(name: str) -> Any:
             raise
         message, remedy = explained(error)
         raise Failed(name, message, remedy) from error
+
+
+@contextmanager
+def _changed_inputs(model: Any, sample: tuple[Tensor, ...]) -> Iterator[None]:
+    """Explain that the delegate takes no input that the model changes in place."""
+    try:
+        yield
+    except RuntimeError as error:
+        place = where_input_changes(model, sample) if "graph I/O does not match" in str(error) else None
+        if place is None:
+            raise
+        message = f"the model changes its input in place{place}, which the delegate does not take"
+        remedy = "make a new tensor there: x = x + 1 for x.add_(1), ReLU() for ReLU(inplace=True)"
+        raise Failed("compile", message, remedy) from error
 
 
 def _new_text(log: Path) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ci.suites.imports import search_first
+from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
 """Samples from this number on calibrate; those that are compared are numbered from 0."""
@@ -24,6 +25,8 @@ CALIBRATION_SEED = 1000
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
 INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+
+OURS, MODELS = f"{ROOT}/ci/", f"{ROOT}/ci/suites/models/"
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
@@ -227,19 +230,33 @@ def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
 
 def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> str:
     """The line that changes a tensor of the model in place; empty for one that is assigned anew."""
-    lines: list[str] = []
-
-    class Lines(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            before = _state(model)[name][1]
-            result = func(*args, **(kwargs or {}))
-            if _state(model)[name][1] != before and not lines:
-                lines.append(_users_line(traceback.extract_stack()))
-            return result
-
-    with Lines():
+    with _Changes(lambda: _state(model)[name][1]) as changes:
         run_copied(model, sample)
-    return lines[0] if lines else ""
+    return str(changes.line)
+
+
+def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | None:
+    """The line (` (file:line)`) where the model changes one of its inputs in place; None if it does not."""
+    inputs = copied(sample)
+    with _Changes(lambda: [each._version for each in inputs]) as changes, torch.no_grad():
+        model(*inputs)
+    return str(changes.line) if any(each._version for each in inputs) else None
+
+
+class _Changes(TorchFunctionMode):
+    """Finds the line that first changes `version`."""
+
+    def __init__(self, version: Callable[[], object]) -> None:
+        super().__init__()
+        self._version = version
+        self.line: str = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self._version()
+        result = func(*args, **(kwargs or {}))
+        if not self.line and self._version() != before:
+            self.line = _users_line(traceback.extract_stack())
+        return result
 
 
 def is_memory(error: BaseException) -> bool:
@@ -256,9 +273,7 @@ def explained(error: BaseException) -> tuple[str, str]:
     """The cause of an error of torch's export or compilers, with the user's line, and a remedy if one is
     known. The whole text belongs into the log."""
     text = str(error).strip()
-    places = [
-        f" ({file}:{line})" for file, line in FRAME.findall(text) if not file.startswith((*INSTALLED, "<"))
-    ]
+    places = [f" ({file}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
     if re.search("data.dependent", text, re.IGNORECASE):
         message = "the model decides by the value of a tensor, and a compiled program cannot"
@@ -269,9 +284,14 @@ def explained(error: BaseException) -> tuple[str, str]:
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
 
 
+def _is_users(file: str) -> bool:
+    """Neither a library's nor ours; the shipped models are like a user's."""
+    return not file.startswith((*INSTALLED, "<")) and (file.startswith(MODELS) or not file.startswith(OURS))
+
+
 def _users_line(frames: Sequence[traceback.FrameSummary]) -> str:
-    """` (file:line)` of the innermost frame that is neither ours nor a library's; empty without one."""
+    """` (file:line)` of the innermost frame of the user's code; empty without one."""
     for frame in reversed(frames):
-        if not frame.filename.startswith((*INSTALLED, "<")) and frame.filename != __file__:
+        if _is_users(frame.filename):
             return f" ({frame.filename}:{frame.lineno})"
     return ""

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ci.suites import factory  # noqa: E402
-from ci.suites.factory import BadFactory, explained, infer, infer_all, make  # noqa: E402
+from ci.suites.factory import BadFactory, explained, infer, infer_all, make, where_input_changes  # noqa: E402
 
 MODULE = """
 import torch
@@ -123,6 +123,12 @@ def test_a_model_that_changes_its_inputs_changes_no_sample(folder: Path) -> None
     one, two = infer(model, sample), infer(model, sample)
     assert torch.equal(one[0], torch.ones(4)) and torch.equal(two[0], torch.ones(4))
     assert torch.equal(sample[0], torch.zeros(4))
+
+
+def test_the_line_that_changes_an_input_is_found(folder: Path) -> None:
+    place = where_input_changes(make("qnn_ci_net:changes", {}, folder).model, (torch.zeros(4),))
+    assert place and place.endswith("qnn_ci_net.py:17)")
+    assert where_input_changes(make("qnn_ci_net:good", {}, folder).model, (torch.zeros(4),)) is None
 
 
 def test_a_model_that_keeps_state_is_refused_with_the_line(folder: Path) -> None:
