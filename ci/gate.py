@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import time
 import uuid
@@ -30,6 +29,7 @@ from ci.engine.supervision import (
     supervise,
 )
 from ci.report.collect import GATE, did_not_run
+from provisioning.base.commands import session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import RUN, Artifact, Outcome, Report, Severity, StageRun
 from provisioning.base.rendering import github_annotations
@@ -101,7 +101,7 @@ def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
     if not chosen:
         raise UsageError("--only and --skip leave no stage to run", remedy="leave one of them out")
     suites, tags = _repeated("--suite", args.suite), _repeated("--tag", args.tag)
-    gate = StageRun(GATE, selection.profile, selection.target, _command(GATE, [*flags, *suites, *tags]))
+    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags, *suites, *tags))
     choice = (*suites, *(tags or ([] if suites else ["--tag", TAG])))
     stages = [
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.runs_programs else stage
@@ -141,7 +141,7 @@ def run_stages(
 
 def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
     """The gate's report until it has its own: if it is killed, the stages that never ran are missed."""
-    gate = StageRun(GATE, selection.profile, selection.target, _command(GATE, flags))
+    gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags))
     gate.metrics["stages"] = [{"stage": stage.name} for stage in stages]
     gate.add("gate.unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
     return gate.finish(Outcome.ERROR)
@@ -152,12 +152,12 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> S
     flags = [*flags, *stage.flags]
     log = log_of(stage.name, selection.reports)
     kills = memory_kills()
-    with folded(stage.name, _command(stage.name, flags), os.environ):
+    with folded(stage.name, session(stage.name, *flags), os.environ):
         # Unbuffered and with faulthandler: the log of a stage that dies has all it printed, and where.
         argv = [sys.executable, "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
         code = supervise([*argv, *without_annotations(stage.name, os.environ)], os.environ, log)
     duration = round(time.monotonic() - started, 3)
-    result = judge(stage, code, selection, duration, _command(stage.name, flags), memory_kills() - kills)
+    result = judge(stage, code, selection, duration, session(stage.name, *flags), memory_kills() - kills)
     report = replace(result.report, artifacts=(*result.report.artifacts, Artifact.of(LOG, log)))
     result = replace(result, report=report)
     where = "" if result.lets_others_run else f", its log is {log}"
@@ -246,10 +246,6 @@ def folded(title: str, line: str, environ: Mapping[str, str]) -> Iterator[None]:
 
 def _repeated(flag: str, values: Iterable[object] | None) -> list[str]:
     return [part for value in values or () for part in (flag, str(value))]
-
-
-def _command(session: str, flags: Sequence[str]) -> str:
-    return shlex.join(["nox", "-s", session, *(["--", *flags] if flags else [])])
 
 
 def _on_github(environ: Mapping[str, str]) -> bool:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
+from provisioning.components import QNN_SDK
 from provisioning.manifest import Component, Part, load_profile
 from provisioning.sources import Sha256, Version
 from provisioning.sources.wheel import Wheel
@@ -70,7 +71,7 @@ class Builds(Model):
 
     def components(self) -> list[Component]:
         """What measuring provisions."""
-        pinned = load_profile(self.profile).components["qnn-sdk"]
+        pinned = load_profile(self.profile).components[QNN_SDK]
         return [build.component(pinned) for build in self.builds]
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
@@ -22,7 +22,7 @@ from provisioning.base.settings import (
     store_path,
     user_path,
 )
-from provisioning.components import COMPONENT_VARIABLES, KINDS, QNN_SDK
+from provisioning.components import COMPONENT_VARIABLES, EXECUTORCH_SOURCE, KINDS, QNN_SDK
 from provisioning.overlay import OVERLAY, tree_of
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class Environment:
         if component in self.roots:
             return self.roots[component]
         raise EnvironmentLacking(
-            f"{component} is neither in the store nor named by {_variable_of(component)}",
-            remedy=_provision([*self.provision_flags, "--component", component]),
+            f"{component} is neither in the store nor named by {COMPONENT_VARIABLES[component]}",
+            remedy=session("provision", *self.provision_flags, "--component", component),
         )
 
 
@@ -164,19 +164,19 @@ def _lacking(
     named = [f"{each} {pins[each].version}" if each in pins else each for each in lacking]
     message = (
         f"{_listed(named)} for {selection.target} {'is' if len(lacking) == 1 else 'are'} neither in the "
-        f"store ({selection.store}) nor named by {_listed([_variable_of(each) for each in lacking])}"
+        f"store ({selection.store}) nor named by {_listed([COMPONENT_VARIABLES[each] for each in lacking])}"
         + "".join(f"; {note}" for note in notes)
     )
     flags = provision_flags(selection, environ)
     elsewhere = [each for each in lacking if each not in pins]
     if elsewhere and profile.name != OFFICIAL_PROFILE:
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
-        remedy = _provision([*flags, *_components(needs)])
+        remedy = session("provision", *flags, *_components(needs))
         message += f"; the profile {profile.name} has no {' and no '.join(elsewhere)}"
         return EnvironmentLacking(message, remedy=f"{remedy}, and --profile {OFFICIAL_PROFILE} here as well")
     if any(each in profile.optional for each in lacking):
         flags = [*flags, *_components(lacking)]
-    return EnvironmentLacking(message, remedy=_provision(flags))
+    return EnvironmentLacking(message, remedy=session("provision", *flags))
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -207,14 +207,6 @@ def selecting_flags(selection: Selection, environ: Mapping[str, str]) -> list[st
     return flags
 
 
-def _provision(flags: Sequence[str]) -> str:
-    return shlex.join(["nox", "-s", "provision", *(["--", *flags] if flags else [])])
-
-
-def _variable_of(component: str) -> str:
-    return COMPONENT_VARIABLES[component]
-
-
 def users_own(
     component: str, store: Path, environ: Mapping[str, str], notes: list[str]
 ) -> tuple[str, str] | None:
@@ -222,7 +214,7 @@ def users_own(
 
     A tree of the store is not the user's own.
     """
-    variable = _variable_of(component)
+    variable = COMPONENT_VARIABLES[component]
     names = (variable, *KINDS[component].aliases)
     named = {name: environ[name] for name in names if name in environ}
     for name in [name for name, value in named.items() if not value]:
@@ -272,7 +264,7 @@ def _named_or_stored(
     """
     from provisioning.sources.directory import adopt
 
-    variable = _variable_of(component)
+    variable = COMPONENT_VARIABLES[component]
     value = environ.get(variable)
     if not value or not _in_store(value, variable, selection.store):
         return stored
@@ -317,7 +309,7 @@ def _variables(
     for component, root in roots.items():
         variables[COMPONENT_VARIABLES[component]] = str(root.path)
         variables |= {name: str(root.path) for name in KINDS[component].aliases if name in environ}
-    sdk = roots["qnn-sdk"].path
+    sdk = roots[QNN_SDK].path
     had_libraries = environ.get("LD_LIBRARY_PATH", "")
     if (libraries := _library_path(sdk, had_libraries, notes)) or had_libraries:
         variables["LD_LIBRARY_PATH"] = libraries
@@ -325,7 +317,7 @@ def _variables(
     if entries:
         had = [entry for entry in environ.get("PATH", os.defpath).split(":") if entry not in entries]
         variables["PATH"] = ":".join(entries + had)
-    if "executorch-source" in roots and tree_of(OVERLAY) == roots["executorch-source"].path:
+    if EXECUTORCH_SOURCE in roots and tree_of(OVERLAY) == roots[EXECUTORCH_SOURCE].path:
         kept = [
             entry for entry in environ.get("PYTHONPATH", "").split(":") if entry not in ("", str(OVERLAY))
         ]

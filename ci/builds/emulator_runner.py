@@ -25,7 +25,7 @@ from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
 from ci.engine.memo import Memo, Miss, Roots
 from provisioning import elf
 from provisioning.base.command_line import count
-from provisioning.base.commands import session, typed
+from provisioning.base.commands import session
 from provisioning.base.diagnosis import causes
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -38,6 +38,7 @@ from provisioning.base.settings import (
     add_selection,
     selection_of,
 )
+from provisioning.components import EXECUTORCH_RUNTIME
 
 EXAMPLES = """\
   python -m ci build_runner
@@ -150,10 +151,9 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
-    command = typed("nox -s build_runner --", sys.argv[2:])
-    stage = StageRun("build_runner", selection.profile, selection.target, command)
+    stage = StageRun.as_typed("build_runner", selection.profile, selection.target)
     reported = stage.reported(selection.reports, "runner-build", selection.target)
-    with reported, disk_errors("--build-dir and --output"):
+    with reported, disk_errors("choose other folders with --build-dir and --output"):
         plan = plan_of(args, selection)
         if args.dry_run:
             sys.stdout.write(_described(plan))
@@ -228,18 +228,18 @@ def _provisioned(selection: Selection) -> Executorch:
     from provisioning.store import Store, Want
 
     profile = load_profile(selection.profile)
-    pin = profile.components.get("executorch-runtime")
+    pin = profile.components.get(EXECUTORCH_RUNTIME)
     if pin is None:
         raise EnvironmentLacking(
             f"the profile {profile.name} has no executorch wheel of {selection.target}",
             remedy=f"--profile {DEFAULT_PROFILE}, or name an unpacked wheel with --executorch DIR",
         )
     want = Want(targets=frozenset({selection.target}), arches=frozenset({soc_named(selection.soc).arch}))
-    if tree := Store(selection.store).find("executorch-runtime", pin, want):
+    if tree := Store(selection.store).find(EXECUTORCH_RUNTIME, pin, want):
         return _package(tree.root)
     raise EnvironmentLacking(
         f"the executorch wheel of {selection.target} is not in the store ({selection.store})",
-        remedy=session("provision", "--target", selection.target, "--component", "executorch-runtime"),
+        remedy=session("provision", "--target", selection.target, "--component", EXECUTORCH_RUNTIME),
     )
 
 

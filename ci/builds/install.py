@@ -20,6 +20,7 @@ from provisioning import elf
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact
+from provisioning.components import ANDROID_NDK, QNN_SDK
 
 SCHEMA = 1
 
@@ -114,7 +115,7 @@ def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> li
     copy_licences(plan.tree.root, part / LICENCES)
     if plan.toolchain.version:
         # Its C++ library is part of what was linked.
-        copy_licences(plan.toolchain.roots[0], part / LICENCES / "android-ndk", depth=0)
+        copy_licences(plan.toolchain.roots[0], part / LICENCES / ANDROID_NDK, depth=0)
     items = [
         *_toolchain_items(plan),
         *map(submodule_item, submodules(plan.tree)),
@@ -205,9 +206,9 @@ def submodule_item(submodule: Submodule) -> Item:
 
 
 def _toolchain_items(plan: Plan) -> Iterable[Item]:
-    yield Item("qnn-sdk", plan.sdk.build_id, licence="Qualcomm AI Stack License")
+    yield Item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License")
     if plan.toolchain.version:
-        yield Item("android-ndk", plan.toolchain.version, kind="framework")
+        yield Item(ANDROID_NDK, plan.toolchain.version, kind="framework")
     else:
         yield Item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
 

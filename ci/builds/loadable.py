@@ -91,7 +91,7 @@ def _wrong_with(
     except CheckFailed as error:
         yield "elf", error.message
         return
-    yield from complaints(header, demands)
+    yield from ((wrong.value, message) for wrong, message in complaints(header, demands))
     if file.kind == "runner" and header.interpreter != TARGETS[target].loader:
         yield "loader", f"expected {TARGETS[target].loader}, found {header.interpreter or 'none'}"
     for name in header.needed:

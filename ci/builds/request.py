@@ -25,6 +25,7 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, ROOT, Selection
 from provisioning.build_id import build_ids
+from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
 from provisioning.environment import Environment, resolve, users_own
 from provisioning.manifest import Profile, load_profile
 
@@ -49,13 +50,13 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
     launcher = next((path for name in LAUNCHERS if (path := shutil.which(name))), None)
     tree = open_tree(
-        args.executorch.absolute() if args.executorch else environment.root("executorch-source").path
+        args.executorch.absolute() if args.executorch else environment.root(EXECUTORCH_SOURCE).path
     )
     return Plan(
         target=selection.target,
         recipe=for_tree(recipe, tree.root),
         tree=tree,
-        sdk=sdk_at(environment.root("qnn-sdk").path),
+        sdk=sdk_at(environment.root(QNN_SDK).path),
         toolchain=_toolchain(args, recipe, environment, environ),
         cmake=find_cmake(profile.host["cmake"].floor),
         ninja=find_ninja(),
@@ -71,18 +72,18 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
 
 
 def _needs(args: argparse.Namespace, recipe: Recipe) -> Iterator[str]:
-    yield "qnn-sdk"
+    yield QNN_SDK
     if recipe.toolchain == "ndk":
-        yield "android-ndk"
+        yield ANDROID_NDK
     if not args.executorch:
-        yield "executorch-source"
+        yield EXECUTORCH_SOURCE
 
 
 def _check_headers(
     profile: Profile, selection: Selection, environ: Mapping[str, str], needs: tuple[str, ...]
 ) -> None:
     """Refuse a profile without headers before anything is provisioned for it."""
-    if users_own("qnn-sdk", selection.store, environ, []) or _has_headers(profile):
+    if users_own(QNN_SDK, selection.store, environ, []) or _has_headers(profile):
         return
     message = f"the profile {profile.name} has QNN's libraries without the headers that a build needs"
     try:
@@ -97,7 +98,7 @@ def _check_headers(
 def _has_headers(profile: Profile) -> bool:
     return any(
         not part.place or any(re.fullmatch(place.match, str(HEADER)) for place in part.place)
-        for part in profile.components["qnn-sdk"].parts
+        for part in profile.components[QNN_SDK].parts
     )
 
 
@@ -128,7 +129,7 @@ def notes_of(plan: Plan, profile: Profile) -> list[Finding]:
         )
         for name in unread_options(plan.recipe, plan.tree.root, plan.toolchain.files)
     ]
-    ndk = profile.components.get("android-ndk")
+    ndk = profile.components.get(ANDROID_NDK)
     if ndk is not None and plan.toolchain.version not in ("", ndk.version):
         notes.append(
             Finding(
@@ -139,7 +140,7 @@ def notes_of(plan: Plan, profile: Profile) -> list[Finding]:
                 "unset ANDROID_NDK_ROOT to use the store's",
             )
         )
-    if (build_id := profile.components["qnn-sdk"].build_id) and plan.sdk.build_id != build_id:
+    if (build_id := profile.components[QNN_SDK].build_id) and plan.sdk.build_id != build_id:
         notes.append(
             Finding(
                 "build-sdk",
@@ -156,7 +157,7 @@ def _toolchain(
     args: argparse.Namespace, recipe: Recipe, environment: Environment, environ: Mapping[str, str]
 ) -> Toolchain:
     if recipe.toolchain == "ndk":
-        return toolchain.ndk(environment.root("android-ndk").path)
+        return toolchain.ndk(environment.root(ANDROID_NDK).path)
     if recipe.toolchain == "cross":
         return toolchain.cross(recipe, environ, args.compiler, args.sysroot, args.toolchain_file)
     return toolchain.host(environ)

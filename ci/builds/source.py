@@ -20,7 +20,7 @@ from ci.builds.request import notes_of, plan_of
 from ci.builds.tree import adaptors
 from ci.engine.dist import MANIFEST
 from provisioning import overlay
-from provisioning.base.commands import quoted, typed
+from provisioning.base.commands import quoted
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
@@ -38,8 +38,11 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
     if args.dry_run:
         sys.stdout.write(script(plan_of(args, selection, os.environ), target_only=args.target_only))
         return 0
-    stage = StageRun(stage_name, selection.profile, target, typed(f"nox -s {stage_name} --", sys.argv[2:]))
-    with stage.reported(selection.reports, "build", target), disk_errors("--build-dir and --output"):
+    stage = StageRun.as_typed(stage_name, selection.profile, target)
+    with (
+        stage.reported(selection.reports, "build", target),
+        disk_errors("choose other folders with --build-dir and --output"),
+    ):
         _build(args, selection, stage)
     return stage.close(selection.reports)
 
@@ -84,8 +87,8 @@ def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> N
         with alone_in(plan.dist, "dist"):
             floor = args.glibc or profile.host["glibc"].floor
             built = _put_into_dist(plan, stage, floor, args.target_only, selection)
-            if built and plan.target == DEFAULT_TARGET and not args.target_only:
-                put_into_python(plan, stage, install=args.install)
+            if built and plan.target == DEFAULT_TARGET:
+                put_into_python(plan, stage, install=args.install, target_only=args.target_only)
 
 
 def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:
@@ -152,13 +155,16 @@ def _may_install(plan: Plan, selection: Selection) -> None:
         )
 
 
-def put_into_python(plan: Plan, stage: StageRun, *, install: bool) -> None:
+def put_into_python(plan: Plan, stage: StageRun, *, install: bool, target_only: bool = False) -> None:
     files = dict(_python_files(plan))
     ours = plan.dist / overlay.FOLDER
+    if install or target_only:
+        # The environment would prefer an earlier build's overlay, which has that build's adaptor.
+        shutil.rmtree(ours, ignore_errors=True)
+    if target_only:
+        return
     if install:
         link_tree.install(plan.tree.root, files)
-        # The environment would prefer an earlier build's overlay to the tree.
-        shutil.rmtree(ours, ignore_errors=True)
         path = plan.tree.root.parent
     else:
         link_tree.make_overlay(plan.tree.root, files, ours)

@@ -12,6 +12,7 @@ from pathlib import Path
 from ci.builds.recipes import Output, Recipe
 from provisioning.base.commands import quoted
 from provisioning.base.errors import EnvironmentLacking
+from provisioning.components import EXECUTORCH_SOURCE
 
 MARKS = ("CMakeLists.txt", "backends/qualcomm/CMakeLists.txt", "examples/qualcomm/CMakeLists.txt")
 OWN_NAME = "executorch"
@@ -126,7 +127,7 @@ def _commit_in_store(folder: Path) -> str:
     from provisioning.store.inventory import Inventory
 
     inventory = Inventory.read(folder.with_name(f"{folder.name}.json"))
-    return inventory.origins[0].sha256 if inventory and inventory.component == "executorch-source" else ""
+    return inventory.origins[0].sha256 if inventory and inventory.component == EXECUTORCH_SOURCE else ""
 
 
 def _checkout_in_store(folder: Path, commit: str) -> Path:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from provisioning.base.command_line import duration
-from provisioning.base.commands import typed
 from provisioning.base.findings import StageRun
 from provisioning.base.settings import add_selection, selection_of
 
@@ -68,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from ci.device.run_bundle import run_bundle
 
     selection = selection_of(args)
-    command = typed("nox -s run_device --", sys.argv[2:])
-    stage = StageRun("run_device", selection.profile, selection.target, command)
+    stage = StageRun.as_typed("run_device", selection.profile, selection.target)
     name = args.ssh or args.serial or ""
     with stage.reported(selection.reports, "device", name):
         run_bundle(args, selection, stage)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ci.engine.watch import stamp_of
+from ci.engine.watch import IGNORED, stamp_of
 from provisioning.base.files import hash_file
 
 VOLATILE = frozenset((
@@ -105,7 +105,7 @@ def touched() -> dict[str, Any]:
     opened, changed = {}, []
     for name in sorted({*_opened, *_module_files(), *_libraries()}):
         path = os.path.abspath(name)
-        if path.startswith(("/proc/", "/sys/", "/dev/")) or not os.path.isfile(path):
+        if path.startswith(IGNORED) or not os.path.isfile(path):
             continue
         if ".dist-info/" in path:
             # Torch reads the entry points of all distributions; the imported ones count by their files.

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 
+from ci.executorch import NATIVE_ERROR
 from provisioning.base.settings import ROOT
 
 DELEGATE = "executorch_call_delegate"
-NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?(.+)")
 
 GLUE = ("getitem",)
 """Takes one of a delegate's outputs: no work on the CPU."""
@@ -77,8 +77,8 @@ def _reason(said: list[str], native: str, node: Any) -> str:
     """In the partitioner's words; after a failed validation also in the backend's."""
     message = next((line.partition(" | ")[2] for line in reversed(said) if " | " in line), "")
     if message == "False":
-        errors = [said.strip() for said in NATIVE_ERROR.findall(native)]
-        detail = next((text for text in errors if text and not text.startswith("Requested")), "")
+        errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
+        detail = next((text for text in errors if not text.startswith("Requested")), "")
         return "QNN's validation refuses it" + (f": {detail[:300]}" if detail else "")
     if message == "Skipped":
         return "the suite leaves it on the CPU (cpu_nodes, cpu_operators)"

@@ -19,14 +19,12 @@ from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY, WARM
 from ci.suites.baseline import Baseline
+from provisioning.base.command_line import TIMEOUT
 from provisioning.base.findings import Metric
 from provisioning.environment import Environment
 
 JUDGED_LATER = {"thresholds", "emulator_fault", "tags", "socs", "label", "delegates", "cpu_budget"}
 """Fields of a run that decide nothing of the program's bytes."""
-
-DECIDE = {"factory", "arguments", "inputs", "inferences"}
-"""Fields of a case that decide something of them."""
 
 PROGRAM, LOG = "program.pte", "compile.log"
 
@@ -53,7 +51,7 @@ class Settings:
     store: Path
     logs: Path
     jobs: int | None = None
-    timeout: float = 900
+    timeout: float = TIMEOUT
     cache: bool = True
     why: bool = False
     worker_memory: int | None = None

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ci.engine.work import Failure, Result
+from ci.executorch import NATIVE_ERROR
 from ci.executorch.compile import LOG, PROGRAM
 from ci.executorch.suite import SUITES, Program
 from ci.suites.baseline import Baseline, Tolerances, growth
@@ -26,9 +27,6 @@ from provisioning.manifest import soc_named
 
 SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
 PAGE = 4096
-
-NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
-"""QNN's own words; the first of them is nearest to the cause."""
 
 REMEDIES = {
     "factory": "correct the factory: docs/lowering.md says what it must give",

@@ -21,6 +21,7 @@ from ci.suites.stage import finish
 from provisioning.base.commands import typed
 from provisioning.base.findings import Finding, Metric, Severity, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.components import QNN_SDK
 from provisioning.environment import Environment, resolve
 from provisioning.manifest import soc_named
 
@@ -80,7 +81,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     programs = chosen(args, selection)
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     found = resolve(replace(selection, soc=socs[0] if socs else selection.soc), environ)
-    sdk = found.root("qnn-sdk").path
+    sdk = found.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)
     return Plan(
         selection=selection,
@@ -164,7 +165,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
         "cached": cached,
         "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
         "build_id": plan.basis.build_id,
-        "sdk": str(plan.found.root("qnn-sdk").path),
+        "sdk": str(plan.found.root(QNN_SDK).path),
         "programs": rows,
     }
 

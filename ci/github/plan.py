@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +19,7 @@ from ci.engine.gate_table import GateTable, Row, gate_table, matches
 from ci.engine.stage_names import GATE_TABLE
 from ci.github import matrix
 from ci.github.files import set_outputs, summarise
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
@@ -242,7 +242,7 @@ def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[st
         message = done.stderr.strip().removeprefix("error: ").split("\n")[0]
         raise UsageError(
             f"the session matrix ended with exit code {done.returncode}: {message}",
-            remedy=shlex.join(["nox", "-s", "matrix", "--", *command[4:]]),
+            remedy=session("matrix", *command[4:]),
         )
     entries: list[dict[str, Any]] = json.loads(done.stdout)["include"]
     return entries

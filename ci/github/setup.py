@@ -14,10 +14,9 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
 from provisioning.base.rendering import github_annotations, markdown
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
-from provisioning.components import identity_of
+from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
 
-SDK, NDK = "qnn-sdk", "android-ndk"
-ALIASES = {NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
+ALIASES: Mapping[str, tuple[str, ...]] = {ANDROID_NDK: ("ANDROID_NDK_ROOT", "ANDROID_NDK_HOME")}
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -34,7 +33,7 @@ def run(environ: Mapping[str, str]) -> int:
         reports=reports_path(None, environ),
     )
     outputs = dict.fromkeys(("sdk-root", "ndk-root", "version", "build-id"), "")
-    if not wanted.components or SDK in wanted.components:
+    if not wanted.components or QNN_SDK in wanted.components:
         outputs |= _environment_outputs(selection, environ)
         if environ.get("GITHUB_ENV"):
             code = _verb(["env", "--target", selection.target, "--format", "github", "--append"], environ)
@@ -53,11 +52,11 @@ def _environment_outputs(selection: Selection, environ: Mapping[str, str]) -> di
 
     environment = resolve(selection, environ)
     outputs = {}
-    if (sdk := environment.roots.get(SDK)) is not None:
+    if (sdk := environment.roots.get(QNN_SDK)) is not None:
         library = sdk.path / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
-        version = sdk.version or identity_of(SDK, sdk.path).version
+        version = sdk.version or identity_of(QNN_SDK, sdk.path).version
         outputs = {"sdk-root": str(sdk.path), "version": version, "build-id": _build_id(library)}
-    if (ndk := environment.roots.get(NDK)) is not None:
+    if (ndk := environment.roots.get(ANDROID_NDK)) is not None:
         outputs["ndk-root"] = str(ndk.path)
     return outputs
 
@@ -85,7 +84,7 @@ def _component_outputs(component: str, selection: Selection, environ: Mapping[st
             raise UsageError(f"{component} was provisioned, but is not in {selection.store}")
         root, version = str(tree.root), tree.version
     export(dict.fromkeys(ALIASES.get(component, (variable,)), root), environ)
-    return {"ndk-root": root, "version": version} if component == NDK else {}
+    return {"ndk-root": root, "version": version} if component == ANDROID_NDK else {}
 
 
 def _annotate(report: Path, environ: Mapping[str, str]) -> None:

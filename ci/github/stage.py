@@ -13,6 +13,7 @@ from pathlib import Path
 from ci.engine.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
 from ci.gate import without_annotations
 from ci.github.files import set_outputs, summarise
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, StageRun
 from provisioning.base.rendering import github_annotations, markdown
@@ -43,7 +44,7 @@ def run(environ: Mapping[str, str]) -> int:
     nox = shutil.which("nox")
     if nox is None:
         raise EnvironmentLacking("nox is not on PATH", remedy="python -m pip install nox")
-    typed = shlex.join(["nox", "-s", stage, *(["--", *arguments] if arguments else [])])
+    typed = session(stage, *arguments)
     arguments += without_annotations(stage, environ)
     command = [nox, "-f", str(ROOT / "noxfile.py"), "-s", stage, *(["--", *arguments] if arguments else [])]
     inner = {**environ}

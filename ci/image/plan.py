@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.lock_files import lock_path
 from provisioning.manifest import Licence, Name, Profile, load_profile
 from provisioning.sources import Sha256
@@ -22,7 +23,7 @@ MANIFEST = MANIFESTS / "images.toml"
 PACKAGES = MANIFESTS / "image-packages.txt"
 DOCKER = ROOT / "docker"
 
-STAGES = ("qnn-sdk", "android-ndk", "hexagon-sdk")
+STAGES = (QNN_SDK, ANDROID_NDK, HEXAGON_SDK)
 """The Dockerfile's stages for images with a profile. Each adds one component to the one before."""
 
 Pinned = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9./_-]*:[A-Za-z0-9._-]+$")]

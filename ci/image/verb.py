@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.commands import session, typed
+from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args.name or names[0])
     selection = selection_of(args)
     profile = plan.profile.name if plan.profile else ""
-    stage = StageRun("image", profile, "x86_64-linux", typed("nox -s image --", sys.argv[2:]))
+    stage = StageRun.as_typed("image", profile, "x86_64-linux")
     with stage.reported(selection.reports, "image", plan.name):
         _work(stage, plan, args)
     return stage.close(selection.reports)

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from provisioning.base.command_line import duration
+from provisioning.base.command_line import TIMEOUT, duration
 from provisioning.base.settings import DEFAULT_SOC
 
 EXAMPLES = """\
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         command.add_argument(
             "--timeout",
             type=duration,
-            default=900,
+            default=TIMEOUT,
             metavar="S",
             help="end a step after S seconds [%(default)g]",
         )

@@ -21,6 +21,7 @@ from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.onnx.options import files_of
 from ci.onnx.suite import Program
 from ci.suites.baseline import Baseline
+from provisioning.base.command_line import TIMEOUT
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
@@ -31,7 +32,6 @@ PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "nu
 JUDGED_LATER = {"thresholds", "tags", "socs", "label"}
 """Fields of a run that decide nothing of what is compiled and measured."""
 
-TIMEOUT = 900.0
 WORKER_MEMORY = 1400 << 20
 SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
 """What a model and a program of it take where nothing is known, for the order of work and the estimate."""

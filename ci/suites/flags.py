@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from provisioning.base.command_line import count, duration
+from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET
 
@@ -41,7 +41,7 @@ def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--timeout",
         type=duration,
-        default=900,
+        default=TIMEOUT,
         metavar="S",
         help="end a program after S seconds [%(default)g]",
     )

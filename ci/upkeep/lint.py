@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.commands import typed
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding, Severity, StageRun
 from provisioning.base.settings import ROOT, add_selection, selection_of
@@ -136,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         if name not in checks:
             raise UsageError(f"there is no check {name!r}", remedy=f"use one of: {', '.join(checks)}")
     selection = selection_of(args)
-    stage = StageRun("lint", selection.profile, "", typed("nox -s lint --", sys.argv[2:]))
+    stage = StageRun.as_typed("lint", selection.profile, "")
     if args.fix:
         for name in chosen:
             if name in TOOLS and TOOLS[name].fix:

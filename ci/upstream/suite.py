@@ -16,6 +16,7 @@ from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Metric
 from provisioning.build_id import build_ids
+from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES, Environment
 
 PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
@@ -91,7 +92,7 @@ class Machinery:
 
 
 def machinery(found: Environment, environment: Mapping[str, str], runner: Path) -> Machinery:
-    sdk = found.root("qnn-sdk").path
+    sdk = found.root(QNN_SDK).path
     emulator = sdk / "lib" / HOST_LIBRARIES / "libQnnHtp.so"
     if not emulator.is_file():
         raise EnvironmentLacking(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from provisioning.base.command_line import count, duration
+from provisioning.base.command_line import TIMEOUT, count, duration
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -36,7 +36,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
     how.add_argument(
-        "--timeout", type=duration, default=900, metavar="S", help="end a test after S seconds [%(default)g]"
+        "--timeout",
+        type=duration,
+        default=TIMEOUT,
+        metavar="S",
+        help="end a test after S seconds [%(default)g]",
     )
     how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")

@@ -6,6 +6,7 @@ while it writes, and hashes what it wrote. Memory stays flat whatever the archiv
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from provisioning.archive.plan import DEFAULT, Limits, make_plan
 from provisioning.archive.reader import Zip
-from provisioning.archive.writer import Entry, too_full, unpack
+from provisioning.archive.writer import Entry, unpack
+from provisioning.base.disk import ANOTHER_STORE, disk_error
 from provisioning.base.errors import EnvironmentLacking
 
 if TYPE_CHECKING:
@@ -46,12 +48,13 @@ def extract(
         # Files take whole blocks.
         needed = sum(-(-file.member.size // space.f_frsize) * space.f_frsize for file in plan.files)
         if needed > space.f_bavail * space.f_frsize:
-            raise too_full(into, needed)
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise disk_error(full, ANOTHER_STORE, into, needed) or full
         if plan.case_clash is not None and not tells_case_apart(into):
             raise EnvironmentLacking(
                 f"{into}: expected a file system that keeps {plan.case_clash[0]!r} and {plan.case_clash[1]!r}"
                 " apart, found one that takes them for the same name",
-                remedy="choose a store on a case-sensitive file system with --store or QNN_CI_STORE",
+                remedy=f"{ANOTHER_STORE}, on a case-sensitive file system",
             )
         return unpack(zip_file, plan, into, workers, progress)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from provisioning.archive.plan import Plan, PlannedFile, PlannedLink
 from provisioning.archive.reader import Zip
+from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import EnvironmentLacking
 
 if TYPE_CHECKING:
@@ -204,25 +205,15 @@ class _Unpacking:
             self._progress.advance(count)
 
     def _cannot_write(self, path: str, error: OSError) -> Exception:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return too_full(self._into, self._plan.total)
-        if error.errno in (errno.EEXIST, errno.ELOOP, errno.ENOTDIR):
+        if error.errno in (*IN_THE_WAY, errno.ELOOP):
             return self._zip.error(path, f"nothing in its way in {self._into}", error.strerror or str(error))
-        return EnvironmentLacking(
-            f"{self._into / path}: expected to write it, found {error.strerror or error}",
-            remedy=f"make {self._into} writable, or choose another store with --store or QNN_CI_STORE",
-        )
+        full = error.errno in FULL
+        where = self._into if full else self._into / path
+        other = EnvironmentLacking(f"{where}: {error.strerror or error}", remedy=ANOTHER_STORE)
+        return disk_error(error, ANOTHER_STORE, where, self._plan.total) or other
 
 
 def _write(out: int, block: bytes) -> None:
     done = os.write(out, block)
     while done < len(block):
         done += os.write(out, memoryview(block)[done:])
-
-
-def too_full(into: Path, needed: int) -> EnvironmentLacking:
-    space = os.statvfs(into)
-    return EnvironmentLacking(
-        f"{into}: expected {needed} free bytes to unpack into, found {space.f_bavail * space.f_frsize}",
-        remedy="free some space, or choose another store with --store or QNN_CI_STORE",
-    )

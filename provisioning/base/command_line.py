@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import os
 import signal
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from provisioning.base.commands import session as quoted_session
+from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.settings import user_path
 
@@ -84,6 +84,10 @@ def count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
 
 
+TIMEOUT = 900.0
+"""Seconds after which a stage ends the work on one program, unless --timeout says otherwise."""
+
+
 def duration(text: str) -> float:
     """The type of an argument that is a time to wait at most, in seconds."""
     with suppress(ValueError):
@@ -137,16 +141,15 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         _drop_output()
         return code
     except OSError as error:
-        remedy = _MACHINE_ERRORS.get(error.errno or 0)
-        if remedy is None:
+        known = disk_error(error, "choose another path (see --help)")
+        if known is None:
             return _crashed(error)
         if debug:
             traceback.print_exc()
         if error.filename is None:
             _drop_output()
-        where = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else "output"
-        show_error(EnvironmentLacking(f"{where}: {error.strerror}", remedy=remedy))
-        return EnvironmentLacking.exit_code
+        show_error(known)
+        return known.exit_code
     except ModuleNotFoundError as error:
         if not session or (error.name or "").partition(".")[0] in OWN_PACKAGES:
             return _crashed(error)
@@ -187,18 +190,6 @@ def termination_as_interrupt() -> Iterator[None]:
 
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 """The exit code of a program that SIGPIPE ended, as in `… | head`."""
-
-_MACHINE_ERRORS = {
-    errno.EACCES: "get permission for it, or choose another path (see --help)",
-    errno.EPERM: "get permission for it, or choose another path (see --help)",
-    errno.EROFS: "choose a path that can be written to (see --help)",
-    errno.ENOSPC: "free some space, or choose another path (see --help)",
-    errno.EDQUOT: "free some space, or choose another path (see --help)",
-    errno.ENAMETOOLONG: "choose a shorter path (see --help)",
-    errno.ELOOP: "fix the link that leads to itself",
-    errno.EMFILE: "allow more open files: ulimit -n 4096",
-}
-"""Errors of the machine that any file operation may meet; all others are errors of our own."""
 
 
 def _drop_output() -> None:

@@ -1,28 +1,70 @@
-"""A disk that is full or may not be written to, as an error with a remedy."""
+"""What the operating system says of files and disks, as errors with a remedy: one table for all."""
 
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from provisioning.base.errors import EnvironmentLacking
 
-_FORESEEN = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
+_SPACE = "free some space, or {elsewhere}"
+_PERMISSION = "get permission for it, or {elsewhere}"
+_REMEDIES = {
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: "{elsewhere}",
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: _SPACE,
+    errno.ENAMETOOLONG: "{elsewhere}, with a shorter path",
+    errno.ELOOP: "fix the link that leads to itself, or {elsewhere}",
+    errno.EMFILE: "allow more open files: ulimit -n 4096",
+}
+"""Errors that any file operation may meet. Others are errors of our own."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST)
+"""The machine's errors too, where a folder that the user named is written to."""
+
+
+ANOTHER_STORE = "choose another store with --store or QNN_CI_STORE"
+
+
+def disk_error(
+    error: OSError, elsewhere: str, where: Path | None = None, needed: int | None = None
+) -> EnvironmentLacking | None:
+    """`error` as one of ours; None where it is no error of the machine.
+
+    `elsewhere` says how to choose another place: "choose another path". `where` is the folder or file, if
+    the error does not name it; `needed` the bytes that a full disk lacks room for.
+    """
+    remedy = _REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return None
+    message = f"{where or error.filename or 'output'}: {error.strerror}"
+    if error.errno in FULL and where is not None:
+        message += f" ({f'{needed:,} bytes' if needed else 'more'} needed{_free(where)})"
+    return EnvironmentLacking(message, remedy=remedy.format(elsewhere=elsewhere))
+
+
+def _free(folder: Path) -> str:
+    with suppress(OSError):
+        return f", {shutil.disk_usage(folder).free:,} free"
+    return ""
 
 
 @contextmanager
-def disk_errors(flags: str) -> Iterator[None]:
-    """Turn what the operating system says of a disk into EnvironmentLacking; other errors pass unchanged.
-
-    `flags` name the options that choose other folders.
-    """
+def disk_errors(elsewhere: str) -> Iterator[None]:
+    """Raise EnvironmentLacking for errors of the machine while folders of the user's are written to."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _FORESEEN:
+        known = disk_error(error, elsewhere)
+        if known is None and error.errno in IN_THE_WAY:
+            known = EnvironmentLacking(f"{error.filename}: {error.strerror}", remedy=elsewhere)
+        if known is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        raise EnvironmentLacking(
-            f"{where}{error.strerror}", remedy=f"name folders that can be written to with {flags}"
-        ) from error
+        raise known from error

@@ -6,6 +6,7 @@ import datetime as dt
 import enum
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
 
@@ -153,6 +155,11 @@ class StageRun:
         default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
     )
     _clock: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def as_typed(cls, stage: str, profile: str, target: str) -> StageRun:
+        """Of a session, with the arguments that the user typed."""
+        return cls(stage, profile, target, typed(f"nox -s {stage} --", sys.argv[2:]))
 
     def add(self, rule: str, severity: Severity, subject: str, message: str, remedy: str = "") -> None:
         self.findings.append(Finding(rule, severity, subject, message, remedy))

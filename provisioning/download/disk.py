@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from provisioning.base.errors import EnvironmentLacking, ToolkitError
+from provisioning.base.disk import ANOTHER_STORE, disk_error
+from provisioning.base.errors import EnvironmentLacking
 
 BLOCK = 1 << 20
 
 
 @contextlib.contextmanager
 def disk_errors(folder: Path, needed: int | None) -> Iterator[None]:
+    """Every error of the disk becomes one of ours; those of the network pass."""
     try:
         yield
     except OSError as error:
         if isinstance(error, (ConnectionError, TimeoutError)):
             raise
-        raise _disk_error(error, folder, needed) from error
-
-
-def _disk_error(error: OSError, folder: Path, needed: int | None) -> ToolkitError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        try:
-            free = f"{shutil.disk_usage(folder).free:,} bytes free"
-        except OSError:
-            free = "free space unknown"
-        need = f"{needed:,} bytes more needed" if needed else "more needed"
-        why = {errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "files may not grow this large"}.get(
-            error.errno, "the disk is full"
-        )
-        return EnvironmentLacking(
-            f"{folder}: {why}: {need}, {free}",
-            remedy="free some space, or choose another disk with QNN_CI_STORE=FOLDER, and run the same "
-            "command again: what was fetched is kept",
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return EnvironmentLacking(
-            f"{folder}: cannot be written to ({error.strerror})",
-            remedy="choose a folder of your own with QNN_CI_STORE=FOLDER, or correct its permissions",
-        )
-    return EnvironmentLacking(
-        f"{folder}: {error.strerror or error}", remedy="check the folder, or choose another with QNN_CI_STORE"
-    )
+        other = EnvironmentLacking(f"{folder}: {error.strerror or error}", remedy=ANOTHER_STORE)
+        raise disk_error(error, ANOTHER_STORE, folder, needed) or other from error
 
 
 def write_all(out: FileIO, block: bytes) -> None:

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING
 
 from provisioning import licences
 from provisioning.base.commands import quoted, session
+from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, Unlocked
 from provisioning.base.files import replace_text
 from provisioning.base.mutex import mutex
 from provisioning.manifest import Component
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory
-from provisioning.store.tree_plan import EVERYTHING, Want, definition_of, key_of, selection_of
+from provisioning.store.tree_plan import EVERYTHING, Want, definition_of, selection_of, tree_key
 from provisioning.store.trees import Tree, Trees
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Store(Trees):
             self._make_folders()
             licences.require(self.path, {component_name: component}, accept or {})
             definition = definition_of(component_name, component)
-            key = key_of(definition, selection_of(component, want))
+            key = tree_key(definition, selection_of(component, want))
             name = f"{component_name}-{component.version}-{key[:12]}"
             waiting = f"waiting for another process that provisions {component_name}"
             with mutex(self.locks / f"{name}.lock", progress, waiting), locking.shared(self.locks):
@@ -222,20 +223,13 @@ def _disk_errors(store: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise EnvironmentLacking(
-                f"{store}: expected space for what is unpacked, found the disk full",
-                remedy=f"free some space (`{session('store', 'gc', '--all-downloads')}` helps), "
-                "or choose another store with --store or QNN_CI_STORE",
-            ) from error
+        free = f"`{session('store', 'gc', '--all-downloads')}`, or " if error.errno in FULL else ""
+        known = disk_error(error, f"{free}{ANOTHER_STORE}", store if free else None)
         # A folder that cannot be made in /proc, /sys or behind a dangling link "does not exist".
         not_makeable = error.errno == errno.ENOENT and not store.is_dir()
-        if not_makeable or error.errno in _NOT_WRITABLE:
-            raise EnvironmentLacking(
-                f"{error.filename or store}: expected a store to write to, found: {error.strerror}",
-                remedy="choose another store with --store or QNN_CI_STORE, or correct its permissions",
-            ) from error
-        raise
-
-
-_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
+        if known is None and (not_makeable or error.errno in IN_THE_WAY):
+            where = error.filename or store
+            known = EnvironmentLacking(f"{where}: not a store: {error.strerror}", remedy=ANOTHER_STORE)
+        if known is None:
+            raise
+        raise known from error

@@ -61,7 +61,7 @@ def definition_of(name: str, component: Component) -> str:
     return _digest([SCHEMA, name, component.version, component.build_id, parts])
 
 
-def key_of(definition: str, selection: Mapping[str, Sequence[str]]) -> str:
+def tree_key(definition: str, selection: Mapping[str, Sequence[str]]) -> str:
     return _digest([definition, sorted((part, list(atoms)) for part, atoms in selection.items())])
 
 

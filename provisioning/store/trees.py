@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioning.base.disk import ANOTHER_STORE
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.manifest import Component, Part
 from provisioning.store import locking
 from provisioning.store.inventory import Difference, Inventory, difference, differences
-from provisioning.store.tree_plan import Want, covers, definition_of, key_of, selection_of
+from provisioning.store.tree_plan import Want, covers, definition_of, selection_of, tree_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Trees:
         if os.path.isfile(path):  # noqa: PTH113  Path's own raises where a parent may not be entered
             raise EnvironmentLacking(
                 f"{path}: expected the store's folder, found a file",
-                remedy="choose another store with --store or QNN_CI_STORE",
+                remedy=ANOTHER_STORE,
             )
         self.path = path
         self.downloads = path / "downloads"
@@ -84,7 +85,7 @@ class Trees:
         selection = selection_of(component, want)
         if not any(selection.values()):
             return None
-        exact = key_of(definition, selection)
+        exact = tree_key(definition, selection)
         serving = [
             tree
             for tree in self.trees(f"{component_name}-{component.version}-")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from provisioning.base.diagnosis import nearest
 from provisioning.base.findings import Severity
+from provisioning.components import QNN_SDK
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need
 from provisioning.validation.probe import Answer
@@ -67,7 +68,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     fix="use the QNN that this executorch was measured with: unset QNN_SDK_ROOT and nox -s provision",
 )
 def compiler_answers(context: Context) -> Iterator[Problem]:
-    tree = tree_of(context, "qnn-sdk")
+    tree = tree_of(context, QNN_SDK)
     if not context.answers:
         if tree.origin == "tree":
             raise NotApplicable("with --tree the compiler is not asked, only with an environment")

@@ -70,7 +70,7 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class ComponentTree:
     """Where a component is, and what its own files say it is."""
 
     path: Path
@@ -113,7 +113,7 @@ class Context:
     profile: Profile
     targets: tuple[str, ...]
     socs: Mapping[str, Soc]
-    trees: Mapping[str, Tree]
+    trees: Mapping[str, ComponentTree]
     environ: Mapping[str, str]
     """The user's own variables, as they are in the shell."""
     variables: Mapping[str, str]

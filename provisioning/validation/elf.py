@@ -10,7 +10,7 @@ from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
 from provisioning.elf import HEXAGON, Elf, highest_version
-from provisioning.loadable import Demands, complaints
+from provisioning.loadable import Demands, Wrong, complaints
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Library, Need
 from provisioning.validation.tables import System
@@ -24,11 +24,24 @@ def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
     return context.readable
 
 
+RULES = {
+    Wrong.MACHINE: "elf-machine",
+    Wrong.PAGE_SIZE: "android-page-size",
+    Wrong.RELOCATIONS: "text-relocations",
+    Wrong.STACK: "executable-stack",
+    Wrong.SEARCH_PATH: "absolute-rpath",
+    # That rule compares with the host's own glibc, symbol by symbol.
+    Wrong.GLIBC: "symbol-versions",
+    Wrong.ANDROID_API: "android-api",
+}
+"""Which rule judges what."""
+
+
 def _complaints(
-    kind: str, library: Library, elf: Elf, demands: Demands | None = None, severity: Severity | None = None
+    wrong: Wrong, library: Library, elf: Elf, demands: Demands | None = None, severity: Severity | None = None
 ) -> Iterator[Problem]:
     for what, message in complaints(elf, demands or Demands()):
-        if what == kind:
+        if what is wrong:
             yield Problem(library.place, message, severity=severity)
 
 
@@ -77,7 +90,7 @@ def elf_machine(context: Context) -> Iterator[Problem]:
         described = tables.libraries().directory(library.directory)
         if described is not None:
             demands = Demands(described[0].machine, described[0].bits)
-            yield from _complaints("machine", library, elf, demands)
+            yield from _complaints(Wrong.MACHINE, library, elf, demands)
 
 
 @rule(
@@ -240,7 +253,7 @@ def android_page_size(context: Context) -> Iterator[Problem]:
     table = tables.validation().android
     severity = Severity(table.page_size_severity)
     for library, elf in android:
-        yield from _complaints("page-size", library, elf, Demands(page_size=table.page_size), severity)
+        yield from _complaints(Wrong.PAGE_SIZE, library, elf, Demands(page_size=table.page_size), severity)
 
 
 @rule(
@@ -261,7 +274,7 @@ def android_api(context: Context) -> Iterator[Problem]:
         raise NotApplicable("no library holds an Android note")
     demands = Demands(android_api=tables.validation().android.api)
     for library, elf in noted:
-        yield from _complaints("android-api", library, elf, demands)
+        yield from _complaints(Wrong.ANDROID_API, library, elf, demands)
 
 
 @rule(
@@ -278,7 +291,7 @@ def android_api(context: Context) -> Iterator[Problem]:
 )
 def text_relocations(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
-        yield from _complaints("relocations", library, elf)
+        yield from _complaints(Wrong.RELOCATIONS, library, elf)
 
 
 @rule(
@@ -295,7 +308,7 @@ def text_relocations(context: Context) -> Iterator[Problem]:
 )
 def executable_stack(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
-        yield from _complaints("stack", library, elf)
+        yield from _complaints(Wrong.STACK, library, elf)
 
 
 @rule(
@@ -313,4 +326,4 @@ def executable_stack(context: Context) -> Iterator[Problem]:
 )
 def absolute_rpath(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
-        yield from _complaints("search-path", library, elf)
+        yield from _complaints(Wrong.SEARCH_PATH, library, elf)

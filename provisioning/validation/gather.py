@@ -18,11 +18,11 @@ from pathlib import Path
 from provisioning import loader_search as loader
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.compat import load_measured
-from provisioning.components import KINDS, identity_of
+from provisioning.components import KINDS, QNN_SDK, identity_of
 from provisioning.elf import X86_64
 from provisioning.environment import HOST_LIBRARIES, resolve
 from provisioning.manifest import load_profile, soc_named
-from provisioning.validation.context import Context, Host, Library, Need, Tool, Tree
+from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, Tool
 from provisioning.validation.probe import ask
 from provisioning.validation.scan import libraries, read
 
@@ -41,7 +41,7 @@ class _Resolved:
     """Targets that share all their trees, and the variables of the first."""
 
     targets: tuple[str, ...]
-    trees: Mapping[str, Tree]
+    trees: Mapping[str, ComponentTree]
     variables: Mapping[str, str]
 
 
@@ -70,8 +70,8 @@ def gather(
             found: list[Library] = []
             system = loader.SystemLibraries()
             if Need.LIBRARIES in needs:
-                if "qnn-sdk" in each.trees:
-                    found = libraries(each.trees["qnn-sdk"].path)
+                if QNN_SDK in each.trees:
+                    found = libraries(each.trees[QNN_SDK].path)
                 system = _system_libraries(found)
             contexts.append(
                 Context(
@@ -93,7 +93,7 @@ def gather(
 
 def _lowers(resolved: _Resolved) -> bool:
     """Whether models are lowered with it: not with an SDK that was provisioned for devices alone."""
-    sdk = resolved.trees.get("qnn-sdk")
+    sdk = resolved.trees.get(QNN_SDK)
     return DEFAULT_TARGET in resolved.targets or (
         sdk is not None and (sdk.path / "lib" / HOST_LIBRARIES).is_dir()
     )
@@ -105,8 +105,8 @@ def _named(selection: Selection, environ: Mapping[str, str], tree: Path) -> _Res
         "QNN_SDK_ROOT": str(tree),
         "LD_LIBRARY_PATH": str(tree / "lib" / HOST_LIBRARIES),
     }
-    sdk = Tree(tree, "tree", stated=stated_versions("qnn-sdk", tree))
-    return _Resolved(selection.targets, {"qnn-sdk": sdk}, variables)
+    sdk = ComponentTree(tree, "tree", stated=stated_versions(QNN_SDK, tree))
+    return _Resolved(selection.targets, {QNN_SDK: sdk}, variables)
 
 
 def _resolved(selection: Selection, environ: Mapping[str, str]) -> list[_Resolved]:
@@ -118,7 +118,7 @@ def _resolved(selection: Selection, environ: Mapping[str, str]) -> list[_Resolve
             groups[key] = replace(groups[key], targets=(*groups[key].targets, target))
             continue
         trees = {
-            name: Tree(root.path, root.origin, root.variable, stated_versions(name, root.path))
+            name: ComponentTree(root.path, root.origin, root.variable, stated_versions(name, root.path))
             for name, root in environment.roots.items()
         }
         groups[key] = _Resolved((target,), trees, environment.merged(environ))

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 
 from provisioning.base.commands import session
 from provisioning.base.findings import Severity
+from provisioning.components import QNN_SDK
 from provisioning.elf import version_key
 from provisioning.manifest import Profile, Soc, load_profile, profile_names
 from provisioning.validation import NotApplicable, Problem, rule, tables
-from provisioning.validation.context import Context, Need, Tree
+from provisioning.validation.context import ComponentTree, Context, Need
 from provisioning.validation.tables import TargetLibraries
 from provisioning.validation.versions import holders_of_build_ids, tree_of
 
@@ -25,9 +26,9 @@ def _target_tables(context: Context) -> Mapping[str, TargetLibraries]:
     return {target: table[target] for target in context.targets if target in table}
 
 
-def _sdk(context: Context) -> Tree:
+def _sdk(context: Context) -> ComponentTree:
     """The SDK; a directory named by --tree is one only if it looks like one."""
-    tree = tree_of(context, "qnn-sdk")
+    tree = tree_of(context, QNN_SDK)
     known = tables.libraries().directory
     if tree.origin == "tree" and not any(known(library.directory) for library in context.libraries):
         raise NotApplicable(f"{tree.path} is not laid out as a QNN SDK")
@@ -144,12 +145,12 @@ def _carries_lpai(context: Context, soc: Soc) -> bool:
         return False
     if any(library.directory.startswith("lpai-v") for library in context.libraries):
         return True
-    pin = context.profile.components["qnn-sdk"]
+    pin = context.profile.components[QNN_SDK]
     return _official(context.profile) and version_key(pin.version) >= version_key(lpai.since)
 
 
 def _official(profile: Profile) -> bool:
-    return all(part.source.type == "archive" for part in profile.components["qnn-sdk"].parts)
+    return all(part.source.type == "archive" for part in profile.components[QNN_SDK].parts)
 
 
 @rule(

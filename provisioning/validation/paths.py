@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provisioning.base.findings import Severity
-from provisioning.components import COMPONENT_VARIABLES, KINDS
+from provisioning.components import ANDROID_NDK, COMPONENT_VARIABLES, KINDS, QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.validation import NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, same_path
@@ -68,9 +68,9 @@ def library_path_mixed(context: Context) -> Iterator[Problem]:
     fix=f"put the chosen SDK first, or leave the others out: {_ENV}",
 )
 def library_path_order(context: Context) -> Iterator[Problem]:
-    if "qnn-sdk" not in context.trees:
+    if QNN_SDK not in context.trees:
         raise NotApplicable("this selection uses no qnn-sdk")
-    ours = context.trees["qnn-sdk"].path / "lib" / HOST_LIBRARIES
+    ours = context.trees[QNN_SDK].path / "lib" / HOST_LIBRARIES
     first = None
     for entry in _library_path(context):
         if same_path(entry or ".", ours):
@@ -168,7 +168,7 @@ def sdk_root_empty(context: Context) -> Iterator[Problem]:
 )
 def variables_contradict(context: Context) -> Iterator[Problem]:
     for variable, aliases in (
-        ("ANDROID_NDK_ROOT", KINDS["android-ndk"].aliases),
+        ("ANDROID_NDK_ROOT", KINDS[ANDROID_NDK].aliases),
         ("QNN_SDK_ROOT", ("QAIRT_SDK_ROOT",)),
     ):
         value = context.environ.get(variable)

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator
 
 from provisioning.base.findings import Severity
+from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.elf import version_key
 from provisioning.manifest import Requirement
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
-from provisioning.validation.context import Context, Host, Library, Need, Tree
+from provisioning.validation.context import ComponentTree, Context, Host, Library, Need
 
 
-def tree_of(context: Context, component: str) -> Tree:
+def tree_of(context: Context, component: str) -> ComponentTree:
     """The component's tree, or a reason for the rule not to apply."""
     if component not in context.trees:
         raise NotApplicable(f"this selection uses no {component}")
@@ -21,7 +22,7 @@ def tree_of(context: Context, component: str) -> Tree:
 
 def holders_of_build_ids(context: Context) -> list[Library]:
     """The libraries that hold a QNN build id, or a reason for the rule not to apply."""
-    tree = tree_of(context, "qnn-sdk")
+    tree = tree_of(context, QNN_SDK)
     holders = [library for library in context.libraries if library.build_ids]
     if not holders and tree.origin == "tree":
         raise NotApplicable("no library holds a QNN build id")
@@ -50,8 +51,8 @@ def host_of(context: Context) -> Host:
     fix="use the profile of this SDK with --profile, or provision the pinned one: nox -s provision",
 )
 def qnn_version(context: Context) -> Iterator[Problem]:
-    tree = tree_of(context, "qnn-sdk")
-    pinned = context.profile.components["qnn-sdk"].version
+    tree = tree_of(context, QNN_SDK)
+    pinned = context.profile.components[QNN_SDK].version
     stated = {source: version for source, version in tree.stated.items() if "build_id" not in source}
     if not stated and tree.origin == "tree":
         raise NotApplicable(f"{tree.named} has no sdk.yaml and no version in its name")
@@ -94,9 +95,9 @@ def _same_release(version: str, pinned: str) -> bool:
     fix="restore the libraries of one SDK: nox -s provision, or unpack the SDK again",
 )
 def qnn_build_id(context: Context) -> Iterator[Problem]:
-    tree = tree_of(context, "qnn-sdk")
+    tree = tree_of(context, QNN_SDK)
     holders = holders_of_build_ids(context)
-    pin = context.profile.components["qnn-sdk"]
+    pin = context.profile.components[QNN_SDK]
     expected = {f"profile {context.profile.name}": pin.build_id or f"v{pin.version}"}
     if stated := tree.stated.get("sdk.yaml build_id"):
         expected["sdk.yaml"] = stated
@@ -132,12 +133,12 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     " --component android-ndk",
 )
 def ndk_revision(context: Context) -> Iterator[Problem]:
-    tree = tree_of(context, "android-ndk")
+    tree = tree_of(context, ANDROID_NDK)
     revision = tree.stated.get("source.properties")
     if revision is None:
         yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
         return
-    pin = context.profile.components.get("android-ndk")
+    pin = context.profile.components.get(ANDROID_NDK)
     if pin is None:
         raise NotApplicable(f"profile {context.profile.name} pins no NDK; this one is {_ndk(revision)}")
     if revision != pin.version:
@@ -165,8 +166,8 @@ def _ndk(revision: str) -> str:
     " --component hexagon-sdk",
 )
 def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
-    tree = tree_of(context, "hexagon-sdk")
-    pin = context.profile.components.get("hexagon-sdk")
+    tree = tree_of(context, HEXAGON_SDK)
+    pin = context.profile.components.get(HEXAGON_SDK)
     if pin is None:
         raise NotApplicable(f"profile {context.profile.name} pins no Hexagon SDK")
     if tree.origin == "store":

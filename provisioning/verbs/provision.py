@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity, StageRun
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import OFFICIAL_PROFILE, Selection, add_selection, selection_of
-from provisioning.components import KINDS
+from provisioning.components import KINDS, QNN_SDK
 from provisioning.environment import provision_flags, selecting_flags, users_own
 
 if TYPE_CHECKING:
@@ -66,15 +65,13 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.manifest import load_profile
 
     selection = selection_of(args)
-    stage = StageRun(
-        "provision", selection.profile, ",".join(selection.named_targets) or "all", _command(args)
-    )
+    stage = StageRun.as_typed("provision", selection.profile, ",".join(selection.named_targets) or "all")
     with stage.reported(selection.reports, "provision", selection.profile):
         profile = load_profile(selection.profile)
         rows = provision(args, selection, profile, stage, os.environ)
 
     def show(_: Report) -> None:
-        following = _next_command(selection)
+        following = session("validate", *selecting_flags(selection, os.environ))
         if args.json:
             result = {"profile": profile.name, "components": [asdict(row) for row in rows], "next": following}
             sys.stdout.write(json.dumps(result, indent=2) + "\n")
@@ -140,7 +137,7 @@ def provision(
         rows[name] = _row(name, component, tree, "new")
         stage.artifacts.append(_artifact(tree))
     if not args.component:
-        _warn_without_libraries(profile, selection, rows.get("qnn-sdk"), stage, progress)
+        _warn_without_libraries(profile, selection, rows.get(QNN_SDK), stage, progress)
     stage.metrics["bytes"] = fetched
     stage.metrics["cached"] = len(chosen) - len(missing)
     return [rows[name] for name in chosen]
@@ -256,9 +253,9 @@ def _warn_without_libraries(
             continue
         message = f"profile {profile.name} has no QNN libraries of {target} ({' or '.join(directories)})"
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE, target=target), os.environ)
-        remedy = shlex.join(["nox", "-s", "provision", "--", *flags])
+        remedy = session("provision", *flags)
         progress.note(f"warning: {message}\n  try: {remedy}")
-        stage.add("target-libraries", Severity.WARNING, "qnn-sdk", message, remedy)
+        stage.add("target-libraries", Severity.WARNING, QNN_SDK, message, remedy)
 
 
 def _row(name: str, component: Component, tree: Tree, state: str) -> Row:
@@ -269,26 +266,3 @@ def _row(name: str, component: Component, tree: Tree, state: str) -> Row:
 def _artifact(tree: Tree) -> Artifact:
     """A tree's hash is that of its inventory, which has the hash of every file."""
     return Artifact("tree", str(tree.root), hash_file(tree.inventory_path), tree.inventory.size)
-
-
-def _command(args: argparse.Namespace) -> str:
-    flags: list[str] = []
-    for flag, value in (("--profile", args.profile), ("--store", args.store), ("--reports", args.reports)):
-        flags += [flag, str(value)] if value else []
-    for flag, values in (
-        ("--target", args.target),
-        ("--soc", args.soc),
-        ("--component", args.component),
-        (licences.FLAG, args.accept),
-    ):
-        for value in values or []:
-            flags += [flag, value]
-    if args.locked is not None:
-        flags.append("--locked" if args.locked else "--no-locked")
-    flags += [f"--{name}" for name in ("offline", "json") if getattr(args, name)]
-    return shlex.join(["nox", "-s", "provision", *(["--", *flags] if flags else [])])
-
-
-def _next_command(selection: Selection) -> str:
-    flags = selecting_flags(selection, os.environ)
-    return shlex.join(["nox", "-s", "validate", *(["--", *flags] if flags else [])])

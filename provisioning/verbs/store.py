@@ -7,17 +7,18 @@ import datetime as dt
 import json
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import add_selection, selection_of, store_path
 from provisioning.base.units import size
+from provisioning.components import QNN_SDK
 from provisioning.verbs.provision import table
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _verify(args: argparse.Namespace) -> int:
     broken = [] if args.names else store.broken()
     bad += _print("store", broken)
     if bad:
-        words = ["store", "--", "repair"] if len(broken) < bad else ["provision"]
+        words = ["store", "repair"] if len(broken) < bad else ["provision"]
         sys.stdout.write(f"{bad} differences; try: {_typed(*words, args=args)}\n")
     return 1 if bad else 0
 
@@ -133,7 +134,7 @@ def _gc(args: argparse.Namespace) -> int:
         for profile in profile_names()
         for name, component in load_profile(profile).components.items()
     }
-    known |= {definition_of("qnn-sdk", component) for component in compat.load_builds().components()}
+    known |= {definition_of(QNN_SDK, component) for component in compat.load_builds().components()}
     found = Store(store_path(args.store)).gc(
         lambda tree: tree.inventory.definition in known,
         older_than=args.older_than,
@@ -171,7 +172,7 @@ def _path(args: argparse.Namespace) -> int:
         flags = [*provision_flags(selection, os.environ), "--component", name]
         raise EnvironmentLacking(
             f"{name} {components[name].version} is not in the store ({selection.store}) for this selection",
-            remedy=shlex.join(["nox", "-s", "provision", "--", *flags]),
+            remedy=session("provision", *flags),
         )
     sys.stdout.write(f"{tree.root}\n")
     return 0
@@ -248,11 +249,9 @@ def _print(name: str, differences: list[Difference]) -> int:
     return len(differences)
 
 
-def _typed(*session: str, args: argparse.Namespace) -> str:
+def _typed(name: str, *arguments: str, args: argparse.Namespace) -> str:
     """The command of a session for the same store."""
-    flags = ["--store", str(args.store)] if args.store else []
-    between = ["--"] if flags and "--" not in session else []
-    return shlex.join(["nox", "-s", *session, *between, *flags])
+    return session(name, *arguments, *(["--store", args.store] if args.store else []))
 
 
 def _age(text: str) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric, Report, StageRun
 from provisioning.base.settings import Selection, add_selection, selection_of
@@ -61,12 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tree is not None and not args.tree.is_dir():
         raise UsageError(f"--tree {args.tree} is not a directory", remedy="name an existing directory")
     selection = selection_of(args)
-    stage = StageRun(
-        "validate",
-        selection.profile,
-        ",".join(selection.targets),
-        typed("nox -s validate --", sys.argv[2:]),
-    )
+    stage = StageRun.as_typed("validate", selection.profile, ",".join(selection.targets))
     with stage.reported(selection.reports, "validate", stage.profile):
         results = _validate(stage, selection, args)
 

@@ -14,7 +14,7 @@ from provisioning.compat import Measured, Pair, Step
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import scan
-from provisioning.validation.context import Context, Host, Tool, Tree
+from provisioning.validation.context import ComponentTree, Context, Host, Tool
 from provisioning.validation.context import Library as Found
 from provisioning.validation.gather import stated_versions
 from provisioning.validation.probe import Answer
@@ -80,8 +80,8 @@ def write_ndk(root: Path, revision: str = NDK) -> Path:
     return root
 
 
-def users_tree(component: str, variable: str, path: Path) -> Tree:
-    return Tree(path, "directory", variable, stated_versions(component, path))
+def users_tree(component: str, variable: str, path: Path) -> ComponentTree:
+    return ComponentTree(path, "directory", variable, stated_versions(component, path))
 
 
 def host(**changes: Any) -> Host:

@@ -154,7 +154,7 @@ class TestWhenTheDestinationFails:
 
         path = save(tmp_path / "a.zip", Item("f", b"x" * 10))
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(EnvironmentLacking, match="expected 10 free bytes") as raised:
+        with pytest.raises(EnvironmentLacking, match="10 bytes needed") as raised:
             archive.extract(path, tmp_path / "out", everything)
         assert (raised.value.exit_code, "--store" in raised.value.remedy) == (3, True)
 

@@ -85,6 +85,15 @@ def test_after_installing_into_the_tree_no_overlay_hides_it(
     assert f"export PYTHONPATH={plan.tree.root.parent}$" in capsys.readouterr().out
 
 
+def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: Plan) -> None:
+    plan.tree.root.mkdir(parents=True)
+    run = StageRun("build_x86", "wheels", "x86_64-linux", "")
+    source.put_into_python(plan, run, install=False)
+    assert overlay.tree_of(plan.dist / "overlay") == plan.tree.root
+    source.put_into_python(plan, run, install=False, target_only=True)
+    assert not (plan.dist / "overlay").exists()
+
+
 def test_a_folder_that_cannot_be_written_to_is_told_and_other_errors_pass() -> None:
     with pytest.raises(EnvironmentLacking, match="/usr/dist: Permission denied"), disk_errors("--output"):
         raise PermissionError(errno.EACCES, "Permission denied", "/usr/dist")

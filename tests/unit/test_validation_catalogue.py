@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from ci.builds.loadable import REMEDIES
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
-from provisioning.validation import Ignore, Rule, catalogue, chosen, without_ignored
+from provisioning.loadable import Wrong
+from provisioning.validation import Ignore, Rule, catalogue, chosen, elf, without_ignored
 
 RULES = list(catalogue().values())
+
+
+def test_all_that_can_be_wrong_with_a_library_has_a_rule_and_a_remedy_of_builds() -> None:
+    assert set(elf.RULES) == set(Wrong)
+    assert set(elf.RULES.values()) <= set(catalogue())
+    assert {wrong.value for wrong in Wrong} <= set(REMEDIES)
 
 
 def finding(rule_: str, subject: str) -> Finding:

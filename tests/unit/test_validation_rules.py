@@ -15,7 +15,7 @@ from provisioning.base.findings import Severity
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import Result, State, catalogue, check
-from provisioning.validation.context import Context, Tree
+from provisioning.validation.context import ComponentTree, Context
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import libraries
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
@@ -342,7 +342,7 @@ def bare(base: Path) -> Context:
     context = context_of(base)
     return replace(
         context,
-        trees={"qnn-sdk": Tree(base / "bare", "tree")},
+        trees={"qnn-sdk": ComponentTree(base / "bare", "tree")},
         libraries=(),
         environ={},
         answers={},

@@ -14,6 +14,7 @@ from ci.engine.dist import RUNNER
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.settings import ROOT, Selection
+from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 from provisioning.manifest import soc_named
 
@@ -37,7 +38,7 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     items = list(contents.built_items(dist, selection.target, runner))
     # A bundle without models may get any later.
     if args.lpai or not models or any(model.for_qnn for model in models):
-        sdk = resolve(selection, os.environ, needs=("qnn-sdk",)).root("qnn-sdk").path
+        sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
         online = any(model.online for model in models)
         gpu = any("gpu" in model.processors for model in models)
         items += contents.qnn_items(sdk, selection.target, soc, online=online, gpu=gpu)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from provisioning.base.commands import typed
 from provisioning.base.findings import StageRun
 from provisioning.base.settings import add_selection, selection_of
 
@@ -50,8 +48,10 @@ def run(args: argparse.Namespace) -> int:
     from provisioning.base.disk import disk_errors
 
     selection = selection_of(args)
-    command = typed("nox -s bundle --", sys.argv[2:])
-    stage = StageRun("bundle", selection.profile, selection.target, command)
-    with stage.reported(selection.reports, "bundle", selection.soc), disk_errors("--output"):
+    stage = StageRun.as_typed("bundle", selection.profile, selection.target)
+    with (
+        stage.reported(selection.reports, "bundle", selection.soc),
+        disk_errors("choose another folder with --output"),
+    ):
         assemble(args, selection, stage)
     return stage.close(selection.reports)

@@ -20,7 +20,6 @@ from ci.github.rehearse.expression import Value
 from ci.github.rehearse.model import Workflow, matrix_rows, read_workflow
 from ci.github.rehearse.rehearsal import Choice, Event, JobResult, Rehearsal, fresh_environment
 from ci.github.rehearse.runner import called_from, run_workflow
-from provisioning.base.commands import typed
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity, StageRun
 from provisioning.base.rendering.terminal import rendered, table, terminal_width, wants_colour, write
@@ -37,7 +36,7 @@ TAIL = 30
 def rehearse(args: argparse.Namespace) -> int:
     root = (args.root or ROOT).resolve()
     reports = reports_path(args.reports).absolute()
-    stage = StageRun("rehearse", "", "", typed("nox -s rehearse --", sys.argv[2:]))
+    stage = StageRun.as_typed("rehearse", "", "")
     with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
         results = _run(args, root, scratch, reports)
     if results is None:

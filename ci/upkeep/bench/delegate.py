@@ -26,6 +26,7 @@ from provisioning.base.settings import (
     Selection,
     store_path,
 )
+from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 
 COLD, CACHED, PLAIN, CLOCK = "ours, cold", "ours, nothing changed", "plain unittest", "five seconds"
@@ -52,7 +53,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
         raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in manifests/delegate")
     selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
     found = resolve(selection, os.environ)
-    sdk = str(found.root("qnn-sdk").path)
+    sdk = str(found.root(QNN_SDK).path)
     ours = {**os.environ, "QNN_SDK_ROOT": sdk}
     plain = worker_environment(found, os.environ, find_runner(os.environ), 1)
     for name in ("OMP_NUM_THREADS", "PYTHONWARNINGS"):
@@ -67,7 +68,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             Contender(CLOCK, lambda into: time.sleep(5)),
         ),
         aims=AIMS,
-        facts={"tests": len(sample), "sdk": found.root("qnn-sdk").version or sdk},
+        facts={"tests": len(sample), "sdk": found.root(QNN_SDK).version or sdk},
     )
 
 

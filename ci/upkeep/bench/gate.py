@@ -23,6 +23,7 @@ from provisioning.base.settings import (
     Selection,
     store_path,
 )
+from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 
 COLD, WARM, PLAIN = "ours, cold", "ours, nothing changed", "plain script"
@@ -40,7 +41,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     programs = choose(all_programs([]), tags=["pr"], words=words)
     selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
     found = resolve(selection, os.environ)
-    ours = {**os.environ, "QNN_SDK_ROOT": str(found.root("qnn-sdk").path)}
+    ours = {**os.environ, "QNN_SDK_ROOT": str(found.root(QNN_SDK).path)}
     plain = found.merged(os.environ)
     kept = work / "kept"
     _ours(words, ours, kept, work / "first")
@@ -53,7 +54,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             ),
         ),
         aims=AIMS,
-        facts={"programs": len(programs), "sdk": found.root("qnn-sdk").version or "directory"},
+        facts={"programs": len(programs), "sdk": found.root(QNN_SDK).version or "directory"},
     )
 
 

@@ -20,6 +20,7 @@ from provisioning.base.findings import Artifact, Outcome, Report, Severity, Stag
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, Build, Measured, Pair, Step
+from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import Component, load_profile, soc_named
 from provisioning.store import Store, Want
@@ -64,7 +65,7 @@ def report_builds(
     soc = (*selection.named_socs, table.soc)[0]
     soc_named(soc)
     flags = ["--profile", table.profile, "--store", str(selection.store), *flags]
-    pinned = profile.components["qnn-sdk"]
+    pinned = profile.components[QNN_SDK]
     measured = compat.load_measured()
     for build in table.builds:
         if only and build.qnn not in only:
@@ -124,7 +125,7 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
     """The root of this build's tree. The profile's own build is the tree that everything else uses too."""
     component = build.component(pinned)
     tree = store.provision(
-        "qnn-sdk",
+        QNN_SDK,
         component,
         Want(targets=frozenset({"x86_64-linux"})),
         locked=True,
