@@ -28,7 +28,7 @@ _CLAIMED, _FOREIGN, _TAKEN = 0, 3, 4
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has claimed a folder. Process numbers mean something only on the same `machine`."""
+    """The run that has claimed a folder. Process numbers are comparable only on one `machine`."""
 
     machine: str
     process: int

@@ -70,7 +70,7 @@ def cache_key(wanted: Wanted, manifests: Path = MANIFESTS) -> str:
 
 
 def may_be_cached(wanted: Wanted) -> bool:
-    """False if a licence was accepted for a component: whoever can open a pull request can read a cache."""
+    """False if a component has a licence: everybody who can open a pull request can read the cache."""
     from provisioning.manifest import load_profile
 
     components = load_profile(wanted.profile).components

@@ -157,7 +157,7 @@ class Buildah:
 
     def build(self, order: Order, engine: Engine) -> None:
         # Images pass through files, since buildah only finds an engine at the default address. The build is
-        # apart from the user's images, so that it uses no earlier one.
+        # kept apart from the user's images, so that it reuses none of them.
         with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
             base, image = Path(scratch) / "base.tar", Path(scratch) / "image.tar"
             own = replace(self, root=Path(scratch) / "storage")

@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def licences(self) -> tuple[Licence, ...]:
-        """Licences of components that whoever builds may use and nobody may publish."""
+        """Licences of its components. The builder of an image may use them; nobody may publish them."""
         components = [self.profile.components[name] for name in self.components] if self.profile else []  # type: ignore[index]
         return tuple(dict.fromkeys(one.licence for one in components if one.licence))
 

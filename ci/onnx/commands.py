@@ -215,7 +215,7 @@ def _audit_facts(audit: dict[str, Any]) -> dict[str, Any]:
 def _audit_text(args: argparse.Namespace, problems: list[dict[str, Any]], audit: dict[str, Any]) -> str:
     lines = [f"{args.model} on {args.soc}"]
     for problem in problems:
-        lines += [f"  {problem['subject']}: {problem['message']}", f"    mend: {problem['remedy']}"]
+        lines += [f"  {problem['subject']}: {problem['message']}", f"    fix: {problem['remedy']}"]
     for node in audit["unsupported"]:
         lines.append(f"  {node['node']} ({node['operator']}) stays on the CPU: {node['reason']}")
     if audit["nodes"]:

@@ -1,4 +1,4 @@
-"""What is said of compiled programs: where nodes run, how accurate outputs are, what a program costs."""
+"""Findings about compiled programs: where nodes run, how accurate outputs are, what a program costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an .onnx is known before anything is compiled: that it is whole, static and of types HTP has."""
+"""Checks of an .onnx before anything is compiled: it must be whole, static and of types that HTP has."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 LOOPS = ("Loop", "Scan", "SequenceMap")
 DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators whose output's shape is known only when they have run."""
+"""Operators whose output has a shape that is known only after they ran."""
 PADDED = ("NonMaxSuppression", "NonZero")
-"""Of those, what the provider takes all the same when the model says how large the output may become."""
+"""The provider takes these all the same if the model says how large the output may become."""
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A reason why a model cannot be compiled, and how to mend it."""
+    """A reason why a model cannot be compiled, and how to fix it."""
 
     rule: str
     subject: str
@@ -33,13 +33,13 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        told = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
-        return self.message if told else f"{self.subject}: {self.message}"
+        named = self.message.startswith(self.subject) or self.subject in ("opset", "graph")
+        return self.message if named else f"{self.subject}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output: `shape` has a name or -1 where a size is not fixed; `dtype` as numpy says it."""
+    """An input or output. `shape` has a name or -1 where a size is not fixed; `dtype` is numpy's name."""
 
     name: str
     dtype: str
@@ -60,7 +60,7 @@ class Signature:
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
-    """The model without its external data; any fault of the file itself is said in words."""
+    """Load the model without its external data. Raises our errors for a missing or damaged file."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -100,8 +100,10 @@ def signature_of(model: onnx.ModelProto) -> Signature:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
-    """The files beside the model that its tensors are in. Raises CheckFailed when one is missing, is cut off
-    or is not below `folder`: a model must not read whatever file it likes."""
+    """The files beside the model that hold its tensors.
+
+    Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read other files.
+    """
     root = folder.resolve()
     found: dict[Path, None] = {}
     for owner, tensor in _tensors(model.graph):
@@ -112,7 +114,7 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
         path = root / location
         where = f"external data of {tensor.name or owner}"
         if Path(location).is_absolute() or not is_below(root, location):
-            # Unlike a Path's own, these take names that no file can have, and links in a circle.
+            # os.path accepts names that no file can have, and circular links; Path raises for them.
             linked = f", a link to {os.path.realpath(path)}" if os.path.islink(path) else ""  # noqa: PTH114
             raise CheckFailed(
                 f"{where}: expected a file below {root}, found {location[:200]!r}{linked}",
@@ -141,7 +143,7 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
 
 
 def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
-    """Give named dimensions their sizes, wherever the name stands."""
+    """Set the sizes of named dimensions wherever the names occur."""
     known: set[str] = set()
     values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
     for value in values:
@@ -158,8 +160,11 @@ def fix_dimensions(model: onnx.ModelProto, sizes: Mapping[str, int]) -> None:
 
 
 def simplify_gathers(model: onnx.ModelProto) -> None:
-    """Gather for each GatherND that looks up by one index: PyTorch's exporter writes `table[position]` as the
-    latter, which does not take the int32 that positions mostly are, while Gather does."""
+    """Replace each GatherND that looks up by one index with a Gather.
+
+    PyTorch's exporter writes `table[position]` as a GatherND, which refuses int32 positions. Gather takes
+    them.
+    """
     from onnx import helper, numpy_helper
 
     graph = model.graph
@@ -173,12 +178,12 @@ def simplify_gathers(model: onnx.ModelProto) -> None:
             continue
         if numpy_helper.to_array(constants[unsqueeze.input[1]]).tolist() == [-1]:
             inputs = [node.input[0], unsqueeze.input[0]]
-            made = helper.make_node("Gather", inputs, list(node.output), name=node.name, axis=0)
-            graph.node[index].CopyFrom(made)
+            gather = helper.make_node("Gather", inputs, list(node.output), name=node.name, axis=0)
+            graph.node[index].CopyFrom(gather)
 
 
 def problems_of(model: onnx.ModelProto) -> list[Problem]:
-    """All that keeps a model from being compiled for HTP, before the provider is asked."""
+    """Why the model cannot be compiled for HTP. The provider is asked only if there is no such problem."""
     problems = [*_newer(model), *_dynamic(model), *_control_flow(model.graph), *_types(model)]
     return problems or list(_malformed(model))
 
@@ -204,21 +209,21 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
         outputs = [known.get(name) for name in node.output]
         if node.op_type in PADDED and all(tensor and tensor.static for tensor in outputs):
             continue
-        mend = "replace it by a mask of fixed size, or do this step outside the model"
+        remedy = "replace it by a mask of fixed size, or do this step outside the model"
         if node.op_type in PADDED:
-            mend = (
-                f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {mend}"
+            remedy = (
+                f"fix the size of {node.output[0]} to the largest it may have (HTP pads with -1), or {remedy}"
             )
         yield Problem(
             "onnx-dynamic-shape",
             _name(node),
             f"{node.op_type} gives an output whose size depends on the data, and HTP needs it fixed",
-            mend,
+            remedy,
         )
 
 
 def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
-    """The provider takes an If whose branches are computed both, and no loops."""
+    """The provider takes no loops. It computes both branches of an If."""
     for node in graph.node:
         if node.op_type in LOOPS:
             yield Problem(
@@ -231,11 +236,11 @@ def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
             )
         elif node.op_type == "If":
             branches = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
-            if fault := _unlike(branches):
+            if difference := _unlike(branches):
                 yield Problem(
                     "onnx-control-flow",
                     _name(node),
-                    f"HTP computes both branches of an If and takes one: {fault}",
+                    f"HTP computes both branches of an If and takes one: {difference}",
                     "give both branches one output, of the same type and fixed shape; or fix the condition at"
                     " export, so that only one branch is there",
                 )
@@ -244,7 +249,7 @@ def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
 
 
 def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
-    """Why one cannot stand for the other; empty when it can."""
+    """Why one branch cannot take the other's place; empty if it can."""
     outputs = [[_tensor(value) for value in branch.output] for branch in branches]
     if counts := [len(each) for each in outputs if len(each) != 1]:
         return f"expected one output of each, found {counts[0]}"
@@ -294,7 +299,7 @@ def _malformed(model: onnx.ModelProto) -> Iterator[Problem]:
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     for _, tensor in _tensors(bare.graph):
-        # Where external data is has been looked at; the checker would look relative to here.
+        # External data was checked before; the checker would look for it in the working directory.
         tensor.ClearField("external_data")
         tensor.ClearField("raw_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
@@ -346,7 +351,7 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def _kind(number: int) -> str:
-    """As ONNX names a type; by its number where it is newer than what is known here."""
+    """ONNX's name of a type, or its number if this onnx does not know it."""
     import onnx
 
     known = onnx.TensorProto.DataType

@@ -1,7 +1,7 @@
-"""The provider's, the session's and the run's options, held to manifests/onnx_options.toml.
+"""The options of the provider, the session and the run, checked against manifests/onnx_options.toml.
 
-The QNN provider takes any name, ignores those it does not know, and warns of most bad values in a log that
-nobody reads; so what is asked for is checked here, before a session is made.
+The QNN provider ignores names that it does not know, and warns of most bad values only in its log. So options
+are checked here, before a session is created.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANIFEST = MANIFESTS / "onnx_options.toml"
 
 Scope = Literal["provider", "session", "run", "dynamic"]
 SCOPES: tuple[Scope, ...] = ("provider", "session", "run", "dynamic")
-"""For all sessions with the provider, for one, for one run, and for a session that is there already."""
+"""For all sessions with the provider, for one session, for one run, and for a session that exists already."""
 Value = bool | int | str
 
 
@@ -63,7 +63,7 @@ class OptionTable(Model):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user asks for beyond chip and precision, by scope; checked, and as the provider wants it."""
+    """The user's options beside chip and precision, by scope: checked, and in the provider's format."""
 
     provider: Mapping[str, str] = field(default_factory=dict)
     session: Mapping[str, str] = field(default_factory=dict)
@@ -79,11 +79,11 @@ def options() -> dict[str, Option]:
     return {option.name: option for option in load(MANIFEST, OptionTable).option}
 
 
-def settings_of(given: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
-    """Raises UsageError, with the nearest valid name or value, for anything without its intended effect."""
+def settings_of(chosen: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
+    """Raises UsageError for an option that would have no effect; it names the nearest valid name or value."""
     known = options()
     texts: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in chosen.items():
         if name not in known:
             raise _unknown(where, "option", name, known)
         texts[name] = _text(known[name], value, where)
@@ -95,10 +95,10 @@ def settings_of(given: Mapping[str, Value], *, soc: Soc, embed: bool, where: str
     return Settings(**by_scope)
 
 
-def files_of(given: Mapping[str, object]) -> list[Path]:
-    """The files that checked options name, and those that these name."""
+def files_of(chosen: Mapping[str, object]) -> list[Path]:
+    """The files that checked options name, and the files that LoRA configurations name."""
     found: list[Path] = []
-    for name, value in given.items():
+    for name, value in chosen.items():
         if (kind := options()[name].kind) in ("file", "lora"):
             found.append(Path(str(value)))
         if kind == "lora":
@@ -107,18 +107,18 @@ def files_of(given: Mapping[str, object]) -> list[Path]:
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Value]:
-    """`NAME=VALUE` of the command line; a name given twice is refused, for only one could count."""
-    given: dict[str, Value] = {}
+    """Parse `NAME=VALUE` of the command line. A name that occurs twice is an error."""
+    values: dict[str, Value] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name or not value:
             raise UsageError(
                 f"--option {assignment}: expected NAME=VALUE", remedy="--option htp_performance_mode=burst"
             )
-        if name in given:
+        if name in values:
             raise UsageError(f"--option {name} is given twice", remedy=f"give {name} once")
-        given[name] = value
-    return given
+        values[name] = value
+    return values
 
 
 def described() -> str:
@@ -169,7 +169,7 @@ def _text(option: Option, value: Value, where: str) -> str:
 
 
 def _require_file(option: Option, path: Path, where: str) -> None:
-    """The provider goes on without a file that is not there, or ends the process."""
+    """The provider ignores a missing file, or ends the process."""
     if not path.is_file():
         raise UsageError(
             f"{where}: {option.name}: there is no file {path}", remedy="name a file that is there"
@@ -191,7 +191,7 @@ def _adapters(path: Path) -> list[str]:
     return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
-def _fits(option: Option, text: str, given: Mapping[str, str], soc: Soc, embed: bool, where: str) -> None:
+def _fits(option: Option, text: str, others: Mapping[str, str], soc: Soc, embed: bool, where: str) -> None:
     if option.platform:
         raise UsageError(
             f"{where}: {option.name} works only on {option.platform}, and this compiles on x86-64 Linux",
@@ -200,10 +200,10 @@ def _fits(option: Option, text: str, given: Mapping[str, str], soc: Soc, embed: 
     if option.kind == "flag" and text == "0":
         return
     for other in option.needs:
-        if given.get(other, "0") == "0":
+        if others.get(other, "0") == "0":
             raise UsageError(f"{where}: {option.name} has no effect without {other}", remedy=f"add {other}=1")
     for other in option.conflicts:
-        if given.get(other, "0") != "0":
+        if others.get(other, "0") != "0":
             raise UsageError(
                 f"{where}: {option.name} contradicts {other}", remedy=f"leave {option.name} or {other} out"
             )

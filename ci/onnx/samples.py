@@ -1,4 +1,4 @@
-"""Inputs from files: .npy and .npz, held to the model's names, types and shapes."""
+"""Inputs from .npy and .npz files, checked against the model's names, types and shapes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ NPY = b"\x93NUMPY"
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 MOST = 1000
-"""Samples that are taken of a factory, which may well go on for ever."""
+"""At most this many samples are taken from a factory: it may never end."""
 
 
 def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], list[Sample]]:
-    """The samples to compare on and those to calibrate by, which are never the same: at most half are
-    compared. A single one calibrates."""
+    """The samples to compare on, and the others to calibrate with.
+
+    At most half are for comparing. A single sample is for calibrating.
+    """
     compared = min(inferences, len(samples) // 2)
     return list(samples[:compared]), list(samples[compared:])
 
 
 def calibration_samples(source: str, signature: Signature, search_path: Path) -> list[Sample]:
-    """From a directory, or from `module:function` where there is none of that name below `search_path`."""
+    """Samples from a directory below `search_path`, else from `module:function`."""
     folder = search_path / source
     if folder.is_dir() or not FACTORY.fullmatch(source):
         return read_samples(folder, signature)
-    return _made(source, _found(source, search_path), signature)
+    return _from_function(source, _called(source, search_path), signature)
 
 
-def _found(source: str, search_path: Path) -> list[object]:
-    """What the function gives; its module may be below the search path."""
+def _called(source: str, search_path: Path) -> list[object]:
+    """The samples that the function returns. Its module may be below the search path."""
     module, _, name = source.partition(":")
     try:
         search_first(search_path)
@@ -53,11 +55,11 @@ def _found(source: str, search_path: Path) -> list[object]:
         ) from error
 
 
-def _made(name: str, given: Iterable[object], signature: Signature) -> list[Sample]:
-    """A factory gives inputs by name, or in their order, or the one input there is."""
+def _from_function(name: str, values: Iterable[object], signature: Signature) -> list[Sample]:
+    """Each value holds inputs by name, or in their order, or is the only input."""
     names = [tensor.name for tensor in signature.inputs]
     samples: list[Sample] = []
-    for number, each in enumerate(given, 1):
+    for number, each in enumerate(values, 1):
         where = f"{name}, sample {number}"
         samples.append(checked(_by_name(each, names, where), signature, where))
     if not samples:
@@ -65,12 +67,12 @@ def _made(name: str, given: Iterable[object], signature: Signature) -> list[Samp
     return samples
 
 
-def _by_name(given: object, names: Sequence[str], where: str) -> Sample:
+def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
     import numpy as np
 
-    if isinstance(given, Mapping):
-        return {str(key): np.asarray(value) for key, value in given.items()}
-    values = given if isinstance(given, tuple | list) else (given,)
+    if isinstance(value, Mapping):
+        return {str(name): np.asarray(array) for name, array in value.items()}
+    values = value if isinstance(value, tuple | list) else (value,)
     if len(values) != len(names):
         raise CheckFailed(
             f"{where}: expected {len(names)} inputs, found {len(values)}",
@@ -107,14 +109,14 @@ def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
         name, equals, path = text.partition("=")
         if not equals:
             name, path = "", text
-        given = (
+        arrays = (
             _npz(Path(path))
             if path.endswith(".npz") and not name
             else {name or _only_input(signature, Path(path)): read_array(Path(path))}
         )
-        if again := sorted(found.keys() & given.keys()):
+        if again := sorted(found.keys() & arrays.keys()):
             raise UsageError(f"--input {text}: {again[0]} is given twice", remedy=f"give {again[0]} once")
-        found.update(given)
+        found.update(arrays)
     return checked(found, signature, "--input")
 
 
@@ -144,7 +146,7 @@ def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sa
             bad = int(np.argmax(~np.isfinite(array)))
             raise CheckFailed(
                 f"{where}: {name} holds {array.ravel()[bad]} at {bad}, which spoils the ranges taken from it",
-                remedy=f"leave that sample out, or mend {name} in it",
+                remedy=f"leave that sample out, or correct {name} in it",
             )
     return {name: sample[name] for name in wanted}
 
@@ -195,9 +197,9 @@ def _from_folders(folder: Path, signature: Signature) -> list[Sample]:
         )
     counts = {name: len(found) for name, found in files.items()}
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
         raise CheckFailed(
-            f"{folder}: expected as many samples of every input, found {said}",
+            f"{folder}: expected as many samples of every input, found {listed}",
             remedy="add the missing ones, or use .npz files",
         )
     return [

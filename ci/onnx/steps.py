@@ -52,8 +52,8 @@ class NotCompilable(CheckFailed):
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
         listed = "; ".join(map(str, problems[:SHOWN]))
         more = f"; and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        mends = dict.fromkeys(problem.remedy for problem in problems[:SHOWN])
-        super().__init__(f"{path}: {listed}{more}", remedy="; ".join(mends))
+        remedies = dict.fromkeys(problem.remedy for problem in problems[:SHOWN])
+        super().__init__(f"{path}: {listed}{more}", remedy="; ".join(remedies))
         self.problems = tuple(problems)
 
 

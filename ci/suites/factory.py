@@ -35,7 +35,7 @@ MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot alloc
 
 
 class BadFactory(Exception):
-    """The model cannot be used; the message says why, in words for whoever wrote the factory."""
+    """The model cannot be used. The message says why, for the author of the factory."""
 
 
 @dataclass(frozen=True)

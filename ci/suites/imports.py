@@ -1,4 +1,4 @@
-"""Modules of whoever wrote a suite: found before others, and which files they are made of."""
+"""The modules of a suite's author: they come first on the search path, and their files are listed."""
 
 from __future__ import annotations
 

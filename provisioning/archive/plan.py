@@ -1,4 +1,4 @@
-"""The files that unpacking an archive would create, judged before anything is written."""
+"""The files that an archive would create, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MOST_LINKS = 40
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an archive may hold.
+    """The limits of what an archive may hold.
 
-    Names that differ only by case are refused unless `case_sensitive`. A manifest sets that for archives that
-    have such names on purpose (kernel headers in the Android NDK); then the destination is tested for it.
+    Names that differ only by case are refused unless `case_sensitive`. A manifest sets it for archives that
+    have such names on purpose (kernel headers in the Android NDK); the destination must then support them.
     """
 
     members: int = 200_000
     total: int = 64 * GIB
     """Bytes that would be written."""
     ratio: int = 300
-    """Unpacked to packed, for each member and for all that is taken, where larger than `ratio_floor`."""
+    """Unpacked size to packed size, for each member and for all together. Sizes below `ratio_floor` pass."""
     ratio_floor: int = 16 << 20
     case_sensitive: bool = False
 
@@ -98,11 +98,12 @@ def unsafe(path: str) -> str | None:
 
 
 def make_plan(zip_file: Zip, place: Callable[[str], str | None], limits: Limits) -> Plan:
-    """Judge the whole archive, and plan the members that `place` gives a destination.
+    """Check the whole archive, and plan the members for which `place` returns a destination.
 
-    Every member is judged by its name, kind and position; only the members taken are judged by their
-    destination, size and local header."""
-    _judge_members(zip_file)
+    The name, kind and position of every member are checked; destination, size and local header only of those
+    that are planned.
+    """
+    _check_members(zip_file)
     tree = _Tree(zip_file, limits)
     for member in zip_file.members:
         to = place(member.name)
@@ -113,7 +114,7 @@ def make_plan(zip_file: Zip, place: Callable[[str], str | None], limits: Limits)
     return tree.plan
 
 
-def _judge_members(zip_file: Zip) -> None:
+def _check_members(zip_file: Zip) -> None:
     seen: set[str] = set()
     for member in zip_file.members:
         name = member.name[:-1] if member.name.endswith("/") else member.name
@@ -131,24 +132,24 @@ def _judge_members(zip_file: Zip) -> None:
             raise zip_file.error(member.name, "a directory, as its name says", "a symbolic link")
         if member.is_dir and member.size:
             raise zip_file.error(member.name, "a directory without content", f"{member.size} bytes")
-    _judge_positions(zip_file)
+    _check_positions(zip_file)
 
 
-def _judge_positions(zip_file: Zip) -> None:
+def _check_positions(zip_file: Zip) -> None:
     end, before = 0, ""
     for member in sorted(zip_file.members, key=lambda member: member.offset):
         if member.offset < end:
             raise zip_file.error(
                 member.name, "data of its own", f"an overlap with {before!r} at offset {member.offset}"
             )
-        # At least this long; data_start checks the exact place of what is taken.
+        # At least this long. For planned members data_start checks the exact place.
         end, before = member.offset + 30 + len(member.raw_name) + member.compressed_size, member.name
     if end > zip_file.directory_start:
         raise zip_file.error(before, "data before the directory", f"data up to offset {end}")
 
 
 class _Tree:
-    """The planned destination, while it grows."""
+    """The destination while it is planned."""
 
     def __init__(self, zip_file: Zip, limits: Limits) -> None:
         self.plan = Plan()
@@ -206,7 +207,7 @@ class _Tree:
             self._resolve(link, targets)
 
     def _resolve(self, link: PlannedLink, targets: dict[str, str]) -> None:
-        """Follow a link as the kernel would, over the planned tree; it may dangle, but not leave."""
+        """Follow a link in the planned tree as the kernel does. It may dangle, but not leave the tree."""
         here: list[str] = link.to.split("/")[:-1]
         todo = link.target.split("/")[::-1]
         followed = 0

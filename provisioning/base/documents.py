@@ -60,10 +60,17 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
         # Through JSON, because strict mode accepts lists as tuples only there, and TOML has no tuples.
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
-        first, *others = (_described(each) for each in error.errors(include_url=False))
+        errors = error.errors(include_url=False)
+        # A list whose items are all wrong is also "too short"; that says nothing more.
+        wrong = [e for e in errors if e["type"] != "too_short" or not _has_wrong_items(e["loc"], errors)]
+        first, *others = map(_described, wrong)
         key, expected, found = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
         raise ManifestError(path, key, expected=expected, found=found + more) from error
+
+
+def _has_wrong_items(place: tuple[int | str, ...], errors: list[Any]) -> bool:
+    return any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
 
 
 def _described(error: Any) -> tuple[str, str, str]:
@@ -78,5 +85,5 @@ def _described(error: Any) -> tuple[str, str, str]:
 
 def _lowercase(message: str) -> str:
     """A message of pydantic as part of a sentence; patterns and names in it keep their case."""
-    text = message.removeprefix("Value error, ")
+    text = message.removeprefix("Value error, ").removeprefix("Input should be ")
     return text if text[:1] == "`" else text[:1].lower() + text[1:]

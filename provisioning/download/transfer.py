@@ -1,4 +1,4 @@
-"""The transfer of one file: attempts, what a failed one leaves, and how the next continues."""
+"""The transfer of one file: attempts, and the part file that the next attempt continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
-from provisioning.base.files import hash_file
+from provisioning.base.files import hash_file, replace_text
 from provisioning.base.progress import Progress
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.disk import BLOCK, digest_of, disk_errors, sync_folder, write_all
@@ -53,7 +53,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """What the part file's bytes belong to."""
+    """The record beside a part file: which file its bytes belong to."""
 
     url: str
     validator: str
@@ -78,20 +78,18 @@ class _Partial:
         return partial if sound else None
 
     def write(self, path: Path) -> None:
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        fresh.replace(path)
+        replace_text(path, json.dumps(asdict(self)))
 
 
 _REPLACED = "the file changed on the server"
 
 
 class _StartOver(Exception):
-    """The part file does not belong to what the server has now."""
+    """The server has another file now than the one that the part file belongs to."""
 
 
 class Transfer:
-    """The transfer of one file. The caller holds its mutex, so that nobody else writes the part."""
+    """The transfer of one file. The caller holds its mutex, so no other process writes the part file."""
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class Transfer:
         self.record = into.with_name(into.name + ".part.json")
 
     def reuse(self, *, tidy: bool = True) -> Fetched | None:
-        """The finished file, if it is there and is what the manifest names; a damaged one is removed."""
+        """The finished file, if it is there and the manifest's own. A damaged one is removed."""
         if not self.into.is_file():
             return None
         with disk_errors(self.into.parent, None):
@@ -121,7 +119,7 @@ class Transfer:
                 found = hash_file(self.into)
                 if self.sha256 in (None, found):
                     if tidy:
-                        self._discard()  # what a kill between the rename and its tidying left
+                        self._discard()  # left by a kill just after the rename
                     return Fetched(self.into, found, size)
             if tidy:
                 self.progress.note(f"{self.name}: the copy in {self.into.parent} is damaged; fetching again")
@@ -129,7 +127,7 @@ class Transfer:
         return None
 
     def copy(self, local: Path) -> Fetched:
-        """Copy a file of this machine, with the same checks as for one of the network."""
+        """Copy a file of this machine, with the same checks as for a download."""
         size = local.stat().st_size
         if self.size not in (None, size):
             raise IntegrityError(
@@ -172,7 +170,7 @@ class Transfer:
         )
 
     def _from(self, session: requests.Session, url: str) -> Fetched:
-        """Try one address again and again, as long as attempts make progress or are left."""
+        """Try one address until it succeeds, or until too many attempts in a row made no progress."""
         import urllib3
 
         retry = self.patience.retry()
@@ -214,7 +212,7 @@ class Transfer:
             self.patience.sleep(wait)
 
     def _was_replaced(self, before: _Partial | None) -> bool:
-        """Whether the last attempt met another file than the attempt before it."""
+        """Whether the last attempt got another file than the attempt before it."""
         now = _Partial.read(self.record)
         if before is None or now is None:
             return False
@@ -248,7 +246,7 @@ class Transfer:
         return self._land(url, digest.hexdigest(), received, resumed=offset > 0)
 
     def _resumable(self, url: str) -> _Partial | None:
-        """The part that may be continued, and from where: only bytes known to be on disk count."""
+        """The part file's record if it can be continued, with the number of bytes that are surely on disk."""
         partial = _Partial.read(self.record)
         try:
             length = self.part.stat().st_size
@@ -256,7 +254,7 @@ class Transfer:
             return None
         with disk_errors(self.into.parent, None):
             if partial is not None and self.sha256 is None:
-                # Without a known hash nothing would find a wrong byte, so only synced bytes count.
+                # Without a known hash a wrong byte would stay unnoticed, so only synced bytes count.
                 same = partial.url == redact(url) and partial.validator
                 length = min(length, partial.done) if same else 0
             if partial is None or length == 0 or (self.size is not None and length > self.size):
@@ -268,7 +266,7 @@ class Transfer:
     def _open(
         self, session: requests.Session, url: str, headers: Mapping[str, str]
     ) -> Iterator[requests.Response]:
-        """The response; every error of getting or reading it becomes one of ours."""
+        """Get the response. Errors of the request and of reading the body become ours."""
         import requests
         import urllib3
 
@@ -300,7 +298,7 @@ class Transfer:
     def _agree(
         self, response: requests.Response, url: str, partial: _Partial | None
     ) -> tuple[int, int | None]:
-        """Where this response's bytes begin and how many there are in all; raises when it is not the file."""
+        """The offset of this response's first byte, and the file's size. Raises if it is another file."""
         status = response.status_code
         offset = 0
         length = whole_number(response.headers.get("Content-Length"))
@@ -351,12 +349,12 @@ class Transfer:
         digest: hashlib._Hash,
         total: int | None,
     ) -> int:
-        """Write and hash what arrives; returns the size of the file. When this fails, the part stays."""
+        """Write and hash the body; returns the size of the file. After an error the part file stays."""
         received = synced = partial.done
         folder = self.into.parent
         self.progress.start(self.name, total, received)
         with disk_errors(folder, None if total is None else total - received):
-            # Unbuffered, so that a kill loses nothing that was counted.
+            # Unbuffered: a kill loses no byte that was counted.
             out = self.part.open("r+b" if received else "wb", buffering=0)
         with out, _hashing(digest) as hashed:
             try:
@@ -399,12 +397,12 @@ class Transfer:
         return received
 
     def _sync(self, descriptor: int) -> None:
-        """Only without a known hash: with one, the next use finds what a crash of the machine cut off."""
+        """Only without a known hash: with one, the next use notices what a crash of the machine cut off."""
         if self.sha256 is None:
             os.fsync(descriptor)
 
     def _checkpoint(self, out: FileIO, partial: _Partial, received: int) -> None:
-        """Sync what was received, so that it counts even without a known hash."""
+        """Sync the received bytes, so that they count without a known hash."""
         if self.sha256 is None:
             os.fsync(out.fileno())
             replace(partial, done=received).write(self.record)
@@ -433,7 +431,7 @@ class Transfer:
 
 @contextlib.contextmanager
 def _hashing(digest: hashlib._Hash) -> Iterator[Callable[[bytes], None]]:
-    """Feed the digest from a thread of its own, so that the network does not wait for it."""
+    """Feed the digest in its own thread, so that the network does not wait for it."""
     blocks: queue.Queue[bytes | None] = queue.Queue(8)
 
     def work() -> None:

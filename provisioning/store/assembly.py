@@ -236,7 +236,7 @@ class Assembly:
         return items
 
     def _check_identity(self, items: Sequence[Item]) -> None:
-        """What is inside must be what the manifest says, where no hash says so already."""
+        """Without a pinned hash, check that version and build ids inside are those of the manifest."""
         if self._component.pinned:
             return
         from provisioning.build_id import build_ids

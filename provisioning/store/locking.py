@@ -1,4 +1,4 @@
-"""Who may change a store, and who reads which of its trees: mutexes, shared locks and leases.
+"""Mutexes, shared locks and leases: which process may change a store, and which reads a tree.
 
 - a mutex for each tree keeps two processes from making the same one;
 - a shared lock on the store keeps `gc` out while trees are made from other trees and from downloads;

@@ -41,7 +41,7 @@ def selection_of(component: Component, want: Want) -> dict[str, tuple[str, ...]]
 
 
 def covers(has: Mapping[str, Sequence[str]], wants: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a tree of the selection `has` serves whoever wants `wants`."""
+    """Whether a tree of the selection `has` holds all of the selection `wants`."""
     return all(
         atom in have or atom.partition(":")[0] in have
         for part, atoms in wants.items()

@@ -67,7 +67,7 @@ def loading(tmp_path: Path, text: str) -> ManifestError:
         ("71b75223", "71b7522", "components.qnn-sdk.parts.0.source.archive.sha256", "match pattern"),
         ("size = 12", 'size = "12"', "components.qnn-sdk.parts.0.source.archive.size", "valid integer"),
         ("size = 12", "size = 0", "components.qnn-sdk.parts.0.source.archive.size", "greater than 0"),
-        ("schema = 1", "schema = 2", "schema", "input should be 1"),
+        ("schema = 1", "schema = 2", "schema", "expected 1"),
         ('version = "2.37.0"\n', "", "components.qnn-sdk.version", "found nothing"),
         ("(?P<file>.+)'", "(?P<file>.+'", "components.qnn-sdk.parts.0.place.0", "regular expression"),
         ('to = "{file}"', 'to = "{fiel}"', "components.qnn-sdk.parts.0.place.0", "groups of `match`"),
@@ -101,7 +101,7 @@ def test_two_parts_of_one_name_are_a_fault(tmp_path: Path) -> None:
 
 def test_all_errors_of_a_file_are_listed(tmp_path: Path) -> None:
     error = loading(tmp_path, VALID.replace("size = 12", "size = 0").replace("schema = 1", "schema = 2"))
-    assert "schema: expected input should be 1" in error.message and "greater than 0" in error.message
+    assert "schema: expected 1" in error.message and "greater than 0" in error.message
 
 
 @pytest.mark.parametrize("name", ["nothing", "../wheels", "Wheels", ""])

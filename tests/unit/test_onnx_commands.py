@@ -402,7 +402,7 @@ class TestAudit:
         stand_in.replies["look"] = refusal({**PROBLEM, "rule": "onnx-dynamic-shape"})
         assert self.audited(tmp_path) == 1
         said = capsys.readouterr().out
-        assert "mend: export in float32" in said and "the provider was not asked" in said
+        assert "fix: export in float32" in said and "the provider was not asked" in said
         assert [what for what, _ in stand_in.orders] == ["look"]
 
     def test_a_fault_that_is_no_problem_of_the_model_is_not_shown_as_an_audit(

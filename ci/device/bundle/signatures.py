@@ -1,4 +1,4 @@
-"""Who signed the libraries of a bundle: the findings of `signing verify`."""
+"""The signatures of a bundle's libraries: the findings of `signing verify`."""
 
 from __future__ import annotations
 

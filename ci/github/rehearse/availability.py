@@ -1,4 +1,4 @@
-"""Which contexts and functions GitHub allows where in a file; it refuses a file that uses others."""
+"""The contexts and functions that GitHub allows at each place of a file. It refuses files that use others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from provisioning.base.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Part of a file, as a pattern of keys; lists have no key of their own."""
+    """A part of a file, as a pattern of keys. Lists add no key."""
 
     keys: str
     contexts: frozenset[str]
     functions: frozenset[str] = frozenset()
     condition: bool = False
-    """Whether the value is an expression also without `${{ }}`."""
+    """Whether the value is an expression even without `${{ }}`."""
 
 
 def _names(*texts: str) -> frozenset[str]:

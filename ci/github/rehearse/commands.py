@@ -1,4 +1,4 @@
-"""What a step passes to the runner: the files that GITHUB_ENV and others name, and commands in its output."""
+"""How a step talks to the runner: by the files that GITHUB_ENV and others name, and by commands it prints."""
 
 from __future__ import annotations
 

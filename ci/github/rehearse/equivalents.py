@@ -1,4 +1,4 @@
-"""Local equivalents of other people's actions: they do the same to the files of this machine, and no more."""
+"""Local equivalents of third-party actions. They do the same to files of this machine and do nothing else."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """One that workflows, actions and files come from."""
+    """A repository that workflows, actions and files come from."""
 
     name: str
     root: Path
-    """A clone of it."""
+    """A local clone."""
     sha: str
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What jobs share on GitHub: the repository, caches and artifacts."""
+    """The things that jobs share on GitHub: the repository, caches and artifacts."""
 
     repository: Repository
     """The rehearsed one."""
     cache: Path
     artifacts: Path
     toolkit: Repository | None = None
-    """Where another repository is rehearsed: ours, which stands in for whatever its `uses` call it."""
+    """Set if another repository is rehearsed: this checkout, in place of the published toolkit."""
     called: set[str] = field(default_factory=set)
-    """Those names."""
+    """Names by which that repository calls the toolkit."""
     lock: Lock = field(default_factory=Lock)
 
     def named(self, name: str) -> Repository | None:
@@ -50,7 +50,7 @@ class Machine:
         return replace(self.toolkit, name=name) if self.toolkit and name in self.called else None
 
     def used(self, uses: str) -> tuple[Repository, str] | None:
-        """The repository and path in it of `OWNER/NAME/PATH@REF`, if it is one that can be had here."""
+        """The repository of `OWNER/NAME/PATH@REF` and the path in it; None if it is not on this machine."""
         place, _, _ = uses.partition("@")
         owner, _, rest = place.partition("/")
         short, _, path = rest.partition("/")
@@ -74,13 +74,13 @@ class Place:
     default_ref: str
     log: Callable[[str], None]
     print: Callable[[str], None]
-    """Shown to the rehearsal's user too: what would be seen on GitHub outside the run."""
+    """Prints for the user too: effects that on GitHub are visible outside the run."""
 
     def path(self, text: str) -> Path:
         return self.workspace / Path(text).expanduser()
 
     def portable(self, text: str) -> str:
-        """A path as it would read in any job: on GitHub every job's workspace is at the same place."""
+        """The text with this job's folders replaced by names: on GitHub every job has the same paths."""
         return text.replace(str(self.workspace), "{workspace}").replace(str(self.temp), "{temp}")
 
 
@@ -95,7 +95,7 @@ class Equivalent:
     what: str
     """In a few words, for the log."""
     inputs: frozenset[str]
-    """The inputs that are honoured or have no meaning here; any other is an error."""
+    """Inputs that are implemented or mean nothing here. Any other is an error."""
     act: Callable[[Mapping[str, str], Place], Done]
     required: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
@@ -148,7 +148,7 @@ def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
     wanted = inputs.get("python-version", "")
     if wanted and not f"{running}.".startswith(f"{wanted}."):
         place.log(f"wanted is Python {wanted}; this machine's {running} stands in")
-    # Each job has its own, as two that install into one at the same time break it.
+    # One for each job: two jobs that install into one at the same time break it.
     home = place.temp / "python"
     if not (home / "bin" / "python").exists():
         maker = "virtualenv" if importlib.util.find_spec("virtualenv") else "venv"
@@ -191,7 +191,7 @@ def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
     with place.machine.lock:
         mine = [e for e in _cache_entries(place) if (e["version"], e["ref"]) == (version, place.ref)]
         if any(e["key"] == key for e in mine):
-            place.log(f"there is a cache {key} already, which stays as it is")
+            place.log(f"there is a cache {key} already; it stays")
             return Done()
         there = [(number, place.path(p)) for number, p in enumerate(paths) if place.path(p).exists()]
         if not there:
@@ -360,7 +360,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _matching(patterns: str, place: Place, *, hidden: bool) -> list[Path]:
-    """Files by globs, a line each; a directory means all in it, `!` takes away again."""
+    """The files that the globs match, one glob a line. A directory means all its files; `!` excludes."""
     chosen: dict[Path, None] = {}
     for line in _lines(patterns):
         matched = _files(line.removeprefix("!"), place)
@@ -373,7 +373,7 @@ def _matching(patterns: str, place: Place, *, hidden: bool) -> list[Path]:
 
 
 def _search_roots(patterns: str, place: Place) -> list[Path]:
-    """Each pattern's directory before its first wildcard; an artifact has paths below what they share."""
+    """The directory before the first wildcard of each pattern. Artifacts keep the paths below."""
     roots: list[Path] = []
     for line in _lines(patterns):
         if not line.startswith("!"):
@@ -409,7 +409,7 @@ def _cache_entries(place: Place) -> list[dict[str, object]]:
 def _cached(
     entries: list[dict[str, object]], refs: tuple[str, ...], key: str, prefixes: list[str]
 ) -> dict[str, object] | None:
-    """Of the first ref with any: the one of that key, else the newest that begins with it or a prefix."""
+    """The entry with this key, else the newest that begins with it or a prefix; of the first ref."""
     for ref in refs:
         here = [e for e in entries if e["ref"] == ref]
         fitting = [[e for e in here if e["key"] == key]]
@@ -420,7 +420,7 @@ def _cached(
 
 
 def _unpack(archive: tarfile.TarFile, number: int, into: Path) -> None:
-    """What was one of the paths, a file or a folder."""
+    """Extract one of the saved paths, a file or a folder."""
     for member in archive.getmembers():
         first, _, inside = member.name.partition("/")
         if first == str(number):

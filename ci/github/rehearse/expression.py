@@ -52,7 +52,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """`.*`: all values of an object or list; what follows is looked up in each."""
+    """`.*`: all values of an object or list. Later look-ups apply to each of them."""
 
     of: Node
 
@@ -73,11 +73,11 @@ Node: TypeAlias = "Literal | Context | Index | Filter | Call | Operation"
 
 
 class _Filtered(list[Value]):
-    """What a filter gave; indexing it indexes each of its members."""
+    """The result of a filter. Indexing it indexes each member."""
 
 
 class Known(Mapping[str, Value]):
-    """A context whose names are known: looking up another one is an error. `empty` may be looked up too."""
+    """A context with a fixed set of names: looking up another name is an error. Names in `empty` are null."""
 
     def __init__(self, name: str, values: Mapping[str, Value], *, empty: Iterable[str] = ()) -> None:
         self.name = name
@@ -222,7 +222,7 @@ class _Parser:
 
 
 def evaluate(node: Node, contexts: Mapping[str, Value], functions: Mapping[str, Function]) -> Value:
-    """`functions` are those whose meaning depends on where the expression stands: status and hashFiles."""
+    """`functions`: those that depend on the expression's place, such as `success` and `hashFiles`."""
 
     def value(part: Node) -> Value:
         return evaluate(part, contexts, functions)
@@ -262,7 +262,7 @@ def evaluate(node: Node, contexts: Mapping[str, Value], functions: Mapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What an expression needs to be evaluated."""
+    """The contexts and functions that an expression uses."""
 
     contexts: frozenset[str]
     functions: frozenset[str]
@@ -294,7 +294,7 @@ def embedded(text: str) -> list[str]:
 
 
 def expand(text: str, contexts: Mapping[str, Value], functions: Mapping[str, Function]) -> Value:
-    """A string with its expressions replaced; what is nothing but one expression keeps its value's type."""
+    """The string with its expressions replaced. A string that is one expression keeps its type."""
     if (whole := _EMBEDDED.fullmatch(text.strip())) is not None:
         return evaluate(parse(whole[1]), contexts, functions)
     if "${{" in _EMBEDDED.sub("", text):
@@ -303,7 +303,7 @@ def expand(text: str, contexts: Mapping[str, Value], functions: Mapping[str, Fun
 
 
 def expand_all(value: Any, contexts: Mapping[str, Value], functions: Mapping[str, Function]) -> Any:
-    """Any YAML with its expressions evaluated."""
+    """A YAML value with all its expressions evaluated."""
     if isinstance(value, str):
         return expand(value, contexts, functions)
     if isinstance(value, Mapping):
@@ -333,7 +333,7 @@ def truthy(value: Value) -> bool:
 
 
 def as_text(value: Value) -> str:
-    """How a value is written into a string."""
+    """The value as GitHub writes it into a string."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -27,7 +27,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 SUMMARY_LIMIT = 1 << 20
 
 AFTER_CANCEL = 300.0
-"""Seconds that the steps of a cancelled job have which run nevertheless."""
+"""Seconds for steps that run although their job was cancelled."""
 
 SHELLS = {
     "": ["bash", "-e", "{0}"],
@@ -38,19 +38,19 @@ SHELLS = {
 
 @dataclass(slots=True)
 class _Scope:
-    """What steps belong to: a job, or a composite action that it uses."""
+    """A job, or a composite action that it uses: what its steps share."""
 
     steps: dict[str, StepResult]
     inputs: Value
     env: dict[str, str]
-    """Set by the steps that use the action; it beats the job's."""
+    """Variables of the steps that use the action. They override the job's."""
     repository: Repository
-    """What `$/` means here."""
+    """The repository that `$/` means here."""
     action: str = ""
     """The composite action's folder."""
     failed: bool = False
     failure: str = ""
-    """Which step failed first, and how."""
+    """The first step that failed, and its error."""
 
 
 class JobRun:
@@ -76,7 +76,7 @@ class JobRun:
         self.masks: list[str] = []
         self.paths: list[str] = []
         self.env: dict[str, str] = {}
-        """Set by the workflow and the job, then by steps for later ones."""
+        """Variables of the workflow and the job, and those that steps set for later steps."""
         self.deadline = time.monotonic()
         self.step_count = 0
         self.cancelled_before = rehearsal.cancelled.is_set()
@@ -179,7 +179,7 @@ class JobRun:
             raise CheckFailed(f"ended with exit code {code}")
 
     def _action_of(self, uses: str, scope: _Scope) -> tuple[Repository, Path, str] | None:
-        """A composite action that can be expanded: its repository, its checkout here, its path there."""
+        """Repository, checkout and path of a composite action; None if it is not on this machine."""
         if uses.startswith("./"):
             return scope.repository, self.workspace, uses[2:]
         if uses.startswith("$/"):
@@ -229,7 +229,7 @@ class JobRun:
         self.paths = [*done.path, *(p for p in self.paths if p not in done.path)]
 
     def _downloaded(self, repository: Repository) -> Path:
-        """The job's own copy of a repository, as GitHub's runner downloads one for its actions."""
+        """The job's own copy of a repository. GitHub's runner downloads one for its actions too."""
         copy = self.home / "actions" / repository.name
         if not copy.exists():
             command = ["git", "archive", "--format=tar", repository.sha]
@@ -307,7 +307,7 @@ class JobRun:
         }
 
     def _cancelled(self) -> bool:
-        """Whether this job was cancelled; one that runs after that is not."""
+        """Whether this job was cancelled. A job that began after the cancellation was not."""
         return self.rehearsal.cancelled.is_set() and not self.cancelled_before
 
     def _environ(self, scope: _Scope) -> dict[str, str]:
@@ -392,7 +392,7 @@ class JobRun:
                 raise CheckFailed(f"GITHUB_ENV cannot set {name}")
             self.env[name] = value
         written = commands.pairs(files["GITHUB_OUTPUT"])
-        # A script that names an output may set it on some runs only, and one that failed may lack any.
+        # A script may set an output that it names on some runs only. One that failed may have set none.
         names = re.findall(r"[A-Za-z_][\w-]*", step.run)
         where = f"outputs of {step.id or step.title}"
         result.outputs = written if failed else Known(where, written, empty=names)
@@ -416,7 +416,7 @@ class JobRun:
 
 
 def hash_files(workspace: Path, *patterns: Value) -> str:
-    """SHA-256 over the SHA-256 of every file that matches; empty if none does."""
+    """The SHA-256 of the SHA-256 of each matching file; empty if no file matches."""
     found: dict[str, None] = {}
     for pattern in map(as_text, patterns):
         for path in workspace.glob(pattern.removeprefix("!")):

@@ -1,4 +1,4 @@
-"""Workflow and action files as typed objects. A key that a rehearsal does not honour is an error."""
+"""Workflow and action files as typed objects. A key that rehearsals do not implement is an error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, cast
 from ci.github.rehearse import availability
 from provisioning.base.errors import UsageError
 
-_NOT_HONOURED_HERE = {"concurrency", "run-name", "runs-on", "environment"}
-"""These say where a job runs and what it may do on GitHub; here it is this machine and this user."""
+_ONLY_ON_GITHUB = {"concurrency", "run-name", "runs-on", "environment"}
+"""Keys about GitHub's machines and rights. A rehearsal runs on this machine as this user and ignores them."""
 
-_WORKFLOW = {"name", "on", "env", "jobs", "defaults", "permissions"} | _NOT_HONOURED_HERE
+_WORKFLOW = {"name", "on", "env", "jobs", "defaults", "permissions"} | _ONLY_ON_GITHUB
 _JOB = {
     "name", "needs", "if", "steps", "uses", "with", "secrets", "outputs", "env", "strategy",
     "timeout-minutes", "continue-on-error", "permissions",
-} | _NOT_HONOURED_HERE  # fmt: skip
+} | _ONLY_ON_GITHUB  # fmt: skip
 _STEP = {
     "id", "name", "if", "uses", "run", "with", "env", "shell", "working-directory",
     "timeout-minutes", "continue-on-error",
@@ -82,7 +82,7 @@ class Workflow:
     """Of `workflow_call`."""
     outputs: Mapping[str, str]
     permissions: Mapping[str, str] | None
-    """None where the file has no such key and the repository's settings decide."""
+    """None if the file has no such key: the repository's settings then decide."""
     env: Mapping[str, object]
     jobs: Mapping[str, Job]
 
@@ -156,7 +156,7 @@ def read_action(root: Path, name: str) -> Action:
 def complete_inputs(
     what: str, declared: Mapping[str, Input], values_passed: Mapping[str, object], *, typed: bool
 ) -> dict[str, Any]:
-    """The inputs passed, and defaults for the others. A workflow's keep their type; an action's are text."""
+    """The inputs passed, and defaults for the others. Inputs of actions become text."""
     from ci.github.rehearse.expression import as_text
 
     for name in values_passed:
@@ -179,7 +179,7 @@ def complete_inputs(
 
 
 def _event(value: object) -> object:
-    """The settings of an event; those of `schedule` are a list of hours."""
+    """The settings of an event. Those of `schedule` are a list."""
     return {"schedule": value} if isinstance(value, list) else value or {}
 
 
@@ -275,12 +275,12 @@ def _permissions(where: str, value: object) -> dict[str, str] | None:
 
 
 def allowed_in(workflow: Workflow, job: Job) -> Mapping[str, str] | None:
-    """What the token of a job may do."""
+    """The rights of a job's token."""
     return workflow.permissions if job.permissions is None else job.permissions
 
 
 def check_permissions(where: str, allowed: Mapping[str, str] | None, called: Workflow) -> None:
-    """A called workflow may not ask for more than its caller has: GitHub refuses to begin such a run."""
+    """Refuse a called workflow that asks for more rights than its caller has, as GitHub does."""
     for job in called.jobs.values() if allowed is not None else ():
         for scope, level in (allowed_in(called, job) or {}).items():
             has = (allowed or {}).get(scope, "none")
@@ -312,7 +312,7 @@ def _read(root: Path, name: str) -> Mapping[str, Any]:
 
 
 def _loader() -> type[Any]:
-    """YAML 1.2's idea of a boolean, so that `on` is a name and `yes` a text; and no key twice."""
+    """With YAML 1.2's booleans: `on` is a name and `yes` a text. A key that occurs twice is an error."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -355,7 +355,7 @@ def _wrong(where: str, expected: str, found: object) -> UsageError:
 
 
 def matrix_rows(matrix: object) -> Sequence[dict[str, Any]]:
-    """The combinations of a matrix whose expressions have been evaluated, by GitHub's rules."""
+    """The rows of a matrix by GitHub's rules. Its expressions must be evaluated already."""
     import itertools
 
     data = dict(_mapping("matrix", matrix))

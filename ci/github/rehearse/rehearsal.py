@@ -1,4 +1,4 @@
-"""What all jobs of one rehearsal share: the event, the machine, the environment, and how it is cancelled."""
+"""The things that all jobs of one rehearsal share: the event, the machine, the environment, cancellation."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What part of a workflow to run, as patterns like those of file names."""
+    """Which part of a workflow to run. Patterns are like those of file names."""
 
     only: tuple[str, ...] = ()
-    """Jobs by id; the jobs that they need run too."""
+    """Ids of jobs. The jobs that they need run too."""
     rows: tuple[str, ...] = ()
-    """Of a matrix, only the jobs with these names."""
+    """Names of matrix jobs; other rows are left out."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class JobResult:
     summary: str = ""
     log: Path | None = None
     failure: str = ""
-    """Which step failed, and how."""
+    """The step that failed, and its error."""
     outputs: dict[str, str] = field(default_factory=dict)
 
 
@@ -75,9 +75,9 @@ class Rehearsal:
     print: Callable[[str], None]
     logs: Path
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """Steps that run are ended; only steps and jobs that say `always()` or `cancelled()` begin."""
+    """Running steps are ended. Only steps and jobs with `always()` or `cancelled()` begin."""
     aborted: threading.Event = field(default_factory=threading.Event)
-    """Those are ended too: interrupted twice, or the workflow has an error."""
+    """Those are ended too: after a second interruption, or for an error in the workflow."""
     default_branch: str = "main"
 
     def abort(self) -> None:
@@ -119,8 +119,11 @@ def github_context(rehearsal: Rehearsal, workflow: Workflow, job: str) -> Known:
 
 
 def fresh_environment(environ: Mapping[str, str], settings: Sequence[str], hidden: Path) -> dict[str, str]:
-    """The environment of a hosted runner: of the user's only what reaches an index or a container engine, and
-    the caches of those. Programs under `hidden` are not found. `settings` are NAME=VALUE."""
+    """The environment of a hosted runner.
+
+    Of the user's variables only those for indexes, proxies, container engines and their caches are kept.
+    Programs under `hidden` are not on PATH. `settings` are NAME=VALUE.
+    """
     kept = ("PIP_", "UV_", "SSL_", "LC_", "REQUESTS_", "DOCKER_")
     named = ("HOME", "LANG", "USER", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "QNN_CI_MIRROR")
     env = {

@@ -30,7 +30,7 @@ from ci.github.rehearse.rehearsal import Choice, JobResult, Rehearsal, Result, g
 from provisioning.base.errors import UsageError
 
 OWN = ("./", "$/")
-"""How a repository names its own files: in the job's workspace, or as they are at the running commit."""
+"""Prefixes of a repository's own files: in the job's workspace, or at the running commit."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _WorkflowRun:
     repository: Repository
     workflow: Workflow
     caller: Workflow
-    """The workflow that the event began; contexts name it in the workflows that it calls as well."""
+    """The workflow that the event started. In called workflows too, contexts name this one."""
     inputs: Mapping[str, Value]
     prefix: str
     chosen: frozenset[str]
@@ -65,7 +65,7 @@ def run_workflow(
     repository: Repository | None = None,
     caller: Workflow | None = None,
 ) -> tuple[list[JobResult], Result, dict[str, str]]:
-    """The results of all jobs in the file's order, the result of the whole, and the outputs of a call."""
+    """The results of all jobs in the file's order, the result of the workflow, and its outputs."""
     chosen, choice_in_called = _chosen(workflow, choice)
     run = _WorkflowRun(
         repository=repository or rehearsal.machine.repository,
@@ -91,15 +91,17 @@ def run_workflow(
 
 
 def _wait_for_jobs(rehearsal: Rehearsal, run: _WorkflowRun) -> None:
-    """Interrupted once, cancel as GitHub does; twice, end everything. All jobs end before this returns, since
-    the caller deletes their workspaces."""
+    """Wait until all jobs have ended: the caller deletes their workspaces.
+
+    The first interruption cancels as GitHub does, the second ends everything.
+    """
     interruption: KeyboardInterrupt | None = None
-    # Not the threads' ends: Python before 3.13 takes a thread whose join was interrupted for ended.
+    # Events, not threads: before Python 3.13 a thread whose join was interrupted counts as ended.
     while not all(done.is_set() for done in run.done.values()):
         try:
             for done in run.done.values():
                 while not done.wait(0.2):
-                    pass  # in pieces, so that an interruption arrives
+                    pass  # in short waits, so that an interruption arrives
         except KeyboardInterrupt as error:
             if rehearsal.cancelled.is_set():
                 rehearsal.abort()
@@ -171,7 +173,7 @@ def _record(
     outputs: Mapping[str, str] | None = None,
 ) -> None:
     run.results[job.id], run.jobs[job.id] = result, jobs
-    # The file of a called workflow, which declares its outputs, is not read where the job does not run.
+    # If the job does not run, the called workflow is not read, and its outputs are not known.
     outputs = {**dict.fromkeys(job.outputs, ""), **(outputs or {})}
     run.outputs[job.id] = {} if job.uses and not outputs else Known(f"outputs of {job.id}", outputs)
 
@@ -254,7 +256,7 @@ def _run_job(rehearsal: Rehearsal, run: _WorkflowRun, job: Job, choice: Choice) 
 
 
 def _plain_name(job: Job) -> str:
-    """The name where no row decides it."""
+    """The job's name without its row."""
     return job.name if job.name and "${{" not in job.name else job.id
 
 
@@ -273,7 +275,7 @@ def _call(
     choice: Choice,
     title: str,
 ) -> tuple[list[JobResult], JobResult]:
-    """A job that is another workflow: the results of its jobs, and its own."""
+    """Run a job that is another workflow; returns the results of its jobs, and its own."""
     repository, path = called_from(rehearsal, run.repository, job.uses)
     called = read_workflow(repository.root, path)
     if "workflow_call" not in called.events:

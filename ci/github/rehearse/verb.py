@@ -101,8 +101,8 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
 
 
 def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]:
-    """Clone the repository, with the working tree's changes if wanted: its commit, and how many changes it
-    lacks."""
+    """Clone the repository, with uncommitted changes if wanted; returns the commit, and how many changes are
+    left out."""
     git = shutil.which("git")
     if git is None:
         raise EnvironmentLacking("git is not installed", remedy="apt-get install git")
@@ -122,12 +122,12 @@ def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]
     # Jobs fetch from it and never write there, so the history need not be copied.
     run("clone", "--quiet", "--shared", str(root), str(into), cwd=root)
     run("config", "uploadpack.allowAnySHA1InWant", "true", cwd=into)
-    # Against the commit: what is staged is not committed either.
+    # Compared with the commit: staged changes are uncommitted too.
     diff = ("diff", "--name-only", "--no-renames", "HEAD")
     entries = run("ls-tree", "-r", "-z", "HEAD", cwd=root) + run("ls-files", "-s", "-z", cwd=root)
     submodules = {entry.partition("\t")[2] for entry in entries.split("\0") if entry[:7] == "160000 "}
     changed = names(*diff) | names("ls-files", "--others", "--exclude-standard")
-    # Another commit of a submodule is taken; files that are not committed there cannot be.
+    # A submodule at another commit is taken. Uncommitted files inside it cannot be.
     inside = submodules & (changed - names(*diff, "--ignore-submodules=dirty"))
     nested = {name for name in changed if name.endswith("/")}
     lacking = inside | nested if uncommitted else changed
@@ -148,11 +148,11 @@ def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]
                 shutil.rmtree(target)  # a file took its place
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    who = ["-c", "user.name=rehearsal", "-c", "user.email=rehearsal@localhost"]
+    author = ["-c", "user.name=rehearsal", "-c", "user.email=rehearsal@localhost"]
     paths = [name for name in taken if name not in submodules]
     if paths:
         run("add", "--all", "--", *paths, cwd=into)
-    run(*who, "commit", "--quiet", "--no-verify", "--message", "What is not committed yet", cwd=into)
+    run(*author, "commit", "--quiet", "--no-verify", "--message", "What is not committed yet", cwd=into)
     return run("rev-parse", "HEAD", cwd=into).strip(), len(lacking)
 
 
@@ -199,7 +199,7 @@ def make_event(
 
 
 EVERYTHING = "none"
-"""As --base: everything counts as changed. GitHub sends zeros for it."""
+"""The value of --base for which everything counts as changed. GitHub sends zeros."""
 
 
 def _base(snapshot: Path, wanted: str | None) -> str:
@@ -251,7 +251,7 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
         if job.result == "left out":
             stage.add("rehearse.left-out", Severity.NOTE, job.name, "not chosen by --only or --row")
         for one in job.annotations:
-            # In a job that passed, annotations are not why the rehearsal is red.
+            # Annotations of a job that passed do not fail the rehearsal.
             severity = LEVELS[one.level] if job.result == "failure" else Severity.NOTE
             stage.add(f"rehearse.{one.level}", severity, job.name, one.shown())
         if job.summary:

@@ -135,11 +135,11 @@ class Decode(Llama):
     def forward(self, token: Tensor, position: Tensor, mask: Tensor, *cache: Tensor) -> tuple[Tensor, ...]:
         x = self.embedding(token)
         cos, sin = self.cos[position], self.sin[position]
-        made: list[Tensor] = []
+        new_cache: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             x, k, v = layer(x, cos, sin, mask, (cache[2 * index], cache[2 * index + 1]))
-            made += [k, v]
-        return (self.output(self.norm(x)), *made)
+            new_cache += [k, v]
+        return (self.output(self.norm(x)), *new_cache)
 
 
 def llama_prefill(

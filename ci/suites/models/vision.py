@@ -59,18 +59,18 @@ def settled(model: Classifies, inputs: Inputs) -> nn.Module:
 
 
 ON = 1.5
-"""The mean of a ReLU's inputs, in standard deviations: most units are on, as in a trained net. With only half
-of them on, each layer would amplify the noise of the one before."""
+"""The mean of a ReLU's inputs, in standard deviations. Most units are on, as in a trained net; with half of
+them on, each layer would amplify the noise of the one before."""
 
 BRANCH = 0.3
 """How much the branch of a residual block counts beside what it is added to; again as after training."""
 
 
 def norm(channels: int, shift: float = 0.0, gain: float = 1.0) -> nn.BatchNorm2d:
-    made = nn.BatchNorm2d(channels)
-    nn.init.constant_(made.bias, shift)
-    nn.init.constant_(made.weight, gain)
-    return made
+    layer = nn.BatchNorm2d(channels)
+    nn.init.constant_(layer.bias, shift)
+    nn.init.constant_(layer.weight, gain)
+    return layer
 
 
 class ConvNorm(nn.Sequential):

@@ -1,7 +1,7 @@
-"""The suite as one would script it: each program lowered and run in turn, in one process, nothing kept.
+"""The suite as a simple script runs it: one process lowers and runs each program in turn and keeps nothing.
 
-`python -m ci.upkeep.bench.gate_plain DIR WORD…` does those whose names have a WORD and writes
-DIR/done.json. It runs them by ExecuTorch's own Python runtime.
+`python -m ci.upkeep.bench.gate_plain DIR WORD…` takes the programs whose names contain a WORD, runs them
+with ExecuTorch's own Python runtime and writes DIR/done.json.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def _run(program: Program, folder: Path, facts: dict[str, Any]) -> float:
     assert method is not None
     worst = 0.0
     for inputs, outputs in zip(facts["inputs"], facts["expected"], strict=True):
-        given, wanted = (
+        arguments, expected = (
             [
                 torch.from_numpy(numpy.fromfile(folder / row["file"], row["dtype"]).reshape(row["shape"]))
                 for row in rows
             ]
             for rows in (inputs, outputs)
         )
-        found = method.execute(given)
-        worst = max(worst, *(float((a - b).abs().max()) for a, b in zip(found, wanted, strict=True)))
+        found = method.execute(arguments)
+        worst = max(worst, *(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)))
     return worst
 
 

@@ -50,9 +50,9 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     served.mkdir()
     root = f"qairt/{component.version}/"
     name = f"v{component.version}.zip"
-    made = generate(served / name, root, seed=SEED, scale=QUICK_SCALE if quick else 1.0)
+    archive = generate(served / name, root, seed=SEED, scale=QUICK_SCALE if quick else 1.0)
     with serving(served) as base:
-        sdk = Sdk(made, f"{base}/{name}", Artifact.of("archive", made.path).sha256, root, component)
+        sdk = Sdk(archive, f"{base}/{name}", Artifact.of("archive", archive.path).sha256, root, component)
         yield Benchmark(
             contenders=(
                 Contender(FULL, sdk.provision_all, sdk.check_all),
@@ -62,16 +62,16 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
             ),
             aims=AIMS,
             facts={
-                "archive_bytes": made.path.stat().st_size,
-                "unpacked_bytes": made.unpacked,
-                "files": made.files,
+                "archive_bytes": archive.path.stat().st_size,
+                "unpacked_bytes": archive.unpacked,
+                "files": archive.files,
             },
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Sdk:
-    made: Generated
+    archive: Generated
     url: str
     sha256: str
     root: str
@@ -97,9 +97,9 @@ class Sdk:
         """Every byte was unpacked, wherever a contender puts its tree."""
         trees = [path for path in _files(directory) if self._is_content(path)]
         size = sum(path.stat().st_size for path in trees)
-        if (len(trees), size) != (self.made.files, self.made.unpacked):
+        if (len(trees), size) != (self.archive.files, self.archive.unpacked):
             raise CheckFailed(
-                f"{directory.name}: expected {self.made.files} files of {self.made.unpacked} bytes,"
+                f"{directory.name}: expected {self.archive.files} files of {self.archive.unpacked} bytes,"
                 f" found {len(trees)} of {size}",
                 remedy=REMEDY,
             )
@@ -130,7 +130,7 @@ class Sdk:
             type="archive",
             url=self.url,
             sha256=self.sha256,
-            size=self.made.path.stat().st_size,
+            size=self.archive.path.stat().st_size,
             strip=self.root,
         )
         local = part.model_copy(update={"source": source, "place": part.place if keep_rules else ()})
@@ -189,7 +189,7 @@ def run_theirs(module: Downloader, sdk: Sdk, into: Path) -> None:
 
 
 def run_shell(tools: dict[str, str], sdk: Sdk, into: Path) -> None:
-    archive = into / sdk.made.path.name
+    archive = into / sdk.archive.path.name
     subprocess.run([tools["curl"], "-sSf", "-o", archive, sdk.url], check=True)
     listing = f"{sdk.sha256}  {archive}\n".encode()
     subprocess.run([tools["sha256sum"], "--check", "--quiet"], input=listing, check=True)

@@ -105,7 +105,7 @@ def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str
 def write(text: str, stream: TextIO) -> None:
     """Print, with what the stream's encoding lacks as `?` instead of a traceback.
 
-    Whoever read it may have left: that changes nothing of what is still to be done, nor of the exit code.
+    If the reader has closed the pipe, the work goes on and the exit code stays the same.
     """
     encoding = stream.encoding or "utf-8"
     try:
