@@ -186,7 +186,7 @@ class TestProvisioningContenders:
         victim.chmod(0o600)
         victim.write_bytes(b"")
         with pytest.raises(
-            CheckFailed, match=f"expected {sdk.archive.files} files of {sdk.made.unpacked} bytes"
+            CheckFailed, match=f"expected {sdk.archive.files} files of {sdk.archive.unpacked} bytes"
         ):
             sdk.check_all(tmp_path)
 
