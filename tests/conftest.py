@@ -18,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     whole.add_flag(parser)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    whole.set_examples(config)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     engine.leave_out(config, items)
     needs.leave_out(config, items)

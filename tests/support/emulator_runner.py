@@ -24,13 +24,13 @@ def main(arguments: list[str]) -> int:
         data = Path(line.split()[0].strip('"')).read_bytes()
         if what == "nan":
             data = b"\x00\x00\xc0\x7f" * (len(data) // 4)
-        if what == "short":
+        if what == "truncated":
             data = data[:-4]
         if what != "nothing":
             (outputs / f"output_{number}_0.raw").write_bytes(bytes(len(data)) if what == "zeros" else data)
-    if what != "no times":
+    if what != "no-times":
         times = '{"load_ms": 1.5, "mean_ms": 2.5, "peak_rss_kb": 100}'
-        Path(given["--metrics_path"]).write_text(times[:9] if what == "half times" else times)
+        Path(given["--metrics_path"]).write_text(times[:9] if what == "half-times" else times)
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -57,7 +57,6 @@ class TestFigures:
         assert figures(numpy.array([1e200]), numpy.array([1.1e200]))["sqnr_db"] == pytest.approx(20)
 
     @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=20), st.floats(0.001, 10))
-    @settings(max_examples=60, deadline=None)
     def test_more_noise_is_never_better(self, values: list[float], noise: float) -> None:
         wanted = numpy.array(values, "float32")
         step = numpy.where(numpy.arange(len(values)) % 2, noise, -noise)

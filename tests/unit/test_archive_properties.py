@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioning import archive
@@ -87,7 +87,6 @@ def others(source: Path, into: Path) -> Iterator[dict[str, tuple[str, int, bytes
         yield tree(into / "unzip")
 
 
-@settings(max_examples=60, deadline=None)
 @given(trees(), st.booleans())
 def test_a_tree_comes_out_as_it_went_in(content: dict[str, tuple[str, int, bytes]], deflated: bool) -> None:
     with scratch() as here:
@@ -120,7 +119,6 @@ def test_a_path_that_is_taken_stays_below_its_root_and_means_itself(path: str) -
         assert not any(letter in path for letter in "\\\0\n\r\x7f")
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -173,8 +171,14 @@ def outcome(data: bytes) -> dict[str, tuple[str, int, bytes]] | None:
         return tree(here / "out")
 
 
-def test_an_archive_that_is_cut_off_anywhere_is_refused(sample: bytes) -> None:
-    assert [length for length in range(len(sample)) if outcome(sample[:length]) is not None] == []
+EVERY = [pytest.param(1, marks=pytest.mark.whole), 11]
+"""Each byte of the sample, or one of eleven."""
+
+
+@pytest.mark.parametrize("step", EVERY)
+def test_an_archive_that_is_cut_off_anywhere_is_refused(sample: bytes, step: int) -> None:
+    lengths = range(len(sample) - 1, -1, -step)
+    assert [length for length in lengths if outcome(sample[:length]) is not None] == []
 
 
 def attributes(data: bytes) -> set[int]:
@@ -187,18 +191,19 @@ def attributes(data: bytes) -> set[int]:
     return places
 
 
+@pytest.mark.parametrize("step", EVERY)
 @pytest.mark.parametrize("flip", [0x01, 0xFF])
-def test_a_changed_byte_never_changes_content(sample: bytes, flip: int) -> None:
+def test_a_changed_byte_never_changes_content(sample: bytes, flip: int, step: int) -> None:
     whole = outcome(sample)
     wrong = []
-    for at in sorted(set(range(len(sample))) - attributes(sample)):
+    for at in sorted(set(range(flip % step, len(sample), step)) - attributes(sample)):
         found = outcome(sample[:at] + bytes([sample[at] ^ flip]) + sample[at + 1 :])
         if found is not None and found != whole:
             wrong.append(at)
     assert wrong == []
 
 
-@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80, 0xFF])
+@pytest.mark.parametrize("flip", [0x01, 0xFF])
 def test_changed_attributes_never_change_the_content_of_a_file(sample: bytes, flip: int) -> None:
     whole = outcome(sample) or {}
     for at in sorted(attributes(sample)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.__main__ import VERBS
@@ -63,7 +63,6 @@ def written(pairs: list[Pair]) -> str:
     return measured.as_json()
 
 
-@settings(deadline=None)
 @given(PAIRS, st.randoms())
 def test_the_order_of_measuring_does_not_show(pairs: list[Pair], source: object) -> None:
     last = {(each.executorch, each.build_id, each.soc): each for each in pairs}
@@ -72,7 +71,6 @@ def test_the_order_of_measuring_does_not_show(pairs: list[Pair], source: object)
     assert written(pairs) == written(shuffled)
 
 
-@settings(deadline=None)
 @given(PAIRS)
 def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, pairs: list[Pair]) -> None:
     path = tmp_path_factory.mktemp("compat") / "compat.json"

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioning.elf import BrokenElf, Elf, NotElf, identity, read, read_stream
@@ -137,7 +137,6 @@ def test_identity_reads_no_more_than_the_head(tmp_path: Path) -> None:
 SAMPLES = (RICH.encode(), skel(79, "v2.49.40.260810104044", needed=("libc++.so.1",)).encode())
 
 
-@settings(max_examples=250, deadline=None)
 @given(
     sample=st.sampled_from(SAMPLES),
     changes=st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 255)), max_size=12),

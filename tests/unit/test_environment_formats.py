@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dotenv
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning.base.errors import UsageError
@@ -45,7 +45,6 @@ def _by_shell(shell: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@settings(max_examples=60, deadline=None)
 @given(variables=SETS)
 def test_a_shell_gets_any_text_back(shell: str, variables: dict[str, str]) -> None:
     assert _by_shell(shell, variables) == variables
@@ -63,7 +62,6 @@ def _by_dotenv(text: str) -> dict[str, str | None]:
     return dotenv.dotenv_values(stream=stream)
 
 
-@settings(deadline=None)
 @given(variables=SETS)
 @example(variables={"NAME_0": "ends in \\", "NAME_1": "after"})
 @example(variables={"NAME_0": "\r", "NAME_1": '"\\"'})

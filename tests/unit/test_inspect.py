@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ci.inspect import verb
@@ -97,7 +97,6 @@ class TestDamage:
             parse(program(operator=number))
 
     @given(st.data())
-    @settings(max_examples=120, deadline=None)
     def test_bytes_changed_anywhere_are_read_or_refused(self, data: st.DataObject) -> None:
         head = len(WHOLE) - len(context()) - 2000
         changes = data.draw(
@@ -112,13 +111,11 @@ class TestDamage:
     @given(st.integers(0, len(WHOLE)))
     @example(12)
     @example(31)
-    @settings(max_examples=80, deadline=None)
     def test_cut_anywhere_it_is_read_or_refused(self, length: int) -> None:
         with contextlib.suppress(Malformed):
             assert isinstance(parse(WHOLE[:length]), Program | Context)
 
     @given(st.binary(max_size=400))
-    @settings(max_examples=80, deadline=None)
     def test_anything_behind_the_mark_is_read_or_refused(self, tail: bytes) -> None:
         with contextlib.suppress(Malformed):
             assert isinstance(parse(b"\x10\0\0\0ET12" + tail), Program)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import helper
 
@@ -160,7 +160,6 @@ class TestFuzz:
             assert isinstance(parse_model(memoryview(data), Path("model.onnx")), CompiledModel)
 
     @given(st.data())
-    @settings(max_examples=150, deadline=None)
     def test_bytes_changed_anywhere(self, whole: bytes, data: st.DataObject) -> None:
         damaged = bytearray(whole)
         changes = st.lists(
@@ -176,7 +175,6 @@ class TestFuzz:
 
     @given(st.binary(max_size=400))
     @example(b":\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01")
-    @settings(max_examples=150, deadline=None)
     def test_anything_as_the_graph(self, graph: bytes) -> None:
         self._read(b":" + bytes([len(graph) & 0x7F | 0x80, len(graph) >> 7]) + graph)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.interpreter import as_installed
@@ -568,7 +568,6 @@ def test_a_library_that_copies_all_variables_depends_on_none_of_them(tmp_path: P
 NAMED = st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers() | st.booleans(), max_size=4)
 
 
-@settings(deadline=None)
 @given(NAMED, NAMED)
 def test_keys_are_equal_exactly_when_inputs_are(one: dict[str, object], other: dict[str, object]) -> None:
     same = {k: (type(v), v) for k, v in one.items()} == {k: (type(v), v) for k, v in other.items()}

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from ci.__main__ import VERBS
@@ -25,13 +24,12 @@ from ci.suites.thresholds import derived
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UsageError
 from provisioning.base.findings import Outcome, Report, Severity
-from provisioning.base.settings import MANIFESTS
 from tests.support.onnx_suites import SUITE, facts, write_suite
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 
 class TestSuite:
@@ -255,19 +253,6 @@ class TestShipped:
     def test_settings_of_every_scope_are_there(self) -> None:
         given = [program.run.settings(program.soc).as_dict() for program in self.programs]
         assert any(all(settings.values()) for settings in given)
-
-    def test_the_committed_schemas_take_the_manifests_and_refuse_a_slip(self) -> None:
-        for name, file in (("onnx_suite", SHIPPED), ("onnx_options", MANIFESTS / "onnx_options.toml")):
-            rules = json.loads((MANIFESTS / "schema" / f"{name}.json").read_text())
-            jsonschema.validate(tomllib.loads(file.read_text()), rules)
-        rules = json.loads((MANIFESTS / "schema" / "onnx_suite.json").read_text())
-        for right, wrong in (
-            ('precision = "u16u8"', 'precision = "u16u9"'),
-            ("{ sqnr_db = ", "{ sqnr_db = -"),
-        ):
-            slip = tomllib.loads(SHIPPED.read_text().replace(right, wrong, 1))
-            with pytest.raises(jsonschema.ValidationError):
-                jsonschema.validate(slip, rules)
 
     def test_models_of_both_suites_are_the_same_and_meet_wherever_they_can(self) -> None:
         assert OTHER_SUITE == LOWERING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.github.rehearse.commands import FORBIDDEN, Annotation, StepOutput, masked, pairs
@@ -46,7 +46,6 @@ def test_what_the_runner_refuses_is_refused(tmp_path: Path, text: str) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"))
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), TEXT))
 def test_what_our_own_renderer_writes_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, variables: dict[str, str]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.github.rehearse.expression import Known, Value, condition, evaluate, parse, plain
@@ -155,14 +155,12 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
 @given(JSON)
 def test_json_survives_both_ways(data: object) -> None:
     text = json.dumps(data).replace("'", "''")
     assert json.loads(str(value(f"toJSON(fromJSON('{text}'))"))) == data
 
 
-@settings(max_examples=40)
 @given(st.text(max_size=40))
 def test_any_text_is_parsed_or_refused_with_a_message(text: str) -> None:
     try:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
@@ -113,13 +113,11 @@ def test_the_console_shows_worst_first_and_the_verdict_last(width: int) -> None:
 
 
 @given(REPORTS)
-@settings(deadline=None, max_examples=50)
 def test_no_text_of_a_report_steers_the_terminal(report: Report) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", console(report, colour=False))
 
 
 @given(st.text(st.characters(codec="ascii", categories=["L", "P", "S"]), max_size=30))
-@settings(deadline=None, max_examples=50)
 def test_markup_in_a_finding_is_shown_as_it_is(text: str) -> None:
     assert text in console(_report(replace(FACT, message=text)), width=120)
 
@@ -180,7 +178,6 @@ def _suites(reports: list[Report]) -> ElementTree.Element:
 
 
 @given(st.lists(REPORTS, max_size=3))
-@settings(deadline=None)
 def test_junit_is_well_formed_and_counts_its_cases(reports: list[Report]) -> None:
     top = _suites(reports)
     assert len(top.findall("testsuite")) == len(reports)
@@ -316,7 +313,6 @@ def _check_sarif(text: str) -> list[dict[str, Any]]:
 
 
 @given(st.lists(REPORTS, max_size=3))
-@settings(deadline=None)
 def test_sarif_has_the_required_structure(reports: list[Report]) -> None:
     results = _check_sarif(sarif(reports))
     assert len(results) == sum(len(report.findings) for report in reports)
@@ -389,7 +385,6 @@ def test_any_text_survives_a_markdown_cell(text: str) -> None:
 
 
 @given(st.lists(REPORTS, min_size=1, max_size=3))
-@settings(deadline=None)
 def test_a_markdown_table_keeps_its_columns(reports: list[Report]) -> None:
     tables = re.findall(r"(?:^\|.*\n)+", markdown(reports), re.MULTILINE)
     assert tables

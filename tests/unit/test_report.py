@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.report import verb
@@ -303,7 +303,6 @@ TEXT = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(TEXT, TEXT, TEXT, TEXT)
 def test_any_text_is_shown_on_the_page_and_is_never_markup(
     rule: str, subject: str, message: str, remedy: str

@@ -7,7 +7,7 @@ from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.report.html import html
@@ -109,7 +109,6 @@ KEYS = ("verdict", "partition", "costs", "figures", "baseline", "thresholds", "s
 
 
 @given(st.dictionaries(st.text(max_size=20), st.dictionaries(st.sampled_from(KEYS), JSON), max_size=3))
-@settings(max_examples=60, deadline=None)
 def test_whatever_a_report_says_becomes_a_page(programs: dict[str, dict[str, Metric]]) -> None:
     made: dict[str, Metric] = {name: dict(row) for name, row in programs.items()}
     assert html([replace(each, metrics={"programs": made}) for each in reports()]).endswith("</html>\n")

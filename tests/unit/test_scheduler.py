@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
@@ -44,14 +44,12 @@ class Watch:
         return job.name.upper()
 
 
-@settings(deadline=None)
 @given(JOBS, st.integers(1, 6))
 def test_the_shards_together_are_exactly_the_whole(jobs: list[Job], count: int) -> None:
     parts = [shard(jobs, index, count) for index in range(1, count + 1)]
     assert sorted(job.name for part in parts for job in part) == sorted(job.name for job in jobs)
 
 
-@settings(deadline=None)
 @given(JOBS, st.integers(1, 6))
 def test_shards_differ_by_no_more_than_the_longest_job(jobs: list[Job], count: int) -> None:
     loads = [sum(job.seconds for job in shard(jobs, index, count)) for index in range(1, count + 1)]
@@ -59,7 +57,6 @@ def test_shards_differ_by_no_more_than_the_longest_job(jobs: list[Job], count: i
     assert max(loads) - min(loads) <= longest + len(jobs) * 1e-3 + 1e-6
 
 
-@settings(deadline=None)
 @given(JOBS, st.integers(1, 6), st.randoms())
 def test_a_shard_does_not_depend_on_the_order_of_the_jobs(
     jobs: list[Job], count: int, source: random.Random
@@ -100,7 +97,6 @@ def test_no_more_jobs_run_at_once_than_there_are_slots() -> None:
     assert watch.most <= 2
 
 
-@settings(deadline=None)
 @given(JOBS)
 def test_memory_stays_within_the_budget_unless_one_job_alone_exceeds_it(jobs: list[Job]) -> None:
     watch = Watch()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.signing import certificates, mbn, signatures, signed_library, verification
@@ -284,7 +284,6 @@ def test_a_binding_that_a_container_does_not_show_leaves_the_question_open(
     st.binary(max_size=300),
     st.integers(0, 0x9E0),
 )
-@settings(max_examples=100, deadline=None)
 def test_mutated_files_never_crash(
     changes: list[tuple[int, int]], cut: int, patch: bytes, patch_at: int
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from pathlib import Path
 from typing import get_args
 
-import jsonschema
 import pytest
 
 from ci.executorch.judge import suggestions
@@ -19,13 +17,13 @@ from ci.suites.imports import module_file
 from ci.suites.model import Thresholds
 from ci.suites.thresholds import derived
 from provisioning.base.errors import ManifestError, UsageError
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import ROOT
 from provisioning.manifest import load_socs
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 MINE = """\
 schema = 1
@@ -164,11 +162,6 @@ class TestChoice:
 class TestShipped:
     programs = all_programs([])
     pr = choose(programs, tags=["pr"])
-
-    def test_the_committed_schema_takes_it(self) -> None:
-        for name, folder in (("suite", SHIPPED), ("suggestions", SHIPPED.with_name("suggestions.toml"))):
-            rules = json.loads((MANIFESTS / "schema" / f"{name}.json").read_text())
-            jsonschema.validate(tomllib.loads(folder.read_text()), rules)
 
     def test_a_pull_request_meets_every_scheme(self) -> None:
         assert {program.run.scheme for program in self.pr} == set(get_args(Scheme))

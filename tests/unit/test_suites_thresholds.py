@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.executorch.suite import load_suite, programs_of
@@ -88,7 +88,6 @@ class TestDerived:
         assert found == {"sqnr_db": 99.0, "cosine": 0.999999}
 
     @given(st.floats(7, 90), st.floats(0.5, 0.9999995), st.floats(0.1, 6))
-    @settings(max_examples=80, deadline=None)
     def test_what_was_measured_always_passes_and_twice_the_margin_never(
         self, decibels: float, cosine: float, margin: float
     ) -> None:

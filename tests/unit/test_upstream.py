@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.jobs import Job
@@ -52,7 +52,6 @@ OUTCOMES = st.sampled_from(["passed", "failed", "not_run", "expected_failure"])
 VERDICTS = st.dictionaries(st.sampled_from(sorted(NAMES)), OUTCOMES)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(VERDICTS, st.sampled_from(["SM8650", "SM8750"])), max_size=4))
 def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str], str]]) -> None:
     book = Ledger("wheels", (KNOWN,))
@@ -74,7 +73,6 @@ def test_an_update_keeps_a_cause_that_still_holds() -> None:
     assert Ledger("wheels", (KNOWN,)).updated([verdict], {KNOWN.test: "x"}, "SM8650").expected == (KNOWN,)
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=300))
 def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
     cause = " ".join(cause.replace('"""', "").split()) or "x"

@@ -18,7 +18,7 @@ import pytest
 
 from provisioning.base.settings import ROOT
 
-ROUNDS = int(os.environ.get("QNN_CI_CHAOS", "6"))
+ROUNDS = int(os.environ.get("QNN_CI_CHAOS", "3"))
 NAMES = ("a", "b", "c", "d")
 NET = """
 from pathlib import Path
