@@ -29,7 +29,7 @@ SUGGESTIONS = MANIFESTS / "suites" / "suggestions.toml"
 PAGE = 4096
 
 REMEDIES = {
-    "factory": "correct the factory: docs/lowering.md says what it must give",
+    "factory": "correct the factory: docs/suites.md says what it must return",
     "suite": "correct the case in {suite}",
     "memory": "run with fewer --jobs, or make the model smaller",
     "crash": "python -m ci diagnose {log}",

@@ -65,7 +65,7 @@ class Run(AnyRun):
 
 class Case(AnyCase):
     factory: Dotted | None = None
-    """`module:function`, as in the lowering suite (docs/lowering.md)."""
+    """`module:function`, as in the lowering suite (docs/suites.md)."""
     arguments: dict[str, Scalar] = Field(default={})
     model: str = ""
     """An .onnx instead, relative to the suite; it need not lie below it."""
