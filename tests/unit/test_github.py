@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import hashlib
 import json
 import os
-import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
@@ -23,7 +21,6 @@ from ci.github.rehearse.commands import pairs
 from provisioning.base.errors import CheckFailed, ManifestError, UsageError
 from provisioning.base.findings import Outcome, Report, StageRun
 from provisioning.base.settings import MANIFESTS, ROOT
-from provisioning.manifest import load_profile
 from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import IDENTITY, repository, write
 
@@ -53,19 +50,6 @@ def test_a_change_decides_which_rows_run(
     chosen, reasons = plan.choose(TABLE, ROWS, occasion, changed, plan.Caller("wheels"))
     assert list(chosen) == expected
     assert list(reasons) == list(ROWS)
-
-
-@pytest.mark.parametrize(
-    ("caller", "reason"),
-    [
-        (plan.Caller("qnn-2.37", True), "always runs"),
-        (plan.Caller("qnn-2.37", False), "left out: needs the input executorch"),
-        (plan.Caller("wheels", True), "left out: needs the profile qnn-2.37"),
-    ],
-)
-def test_a_row_whose_needs_are_not_met_is_left_out_and_says_why(caller: plan.Caller, reason: str) -> None:
-    _, reasons = plan.choose(TABLE, ROWS, "gate", None, caller)
-    assert reasons["source"] == reason
 
 
 def test_a_row_with_shards_is_a_job_for_each() -> None:
@@ -130,7 +114,6 @@ def test_another_repository_gets_its_own_models_and_nothing_about_the_toolkit(
         ("validate, delegate", "wheels", "x86_64-linux"),
         ("validate, build-runner", "wheels", "x86_64-linux"),
         ("validate", "wheels", ""),
-        ("lint, locks", "wheels", ""),
         ("validate, delegate", "qnn-2.37", ""),
     ],
 )
@@ -162,11 +145,6 @@ def test_a_suite_that_is_not_in_the_calling_repository_is_an_error(
         plan.run({**adopter, "QNN_CI_SUITE": name})
 
 
-@pytest.mark.parametrize("stages", ["lint", "compat"])
-def test_what_another_repository_names_is_run_there_too(adopter: dict[str, str], stages: str) -> None:
-    assert planned({**adopter, "QNN_CI_STAGES": stages, "QNN_CI_SUITE": ""})
-
-
 @pytest.mark.parametrize("stages", ["buck_parity", "validate, build_x86"])
 def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
     adopter: dict[str, str], stages: str
@@ -175,33 +153,11 @@ def test_a_named_job_that_cannot_run_is_an_error_and_no_job_less(
         plan.run({**adopter, "QNN_CI_STAGES": stages})
 
 
-def test_a_suite_that_a_change_does_not_concern_is_said_to_be_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(plan, "suite_matrix", lambda *_: [])
-    environ = {"QNN_CI_STAGES": "validate, lowering", "GITHUB_OUTPUT": str(tmp_path / "output")}
-    assert [job["name"] for job in planned(environ)] == ["validate"]
-    assert "lowering       left out: the change concerns no program" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("seconds", "shards"), [((300, 300), 2), ((60, 20), 1), ((0, 0), 1)])
-def test_a_suite_is_not_split_into_jobs_of_a_few_seconds(
-    monkeypatch: pytest.MonkeyPatch, seconds: tuple[int, int], shards: int
-) -> None:
-    def matrix(count: int, flags: object, caller: object) -> list[dict[str, object]]:
-        return [{"seconds": one, "shard": "", "arguments": ""} for one in seconds][:count]
-
-    monkeypatch.setattr(plan, "_matrix", matrix)
-    assert len(plan.suite_matrix(2, "gate", "", plan.Caller("wheels"))) == shards
-
-
 @pytest.mark.parametrize(
     ("occasion", "base", "caller", "flags"),
     [
         ("gate", "", {}, ["--tag", "pr"]),
         ("gate", "main", {}, ["--tag", "pr", "--changed-since", "main"]),
-        ("nightly", "", {}, []),
-        ("gate", "", {"tags": ("a", "b")}, ["--tag", "a", "--tag", "b"]),
         ("gate", "", {"suites": ("my.toml",)}, ["--suite", "my.toml"]),
         ("gate", "", {"suites": ("my.toml",), "tags": ("a",)}, ["--suite", "my.toml", "--tag", "a"]),
     ],
@@ -286,16 +242,6 @@ def test_programs_are_left_out_only_by_a_change_that_is_known(
     assert asked == [since]
 
 
-def test_the_plan_is_an_output_that_a_matrix_can_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "output"
-    code = plan.run({"GITHUB_OUTPUT": str(output), "QNN_CI_STAGES": "validate,delegate"})
-    assert code == 0
-    names = [job["name"] for job in json.loads(pairs(output)["jobs"])]
-    assert names == ["validate", *(f"delegate {n}/4" for n in range(1, 5))]
-
-
 WANTED = place.Wanted("wheels", (), ("x86_64-linux",), ("SM8650",))
 
 
@@ -327,18 +273,6 @@ def test_what_a_licence_was_accepted_for_is_never_cached(
     said = pairs(tmp_path / "output")
     assert said["cacheable"] == cached
     assert said["key"] == place.cache_key(place.Wanted.of(environ))
-
-
-def test_the_store_is_the_jobs_own_and_later_steps_know_it(tmp_path: Path) -> None:
-    environ = {
-        "RUNNER_TEMP": str(tmp_path),
-        "GITHUB_ENV": str(tmp_path / "env"),
-        "GITHUB_OUTPUT": str(tmp_path / "output"),
-    }
-    place.run(environ)
-    store = str(tmp_path / "qnn-ci-store")
-    assert pairs(tmp_path / "env") == {"QNN_CI_STORE": store}
-    assert pairs(tmp_path / "output")["store"] == store
 
 
 def test_inputs_become_flags_whatever_separates_them() -> None:
@@ -418,7 +352,7 @@ def set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
     return made
 
 
-@pytest.mark.parametrize("components", ["", "qnn-sdk android-ndk"])
+@pytest.mark.parametrize("components", ["qnn-sdk android-ndk"])
 def test_later_steps_have_the_environment_of_the_first_target_and_know_the_sdk(
     tmp_path: Path, set_up: Setup, components: str
 ) -> None:
@@ -439,14 +373,6 @@ def test_later_steps_have_the_environment_of_the_first_target_and_know_the_sdk(
     }
     assert done.variables["QNN_CI_PROFILE"] == PROFILE
     assert done.variables["QNN_CI_STORE"] == str(tmp_path / "store")
-
-
-def test_the_ndk_alone_goes_by_the_names_that_other_tools_know(tmp_path: Path, set_up: Setup) -> None:
-    ndk = write_ndk(tmp_path / "ndk", "30.0.1")
-    done = set_up(QNN_CI_COMPONENTS="android-ndk", ANDROID_NDK_ROOT=str(ndk))
-    assert (done.code, len(done.verbs)) == (0, 1)
-    assert (done.variables["ANDROID_NDK_ROOT"], done.variables["ANDROID_NDK_HOME"]) == (str(ndk), str(ndk))
-    assert done.outputs == {"sdk-root": "", "ndk-root": str(ndk), "version": "30.0.1", "build-id": ""}
 
 
 # stage
@@ -524,22 +450,13 @@ def test_a_stage_that_died_has_a_report_all_the_same(tmp_path: Path, monkeypatch
     assert [finding.rule for finding in report.findings] == ["stage.died"]
 
 
-def test_sessions_that_fail_without_a_report_are_told_by_their_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = "echo '3 failed, 9 passed'; echo 'nox > Session tests failed.'; exit 1"
-    assert run_stage(tmp_path, monkeypatch, script, QNN_CI_STAGE="tests") == 1
-    assert "its last words: 3 failed, 9 passed" in capfd.readouterr().out
-    assert not (tmp_path / "reports/tests.json").exists()
-
-
 def test_a_report_of_an_earlier_run_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reports = tmp_path / "reports"
     StageRun("validate", "wheels", "x86_64-linux", "").finish(Outcome.PASS).write(reports)
     assert run_stage(tmp_path, monkeypatch, "exit 0") == 1
 
 
-@pytest.mark.parametrize("session", ["bench", "env", "generate", "lock", "rehearse", "store", "tests"])
+@pytest.mark.parametrize("session", ["bench", "tests"])
 def test_sessions_without_a_report_pass_by_their_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str
 ) -> None:
@@ -569,12 +486,6 @@ def test_a_session_learns_where_to_report_and_whether_to_tell_github_itself(
     }
     assert seen["GITHUB_ACTIONS"] == "true"
     assert ("GITHUB_STEP_SUMMARY" in seen) is tells
-
-
-def test_reports_go_where_the_job_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_stage(tmp_path, monkeypatch, "exit 9", QNN_CI_REPORTS=str(tmp_path / "mine"))
-    assert pairs(tmp_path / "output")["report"] == str(tmp_path / "mine" / "validate.json")
-    assert (tmp_path / "mine" / "validate.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-f", "x;y"])
@@ -661,24 +572,6 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
     bill = json.loads(made[0]["qnn-ci-1.2.cdx.json"])
     assert bill["metadata"]["timestamp"] == "2026-01-02T03:04:05+00:00"
     assert made[0]["qnn-ci-1.2.tar.gz"][4:8] == bytes(4)  # where gzip would say when
-
-
-def test_the_bill_names_what_locks_and_profiles_pin(tmp_path: Path) -> None:
-    archive = tmp_path / "a.tar.gz"
-    archive.write_bytes(b"x")
-    when = dt.datetime(2026, 1, 2, tzinfo=dt.timezone.utc)
-    bill = json.loads(release.bill_of_materials("1.0", archive, when, MANIFESTS))
-    (checksum,) = bill["metadata"]["component"]["hashes"]
-    assert checksum["content"] == hashlib.sha256(b"x").hexdigest()
-    components = {one["name"]: one for one in bill["components"]}
-    assert {"requests", "torch", "executorch"} <= set(components)
-    sdk = load_profile("wheels").components["qnn-sdk"].parts[0].source
-    (part,) = components["qnn-sdk (x86-64) of the profile wheels"]["hashes"]
-    assert part["content"] == getattr(sdk, "sha256", "")
-    assert "hashes" not in components["executorch-source (tree) of the profile wheels"]
-    assert re.fullmatch(
-        r"one of \d+ files, whose SHA-256 the lock names", components["requests"]["description"]
-    )
 
 
 def test_a_tag_that_is_not_the_version_is_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import argparse
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from ci.github import rehearse as verb
-from ci.github.rehearse.job import hash_files
 from ci.github.rehearse.rehearsal import Choice, fresh_environment
-from ci.github.rehearse.verb import snapshot_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
-from tests.support.rehearsals import IDENTITY, SHA, log_of, rehearse, repository
+from tests.support.rehearsals import SHA, log_of, rehearse, repository
 
 
 def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
@@ -43,23 +40,6 @@ def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
     assert jobs["a"].result == "success"
     assert "step w set mine 1\n2 set" in log_of(jobs["a"])
     assert jobs["a"].summary == "# told\n"
-
-
-def test_a_step_speaks_of_its_own_variables_in_its_condition_and_all_else(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          a:
-            steps:
-              - env: {WHO: me}
-                if: env.WHO == 'me'
-                name: for ${{ env.WHO }}
-                run: test "${{ env.WHO }}" = me
-              - {if: env.WHO == 'me', name: nobody, run: exit 1}
-        """,
-    )
-    assert [(s.title, s.outcome) for s in jobs["a"].steps] == [("for me", "success"), ("nobody", "skipped")]
 
 
 def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
@@ -165,20 +145,6 @@ def test_a_matrix_from_an_output_makes_a_job_a_row(tmp_path: Path) -> None:
     )
 
 
-def test_with_fail_fast_the_rows_that_wait_are_cancelled(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          row:
-            strategy: {matrix: {n: [1, 2, 3]}}
-            steps: [{run: sleep 0.2; exit 1}]
-        """,
-        slots=1,
-    )
-    assert sorted(job.result for job in jobs.values()) == ["cancelled", "cancelled", "failure"]
-
-
 def test_only_some_rows_and_what_a_job_needs_can_be_chosen(tmp_path: Path) -> None:
     text = """
         jobs:
@@ -234,16 +200,6 @@ def test_a_composite_action_has_its_own_inputs_outputs_and_path(tmp_path: Path, 
     assert "word" in log_of(jobs["a"])
 
 
-def test_a_workspace_action_needs_a_checkout_and_a_self_reference_none(tmp_path: Path) -> None:
-    files = {"actions/greet/action.yml": ACTION, "actions/greet/word.txt": ""}
-    assert (
-        rehearse(tmp_path / "1", "jobs: {a: {steps: [{uses: $/actions/greet}]}}", files)["a"].result
-        == "success"
-    )
-    with pytest.raises(UsageError, match=r"no action\.yml in actions/greet"):
-        rehearse(tmp_path / "2", "jobs: {a: {steps: [{uses: ./actions/greet}]}}", files)
-
-
 def test_a_failure_inside_an_action_is_named_and_its_later_steps_still_run(tmp_path: Path) -> None:
     jobs = rehearse(
         tmp_path,
@@ -282,25 +238,6 @@ def test_a_called_workflow_takes_inputs_and_gives_outputs(tmp_path: Path) -> Non
     assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": "success"}
 
 
-@pytest.mark.parametrize(
-    ("only", "after"), [("inner", "left out"), ("call", "left out"), ("after", "success")]
-)
-def test_of_a_called_workflow_that_is_chosen_or_needed_all_jobs_run(
-    tmp_path: Path, only: str, after: str
-) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          call: {uses: ./.github/workflows/called.yml, with: {n: 21}}
-          after: {needs: call, steps: [{run: "true"}]}
-        """,
-        {".github/workflows/called.yml": CALLED},
-        choice=Choice(only=(only,)),
-    )
-    assert {name: job.result for name, job in jobs.items()} == {"call / inner": "success", "after": after}
-
-
 def test_artifacts_and_caches_really_copy_between_jobs(tmp_path: Path) -> None:
     jobs = rehearse(
         tmp_path,
@@ -325,9 +262,6 @@ def test_artifacts_and_caches_really_copy_between_jobs(tmp_path: Path) -> None:
     assert {name: job.result for name, job in jobs.items()} == {"make": "success", "use": "success"}
 
 
-UPLOAD = f"actions/upload-artifact@{SHA}"
-
-
 @pytest.mark.parametrize(
     ("step", "says"),
     [
@@ -341,7 +275,6 @@ UPLOAD = f"actions/upload-artifact@{SHA}"
             "characters that GitHub refuses",
         ),
         ("{run: 'echo GITHUB_REF=x >> $GITHUB_ENV'}", "GITHUB_ENV cannot set GITHUB_REF"),
-        ("{run: 'echo nonsense >> $GITHUB_OUTPUT'}", "expected NAME=value"),
         ("{run: sleep 30, timeout-minutes: 0.005}", "ended with exit code -15"),
         ("{run: head -c 1048577 /dev/zero >> $GITHUB_STEP_SUMMARY}", "summary has 1048577 bytes"),
     ],
@@ -360,9 +293,6 @@ def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: 
         (f"{{uses: actions/checkout@{SHA}, with: {{sparse: x}}}}", "found sparse"),
         ("{uses: actions/checkout}", "names no version"),
         (f"{{uses: actions/upload-artifact@{SHA}, with: {{name: n}}}}", "path, which is required"),
-        (f"{{uses: actions/cache/restore@{SHA}, with: {{path: x}}}}", "key, which is required"),
-        (f"{{uses: actions/cache/save@{SHA}, with: {{key: x}}}}", "path, which is required"),
-        (f"{{uses: actions/attest@{SHA}}}", "subject-path, which is required"),
         ("{run: 'echo ${{ github.nonsense }}'}", "github.nonsense is not known"),
         ("{run: 'echo ${{ steps.none.outputs.x }}'}", "steps.none is not known"),
         ("{run: x, shell: pwsh}", "shell 'pwsh' is not known"),
@@ -372,35 +302,6 @@ def test_what_cannot_be_rehearsed_is_an_error_and_no_pass(tmp_path: Path, step: 
     with pytest.raises(UsageError) as caught:
         rehearse(tmp_path, f"jobs: {{a: {{steps: [{step}]}}}}")
     assert says in caught.value.message
-
-
-PROPOSE = f"peter-evans/create-pull-request@{SHA}"
-
-
-def test_a_pull_request_that_would_be_opened_is_shown_with_what_it_would_hold(tmp_path: Path) -> None:
-    said: list[str] = []
-    job = rehearse(
-        tmp_path,
-        f"""
-        jobs:
-          a:
-            steps:
-              - uses: actions/checkout@{SHA}
-              - run: echo 2 > pins/old; echo 1 > pins/new; echo 1 > elsewhere
-              - uses: {PROPOSE}
-                with: {{add-paths: pins/, branch: update, title: Newer pins, body: why}}
-        """,
-        {"pins/old": "1\n"},
-        said=said,
-    )["a"]
-    begin = said.index("a: would open the pull request 'Newer pins' from the branch update, with")
-    assert said[begin + 1 : begin + 3] == [
-        "a:    M pins/old",
-        "a:   ?? pins/new",
-    ]
-    assert not any("elsewhere" in line for line in said[begin:])
-    assert "\n-1\n+2\n" in log_of(job)
-    assert (tmp_path / "origin" / "pins" / "old").read_text() == "1\n"
 
 
 def test_masked_values_reach_nobody(tmp_path: Path) -> None:
@@ -424,24 +325,6 @@ def test_masked_values_reach_nobody(tmp_path: Path) -> None:
     assert [one.shown() for one in job.annotations] == ["error: ***: ***: it is ***"]
     assert job.failure == "say ***: ended with exit code 1"
     assert "hush" not in "\n".join([*said, *(step.title for step in job.steps), log_of(job)])
-
-
-def test_an_interrupted_rehearsal_ends_when_its_steps_have(tmp_path: Path) -> None:
-    """For their workspaces are taken away next."""
-    begun = tmp_path / "begun"
-
-    def interrupt() -> None:
-        while not begun.exists():
-            time.sleep(0.01)
-        _thread.interrupt_main()
-
-    threading.Thread(target=interrupt).start()
-    started = time.monotonic()
-    step = f'trap "sleep 0.5; touch {tmp_path}/ended" EXIT; touch {begun}; sleep 30'
-    with pytest.raises(KeyboardInterrupt):
-        rehearse(tmp_path, f"jobs: {{a: {{steps: [{{run: '{step}'}}]}}}}")
-    assert (tmp_path / "ended").exists()
-    assert time.monotonic() - started < 20
 
 
 def test_jobs_share_no_files_and_have_the_variables_that_were_given(tmp_path: Path) -> None:
@@ -480,45 +363,6 @@ def test_a_fresh_runner_has_nothing_of_the_users_but_how_to_reach_an_index_or_an
         "EMPTY": "",
         "URL": "a=b",
     }
-
-
-@pytest.mark.parametrize("given", ["NAME", "=value", ""])
-def test_a_variable_that_is_none_is_wrong_use(given: str) -> None:
-    with pytest.raises(UsageError, match="expected NAME=VALUE"):
-        fresh_environment({}, [given], Path("/store"))
-
-
-def test_a_step_has_the_variables_and_the_event_that_github_gives_it(tmp_path: Path) -> None:
-    job = rehearse(
-        tmp_path,
-        """
-        jobs:
-          a:
-            steps:
-              - run: |
-                  test "$PWD" = "$GITHUB_WORKSPACE"
-                  test -d "$RUNNER_TEMP"
-                  test "$CI $GITHUB_ACTIONS" = "true true"
-                  test -z "${GITHUB_TOKEN+set}"
-                  echo "$GITHUB_EVENT_NAME $GITHUB_REF $GITHUB_REF_NAME $GITHUB_SHA $RUNNER_OS"
-                  cat "$GITHUB_EVENT_PATH"
-              - run: test "${{ github.event.after }}" = "$GITHUB_SHA"
-              - {run: test "$PWD" = "$RUNNER_TEMP", working-directory: "${{ runner.temp }}"}
-        """,
-    )["a"]
-    assert job.result == "success", job.failure
-    lines = log_of(job).splitlines()
-    assert f"push refs/heads/main main {SHA} Linux" in lines
-    assert f'"after": "{SHA}"' in log_of(job)
-
-
-def test_hash_files_depends_on_content_and_is_empty_for_none(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("1")
-    before = hash_files(tmp_path, "*.txt")
-    (tmp_path / "a.txt").write_text("2")
-    assert len(before) == 64
-    assert hash_files(tmp_path, "**/*.txt") != before
-    assert hash_files(tmp_path, "*.txt", "!a.txt") == ""
 
 
 # Another repository that uses the toolkit
@@ -590,28 +434,6 @@ def test_a_called_workflow_of_the_toolkit_finds_its_own_files_and_the_callers(
     assert "this checkout stands in" in capsys.readouterr().out
 
 
-def test_an_action_of_the_toolkit_is_expanded_from_its_own_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _ = adopting(tmp_path, monkeypatch, f"steps: [{{uses: some/tool/act@{SHA}}}]")
-    assert code == 0, capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "uses",
-    [
-        f"uses: some/tool/.github/workflows/none.yml@{SHA}",
-        f"steps: [{{uses: some/other@{SHA}}}]",
-        f"steps: [{{uses: actions/checkout@{SHA}, with: {{repository: some/other}}}}]",
-    ],
-)
-def test_what_neither_repository_has_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: str
-) -> None:
-    with pytest.raises(UsageError):
-        adopting(tmp_path, monkeypatch, uses)
-
-
 # The verb itself
 
 
@@ -670,19 +492,11 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     ("expression", "known"),
     [
         ("steps.wrote.outputs.yes", True),
-        ("steps.wrote.outputs.sometimes", True),
         ("steps.wrote.outputs.typo", False),
-        ("steps.used.outputs.out", True),
         ("steps.used.outputs.typo", False),
-        ("steps.cache.outputs.cache-matched-key", True),
         ("steps.cache.outputs.typo", False),
-        ("steps.skipped.outputs.anything", True),
-        ("needs.before.outputs.out", True),
         ("needs.before.outputs.typo", False),
-        ("matrix.n", True),
-        ("matrix.only-in-another-row", True),
         ("matrix.typo", False),
-        ("secrets.GITHUB_TOKEN", True),
         ("secrets.MINE", False),
     ],
 )
@@ -720,14 +534,6 @@ def test_secrets_are_refused_where_a_workflow_is_called_with_them(tmp_path: Path
         rehearse(tmp_path / "with", text % ", secrets: inherit", files)
 
 
-def test_no_more_rows_than_max_parallel_run_side_by_side(tmp_path: Path) -> None:
-    alone = f"mkdir {tmp_path}/alone; sleep 0.05; rmdir {tmp_path}/alone"
-    strategy = "{max-parallel: 1, matrix: {n: [1, 2, 3]}}"
-    text = f"jobs: {{a: {{strategy: {strategy}, steps: [{{shell: bash, run: '{alone}'}}]}}}}"
-    jobs = rehearse(tmp_path, text, slots=3)
-    assert {job.result for job in jobs.values()} == {"success"}
-
-
 def test_a_cancelled_rehearsal_still_runs_what_always_runs(tmp_path: Path) -> None:
     """As on GitHub: steps and jobs with `always()` clean up after those that were ended."""
     started = tmp_path / "started"
@@ -754,34 +560,3 @@ def test_a_cancelled_rehearsal_still_runs_what_always_runs(tmp_path: Path) -> No
             """,
         )
     assert {name for name in ("next", "always", "b", "c") if (tmp_path / name).exists()} == {"always", "c"}
-
-
-def test_uncommitted_changes_of_every_kind_are_in_the_snapshot(tmp_path: Path) -> None:
-    inner = repository(tmp_path / "inner", {"file": "1"})
-    root = repository(tmp_path / "root", {"folder/file": "", "gone": "", "kept": ""})
-
-    def git(*arguments: str, cwd: Path = root) -> str:
-        command = ["git", "-c", "protocol.file.allow=always", *IDENTITY, *arguments]
-        return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
-
-    for name in ("dirty", "moved"):
-        git("submodule", "add", "--quiet", str(inner), name)
-    git("commit", "--quiet", "-m", "with submodules")
-    (root / "dirty" / "file").write_text("changed")
-    (root / "moved" / "file").write_text("2")
-    git("commit", "--quiet", "-a", "-m", "newer", cwd=root / "moved")
-    (root / "folder" / "file").unlink()
-    (root / "folder").rmdir()
-    (root / "folder").write_text("a file now")
-    (root / "gone").unlink()
-    (root / "link").symlink_to("kept")
-    (root / "link to folder").symlink_to("dirty")
-    snapshot = tmp_path / "snapshot"
-    _, lacking = snapshot_of(root, snapshot, uncommitted=True)
-    assert lacking == 1, "what is not committed in the submodule"
-    assert (snapshot / "folder").read_text() == "a file now"
-    assert not (snapshot / "gone").exists()
-    assert (snapshot / "link to folder").is_symlink() and (snapshot / "link").is_symlink()
-    newer = git("rev-parse", "HEAD", cwd=root / "moved")
-    assert git("rev-parse", "HEAD:moved", cwd=snapshot) == newer
-    assert git("status", "--porcelain", cwd=snapshot) == ""

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ci.github.rehearse.commands import FORBIDDEN, Annotation, StepOutput, masked, pairs
+from ci.github.rehearse.commands import FORBIDDEN, StepOutput, pairs
 from provisioning.base.errors import CheckFailed
 from provisioning.base.rendering.variables import github
-from provisioning.base.rendering.workflow_commands import command
 
 
 def read(tmp_path: Path, text: str) -> dict[str, str]:
@@ -53,33 +52,6 @@ def test_what_our_own_renderer_writes_is_read_back(
     assert read(tmp_path_factory.mktemp("files"), github(variables)) == variables
 
 
-def test_an_annotation_of_ours_is_understood() -> None:
-    told = StepOutput()
-    told.read(command("error", "50% of\nlines", title="a: b, c", file="x.py", line="3"))
-    assert told.annotations == [Annotation("error", "a: b, c", "50% of\nlines", "x.py", "3")]
-
-
-def test_a_masked_value_is_hidden_longest_first() -> None:
-    told = StepOutput()
-    told.read("::add-mask::secret")
-    told.read("::add-mask::secret-and-more")
-    assert masked("secret-and-more, secret", told.masks) == "***, ***"
-
-
-def test_commands_stop_when_told_to() -> None:
-    told = StepOutput()
-    for line in ("::stop-commands::tok", "::error::hidden", "::tok::", "::warning::seen"):
-        told.read(line)
-    assert [one.message for one in told.annotations] == ["seen"]
-
-
-def test_text_that_only_looks_like_a_command_is_no_annotation() -> None:
-    told = StepOutput()
-    for line in ("error::x", "::error x", "say ::error::x", "::group::g"):
-        told.read(line)
-    assert told.annotations == []
-
-
 @pytest.mark.parametrize("name", ["set-output", "set-env", "save-state", "add-path", "Set-Output"])
 def test_commands_that_github_withdrew_fail(name: str) -> None:
     with pytest.raises(CheckFailed, match="no longer takes"):
@@ -100,12 +72,3 @@ def test_commands_that_github_withdrew_fail(name: str) -> None:
 )
 def test_a_step_may_not_set_the_runners_own_variables(name: str, forbidden: bool) -> None:
     assert bool(FORBIDDEN.match(name)) is forbidden
-
-
-def test_of_a_steps_annotations_only_ten_of_a_level_are_shown() -> None:
-    told = StepOutput()
-    for number in range(12):
-        told.read(f"::error::{number}")
-    told.read("::notice::last")
-    assert [one.message for one in told.shown()] == [*map(str, range(10)), "last"]
-    assert told.dropped() == 2

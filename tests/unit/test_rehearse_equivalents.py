@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,15 +16,12 @@ from ci.github.rehearse.equivalents import (
     Machine,
     Place,
     Repository,
-    attest,
     cache_restore,
     cache_save,
     checkout,
     download_artifact,
-    equivalent,
     upload_artifact,
 )
-from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.rehearsals import IDENTITY, repository, write
 
 MAIN, MINE = "refs/heads/main", "refs/heads/mine"
@@ -103,19 +98,6 @@ def test_a_checkout_is_of_the_rehearsed_commit_or_of_what_is_asked_for(
     assert count.stdout == "1\n"
 
 
-def test_a_checkout_of_another_repository_or_over_files_is_refused(
-    job: Job, commits: tuple[Repository, list[str]]
-) -> None:
-    place = job({"there/file": "mine"})
-    place = replace(place, machine=replace(place.machine, repository=commits[0]))
-    with pytest.raises(UsageError, match="checkout of some/other: expected o/r"):
-        checkout({"repository": "some/other"}, place)
-    with pytest.raises(CheckFailed, match="workspace}/there: expected an empty directory"):
-        checkout({"path": "there"}, place)
-    with pytest.raises(CheckFailed, match=r"fetch .*ended with"):
-        checkout({"path": "new", "ref": "nonsense"}, place)
-
-
 # Caches
 
 
@@ -146,27 +128,6 @@ def test_a_cache_of_that_key_beats_newer_ones_and_of_those_that_begin_so_the_new
     assert matched(place, "x") == (None, None)
 
 
-@pytest.mark.parametrize(("of", "by", "found"), [(MAIN, MINE, "k"), (MINE, MINE, "k"), (MINE, MAIN, None)])
-def test_a_branch_reads_its_own_caches_and_those_of_the_default_branch(
-    job: Job, of: str, by: str, found: str | None
-) -> None:
-    cache_save({"path": "store", "key": "k"}, job({"store/x": ""}, of))
-    assert matched(job(ref=by), "k")[0] == found
-
-
-def test_a_cache_is_that_of_the_same_paths_wherever_the_jobs_workspace_is(job: Job) -> None:
-    one, other = job({"store/x": ""}), job()
-    cache_save({"path": str(one.workspace / "store"), "key": "k"}, one)
-    assert restored(other, "k", path=str(other.workspace / "store")).outputs["cache-hit"] == "true"
-    assert "cache-hit" not in restored(other, "k", path="store/x").outputs
-
-
-def test_a_cache_that_must_be_there_fails_the_step_and_one_of_nothing_is_not_made(job: Job) -> None:
-    cache_save({"path": "store", "key": "k"}, job())
-    with pytest.raises(CheckFailed, match="no cache has the key k"):
-        restored(job(), "k", **{"fail-on-cache-miss": "true"})
-
-
 # Artifacts
 
 
@@ -190,49 +151,4 @@ def test_an_artifact_has_the_files_below_what_its_patterns_share(
     assert set(files_of(place.workspace / "in")) == names
 
 
-def test_an_artifact_of_nothing_fails_the_step_only_where_it_should(job: Job) -> None:
-    assert upload_artifact({"name": "n", "path": "out"}, job()) == Done()
-    with pytest.raises(CheckFailed, match="no files match out"):
-        upload_artifact({"name": "n", "path": "out", "if-no-files-found": "error"}, job())
-    with pytest.raises(CheckFailed, match="there is no artifact 'n'"):
-        download_artifact({"name": "n"}, job())
-
-
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ({}, {"r-1/x", "r-2/y", "log/z"}),
-        ({"pattern": "r-*"}, {"r-1/x", "r-2/y"}),
-        ({"pattern": "r-*", "merge-multiple": "true"}, {"x", "y"}),
-    ],
-)
-def test_several_artifacts_have_folders_of_their_own_unless_they_are_merged(
-    job: Job, given: dict[str, str], names: set[str]
-) -> None:
-    for name, file in (("r-1", "x"), ("r-2", "y"), ("log", "z")):
-        upload_artifact({"name": name, "path": "out"}, job({f"out/{file}": ""}))
-    place = job()
-    download_artifact({"path": "in", **given}, place)
-    assert set(files_of(place.workspace / "in")) == names
-
-
 # Others
-
-
-def test_an_attestation_names_each_file_with_its_hash(job: Job) -> None:
-    place = job({"dist/a": "1", "dist/b": "2", "sbom.json": '{"spdxVersion": "2.3"}'})
-    done = attest({"subject-path": "dist/*", "sbom-path": "sbom.json"}, place)
-    said = json.loads(Path(done.outputs["bundle-path"]).read_text())
-    hashes = {one["name"]: one["digest"]["sha256"] for one in said["subject"]}
-    assert hashes == {name: hashlib.sha256(text).hexdigest() for name, text in (("a", b"1"), ("b", b"2"))}
-    assert said["predicate"] == {"spdxVersion": "2.3"}
-    again = attest({"subject-path": "dist/a"}, place)
-    assert again.outputs["bundle-path"] != done.outputs["bundle-path"]
-    with pytest.raises(CheckFailed, match="no files match none"):
-        attest({"subject-path": "none"}, place)
-
-
-@pytest.mark.parametrize("uses", ["actions/checkout", "someone/else@v1"])
-def test_an_action_without_a_version_or_a_stand_in_is_wrong_use(uses: str) -> None:
-    with pytest.raises(UsageError):
-        equivalent(uses)
