@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from dataclasses import replace
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ci.builds import cmake
-from ci.builds.cmake import Build, Command, Project, Ticker, execute, failure, first_error
+from ci.builds.cmake import Build, Command, Project, execute, failure
 from ci.builds.programs import Program
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -75,13 +74,6 @@ def test_a_folder_that_was_moved_or_whose_record_is_damaged_starts_anew(build: B
         assert moved.state().reasons == ("what it was built from is not known",)
 
 
-def test_clean_starts_anew(build: Build) -> None:
-    build.run()
-    file = object_file(build)
-    build.run(clean=True)
-    assert not file.exists()
-
-
 def test_an_option_that_is_no_longer_given_is_unset_until_every_project_was_built_without_it(
     build: Build,
 ) -> None:
@@ -107,20 +99,8 @@ def test_variables_that_would_change_the_build_unseen_are_not_passed_on(
     assert build.environ({"CXX": "tcc", "PATH": "/bin"})["PATH"] == "/bin"
 
 
-def test_the_users_ninja_and_arguments_win(build: Build) -> None:
-    project = replace(build.projects[0], definitions={"CMAKE_MAKE_PROGRAM": "mine"}, arguments=("--fresh",))
-    argv = build.configuring(project).argv
-    assert ("-DCMAKE_MAKE_PROGRAM=mine" in argv, argv[-1]) == (True, "--fresh")
-
-
 def python(code: str) -> Command:
     return Command("building it", (sys.executable, "-c", code))
-
-
-def test_everything_that_a_command_prints_is_in_the_log(tmp_path: Path) -> None:
-    code = "import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)"
-    execute(python(code), tmp_path / "log", os.environ)
-    assert (tmp_path / "log").read_text(encoding="utf-8").splitlines()[-2:] == ["out", "err"]
 
 
 def test_the_first_error_of_this_command_is_shown_with_its_log(tmp_path: Path) -> None:
@@ -129,26 +109,6 @@ def test_the_first_error_of_this_command_is_shown_with_its_log(tmp_path: Path) -
     with pytest.raises(CheckFailed, match=r"exit code 2:\n  a\.cpp:3:1: error: first") as caught:
         execute(python(code), tmp_path / "log", os.environ)
     assert caught.value.remedy == f"read {tmp_path / 'log'}"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "src/main.cpp:3:5: error: 'x' was not declared",
-        "src/main.cpp:1:10: fatal error: none.h: No such file or directory",
-        "CMake Error at CMakeLists.txt:1 (project):",
-        "ninja: error: loading 'build.ninja'",
-        "main.cpp:(.text+0x5): undefined reference to `f()'",
-        "/usr/bin/ld: cannot find -lnone",
-    ],
-)
-def test_errors_of_compilers_linkers_cmake_and_ninja_are_recognised(line: str) -> None:
-    shown = first_error(f"[1/2] error-free start\nwarning: fine\n{line}\nits context\nanother error: later\n")
-    assert shown.splitlines()[:2] == [f"  {line}", "  its context"]
-
-
-def test_without_a_known_error_the_end_of_the_log_is_shown() -> None:
-    assert first_error("\n".join(f"line {n}" for n in range(100))).splitlines()[-1] == "  line 99"
 
 
 @pytest.mark.parametrize(
@@ -170,12 +130,3 @@ def test_lack_of_memory_or_disk_is_no_error_of_the_tree_and_known_errors_have_th
     error = failure(Command("building it", ("cmake",)), 1, text, Path("log"), 8)
     assert type(error) is kind
     assert shown in f"{error.message} {error.remedy}"
-
-
-def test_off_a_terminal_progress_is_a_line_for_each_tenth_and_inner_builds_do_not_count() -> None:
-    out = io.StringIO()
-    ticker = Ticker("building", out)
-    for done in range(1, 101):
-        ticker.step(done, 100)
-        ticker.step(2, 2)
-    assert len(out.getvalue().splitlines()) == 11

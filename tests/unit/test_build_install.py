@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from ci.builds import install, source
-from ci.builds.loadable import Built
 from ci.builds.output_folders import replace_build
 from ci.builds.plan import Plan
 from provisioning import overlay
-from provisioning.base.disk import disk_errors
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
+from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import StageRun
 from tests.support.build_plans import make_plan
 
@@ -45,15 +42,6 @@ def test_of_two_places_the_one_installed_last_is_taken(plan: Plan, newer: str) -
 def test_a_file_that_was_not_built_is_named(plan: Plan) -> None:
     with pytest.raises(CheckFailed, match=r"expected the build to make .*libqnn_executorch_backend\.so"):
         install.collect(plan, True)
-
-
-def test_a_strip_for_another_machine_is_an_error(plan: Plan, tmp_path: Path) -> None:
-    program = tmp_path / "strip"
-    program.write_text("#!/bin/sh\necho 'unable to recognise the format' >&2\nexit 1\n", encoding="utf-8")
-    program.chmod(0o755)
-    built = [Built("runner", put(plan, RUNNER), "bin/qnn_executor_runner")]
-    with pytest.raises(CheckFailed, match="failed on qnn_executor_runner with exit code 1: unable to"):
-        install.assemble(built, tmp_path / "part", str(program))
 
 
 def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
@@ -92,10 +80,3 @@ def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: Plan)
     assert overlay.tree_of(plan.dist / "overlay") == plan.tree.root
     source.put_into_python(plan, run, install=False, target_only=True)
     assert not (plan.dist / "overlay").exists()
-
-
-def test_a_folder_that_cannot_be_written_to_is_told_and_other_errors_pass() -> None:
-    with pytest.raises(EnvironmentLacking, match="/usr/dist: Permission denied"), disk_errors("--output"):
-        raise PermissionError(errno.EACCES, "Permission denied", "/usr/dist")
-    with pytest.raises(OSError, match="Bad file descriptor"), disk_errors("--output"):
-        raise OSError(errno.EBADF, "Bad file descriptor")

@@ -52,18 +52,6 @@ def test_all_but_repositories_is_there_and_only_the_copied_folder_is_a_copy(show
     assert links(shown) == {place: tree / place for place in places}
 
 
-def test_made_again_nothing_changes_its_time_and_what_the_build_wrote_stays(shown: Path, tree: Path) -> None:
-    (shown / "third-party/flatcc/lib.a").touch()
-
-    def times() -> dict[Path, int]:
-        return {path: path.lstat().st_mtime_ns for path in shown.rglob("*")}
-
-    before = times()
-    link_with_copies(tree, COPIED, shown)
-    assert times() == before
-    assert not (tree / "third-party/flatcc/lib.a").exists()
-
-
 def test_changes_of_the_tree_are_followed(shown: Path, tree: Path) -> None:
     source = tree / "third-party/flatcc/src/c.c"
     source.write_text("changed", encoding="utf-8")
@@ -80,11 +68,6 @@ def test_another_tree_takes_its_place(shown: Path, tree: Path) -> None:
     other = tree.rename(tree.with_name("other"))
     link_with_copies(other, COPIED, shown)
     assert (shown / "backends").readlink() == other / "backends"
-
-
-def test_a_link_becomes_a_folder_when_the_recipe_names_one_more(shown: Path, tree: Path) -> None:
-    link_with_copies(tree, (*COPIED, "backends/qualcomm"), shown)
-    assert not (shown / "backends").is_symlink() and (shown / "backends/qualcomm/a.cpp").is_file()
 
 
 def test_the_copy_of_a_read_only_tree_can_be_written_to(shown: Path, tree: Path) -> None:
@@ -136,13 +119,6 @@ def test_an_overlay_names_its_tree_and_is_made_anew(
     make_overlay(tree, files, tmp_path / "overlay")
     assert overlay.tree_of(tmp_path / "overlay") == tree
     assert not (tmp_path / "overlay" / "executorch" / "exir" / "core.py").exists()
-
-
-@pytest.mark.parametrize("text", [None, "", "{}", '{"schema": 2, "tree": "/t"}'])
-def test_an_overlay_without_a_whole_description_is_of_no_tree(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / overlay.DESCRIPTION).write_text(text, encoding="utf-8")
-    assert overlay.tree_of(tmp_path) is None
 
 
 def test_installing_replaces_earlier_adaptors(tree: Path, files: dict[str, Path]) -> None:

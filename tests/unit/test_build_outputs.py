@@ -76,14 +76,6 @@ def test_an_older_glibc_and_search_beside_itself_are_good(tmp_path: Path) -> Non
     assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **fine})) == []  # type: ignore[arg-type]
 
 
-def test_a_folder_that_begins_alike_is_another(tmp_path: Path) -> None:
-    assert rules(tmp_path, "aarch64-linux", Library(**LINUX, content=b"/srv/me/src2/a.cpp\0")) == []  # type: ignore[arg-type]
-
-
-def test_a_library_needs_no_loader(tmp_path: Path) -> None:
-    assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, "interpreter": ""}), kind="library") == []  # type: ignore[arg-type]
-
-
 def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
     runner = Library(**{**LINUX, "needed": ["libqnn_executorch_backend.so"], "runpath": "$ORIGIN/../lib"})  # type: ignore[arg-type]
     library = Library(machine=AARCH64, soname="libqnn_executorch_backend.so")

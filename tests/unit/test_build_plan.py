@@ -10,19 +10,14 @@ from pathlib import Path
 import pytest
 
 from ci.builds import x86
-from ci.builds.plan import MEMORY_PER_JOB, Plan, Sdk, available_memory, default_jobs
+from ci.builds.plan import MEMORY_PER_JOB, Plan, Sdk, available_memory
 from ci.builds.recipes import load_recipe
 from ci.builds.request import plan_of
-from ci.builds.toolchain import Toolchain, c_compiler_of, cross, ndk
+from ci.builds.toolchain import Toolchain, cross
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan
 from tests.support.miniature_executorch import make_tree
-
-
-@pytest.mark.parametrize(("gigabytes", "jobs"), [(0, 8), (1, 1), (4, 2), (64, 8)])
-def test_jobs_are_bounded_by_memory_where_it_is_known(gigabytes: int, jobs: int) -> None:
-    assert default_jobs(8, gigabytes << 30) == jobs
 
 
 @pytest.mark.parametrize(
@@ -129,29 +124,6 @@ def test_an_earlier_builds_folders_are_taken_with_what_is_beside_them(tmp_path: 
         (tmp_path / place).touch()
     with pytest.raises(EnvironmentLacking, match="without the headers"):
         request("--output", str(tmp_path), "--build-dir", str(tmp_path / "work"), store=tmp_path / "store")
-
-
-@pytest.mark.parametrize(
-    ("cxx", "cc"),
-    [
-        ("g++", "gcc"),
-        ("aarch64-linux-gnu-g++", "aarch64-linux-gnu-gcc"),
-        ("clang++-17", "clang-17"),
-        ("c++", "cc"),
-    ],
-)
-def test_the_c_compiler_belongs_to_the_other(cxx: str, cc: str) -> None:
-    assert c_compiler_of(Path("/opt/bin") / cxx) == Path("/opt/bin") / cc
-
-
-def test_a_compiler_of_unknown_name_needs_cc() -> None:
-    with pytest.raises(EnvironmentLacking, match="no C compiler"):
-        c_compiler_of(Path("/opt/bin/icpx"))
-
-
-def test_an_ndk_is_known_by_its_files(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match=r"android\.toolchain\.cmake"):
-        ndk(tmp_path)
 
 
 def test_a_toolchain_file_is_known_by_its_content_and_excludes_the_other_ways(tmp_path: Path) -> None:

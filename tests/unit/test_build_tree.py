@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,29 +29,6 @@ def test_version_and_commit_are_the_trees_own(tmp_path: Path) -> None:
     assert (found.version, found.commit, found.changed, found.time) == ("1.5.1", commit, False, 1767323045)
 
 
-def test_a_signed_commit_has_its_time_also_where_git_shows_signatures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = make_tree(tmp_path)
-    gpg = tmp_path / "gpg"
-    gpg.write_text("#!/bin/sh\necho 'gpg: Signature made long ago' >&2\nexit 1\n", encoding="utf-8")
-    gpg.chmod(0o755)
-    text = f"[log]\n\tshowSignature = true\n[gpg]\n\tprogram = {gpg}\n"
-    (tmp_path / ".gitconfig").write_text(text, encoding="utf-8")
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    def git(*arguments: str, given: str = "") -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout.strip()
-
-    head, _, message = git("cat-file", "commit", "HEAD").partition("\n\n")
-    signature = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n aGVsbG8=\n -----END PGP SIGNATURE-----"
-    signed = git("hash-object", "-t", "commit", "-w", "--stdin", given=f"{head}\n{signature}\n\n{message}\n")
-    git("update-ref", "HEAD", signed)
-    assert "Signature made" in git("show", "-s", "--format=%ct", "HEAD")
-    assert trees.open_tree(root).time == 1767323045
-
-
 def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     (root / "version.txt").write_text("1.5.2\n", encoding="utf-8")
@@ -62,11 +38,6 @@ def test_a_changed_tree_is_told_from_its_commit(tmp_path: Path) -> None:
 def test_a_repository_around_the_tree_is_not_the_trees(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     assert trees.open_tree(make_tree(tmp_path, commit=False)).commit == ""
-
-
-def test_a_folder_that_is_no_tree_is_said(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking, match=r"expected an ExecuTorch tree with CMakeLists\.txt"):
-        trees.open_tree(tmp_path)
 
 
 def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Path) -> None:
@@ -81,14 +52,6 @@ def test_an_empty_submodule_is_said_with_the_command_that_fills_it(tree: Path) -
     with pytest.raises(EnvironmentLacking, match="third-party/prelude") as caught:
         trees.open_tree(tree)
     assert "submodule update --init" in caught.value.remedy
-
-
-def test_a_remedy_can_be_typed_whatever_the_folder_is_called(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacking) as caught:
-        trees.open_tree(make_tree(tmp_path / "my trees", commit=False, name="et"))
-    command = shlex.split(caught.value.remedy.partition(", or")[0])
-    tree = f"{tmp_path}/my trees/et"
-    assert command == ["git", "-C", tree, "worktree", "add", "--detach", f"{tree}.d/executorch"]
 
 
 def test_submodules_have_the_commits_that_the_tree_names(tmp_path: Path) -> None:
@@ -112,28 +75,6 @@ def test_new_trees_define_one_adaptor(tree: Path) -> None:
 def test_old_trees_define_two(tree: Path) -> None:
     make_old(tree)
     assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor", "PyQnnWrapperAdaptor"]
-
-
-def test_an_adaptor_in_a_comment_is_none(tree: Path) -> None:
-    listing = tree / "backends" / "qualcomm" / "aot" / "python" / "CMakeLists.txt"
-    text = listing.read_text(encoding="utf-8")
-    listing.write_text(f"# add_library(PyOldAdaptor MODULE)\n{text}", encoding="utf-8")
-    assert trees.adaptors(ADAPTOR, tree) == ["PyQnnManagerAdaptor"]
-
-
-def test_every_option_of_the_recipes_is_read_by_the_miniature(tree: Path) -> None:
-    assert trees.unread_options(for_tree(load_recipe("aarch64-linux"), tree), tree) == []
-
-
-def test_an_option_that_only_a_comment_has_is_unread(tree: Path) -> None:
-    listing = tree / "CMakeLists.txt"
-    text = listing.read_text(encoding="utf-8")
-    listing.write_text(
-        text.replace("option(EXECUTORCH_BUILD_DEVTOOLS", "# (EXECUTORCH_BUILD_DEVTOOLS"), "utf-8"
-    )
-    assert trees.unread_options(for_tree(load_recipe("aarch64-linux"), tree), tree) == [
-        "EXECUTORCH_BUILD_DEVTOOLS"
-    ]
 
 
 def test_the_toolchains_own_files_read_options_too(tree: Path, tmp_path: Path) -> None:

@@ -14,24 +14,9 @@ TEXT = (ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"
 SETTINGS: dict[str, Any] = json.loads(TEXT)
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
 
-FOR_IMAGES = {"image", "workspaceFolder", "workspaceMount"}
-FOR_ALL = {
-    *("name", "features", "overrideFeatureInstallOrder", "forwardPorts", "portsAttributes"),
-    *("otherPortsAttributes", "containerEnv", "remoteEnv", "containerUser", "remoteUser"),
-    *("updateRemoteUserUID", "userEnvProbe", "overrideCommand", "shutdownAction", "init", "privileged"),
-    *("capAdd", "securityOpt", "mounts", "customizations", "hostRequirements", "runArgs", "appPort"),
-    *("initializeCommand", "onCreateCommand", "updateContentCommand", "postCreateCommand"),
-    *("postStartCommand", "postAttachCommand", "waitFor"),
-}
-"""What the specification knows at the top of a file that names an image."""
-
 
 def words(mount: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in mount.split(","))
-
-
-def test_only_keys_of_the_specification_are_used() -> None:
-    assert set(SETTINGS) <= FOR_IMAGES | FOR_ALL
 
 
 def test_the_image_its_user_and_its_volume_are_those_that_sessions_build_and_use() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -16,8 +15,8 @@ import pytest
 from ci.image import context, wheelhouse
 from ci.image.context import Apt, assemble, check_packages, keep_packages, link_tree, packages_in, trees_of
 from ci.image.engine import Done, Engine, Job
-from ci.image.plan import DOCKER, Package, plan_of
-from provisioning.base.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
+from ci.image.plan import Package, plan_of
+from provisioning.base.errors import CheckFailed, IntegrityError, LicenceNotAccepted
 from provisioning.store import Store, Tree
 from tests.support.sdk_archives import tree_at
 
@@ -94,25 +93,6 @@ def test_packages_that_changed_since_they_were_fetched_are_fetched_again(
     assert (len(apt.jobs), packages_in(folder)) == (2, [GPP])
 
 
-def test_apt_writes_the_packages_and_nothing_else_and_leaves_them_to_us(
-    apt: AptInContainer, tmp_path: Path
-) -> None:
-    for name in ("sources", "conf"):
-        (tmp_path / name).touch()
-    keep_packages([GPP], apt, "base", Apt(tmp_path / "sources", tmp_path / "conf"), tmp_path / "packages")
-    (job,) = apt.jobs
-    assert [mount.target for mount in job.mounts if not mount.read_only] == ["/packages"]
-    assert {mount.target for mount in job.mounts} > {"/run/apt/sources", "/run/apt/conf"}
-    assert job.environment["OWNER"] == f"{os.getuid()}:{os.getgid()}"
-
-
-def test_what_apt_says_reaches_the_user(tmp_path: Path) -> None:
-    failing = AptInContainer({}, 100, "W: old\nE: Version '4:12.2.0-3' for 'g++' was not found\n")
-    with pytest.raises(UpstreamError, match="for 'g\\+\\+' was not found") as caught:
-        keep_packages([GPP], failing, "base", Apt(), tmp_path / "packages")
-    assert "--apt-sources" in caught.value.remedy
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     (tmp_path / "tree" / "lib").mkdir(parents=True, mode=0o700)
@@ -129,19 +109,6 @@ def test_a_tree_is_linked_with_its_links_and_without_the_umask(tree: Path, tmp_p
     assert (into / "lib").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_linked_tree_is_made_anew_for_another_key_or_when_it_is_gone(tree: Path, tmp_path: Path) -> None:
-    into = tmp_path / "linked"
-    link_tree(tree, "key", into)
-    (into / "lib" / "mark").write_text("")
-    link_tree(tree, "key", into)
-    assert (into / "lib" / "mark").exists()
-    link_tree(tree, "other", into)
-    assert not (into / "lib" / "mark").exists()
-    shutil.rmtree(into)
-    link_tree(tree, "other", into)
-    assert (into / "lib" / "a.so").is_file()
-
-
 def test_a_half_linked_tree_is_not_taken_for_whole(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,17 +118,6 @@ def test_a_half_linked_tree_is_not_taken_for_whole(
         link_tree(tree, "other", tmp_path / "linked")
     link_tree(tree, "key", tmp_path / "linked")
     assert (tmp_path / "linked" / "lib" / "a.so").is_file()
-
-
-def test_files_are_copied_where_they_cannot_be_linked(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "link", _no_space)
-    (tree / "lib" / "a.so").chmod(0o755)
-    link_tree(tree, "key", tmp_path / "linked")
-    copy = tmp_path / "linked" / "lib" / "a.so"
-    assert (copy.read_text(), copy.stat().st_mode & 0o777) == ("a", 0o755)
-    assert not copy.samefile(tree / "lib" / "a.so")
 
 
 def _no_space(*_: object) -> None:
@@ -202,43 +158,6 @@ class TestContext:
         for environment in plan.environments:
             imports = (made / "environments" / environment / "imports.txt").read_text().splitlines()
             assert tuple(imports) == plan.imports[environment]
-
-    def test_has_the_scripts_with_modes_that_do_not_depend_on_the_umask(
-        self, make: Callable[[], Path]
-    ) -> None:
-        before = os.umask(0o077)
-        try:
-            scripts = make() / "docker"
-        finally:
-            os.umask(before)
-        for path in (path for path in DOCKER.iterdir() if path.is_file()):
-            copy = scripts / path.name
-            assert copy.read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
-            assert copy.stat().st_mode & 0o777 == (0o755 if path.stat().st_mode & 0o111 else 0o644)
-
-    def test_is_left_alone_where_it_is_right_and_mended_where_it_is_not(
-        self, make: Callable[[], Path]
-    ) -> None:
-        script = make() / "docker" / "Dockerfile"
-        before = script.stat()
-        assert (make() / "docker" / "Dockerfile").stat().st_ino == before.st_ino
-        script.write_text("FROM elsewhere")
-        assert "elsewhere" not in (make() / "docker" / "Dockerfile").read_text(encoding="utf-8")
-
-
-def test_an_image_without_a_profile_has_no_trees(tmp_path: Path) -> None:
-    assert trees_of(plan_of("base"), Store(tmp_path / "store")) == {}
-
-
-def test_a_profile_that_was_not_provisioned_is_provisioned_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(Store, "provision", lambda self, *words, **options: asked.append(words))
-    plan = plan_of("wheels")
-    assert list(trees_of(plan, Store(tmp_path / "store"))) == list(plan.components)
-    assert plan.profile is not None
-    assert asked == [("qnn-sdk", plan.profile.components["qnn-sdk"])]
 
 
 def test_a_vendors_licences_come_before_its_sdks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

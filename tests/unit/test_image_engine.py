@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import docker.errors
 import pytest
 
 import docker
-from ci.image.engine import PATIENCE, Done, Engine, Job, Mount, connect, error_of
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError
+from ci.image.engine import Done, Engine, Job, Mount
+from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
-from tests.support.http_server import FileServer
-
-
-def test_no_engine_is_the_environments_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(EnvironmentLacking, match="no container engine answers") as caught:
-        connect()
-    assert "docker.io" in caught.value.remedy
-
-
-def test_a_socket_that_nobody_serves_is_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket(socket.AF_UNIX) as bound:
-        bound.bind(str(tmp_path / "s"))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/s")
-    with pytest.raises(EnvironmentLacking, match="no container engine answers"):
-        connect()
 
 
 def test_the_verb_ends_with_3_and_no_traceback(tmp_path: Path) -> None:
@@ -47,17 +29,6 @@ def test_the_verb_ends_with_3_and_no_traceback(tmp_path: Path) -> None:
     )
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert '"outcome": "error"' in (tmp_path / "image.json").read_text()
-
-
-def test_an_engine_may_be_silent_while_it_writes_a_large_image_but_must_answer_at_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with FileServer(b'{"ApiVersion": "1.41", "ServerVersion": "20.10"}') as server:
-        monkeypatch.setenv("DOCKER_HOST", f"tcp://{urlsplit(server.url('')).netloc}")
-        client = docker.from_env()
-        before = client.api.timeout
-        assert Engine(client).version == "20.10"
-        assert (before, client.api.timeout) == (60, PATIENCE)
 
 
 class Client:
@@ -139,48 +110,3 @@ def test_files_of_a_container_belong_to_the_caller(
     monkeypatch.setattr(os, "getuid", lambda: 1234)
     monkeypatch.setattr(os, "getgid", lambda: 99)
     assert engine_of(Client(options=options)).owner == owner
-
-
-def test_an_image_that_is_not_there_has_no_id_and_need_not_be_removed() -> None:
-    engine = engine_of(Client(fails=docker.errors.ImageNotFound("none")))
-    assert engine.image_id("x") is None
-    engine.remove("x")
-    assert engine_of(Client()).image_id("x") == "sha256:1"
-
-
-def test_a_base_that_cannot_be_pulled_is_the_networks_fault_and_says_what_else_there_is() -> None:
-    engine = engine_of(Client(fails=docker.errors.APIError("no", explanation="manifest unknown")))
-    with pytest.raises(UpstreamError, match="the base image x cannot be pulled: manifest unknown") as caught:
-        engine.pull("x")
-    assert "--base" in caught.value.remedy
-
-
-def test_an_engine_that_does_not_say_its_version_is_none() -> None:
-    fault = error_of(docker.errors.DockerException("Error while fetching server API version: bad gateway"))
-    assert isinstance(fault, EnvironmentLacking)
-    assert "docker.io" in fault.remedy
-
-
-def raised(error: Exception, cause: Exception) -> Exception:
-    """As libraries wrap: the cause is an argument of the error."""
-    error.args = (*error.args, cause)
-    return error
-
-
-def test_a_socket_that_refuses_us_names_the_group_to_join() -> None:
-    hidden = raised(OSError("Connection aborted."), PermissionError(13, "Permission denied"))
-    fault = error_of(raised(RuntimeError("fetching server API version"), hidden))
-    assert isinstance(fault, EnvironmentLacking)
-    assert "usermod -aG docker" in fault.remedy
-
-
-def test_a_full_disk_says_what_frees_it() -> None:
-    fault = error_of(RuntimeError("500: write /var/lib/x: no space left on device"))
-    assert isinstance(fault, EnvironmentLacking)
-    assert "prune" in fault.remedy
-
-
-def test_anything_else_is_told_as_the_engine_says_it() -> None:
-    fault = error_of(RuntimeError("driver not supported"))
-    assert isinstance(fault, CheckFailed)
-    assert "driver not supported" in fault.message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from ci.image import plan as plans
-from ci.image.plan import DOCKER, Package, Plan, load_images, load_packages, plan_of, render_packages
-from ci.image.verb import configure, labels
-from provisioning.base.errors import ManifestError, UsageError
+from ci.image.plan import DOCKER, Plan, load_images, load_packages, plan_of
+from ci.image.verb import labels
 from provisioning.lock_files import lock_path
-from provisioning.manifest import load_environments, load_profile
+from provisioning.manifest import load_profile
 
 IMAGES = list(load_images().images)
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
@@ -48,12 +46,6 @@ def test_a_components_stage_copies_it_and_names_it(stage: str) -> None:
     assert f"_ROOT=/opt/qnn-ci/{stage}" in text
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_the_environments_of_an_image_are_locked_ones(name: str) -> None:
-    environments = load_environments()
-    assert all(not environments[one].abstract for one in plan_of(name).environments)
-
-
 @pytest.mark.parametrize("path", sorted(DOCKER.iterdir()), ids=lambda path: path.name)
 def test_nothing_is_pinned_or_fetched_in_docker(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -81,36 +73,6 @@ def test_every_wanted_package_is_pinned() -> None:
 
 def test_the_system_is_taken_by_its_digest_alone() -> None:
     assert re.fullmatch(r"debian@sha256:[0-9a-f]{64}", load_images().system.reference)
-
-
-def test_every_file_has_the_day_that_the_systems_name_says() -> None:
-    import datetime as dt
-
-    system = load_images().system
-    day = dt.datetime.fromtimestamp(system.epoch, dt.timezone.utc)
-    assert day.strftime("-%Y%m%d-") in system.image
-
-
-def test_an_unknown_image_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError) as caught:
-        plan_of("ubuntu")
-    assert "wheels" in caught.value.remedy
-
-
-def test_a_profile_without_the_earlier_components_cannot_be_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "STAGES", ("hexagon-sdk", "qnn-sdk", "android-ndk"))
-    with pytest.raises(ManifestError) as caught:
-        plan_of("qnn-2.37-ndk-r26c")
-    assert caught.value.key == "images.qnn-2.37-ndk-r26c.profile"
-
-
-def test_an_environment_without_imports_is_an_error_of_the_manifest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(plans, "load_images", lambda: load_images().model_copy(update={"imports": {}}))
-    with pytest.raises(ManifestError) as caught:
-        plan_of("base")
-    assert caught.value.key == "imports"
 
 
 CHANGED = "sha256:" + "2" * 64
@@ -154,39 +116,6 @@ def test_the_hash_of_manifests_changes_with_the_files_of_the_image_and_no_others
         monkeypatch.setattr(plans, name, changed)
     assert wheels.manifest_hash(BASE) != before[1]
     assert (base.manifest_hash(BASE) != before[0]) == (name != "executorch")
-
-
-def test_packages_come_back_as_they_were_written(tmp_path: Path) -> None:
-    packages = (Package("g++", "4:12.2.0-3", "a" * 64), Package("git", "1:2.39", "b" * 64))
-    path = tmp_path / "packages.txt"
-    path.write_text(render_packages(reversed(packages)), encoding="utf-8")
-    assert load_packages(path) == packages
-
-
-@pytest.mark.parametrize("line", ["git 1:2.39", "git 1:2.39 abc", f"git 1:2.39 {'a' * 64} more"])
-def test_a_line_that_is_not_a_package_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "packages.txt"
-    path.write_text(f"# head\n{line}\n", encoding="utf-8")
-    with pytest.raises(ManifestError) as caught:
-        load_packages(path)
-    assert caught.value.key == "line 2"
-
-
-@pytest.mark.parametrize(
-    ("variable", "flags", "base"),
-    [
-        ("", [], None),
-        ("mirror/debian:12", [], "mirror/debian:12"),
-        ("mirror/debian:12", ["--base", "a:1"], "a:1"),
-    ],
-)
-def test_for_the_base_a_flag_wins_over_a_variable_and_that_over_the_manifest(
-    variable: str, flags: list[str], base: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QNN_CI_BASE_IMAGE", variable)
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    assert (parser.parse_args(["wheels", *flags]).base or None) == base
 
 
 def test_labels_name_profile_manifest_build_ids_and_base_and_hold_no_time_but_the_manifests() -> None:

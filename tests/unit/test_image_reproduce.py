@@ -14,8 +14,7 @@ import pytest
 from ci.image.builders import Built, Order
 from ci.image.context import link_tree
 from ci.image.engine import Engine
-from ci.image.reproduce import Comparison, build_twice, differences
-from provisioning.base.errors import CheckFailed
+from ci.image.reproduce import build_twice, differences
 
 NONE = Engine.__new__(Engine)
 
@@ -131,12 +130,6 @@ def order(tmp_path: Path) -> Order:
 SAME = Built("sha256:1", ("sha256:2",))
 
 
-def test_two_builds_share_neither_folder_nor_name(order: Order, tmp_path: Path) -> None:
-    workshop = Workshop([SAME, SAME])
-    build_twice(order, NONE, workshop.workspace, tmp_path / "twice")
-    assert len({(one.context, one.tag, one.log) for one in [order, *workshop.orders]}) == 3
-
-
 @pytest.mark.parametrize("left", [False, True], ids=["new", "after one that was killed"])
 def test_both_builds_have_all_of_the_context(order: Order, tmp_path: Path, left: bool) -> None:
     if left:
@@ -161,18 +154,3 @@ def test_only_two_digests_have_their_files_compared(order: Order, tmp_path: Path
     builder = Workshop([SAME, replace(SAME, digest="sha256:3")])
     other = build_twice(order, NONE, builder.workspace, tmp_path / "twice")
     assert (other.same, other.differing) == (False, ("/made: content",))
-
-
-def test_each_difference_is_told_once_with_a_remedy_and_a_digest_alone_is_one() -> None:
-    comparison = Comparison(SAME, SAME, ("/a: time", "/a: time", "/etc: time"))
-    (first, _), (second, remedy) = comparison.problems
-    assert (first, second, "--builder buildah" in remedy) == ("/a: time", "/etc: time", True)
-    assert len(list(Comparison(SAME, replace(SAME, digest="sha256:3"), ()).problems)) == 1
-
-
-def test_a_build_that_fails_leaves_nothing(order: Order, tmp_path: Path) -> None:
-    workshop = Workshop([SAME, CheckFailed("no")])
-    with pytest.raises(CheckFailed):
-        build_twice(order, NONE, workshop.workspace, tmp_path / "twice")
-    assert workshop.discarded == [one.tag for one in workshop.orders]
-    assert not any(path.is_dir() for path in (tmp_path / "twice").iterdir())

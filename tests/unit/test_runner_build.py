@@ -12,12 +12,11 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.builds import emulator_runner, qemu_check
-from ci.builds.emulator_runner import Executorch, Plan, find_executorch, plan_of
+from ci.builds.emulator_runner import Executorch, Plan, plan_of
 from ci.builds.programs import Program
-from ci.builds.qemu_check import judge, probe_in
-from ci.engine.dist import RUNNER
+from ci.builds.qemu_check import judge
 from provisioning.base.command_line import main
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.settings import Selection, selection_of
 
 
@@ -42,68 +41,11 @@ def test_a_runner_that_hangs_on_the_probe_is_an_error(
         qemu_check.outputs(["sh", "-c", "exec sleep 60"], tmp_path, tmp_path / "out")
 
 
-def test_the_probes_input_is_found_after_its_folder_was_moved(tmp_path: Path) -> None:
-    for name in ("probe.pte", "probe.raw"):
-        (tmp_path / name).touch()
-    (tmp_path / "probe.txt").write_text('"/before/it/was/moved/probe.raw"\n', encoding="utf-8")
-    listed = (probe_in(tmp_path) / "probe.txt").read_text(encoding="utf-8")
-    assert listed == f'"{tmp_path}/probe.raw"\n'
-
-
 def arguments(*flags: str) -> tuple[argparse.Namespace, Selection]:
     parser = argparse.ArgumentParser()
     emulator_runner.configure(parser)
     args = parser.parse_args(flags)
     return args, selection_of(args, {})
-
-
-def package(root: Path, version: str = "1.5.1+cpu") -> Path:
-    config = root / "share" / "cmake"
-    config.mkdir(parents=True)
-    (config / "executorch-config.cmake").touch()
-    (config / "executorch-config-version.cmake").write_text(
-        f'set(EXECUTORCH_BUILD_VERSION "{version}")\n', encoding="utf-8"
-    )
-    return root
-
-
-def test_an_unpacked_wheel_is_taken_by_its_root_or_by_the_package_in_it(tmp_path: Path) -> None:
-    root = package(tmp_path / "executorch")
-    _, selection = arguments()
-    for named in (root, tmp_path):
-        assert find_executorch(named, selection) == Executorch(root, "1.5.1+cpu")
-    with pytest.raises(EnvironmentLacking, match=r"executorch-config\.cmake in it, found none"):
-        find_executorch(tmp_path / "share", selection)
-
-
-@pytest.mark.parametrize(
-    ("flags", "remedy"),
-    [
-        ((), "nox -s provision -- --target aarch64-linux --component executorch-runtime"),
-        (("--profile", "qnn-2.37"), "--profile wheels, or name an unpacked wheel with --executorch DIR"),
-    ],
-)
-def test_another_machines_wheel_that_is_missing_names_what_brings_it(
-    tmp_path: Path, flags: tuple[str, ...], remedy: str
-) -> None:
-    _, selection = arguments("--target", "aarch64-linux", "--store", str(tmp_path), *flags)
-    with pytest.raises(EnvironmentLacking) as caught:
-        find_executorch(None, selection)
-    assert caught.value.remedy == remedy
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--target", "aarch64-android"), "expected x86_64-linux or aarch64-linux"),
-        (("--remap", "from"), "expected FROM=TO"),
-        (("--remap", "a;b=c"), "expected FROM=TO"),
-        (("--glibc", "new"), r"expected a version like 2\.34, found 'new'"),
-    ],
-)
-def test_usage_errors_are_refused(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        plan_of(*arguments(*flags))
 
 
 @pytest.mark.parametrize("flag", ["--output", "--build-dir"])
@@ -113,15 +55,6 @@ def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, flag: str) -> 
     with pytest.raises(UsageError, match="of something else") as caught:
         plan_of(*arguments(flag, str(tmp_path)))
     assert flag in caught.value.remedy
-
-
-def test_folders_of_an_earlier_build_are_taken(tmp_path: Path) -> None:
-    for place in (tmp_path / "dist" / RUNNER, tmp_path / "build" / "made-by.json"):
-        place.parent.mkdir(parents=True)
-        place.touch()
-    flags = ("--output", str(tmp_path / "dist"), "--build-dir", str(tmp_path / "build"))
-    plan = plan_of(*arguments(*flags, "--executorch", str(package(tmp_path / "executorch"))))
-    assert (plan.dist, plan.folder) == (tmp_path / "dist", tmp_path / "build")
 
 
 TOOL = Program(Path("/bin/tool"), "tool 1.0")
