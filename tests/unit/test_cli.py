@@ -17,7 +17,6 @@ import pytest
 
 from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base import errors
 from provisioning.base.command_line import PATHS, STARTED_IN, Verb, count, duration, guarded, main
 from provisioning.base.settings import ROOT
 from provisioning.components import COMPONENT_VARIABLES
@@ -85,11 +84,6 @@ def test_a_foreseeable_fault_is_a_message_a_remedy_and_its_code(
     assert capsys.readouterr().err == "error: it is so\n  try: do that\n"
 
 
-def test_every_error_has_a_code_of_the_contract() -> None:
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    assert {kind.exit_code for kind in kinds if issubclass(kind, errors.ToolkitError)} == {1, 2, 3, 4}
-
-
 def test_debug_shows_the_traceback_and_keeps_the_code(
     verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,31 +121,6 @@ def test_an_interrupt_ends_with_130_and_no_traceback(
 ) -> None:
     assert _main(verbs, "verb", "interrupt") == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_a_mistyped_verb_gets_a_suggestion(
-    verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _main(verbs, "vreb") == 2
-    assert (
-        capsys.readouterr().err == "error: there is no verb 'vreb'\n  try: did you mean `python -m x verb`?\n"
-    )
-
-
-@pytest.mark.parametrize(("argv", "code"), [([], 2), (["--help"], 0), (["-h"], 0)])
-def test_the_overview_lists_every_verb_and_loads_none(
-    verbs: dict[str, Verb], argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _main(verbs, *argv) == code
-    assert "  verb   a verb\n  other  another\n" in capsys.readouterr().out
-    assert "verb_of_this_test" not in sys.modules
-
-
-def test_wrong_arguments_end_with_2(verbs: dict[str, Verb], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        _main(verbs, "verb", "1", "--what")
-    assert ended.value.code == 2
-    assert "unrecognized arguments: --what" in capsys.readouterr().err
 
 
 def test_who_is_asked_to_end_ends_as_if_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,10 +205,6 @@ def test_a_fault_of_the_machine_names_the_file(debug: bool, capsys: pytest.Captu
     assert ("Traceback" in err) is debug
 
 
-def test_a_file_that_we_should_have_had_is_a_fault_of_ours() -> None:
-    assert guarded(lambda: len(Path("/nowhere/at-all").read_text()), debug=False) == 70
-
-
 def _present(verbs: dict[str, Verb]) -> list[str]:
     """Modules of verbs that are in this tree."""
     return [
@@ -274,13 +239,12 @@ def test_help_of_no_verb_loads_a_heavy_package() -> None:
     assert ran.stdout == ""
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_verb_offers_what_the_frame_needs(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module.EXAMPLES.strip()
-    assert all(line.startswith("  ") for line in module.EXAMPLES.splitlines())
-    assert callable(module.configure)
-    assert callable(module.run)
+def test_a_verb_offers_what_the_frame_needs() -> None:
+    for name in MODULES:
+        module = importlib.import_module(name)
+        assert module.EXAMPLES.strip(), name
+        assert all(line.startswith("  ") for line in module.EXAMPLES.splitlines()), name
+        assert callable(module.configure) and callable(module.run), name
 
 
 def test_a_relative_path_in_a_variable_begins_there_too(
@@ -321,23 +285,21 @@ MAY_BE_NOTHING = {"--wait", "--anti-rollback", "--passphrase-fd"}
 """Numbers for which 0 has a meaning."""
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_number_that_may_not_be_nothing_is_asked_for_as_such(name: str) -> None:
-    parser = argparse.ArgumentParser()
-    importlib.import_module(name).configure(parser)
-    free = {
-        flag for action in _actions(parser) if action.type in (int, float) for flag in action.option_strings
-    }
-    assert free <= MAY_BE_NOTHING
+def test_a_number_that_may_not_be_nothing_is_asked_for_as_such() -> None:
+    for name in MODULES:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(name).configure(parser)
+        numbers = [action for action in _actions(parser) if action.type in (int, float)]
+        assert {flag for action in numbers for flag in action.option_strings} <= MAY_BE_NOTHING, name
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "two", "\u00b2", "0x2"])
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", ""])
 def test_what_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"at least 1, found '"):
         count(text)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e300", "", "soon"])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"seconds above 0, found '"):
         duration(text)

@@ -15,13 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import helper
 
-from ci.suites.programs.against_sdk import against
 from ci.suites.programs.compiled_onnx import CompiledModel, parse_model, read_model
 from ci.suites.programs.flatbuffer import Malformed
-from ci.suites.programs.protobuf import Message
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
-from tests.support.onnx_models import BUILD_ID, context_model, conv_model, write
+from tests.support.onnx_models import BUILD_ID, context_model, write
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +39,6 @@ class TestReading:
         assert node.file == ("" if embed else "model_ctx_qnn.bin")
         assert node.context is not None and node.context.build_ids == (BUILD_ID,)
 
-    def test_the_chip_is_named_by_what_the_provider_noted(self, tmp_path: Path) -> None:
-        found = read_model(context_model(tmp_path, soc=69, arch=79))
-        assert (found.contexts[0].socs, found.contexts[0].arches) == (("SM8750",), (79,))
-
     def _changed(self, path: Path, gone: Sequence[str] = (), **changes: bytes) -> CompiledModel:
         """Read with attributes of its context's node taken away or changed."""
         model = onnx.load(str(path), load_external_data=False)
@@ -55,10 +49,6 @@ class TestReading:
         del node.attribute[:]
         node.attribute.extend(kept)
         return read_model(write(model, path))
-
-    def test_a_node_is_embedded_and_main_unless_it_says_otherwise(self, tmp_path: Path) -> None:
-        found = self._changed(context_model(tmp_path, embed=True), gone=["embed_mode", "main_context"])
-        assert found.files == [] and found.nodes[0].main and found.contexts[0].build_ids == (BUILD_ID,)
 
     @pytest.mark.parametrize("embed", [False, True])
     def test_the_build_is_told_by_the_node_and_by_the_context(self, tmp_path: Path, embed: bool) -> None:
@@ -79,17 +69,12 @@ class TestReading:
 
 
 class TestRefused:
-    def test_a_model_that_is_not_compiled_is_told_how_to_be(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckFailed, match="not compiled") as caught:
-            read_model(write(conv_model(), tmp_path / "net.onnx"))
-        assert "onnx -- compile" in caught.value.remedy
-
     def test_one_that_was_moved_without_its_data_is_told(self, tmp_path: Path) -> None:
         path = context_model(tmp_path / "a").rename(tmp_path / "moved.onnx")
         with pytest.raises(CheckFailed, match=r"model_ctx_qnn\.bin is not beside it"):
             read_model(path)
 
-    @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.bin", "", ".", "a\0b", "x" * 5000, "circle"])
+    @pytest.mark.parametrize("name", ["/etc/passwd", "../secret.bin", ".", "a\0b"])
     def test_nothing_but_a_file_beside_it_is_opened(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "secret.bin").write_text("secret")
         path = context_model(tmp_path / "model")
@@ -109,47 +94,12 @@ class TestRefused:
         with pytest.raises(CheckFailed, match="in a file beside it"):
             read_model(path)
 
-    @pytest.mark.parametrize("data", [b"", b"\0" * 40, b"PK\x03\x04" * 40, b"\x0b\x0c", b"\x80" * 20])
+    @pytest.mark.parametrize("data", [b"", b"PK\x03\x04" * 40])
     def test_what_is_no_model_is_said_to_be_none(self, tmp_path: Path, data: bytes) -> None:
         path = tmp_path / "model.onnx"
         path.write_bytes(data)
         with pytest.raises(CheckFailed, match="expected a compiled ONNX model, found"):
             read_model(path)
-
-    def test_fields_without_end_are_not_counted_to_the_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ci.suites.programs.protobuf.MOST_FIELDS", 100)
-        assert Message(memoryview(b"\x08\x01" * 100)).number(1) == 1
-        with pytest.raises(Malformed, match="more than 100 fields"):
-            Message(memoryview(b"\x08\x01" * 101))
-
-
-class TestProtobuf:
-    def test_every_kind_of_field_is_read_and_the_last_of_a_number_counts(self) -> None:
-        message = Message(memoryview(b"\x09eightbit\x15four\x1a\x05bytes\x20\x01\x20\x02"))
-        read = [message.text(field) for field in (1, 2, 3)]
-        assert (read, message.number(4)) == (["eightbit", "four", "bytes"], 2)
-        assert (message.number(5), message.number(5, 7), message.has(4), message.has(5)) == (
-            0,
-            7,
-            True,
-            False,
-        )
-
-    @pytest.mark.parametrize(
-        ("data", "said"),
-        [
-            *((bytes([8 | kind]), f"a field of kind {kind}") for kind in (3, 4, 6, 7)),
-            (b"\x00\x01", "a field without a number"),
-            (b"\x08" + b"\xff" * 10 + b"\x01", "does not end"),
-            (b"\x08\x80", "cut short"),
-            (b"\x09seven..", "cut short"),
-            (b"\x15thr", "cut short"),
-            (b"\x1a\x06bytes", "cut short"),
-        ],
-    )
-    def test_what_no_message_has_is_refused(self, data: bytes, said: str) -> None:
-        with pytest.raises(Malformed, match=said):
-            Message(memoryview(data))
 
 
 class TestFuzz:
@@ -189,16 +139,6 @@ class TestVerb:
         command = [sys.executable, "-c", script, "inspect", str(context_model(tmp_path))]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and f"QNN build: {BUILD_ID}" in done.stdout
-
-    def test_a_folder_from_a_device_tells_its_archs_by_its_skels(self, tmp_path: Path) -> None:
-        folder = tmp_path / "pulled"
-        folder.mkdir()
-        (folder / "libQnnHtp.so").write_bytes(b"\x7fELF " + BUILD_ID.encode() + b"\0")
-        (folder / "libQnnHtpV79Skel.so").touch()
-        answer = against(read_model(context_model(tmp_path)), folder)
-        assert not answer.loads and answer.says == (
-            "it is for HTP v75, and this has v79 alone: the skel would not be found",
-        )
 
     def test_a_damaged_file_is_exit_code_1_and_no_traceback(self, tmp_path: Path) -> None:
         path = context_model(tmp_path, embed=True)

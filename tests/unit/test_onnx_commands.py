@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
 
 from ci.__main__ import VERBS
 from ci.engine.workers.parent import Gone
 from ci.onnx import commands
 from ci.onnx.arrays import save
-from provisioning.base.command_line import guarded, main
+from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
-from tests.support.onnx_models import context_model, conv_model, model_of, write
+from tests.support.onnx_models import context_model, conv_model, write
 
 
 class TestOutput:
@@ -42,17 +39,6 @@ class TestOutput:
             raise KeyError
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_disk_that_fills_up_is_said_as_such(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def compiling() -> int:
-            with commands._output(tmp_path / "out"):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "out"))
-
-        assert guarded(compiling, debug=False) == 3
-        assert "No space left on device" in (said := capsys.readouterr().err) and "free some space" in said
-        assert list(tmp_path.iterdir()) == []
-
     def test_what_was_there_before_stays_after_a_fault(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine").write_text("mine")
@@ -67,11 +53,6 @@ class TestOutput:
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
-    def test_a_file_in_its_place_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "out").write_text("mine")
-        with pytest.raises(UsageError, match="cannot be written"), commands._output(tmp_path / "out"):
-            pass
-
     def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
         with (
             commands._output(tmp_path / "out"),
@@ -81,20 +62,6 @@ class TestOutput:
             pass
         with commands._output(tmp_path / "out"):
             pass
-
-
-class TestLogs:
-    @pytest.mark.parametrize("named", [True, False])
-    def test_stay_only_where_the_error_names_them(self, named: bool) -> None:
-        with pytest.raises(UsageError), commands._logs() as folder:
-            raise UsageError("it broke", remedy=f"read {folder}/log" if named else "do it otherwise")
-        assert folder.exists() == named
-        shutil.rmtree(folder, ignore_errors=True)
-
-    def test_go_after_a_success(self) -> None:
-        with commands._logs() as folder:
-            (folder / "log").touch()
-        assert not folder.exists()
 
 
 def onnx(*arguments: str) -> int:
@@ -220,22 +187,6 @@ class TestCompile:
         assert "warning: x has one value throughout" in said.err
         assert "against float on 2 samples held back" in said.out
 
-    def test_a_model_that_is_quantized_already_is_taken_as_it_is(
-        self, stand_in: StandIn, tmp_path: Path
-    ) -> None:
-        model = write(
-            model_of([helper.make_node("QuantizeLinear", ["x", "s"], ["y"])]), tmp_path / "net.onnx"
-        )
-        assert onnx("compile", str(model), "-o", str(tmp_path / "out")) == 0
-        assert [given["precision"] for _, given in stand_in.orders] == ["qdq", "qdq"]
-
-    def test_a_profile_is_shown_and_left_beside_the_model(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.compiled(tmp_path, "--profile-run") == 0
-        assert left(tmp_path / "out") == ["net_ctx.json", "net_ctx.onnx", "net_ctx_profile.csv"]
-        assert "conv 100% (10 cycles)" in capsys.readouterr().out
-
     def test_a_worker_that_crashes_is_told_with_its_log(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -244,13 +195,6 @@ class TestCompile:
         (logs,) = (tmp_path / "temporary").iterdir()
         text = capsys.readouterr().err
         assert "SIGSEGV" in text and str(logs) in text
-
-    def test_fp16_that_is_computed_in_float32_is_warned_of(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stand_in.replies["compile"] |= {"half_floats": False}
-        assert self.compiled(tmp_path) == 0
-        assert "SM8650 has no fp16" in capsys.readouterr().err
 
     def test_one_whose_reload_gives_other_outputs_is_exit_code_1_and_no_file(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -315,41 +259,11 @@ class TestRun:
         context_model(model.parent, embed=embed)
         assert self.ran(model, "--option", "ep.share_ep_contexts=1") == code
 
-    def test_a_profile_is_shown_and_written_where_asked(
-        self, stand_in: StandIn, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert self.ran(model, "--profile-run", str(tmp_path / "run.csv")) == 0
-        assert "conv 100% (10 cycles)" in capsys.readouterr().out and (tmp_path / "run.csv").is_file()
-
-    def test_a_chip_that_nobody_knows_must_be_named(
-        self, stand_in: StandIn, model: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        context_model(model.parent, soc=9999)
-        assert self.ran(model) == 1
-        assert "chip 9999" in capsys.readouterr().err and stand_in.orders == []
-
     def test_inputs_that_do_not_fit_are_told_before_anything_runs(
         self, stand_in: StandIn, model: Path, tmp_path: Path
     ) -> None:
         np.save(tmp_path / "x.npy", np.zeros((1, 3), np.float32))
         assert self.ran(model) == 1 and stand_in.orders == []
-
-    @pytest.mark.parametrize("flag", ["--output", "--profile-run"])
-    @pytest.mark.parametrize(
-        ("place", "said"), [("model", "it is a directory"), ("none/y", "its directory is not there")]
-    )
-    def test_a_place_where_no_file_can_be_written_is_told_before_anything_runs(
-        self,
-        stand_in: StandIn,
-        model: Path,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        flag: str,
-        place: str,
-        said: str,
-    ) -> None:
-        assert self.ran(model, flag, str(tmp_path / place)) == 2 and stand_in.orders == []
-        assert f"{flag} {tmp_path / place}: {said}" in capsys.readouterr().err
 
     def test_a_full_disk_leaves_no_part_of_the_outputs(
         self, stand_in: StandIn, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -395,33 +309,3 @@ class TestAudit:
             "problems": [PROBLEM],
             **AUDIT,
         }
-
-    def test_the_provider_is_not_asked_about_shapes_that_are_not_fixed(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stand_in.replies["look"] = refusal({**PROBLEM, "rule": "onnx-dynamic-shape"})
-        assert self.audited(tmp_path) == 1
-        said = capsys.readouterr().out
-        assert "fix: export in float32" in said and "the provider was not asked" in said
-        assert [what for what, _ in stand_in.orders] == ["look"]
-
-    def test_a_fault_that_is_no_problem_of_the_model_is_not_shown_as_an_audit(
-        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        stand_in.replies["look"] = refusal()
-        assert self.audited(tmp_path) == 1
-        assert capsys.readouterr().out == ""
-
-    def test_options_of_a_context_beside_its_model_are_taken(self, stand_in: StandIn, tmp_path: Path) -> None:
-        assert self.audited(tmp_path, "--option", "ep.share_ep_contexts=1") == 0
-        assert stand_in.orders[1][1]["settings"]["session"] == {"ep.share_ep_contexts": "1"}
-
-    def test_a_precision_to_quantize_to_is_refused(self, stand_in: StandIn, tmp_path: Path) -> None:
-        assert self.audited(tmp_path, "--precision", "u16u8") == 2 and stand_in.orders == []
-
-
-def test_options_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert onnx("options") == 0
-    said = capsys.readouterr().out
-    assert "htp_performance_mode=balanced|burst" in said
-    assert "u16u8" in said

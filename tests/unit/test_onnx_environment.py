@@ -19,9 +19,5 @@ def test_torch_is_named_as_pip_takes_it_with_a_build_added() -> None:
     assert line in inputs_of("onnx")
 
 
-def test_the_rest_is_only_asked_for_where_it_can_be_had() -> None:
-    assert f"onnxruntime=={PINS['onnxruntime']}; python_version >= '3.11'" in inputs_of("onnx")
-
-
 def test_tests_have_the_same_provider_as_the_lane() -> None:
     assert {text for text in inputs_of("onnx") if "onnx" in text} <= set(inputs_of("tests"))

@@ -10,21 +10,18 @@ from typing import Any
 import pytest
 
 from ci.onnx.crosscheck import (
-    AGAIN,
     Lane,
     Pair,
     executorch_lane,
     key_of_program,
     markdown,
-    pairs_of,
     verdicts,
 )
-from ci.onnx.findings import cost, findings_of, lane_of, row
+from ci.onnx.findings import cost, findings_of, lane_of
 from ci.onnx.suite import Program, programs_of
-from ci.report.lanes import lanes_section
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
-from provisioning.base.findings import RUN, Metric, Outcome, Severity, StageRun
-from tests.support.onnx_suites import SUITE, compiled, facts, failed, write_suite
+from provisioning.base.findings import RUN, Outcome, Severity, StageRun
+from tests.support.onnx_suites import SUITE, compiled, facts, write_suite
 
 NODE = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}
 
@@ -74,22 +71,6 @@ class TestFindings:
         (program, _) = programs_of(write_suite(tmp_path, suite))
         assert rules(program, compiled(facts(half_floats=False))) == [("onnx-precision", Severity.ERROR)]
         assert rules(program, compiled(facts(half_floats=None))) == []
-
-    def test_made_up_inputs_and_placeholders_are_warned_of(self, tmp_path: Path) -> None:
-        (program, _) = programs_of(write_suite(tmp_path, SUITE.partition("thresholds")[0]))
-        assert rules(program, compiled({**facts(), "made_up_inputs": True})) == [
-            ("threshold-placeholder", Severity.WARNING),
-            ("onnx-samples", Severity.WARNING),
-        ]
-
-    def test_slow_operators_are_a_note(self, program: Program) -> None:
-        found = compiled({**facts(), "slowest": ["conv 90% (9 cycles)"]})
-        assert rules(program, found) == [("onnx-profile", Severity.NOTE)]
-
-    def test_a_failure_says_how_to_repeat_it(self, program: Program) -> None:
-        (finding,) = findings_of(program, failed("crash"))
-        assert (finding.rule, finding.message) == ("onnx-crash", "gone")
-        assert finding.remedy.startswith("look; then nox -s test_onnx")
 
 
 class TestCost:
@@ -188,27 +169,12 @@ class TestCrossCheck:
         self.report(tmp_path, "test_emulator", {NAME: {"figures": {"sqnr_db": 40.5}}}, profile)
         assert (self.lane(tmp_path, lowered, program, run) is not None) is found
 
-    def test_a_report_that_cannot_be_read_counts_as_none(
-        self, tmp_path: Path, lowered: Path, program: Program
-    ) -> None:
-        (tmp_path / "test_emulator.json").write_text("{")
-        assert self.lane(tmp_path, lowered, program) is None
-
     def test_without_a_report_the_baseline_is_taken(
         self, tmp_path: Path, lowered: Path, program: Program
     ) -> None:
         values = {"build_id": "v2.49", "pte_bytes": 9, "accuracy": {"sqnr_db": 40.0}}
         load_baseline(baseline_path(lowered, "wheels")).with_values({NAME: values}).write()
         assert self.lane(tmp_path, lowered, program) == Lane(None, 40.0, 9, None, None, "v2.49", agreed=True)
-
-    def test_special_runs_are_no_match(self, tmp_path: Path, lowered: Path) -> None:
-        """Neither QAT there nor a run with a label here."""
-        self.report(tmp_path, "test_emulator", {"other/8a8w-qat/SM8650": {"figures": {"sqnr_db": 40.5}}})
-        assert executorch_lane(tmp_path, "wheels", "this", lowered) == {}
-        labelled = SUITE.replace('precision = "u16u8"', 'precision = "u16u8"\nlabel = "mine"')
-        (program, _) = programs_of(write_suite(tmp_path, labelled))
-        lane = lane_of(compiled(facts()))
-        assert pairs_of([program], {program.name: lane}, {key_of_program(program): lane}) == []
 
     @pytest.mark.parametrize(
         ("theirs", "agreed", "severities"),
@@ -231,36 +197,3 @@ class TestCrossCheck:
         table = markdown([pair], 8.0).splitlines()
         bad = {Severity.ERROR, Severity.WARNING} & set(severities)
         assert table[-1].endswith("| differ |" if bad else "| agree |") and len(table) == 6
-
-    def test_where_nothing_is_the_same_the_stage_says_so(self) -> None:
-        (finding,) = verdicts([], 8.0, "test_onnx")
-        assert (finding.severity, finding.remedy) == (Severity.NOTE, AGAIN)
-
-
-class TestPage:
-    @pytest.fixture
-    def page(self, program: Program) -> list[list[str]]:
-        """The cells of the page's tables, row by row."""
-        found = compiled(facts())
-        lane = replace(lane_of(found), sqnr_db=41.5, ddr_read=None, build_id="v2.49", agreed=True)
-        baseline = Baseline(Path("b.json"))
-        bad = failed("crash")
-        rows: dict[str, Metric] = {
-            "pair": row(program, found, [], baseline, lane),
-            "alone": row(program, found, [], baseline, None),
-            "bad": row(program, bad, list(findings_of(program, bad)), baseline, lane),
-        }
-        finished = StageRun("test_onnx", "wheels", "x86_64-linux", "nox").finish()
-        section = lanes_section([replace(finished, metrics={"programs": rows})])
-        assert section is not None
-        return [["".join(cell.itertext()) for cell in line] for line in section.iter("tr")]
-
-    def test_both_lanes_are_in_one_row(self, page: list[list[str]]) -> None:
-        rows = [cells for cells in page if cells[0] == "pair"]
-        assert rows[0][:3] == ["pair", "30.0", "41.5"]
-
-    def test_every_program_is_there_and_the_bad_ones_first(self, page: list[list[str]]) -> None:
-        assert [cells[0] for cells in page[-3:]] == ["bad", "pair", "alone"]
-
-    def test_without_the_stage_there_is_no_such_part(self) -> None:
-        assert lanes_section([StageRun("lint", "wheels", "x86_64-linux", "nox").finish()]) is None

@@ -13,14 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 from ci.onnx.graph import (
     external_files,
     fix_dimensions,
-    is_context,
     load_graph,
     problems_of,
     signature_of,
     simplify_gathers,
 )
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from tests.support.onnx_models import context_model, conv_model, model_of, with_external_data, write
+from provisioning.base.errors import CheckFailed, ToolkitError
+from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 
 BODY = helper.make_graph([], "body", [], [])
 
@@ -47,12 +46,6 @@ def loop(operator: str, name: str = "flow") -> Any:
     return model_of([helper.make_node(operator, ["x"], ["y"], name=name, body=BODY)])
 
 
-def shapeless() -> Any:
-    model = conv_model()
-    model.graph.input[0].type.tensor_type.ClearField("shape")
-    return model
-
-
 def counting(operator: str, output: tuple[int | None, ...]) -> Any:
     """Its output's size depends on the data."""
     model = model_of([helper.make_node(operator, ["x"], ["y"], name="count")], output=output)
@@ -72,21 +65,12 @@ class TestProblems:
         [
             (conv_model(("batch", 3, 8, 8)), "onnx-dynamic-shape", "x", "--dimension batch=1"),
             (conv_model(("n + 1", "n + 1", 8, 8)), "onnx-dynamic-shape", "x", "--dimension 'n + 1=1'"),
-            (conv_model((None, 3, 8, 8)), "onnx-dynamic-shape", "x", "every size of x fixed"),
-            (shapeless(), "onnx-dynamic-shape", "x", "every size of x fixed"),
             (loop("Loop"), "onnx-control-flow", "flow", "unrolled"),
-            (loop("Scan"), "onnx-control-flow", "flow", "write its steps"),
-            (loop("SequenceMap"), "onnx-control-flow", "flow", "write its steps"),
-            (loop("Loop", name=""), "onnx-control-flow", "the Loop that makes y", "unrolled"),
             (if_model(branch("Sigmoid", (1, 3, 64))), "onnx-control-flow", "flow", "of the same type"),
-            (if_model(branch("Sigmoid", outputs=2)), "onnx-control-flow", "flow", "one output"),
             (if_model(branch("Loop", body=BODY)), "onnx-control-flow", "Loop_0", "unrolled"),
             (relu(opset=99), "onnx-opset", "opset", "up to"),
             (counting("NonZero", (4, None)), "onnx-dynamic-shape", "count", "HTP pads with -1"),
-            (counting("Unique", (192,)), "onnx-dynamic-shape", "count", "replace it by a mask"),
             (relu(kind=TensorProto.DOUBLE), "onnx-type", "x", "export in float32"),
-            (relu(kind=TensorProto.COMPLEX64), "onnx-type", "x", "export in float32"),
-            (relu(kind=TensorProto.STRING), "onnx-type", "x", "turn text into numbers"),
             (
                 model_of([helper.make_node("Mul", ["x", "w"], ["y"])], weights={"w": np.zeros((1,))}),
                 "onnx-type", "w", "export in float32",
@@ -113,34 +97,13 @@ class TestProblems:
         assert problems_of(model) == []
         assert model.SerializeToString() == before
 
-    def test_operators_of_another_domain_have_versions_of_their_own(self) -> None:
-        node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
-        model = model_of([node], output=(1, 3, 8, 8))
-        model.opset_import.append(helper.make_opsetid("com.microsoft", 99))
-        assert problems_of(model) == []
-
-    def test_a_compiled_model_is_told_from_others(self, tmp_path: Path) -> None:
-        assert is_context(load_graph(context_model(tmp_path)))
-        assert not is_context(conv_model())
-
 
 class TestDimensions:
-    def test_the_signature_names_inputs_without_weights(self) -> None:
-        signature = signature_of(conv_model())
-        assert [str(tensor) for tensor in signature.inputs] == ["x: float32[1, 3, 8, 8]"]
-        assert [str(tensor) for tensor in signature.outputs] == ["y: float32[1, 4, 8, 8]"]
-
     def test_a_fixed_one_is_no_problem_any_more(self) -> None:
         model = conv_model(("batch", 3, 8, 8))
         fix_dimensions(model, {"batch": 2})
         assert problems_of(model) == []
         assert signature_of(model).outputs[0].shape == (2, 4, 8, 8)
-
-    @pytest.mark.parametrize(("shape", "known"), [(("batch", 3, 8, 8), "batch"), ((1, 3, 8, 8), "leave")])
-    def test_an_unknown_one_gets_the_known_ones(self, shape: tuple[Any, ...], known: str) -> None:
-        with pytest.raises(UsageError) as caught:
-            fix_dimensions(conv_model(shape), {"bach": 1})
-        assert known in caught.value.remedy
 
 
 class TestGather:
@@ -166,19 +129,12 @@ class TestGather:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"PK\x03\x04 not this", b"\xff" * 1000])
+    @pytest.mark.parametrize("content", [b"", b"\x00" * 64])
     def test_other_files_are_said_to_be_no_model(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "model.onnx"
         path.write_bytes(content)
         with pytest.raises(CheckFailed, match="expected an ONNX model"):
             load_graph(path)
-
-    @pytest.mark.parametrize("field", ["node", "opset"])
-    def test_a_model_of_nothing_is_refused(self, tmp_path: Path, field: str) -> None:
-        model = conv_model()
-        model.ClearField("opset_import") if field == "opset" else model.graph.ClearField(field)
-        with pytest.raises(CheckFailed, match="without"):
-            load_graph(write(model, tmp_path / "model.onnx"))
 
     def test_any_part_of_a_model_is_refused_in_words(self, tmp_path: Path) -> None:
         whole = write(conv_model(), tmp_path / "model.onnx").read_bytes()
@@ -189,11 +145,6 @@ class TestDamage:
                 problems_of(load_graph(part))
             except ToolkitError as error:
                 assert str(part) in error.message
-
-    @pytest.mark.parametrize("name", ["absent.onnx", "."])
-    def test_what_is_no_file_is_a_usage_error(self, tmp_path: Path, name: str) -> None:
-        with pytest.raises(UsageError):
-            load_graph(tmp_path / name)
 
 
 class TestExternalData:
@@ -227,7 +178,7 @@ class TestExternalData:
         with pytest.raises(CheckFailed, match="expected a file below"):
             external_files(model, tmp_path / "in")
 
-    @pytest.mark.parametrize("location", ["", ".", "a\0b", "a" * 5000, "circle", "absent.bin"])
+    @pytest.mark.parametrize("location", [".", "a\0b", "absent.bin"])
     def test_under_a_name_that_no_file_has_is_refused(self, tmp_path: Path, location: str) -> None:
         (tmp_path / "circle").symlink_to("circle")
         model = load_graph(with_external_data(tmp_path / "model.onnx"))

@@ -64,11 +64,6 @@ class TestFolder:
         with pytest.raises(UsageError, match=said):
             read_samples(tmp_path, signature)
 
-    @pytest.mark.parametrize("source", ["absent", "a:b:c", "a.npz"])
-    def test_what_is_neither_a_directory_nor_a_function_is_refused(self, tmp_path: Path, source: str) -> None:
-        with pytest.raises(UsageError, match=r"expected a directory of \.npy or \.npz"):
-            calibration_samples(source, ONE, tmp_path)
-
 
 @pytest.mark.parametrize(
     ("sample", "signature", "said"),
@@ -101,13 +96,13 @@ class Touch:
 
 class TestDamage:
     @pytest.mark.parametrize("name", ["bad.npy", "bad.npz"])
-    @pytest.mark.parametrize("content", [b"", b"1 2 3", b"\x93NUMPY\x01\x00", b"PK\x03\x04"])
+    @pytest.mark.parametrize("content", [b"1 2 3", b"PK\x03\x04"])
     def test_the_file_is_named(self, tmp_path: Path, name: str, content: bytes) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(CheckFailed, match=name):
             read_samples(tmp_path, ONE)
 
-    @pytest.mark.parametrize("header", ["(1, 4", "(True,)", "(99999999999999999999,)", "(9000000000000000,)"])
+    @pytest.mark.parametrize("header", ["(1, 4", "(9000000000000000,)"])
     def test_of_a_header_is_told_whatever_numpy_makes_of_it(self, tmp_path: Path, header: str) -> None:
         np.save(tmp_path / "0.npy", GOOD)
         whole = (tmp_path / "0.npy").read_bytes()
@@ -158,11 +153,6 @@ class TestFunction:
         (folder / "qnn_ci_given.py").write_text(text)
         return calibration_samples("qnn_ci_given:samples", ONE, folder)
 
-    @pytest.mark.parametrize("sample", ["{'x': a}", "(a,)", "a"])
-    def test_gives_samples_by_name_in_order_or_alone(self, tmp_path: Path, sample: str) -> None:
-        found = self.given(tmp_path, f"yield {sample}; yield {sample}")
-        assert [list(each) for each in found] == [["x"], ["x"]]
-
     def test_that_never_ends_is_cut_off(self, tmp_path: Path) -> None:
         assert len(self.given(tmp_path, "return itertools.repeat(a)")) == MOST
 
@@ -178,10 +168,3 @@ class TestFunction:
     def test_that_does_not_fit_is_told_by_sample(self, tmp_path: Path, body: str, said: str) -> None:
         with pytest.raises(CheckFailed, match=re.escape(said)):
             self.given(tmp_path, body)
-
-    def test_that_is_not_there_is_told_and_a_directory_of_that_name_comes_first(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckFailed, match="No module named 'qnn_ci_no_such'"):
-            calibration_samples("qnn_ci_no_such:samples", ONE, tmp_path)
-        (tmp_path / "a:b").mkdir()
-        np.save(tmp_path / "a:b" / "0.npy", GOOD)
-        assert len(calibration_samples("a:b", ONE, tmp_path)) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from ci.engine.jobs import Job
 from ci.engine.progress import JobProgress, Line
-from provisioning.base.progress import Bars, Lines, for_stream
+from provisioning.base.progress import Bars, Lines
 
 
 class Clock:
@@ -28,21 +28,6 @@ def out() -> io.StringIO:
     return io.StringIO()
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_short_work_shows_one_line_at_its_end(out: io.StringIO, clock: Clock) -> None:
-    lines = Lines(out, clock)
-    lines.start("sdk.zip", 2_000_000)
-    for _ in range(10):
-        clock.now += 0.19
-        lines.advance(200_000)
-    lines.finish()
-    assert out.getvalue() == "sdk.zip: 2 MB in 1.90 s\n"
-
-
 def test_long_work_tells_of_itself_every_few_seconds(out: io.StringIO, clock: Clock) -> None:
     lines = Lines(out, clock)
     lines.start("sdk.zip", 200_000_000, 100_000_000)
@@ -55,32 +40,6 @@ def test_long_work_tells_of_itself_every_few_seconds(out: io.StringIO, clock: Cl
         "sdk.zip: 170 MB of 200 MB (85 %), 10 MB/s, 3.00 s left",
         "sdk.zip: 200 MB in 10 s",
     ]
-
-
-def test_work_of_unknown_length_shows_what_is_known(out: io.StringIO, clock: Clock) -> None:
-    lines = Lines(out, clock)
-    lines.start("tree", None)
-    clock.now += 3
-    lines.advance(6_000)
-    assert out.getvalue() == "tree: 6 kB, 2 kB/s\n"
-
-
-def test_work_that_stops_early_says_so(out: io.StringIO, clock: Clock) -> None:
-    lines = Lines(out, clock)
-    lines.start("sdk.zip", 100)
-    lines.advance(50)
-    lines.finish()
-    assert out.getvalue() == "sdk.zip: 50 B of 100 B, stopped in 0.00 s\n"
-
-
-def test_a_new_start_replaces_the_old(out: io.StringIO, clock: Clock) -> None:
-    lines = Lines(out, clock)
-    lines.start("sdk.zip", 100)
-    lines.advance(50)
-    lines.start("sdk.zip", 100, 50)
-    lines.advance(50)
-    lines.finish()
-    assert out.getvalue() == "sdk.zip: 100 B in 0.00 s\n"
 
 
 def test_threads_have_work_of_their_own(out: io.StringIO, clock: Clock) -> None:
@@ -100,16 +59,6 @@ def test_threads_have_work_of_their_own(out: io.StringIO, clock: Clock) -> None:
     for thread in threads:
         thread.join(20)
     assert sorted(out.getvalue().splitlines()) == [f"part {n}: {n} B in 0.00 s" for n in range(1, 5)]
-
-
-def test_a_worker_advances_what_its_owner_started(out: io.StringIO, clock: Clock) -> None:
-    lines = Lines(out, clock)
-    lines.start("unpack", 7)
-    worker = threading.Thread(target=lines.advance, args=(7,))
-    worker.start()
-    worker.join(20)
-    lines.finish()
-    assert out.getvalue() == "unpack: 7 B in 0.00 s\n"
 
 
 class Drawn:
@@ -174,17 +123,3 @@ def test_without_a_terminal_each_job_is_a_line_with_the_time_left(out: io.String
         shown.started(jobs[0])
         shown.ended(jobs[0], "FAILED!", 60)
     assert out.getvalue() == "[1/2] FAILED!     60.0 s  a: no  (about 60 s left)\n"
-
-
-@pytest.mark.parametrize(
-    ("terminal", "environ", "kind"),
-    [
-        (True, {"TERM": "xterm-256color"}, Bars),
-        (True, {"TERM": "xterm", "NO_COLOR": "1"}, Bars),
-        (True, {"TERM": "dumb"}, Lines),
-        (True, {}, Lines),
-        (False, {"TERM": "xterm"}, Lines),
-    ],
-)
-def test_bars_are_for_terminals_that_can_draw(terminal: bool, environ: dict[str, str], kind: type) -> None:
-    assert type(for_stream(Terminal() if terminal else io.StringIO(), environ)) is kind

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 from ci.report import verb
 from ci.report.collect import collect, did_not_run
 from ci.report.html import html
-from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.rendering.text import headline, one_line, verdict, visible
 
@@ -57,20 +54,6 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # Collecting
 
 
-def test_expected_stages_come_first_and_in_their_order(reports: Path) -> None:
-    _report("bench").write(reports)
-    assert [r.stage for r in collect(reports, [], ["validate", "provision"])] == [
-        "validate",
-        "provision",
-        "bench",
-    ]
-
-
-def test_the_gates_own_report_is_not_shown_beside_the_stages(reports: Path) -> None:
-    _report("gate").write(reports)
-    assert "gate" not in [report.stage for report in collect(reports, [])]
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -99,15 +82,6 @@ def _run(reports: Path, *argv: str) -> int:
 
 
 EXPECT = ("--expect", "provision", "--expect", "validate")
-
-
-def test_reporting_ends_with_the_verdict_and_names_the_files(
-    reports: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(reports, *EXPECT) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-4].startswith("✗ FAIL  1 of 2 stages did not pass")
-    assert lines[-2:] == [f"wrote {reports / name}" for name in ("index.html", "junit.xml")]
 
 
 GATE = ["provision", "validate", "test_lowering", "test_emulator"]
@@ -233,36 +207,6 @@ def test_a_report_that_began_at_no_time_is_named(reports: Path) -> None:
     assert verdicts(reports)["report"] == "error"
 
 
-def test_json_holds_every_report_as_its_file_does(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _run(reports, *EXPECT, "--format", "json")
-    together = json.loads(capsys.readouterr().out)
-    files = [json.loads((reports / f"{stage}.json").read_text()) for stage in ("provision", "validate")]
-    assert (together["outcome"], together["reports"]) == ("fail", files)
-
-
-def test_sarif_lists_the_rules_of_the_catalogue(reports: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from provisioning.validation import catalogue
-
-    _run(reports, *EXPECT, "--format", "sarif")
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert set(catalogue()) < {rule["id"] for rule in run["tool"]["driver"]["rules"]}
-
-
-def test_in_a_job_on_github_the_summary_is_added_to_what_is_there(
-    reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summary = tmp_path / "summary.md"
-    summary.write_text("before\n")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    _run(reports, *EXPECT)
-    assert summary.read_text().startswith("before\n## ❌")
-
-
-def test_a_file_that_cannot_be_written_is_wrong_use(reports: Path) -> None:
-    with pytest.raises(UsageError, match="cannot write"):
-        _run(reports, *EXPECT, "--format", "json", "-o", str(reports / "provision.json" / "x"))
-
-
 # The page
 
 
@@ -334,44 +278,3 @@ def test_the_pages_policy_allows_its_own_style_and_script_alone() -> None:
         f"default-src 'none'; style-src 'sha256-{digests['style']}'; script-src 'sha256-{digests['script']}'"
     )
     assert not any("style" in attributes or "onclick" in attributes for _, attributes in page.elements)
-
-
-def test_the_verdict_comes_first_with_the_command_that_repeats_it() -> None:
-    text = _Page(_report("provision"), _report("validate", BAD, outcome=Outcome.FAIL)).text()
-    head = text[: text.index("What ran, in order")]
-    assert "✗ 1 of 2 stages did not pass" in head
-    assert "nox -s validate" in head
-    assert "nox -s provision" not in head
-
-
-def test_a_file_of_the_pages_folder_is_a_link_and_any_other_is_not(tmp_path: Path) -> None:
-    inside, outside = (Artifact("log", str(tmp_path / name), "ab", 1) for name in ("r/a b:c.log", "x.log"))
-    page = html([replace(_report("provision"), artifacts=(inside, outside))], tmp_path / "r")
-    assert page.count('href="a%20b%3Ac.log"') == 2
-    assert page.count("href=") == 2
-
-
-def _luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_every_colour_of_text_stands_out_from_what_is_behind_it(theme: int) -> None:
-    style = (Path(verb.__file__).parent / "page.css").read_text()
-    block = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[theme]
-    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
-    pairs = [(word, f"{word}-band") for word in ("good", "bad", "warn", "note")]
-    pairs += [
-        ("ink", "paper"),
-        ("soft", "paper"),
-        ("ink", "band"),
-        ("note", "paper"),
-        ("note", "bad-band"),
-        ("note", "good-band"),
-        *(("soft", f"{w}-band") for w in ("bad", "good")),
-    ]
-    for front, back in pairs:
-        light, dark = sorted((_luminance(colours[front]), _luminance(colours[back])), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, (front, back)
