@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ci.engine.watch import IGNORED, stamp_of
+from ci.engine.watch import IGNORED, listing_of, source_of, stamp_of
 from provisioning.base.files import hash_file
 
 VOLATILE = frozenset((
@@ -44,6 +44,8 @@ _initial: dict[str, str] = {}
 """The variables as they were at the beginning: what the process sets itself is no input."""
 _read: dict[str, str] = {}
 _absent_modules: set[str] = set()
+_queries: dict[str, set[str]] = {}
+"""By directory: what was asked of the packages that are installed there."""
 _opened: set[str] = set()
 _known: set[str] = set()
 _began = 0.0
@@ -56,6 +58,34 @@ class _Absent:
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
         if path is None:
             _absent_modules.add(name)
+
+
+class _Queries:
+    """The first finder: notes what is asked of the metadata of installed packages."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        return None
+
+    @staticmethod
+    def find_distributions(context: Any) -> Iterable[Any]:
+        if query := f"name:{context.name}" if context.name else _query_of_all():
+            for folder in context.path:
+                _queries.setdefault(os.path.abspath(folder), set()).add(query)
+        return ()
+
+
+def _query_of_all() -> str:
+    """Who looks through all packages: for the entry points of a group, or user code for anything."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        if frame.f_code.co_name == "entry_points":
+            group = frame.f_locals.get("params", {}).get("group")
+            if group:
+                return f"group:{group}"
+        frame = frame.f_back
+    reader, _ = _reader(("importlib/metadata/__init__.py", "importlib_metadata/__init__.py"), depth=3)
+    return ALL if reader == "user" else ""
 
 
 class _Everything(set[str]):
@@ -77,6 +107,7 @@ def begin() -> None:
     _initial.update(os.environ)
     environ: Any = type(os.environ)
     environ.__getitem__, environ.__iter__ = _note_reads(environ.__getitem__, environ.__iter__)
+    sys.meta_path.insert(0, _Queries)
     sys.meta_path.append(_Absent)
     sys.addaudithook(_note_event)
     loader: Any = importlib.machinery.SourceFileLoader
@@ -103,7 +134,8 @@ def touched() -> dict[str, Any]:
     """Since `begin`: variables, the files of modules, opened files and loaded libraries with their stamps,
     and for each directory of the search path the top-level names that it must not offer."""
     opened, changed = {}, []
-    for name in sorted({*_opened, *_module_files(), *_libraries()}):
+    names = {*_opened, *_module_files(), *_libraries()}
+    for name in sorted(names | set(filter(None, map(source_of, names)))):
         path = os.path.abspath(name)
         if path.startswith(IGNORED) or not os.path.isfile(path):
             continue
@@ -118,6 +150,8 @@ def touched() -> dict[str, Any]:
         "opened": opened,
         "environment": dict(_read),
         "unoffered": unoffered(sys.path, _homes(), _absent_modules),
+        "queries": _queries_made(),
+        "listed": {folder: listing_of(folder) for folder in _package_folders()},
         "unseen": [f"{path} changed while it was read" for path in changed],
     }
 
@@ -142,12 +176,17 @@ def forget() -> None:
     """Begin anew in a fork: what its parent had touched, the parent tells."""
     _read.clear()
     _absent_modules.clear()
+    _queries.clear()
     _known.update(sys.modules)
 
 
 def touched_since() -> dict[str, Any]:
     """Since `forget`: variables, and what `unoffered` takes. Looks at no file, as the fork is watched."""
-    return {"environment": dict(_read), "modules": [list(sys.path), _homes(), sorted(_absent_modules)]}
+    if "pkg_resources" in sys.modules.keys() - _known:
+        for folder in sys.path:
+            _queries.setdefault(os.path.abspath(folder), set()).add(ALL)
+    modules = [list(sys.path), _homes(), sorted(_absent_modules)]
+    return {"environment": dict(_read), "modules": modules, "queries": _queries_made()}
 
 
 def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[str]) -> dict[str, list[str]]:
@@ -224,10 +263,10 @@ def _note_all() -> None:
     _read.setdefault(ALL, names_of(_initial))
 
 
-def _reader(through: str | tuple[str, ...] = "/os.py") -> tuple[str, tuple[int, int] | None]:
+def _reader(through: str | tuple[str, ...] = "/os.py", depth: int = 2) -> tuple[str, tuple[int, int] | None]:
     """Who reads a variable (`user`, `library`, or empty for code of ours), and the instruction that does."""
     place = None
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         name = frame.f_code.co_filename
         if place is None and not name.endswith("_collections_abc>"):
@@ -256,6 +295,22 @@ def _module_files() -> Iterator[str]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file[:1] == "/":
             yield file
+
+
+def _package_folders() -> set[str]:
+    """Folders of imported packages that nobody installed: a new file there can shadow a module."""
+    folders = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file[:1] == "/" and (hasattr(module, "__path__") or "." in name):
+            folder = os.path.dirname(file)
+            if not is_installed(folder) and not f"{folder}/".startswith(OURS):
+                folders.add(folder)
+    return folders
+
+
+def _queries_made() -> dict[str, list[str]]:
+    return {folder: sorted(queries) for folder, queries in _queries.items()}
 
 
 def _libraries() -> Iterator[str]:

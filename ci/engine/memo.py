@@ -16,13 +16,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ci.engine.interpreter import ALL, as_installed, digest_of_value, names_of
+from ci.engine.interpreter import ALL, VOLATILE, as_installed, digest_of_value, names_of
+from ci.engine.native_names import is_native, names_in
+from ci.engine.packages import Package, distributions_of, packages_in
 from ci.engine.repository import repository_of
-from ci.engine.watch import Stamp, is_young, listing_of, stamp_of
+from ci.engine.watch import Stamp, is_young, listing_of, source_of, stamp_of
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
@@ -40,9 +41,10 @@ ORPHAN_SECONDS = 86400.0
 MOST_DIGESTS = 50_000
 
 NATIVE_VARIABLES = (
-    *("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_", "ORT_"),
-    *("LD_PRELOAD", "PYTHONHASHSEED", "PYTHONOPTIMIZE"),
+    *("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_", "ORT_", "DNNL_", "ONEDNN_", "MKL_", "KMP_"),
+    *("LD_", "GLIBC_TUNABLES", "PYTHONHASHSEED", "PYTHONOPTIMIZE"),
 )
+"""Names, or beginnings of names that native code puts together. Others are read from the libraries."""
 PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
 """They say where files are; the files themselves are inputs."""
 
@@ -78,6 +80,7 @@ class Roots:
     """Names for directories that differ between clones and machines: `{suite}/net.py`."""
 
     def __init__(self, named: Mapping[str, Path | str]) -> None:
+        self.named = dict(named)
         self._named = [(name, str(path).rstrip("/")) for name, path in named.items()]
         pairs = {(name, spelt) for name, path in self._named for spelt in (path, os.path.realpath(path))}
         order = list(named)
@@ -88,6 +91,16 @@ class Roots:
             if path == prefix or path.startswith(f"{prefix}/"):
                 return f"{{{name}}}{path[len(prefix) :]}"
         return path
+
+    def with_home(self, environ: Mapping[str, str]) -> Roots:
+        """Also the folders of today's user, so that another home has other files."""
+        home = environ.get("HOME") or os.path.expanduser("~")
+        folders = {
+            "cache": environ.get("XDG_CACHE_HOME") or f"{home}/.cache",
+            "config": environ.get("XDG_CONFIG_HOME") or f"{home}/.config",
+            "home": home,
+        }
+        return Roots(self.named | {name: path for name, path in folders.items() if path.strip("/")})
 
     def path(self, name: str) -> str:
         for root, path in self._named:
@@ -101,7 +114,9 @@ def native_variables(environ: Mapping[str, str]) -> dict[str, Json]:
     return {
         name: value
         for name, value in sorted(environ.items())
-        if name.startswith(NATIVE_VARIABLES) and not name.startswith("QNN_CI_") and name not in PATH_VARIABLES
+        if name.startswith(NATIVE_VARIABLES)
+        and not name.startswith("QNN_CI_")
+        and name not in VOLATILE.union(PATH_VARIABLES)
     }
 
 
@@ -122,13 +137,14 @@ class Touched:
     listed: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     unoffered: dict[str, list[str]] = field(default_factory=dict)
+    queries: dict[str, list[str]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Touched:
         """From a worker's reply."""
         opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
-        names = ("digests", "looked", "listed", "environment", "unoffered")
+        names = ("digests", "looked", "listed", "environment", "unoffered", "queries")
         rest = {name: dict(data.get(name, {})) for name in names}
         return cls(opened=opened, unseen=list(data.get("unseen", ())), **rest)
 
@@ -141,6 +157,7 @@ class Touched:
             later.listed | self.listed,
             later.environment | self.environment,
             later.unoffered | self.unoffered,
+            later.queries | self.queries,
             [*self.unseen, *later.unseen],
         )
 
@@ -190,6 +207,7 @@ class _State:
         self.roots, self._digests, self._environ = roots, digests, environ
         self._known: dict[tuple[str, str], str] = {}
         self._folders: dict[str, str] = {}
+        self._packages_in: dict[str, list[Package]] = {}
 
     def of(self, kind: str, name: str) -> str:
         state = self._known.get((kind, name))
@@ -244,6 +262,35 @@ class _State:
         found = sorted(Path(self.roots.path(name)).glob("*.pth"))
         return digest_of_value("\0".join(f"{each.name}: {self._file(str(each))}" for each in found))
 
+    def _packages(self, name: str) -> str:
+        """What a directory answers to queries of installed packages; `name` is `directory: query query`."""
+        folder, _, queries = name.rpartition(": ")
+        path = self.roots.path(folder)
+        if path not in self._packages_in:
+            self._packages_in[path] = packages_in(path)
+        found = self._packages_in[path]
+        answers = {
+            query: sorted(filter(None, (each.answer(query) for each in found)))
+            for query in queries.split(" ")
+        }
+        return key_of({query: list(answer) for query, answer in answers.items() if answer})
+
+    def _native(self, name: str) -> str:
+        """Those of the named variables that are set, each with the digest of its value."""
+        # The end of a longer string is one too: compilers keep it once.
+        names = [each for each in self._environ if f"{each} " in f"{name} "]
+        places = VOLATILE.union(PATH_VARIABLES)
+        return " ".join(
+            f"{each}={digest_of_value(self._environ[each])[:16]}"
+            for each in sorted(names)
+            if each not in places and not each.startswith("QNN_CI_") and len(each) > 2
+        )
+
+    def _program(self, name: str) -> str:
+        """Where a program of this name is found."""
+        found = shutil.which(name, path=self._environ.get("PATH", os.defpath))
+        return self.roots.name(found) if found else "absent"
+
     def _distribution(self, name: str) -> str:
         """The installed version; `name` is `directory: distribution`. What it consists of, the files say."""
         folder, _, distribution = name.rpartition(": ")
@@ -269,7 +316,7 @@ class Memo:
     ) -> None:
         self._top = store / "cache" / "memo"
         self._kind = self._top / kind
-        self.roots, self._reuse = roots, reuse
+        self.roots, self._reuse = roots.with_home(environ), reuse
         self._environ, self._digests = environ, Digests(store)
         self._state = self._today()
         self._sets: dict[str, tuple[Input, ...] | None] = {}
@@ -313,7 +360,7 @@ class Memo:
         common = common or Touched()
         reasons = [*touched.unseen, *common.unseen]
         below = tuple(f"{each}/" for each in (*own, *([folder] if folder else ())))
-        inputs = list(self._inputs(touched, reasons, below))
+        inputs = [*self._inputs(touched, reasons, below), *self._programs(touched)]
         shared = list(self._inputs(common, reasons, below))
         if reasons:
             return Entry(dict(result), folder, cached=False, not_remembered=reasons[0])
@@ -418,20 +465,19 @@ class Memo:
         name, today = self.roots.name, self._today()
         folders: dict[str, None] = {}
         for path, stamp in touched.opened.items():
-            if path.startswith(own) or path.endswith(ENTRY_POINTS):
+            if path.startswith(own) or path.endswith(ENTRY_POINTS) or source_of(path) in touched.opened:
                 continue
-            source = _source(path)
             try:
-                digest, now = self._digests.of(source)
+                digest, now = self._digests.of(path)
             except OSError:
                 reasons.append(f"{path} is gone since it was read")
                 return
             moved = now != stamp and not (now[:2] == stamp[:2] and now[3] == stamp[3] and as_installed(path))
-            if source == path and (moved or touched.digests.get(path, digest) != digest):
+            if moved or touched.digests.get(path, digest) != digest:
                 reasons.append(f"{path} changed while it was read")
                 return
-            folders[source] = None
-            yield "file", name(source), digest + today.target(source)
+            folders[path] = None
+            yield "file", name(path), digest + today.target(path)
         for path, state in touched.looked.items():
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
             if not ours and path not in touched.opened:
@@ -443,6 +489,11 @@ class Memo:
                 yield "listing", name(path), state
         for variable, state in touched.environment.items():
             yield "variable", variable, state
+        if variables := self._native_names(touched):
+            yield "native", variables, today.of("native", variables)
+        for path, queries in touched.queries.items():
+            named = f"{name(path)}: {' '.join(queries)}"
+            yield "packages", named, today.of("packages", named)
         for path, names in touched.unoffered.items():
             named = f"{name(path)}: {' '.join(names)}"
             yield "modules", named, today.of("modules", named)
@@ -451,6 +502,23 @@ class Memo:
         for folder, distribution in distributions_of(folders):
             named = f"{name(folder)}: {distribution}"
             yield "distribution", named, today.of("distribution", named)
+
+    def _programs(self, touched: Touched) -> Iterator[Input]:
+        """Programs that were looked for in the folders of PATH."""
+        folders = {each.rstrip("/") for each in self._environ.get("PATH", os.defpath).split(os.pathsep)}
+        paths = (*touched.opened, *touched.looked)
+        for name in sorted(
+            {file for path in paths for folder, file in [os.path.split(path)] if folder in folders}
+        ):
+            yield "program", name, self._today().of("program", name)
+
+    def _native_names(self, touched: Touched) -> str:
+        """What may be names of variables in the libraries and programs that were opened."""
+        names: set[str] = set()
+        for path in filter(is_native, touched.opened):
+            with contextlib.suppress(OSError, ValueError):
+                names |= names_in(path, self._digests.of(path)[0], self._top / "names")
+        return " ".join(sorted(names))
 
     def _write(
         self,
@@ -501,7 +569,10 @@ class Memo:
         return name
 
 
-ORDER = ("distribution", "file", "entry", "modules", "paths", "listing", "variable")
+ORDER = (
+    *("distribution", "file", "entry", "modules", "packages", "paths", "program", "listing"),
+    *("variable", "native"),
+)
 
 
 def _words(kind: str, name: str, before: str, now: str) -> str:
@@ -511,6 +582,13 @@ def _words(kind: str, name: str, before: str, now: str) -> str:
         return f"{title} was installed anew" if old == new else f"{title} {old} → {new}"
     if kind == "modules":
         return f"{shown.rpartition(': ')[0]} offers the module {now or before} now"
+    if kind == "packages":
+        return f"other packages are in {shown.rpartition(': ')[0]}"
+    if kind == "program":
+        return f"the program {name} is another"
+    if kind == "native":
+        changed = {each.partition("=")[0] for each in {*before.split(" ")} ^ {*now.split(" ")}} - {""}
+        return f"environment variable {' and '.join(sorted(changed))} changed"
     if kind == "variable":
         return "other variables are set" if name == ALL else f"environment variable {name} changed"
     if kind == "paths":
@@ -520,40 +598,6 @@ def _words(kind: str, name: str, before: str, now: str) -> str:
     if "absent" in (before, now):
         return f"{shown} is gone" if now == "absent" else f"{shown} is there now"
     return f"{shown} changed"
-
-
-def _source(path: str) -> str:
-    """The source of bytecode, which is what decides."""
-    folder, _, name = path.rpartition("/")
-    if not name.endswith(".pyc") or not folder.endswith("/__pycache__"):
-        return path
-    source = f"{folder.removesuffix('/__pycache__')}/{name.partition('.')[0]}.py"
-    return source if os.path.exists(source) else path
-
-
-def distributions_of(paths: Iterable[str]) -> set[tuple[str, str]]:
-    """The installed distributions that files belong to, each with the directory where it is installed."""
-    found = set()
-    for path in paths:
-        for mark in ("/site-packages/", "/dist-packages/"):
-            folder, _, rest = path.rpartition(mark)
-            if folder:
-                home = folder + mark.rstrip("/")
-                found |= {(home, each) for each in _owners(home).get(rest.partition("/")[0], ())}
-    return found
-
-
-@cache
-def _owners(folder: str) -> dict[str, set[str]]:
-    """By the top-level names in a directory: the distributions that have files there."""
-    owners: dict[str, set[str]] = {}
-    for record in Path(folder).glob("*.dist-info/RECORD"):
-        distribution = record.parent.name.removesuffix(".dist-info").rpartition("-")[0]
-        with contextlib.suppress(OSError):
-            for line in record.read_text(encoding="utf-8", errors="replace").splitlines():
-                top = line.partition(",")[0].partition("/")[0].strip('"')
-                owners.setdefault(top, set()).add(distribution)
-    return owners
 
 
 def _load(path: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ci.engine.stage_output import shown_and_logged
-from ci.engine.workers.parent import tail
+from ci.engine.workers.parent import how_it_ended, tail
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking
 from provisioning.base.findings import Finding, Outcome, Report, Severity, unwritable
@@ -82,10 +82,6 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
         report = stand_in
     finding = death(stand_in.stage, f"{how_it_ended(code)}, and {problem}", log, stand_in.command, killed)
     return replace(report, outcome=Outcome.ERROR, findings=(*report.findings, finding))
-
-
-def how_it_ended(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import socket
 import stat
 import struct
@@ -51,7 +52,9 @@ LOCAL_SERVICES = (
 class Call(NamedTuple):
     """What a system call means, and which of its arguments hold directory, path and flags."""
 
-    what: Literal["open", "open2", "create", "folder", "look", "run", "list", "connect", "escape"]
+    what: Literal[
+        "open", "open2", "create", "folder", "look", "run", "list", "connect", "bind", "send", "escape"
+    ]
     directory: int | None = None
     path: int = 0
     flags: int = 0
@@ -74,7 +77,9 @@ _CALLS = {
             59: Call("run"),
             322: Call("run", 0, 1),
             **dict.fromkeys((78, 217), Call("list")),
-            **dict.fromkeys((42, 49), Call("connect")),
+            42: Call("connect"),
+            49: Call("bind"),
+            **dict.fromkeys((44, 46, 307), Call("send")),
             **dict.fromkeys((161, 165, 155, 272, 304, 308), Call("escape")),
         },
     ),
@@ -90,13 +95,18 @@ _CALLS = {
             221: Call("run"),
             281: Call("run", 0, 1),
             61: Call("list"),
-            **dict.fromkeys((203, 200), Call("connect")),
+            203: Call("connect"),
+            200: Call("bind"),
+            **dict.fromkeys((206, 211, 269), Call("send")),
             **dict.fromkeys((51, 40, 41, 97, 265, 268), Call("escape")),
         },
     ),
 }
 _IO_URING_SETUP = 425
+_SENDTO = (44, 206)
 _AT_FDCWD = -100
+_LINK = re.compile(r"/proc/(self|thread-self|\d+)(?:/task/\d+)?/(cwd|root|exe|fd/\d+)(?=/|$)")
+"""Links of /proc that lead to files; /dev/fd is one of them."""
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
 
@@ -121,17 +131,34 @@ class Seen:
     """Directories whose names were read, with `listing_of` at that moment."""
     unseen: dict[str, None] = field(default_factory=dict)
     """In words, what happened that cannot be followed; work with any of it must not be remembered."""
-    written: set[str] = field(default_factory=set)
-    """Files and directories that the work itself made: they and what is below them are no inputs."""
+    written: dict[str, Stamp | None] = field(default_factory=dict)
+    """Files and directories that the work itself was about to make, with their stamp before. Once they have
+    another, they and what is below them are no inputs."""
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
     return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
+def _stamp(path: str) -> Stamp | None:
+    try:
+        return stamp_of(os.stat(path))
+    except OSError:
+        return None
+
+
 def is_young(stamp: Stamp, now: float | None = None) -> bool:
     """Too recent for its stamp to be trusted; true of a stamp from the future as well."""
     return max(stamp[1], stamp[2]) / 1e9 > (time.time() if now is None else now) - YOUNG_SECONDS
+
+
+def source_of(path: str) -> str:
+    """The source of bytecode, which is what decides; empty for other files and where there is none."""
+    folder, _, name = path.rpartition("/")
+    if not name.endswith(".pyc") or not folder.endswith("/__pycache__"):
+        return ""
+    source = f"{folder.removesuffix('/__pycache__')}/{name.partition('.')[0]}.py"
+    return source if os.path.exists(source) else ""
 
 
 def listing_of(path: str) -> str:
@@ -143,26 +170,28 @@ def listing_of(path: str) -> str:
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def install() -> int:
+def install(channel: int) -> int:
     """Watch this process from here on, for good; returns the descriptor for `Supervisor`.
 
-    Every watched call waits until the supervisor answers, so hand the descriptor over first of all."""
+    Every watched call waits until the supervisor answers, so hand the descriptor over first of all, through
+    the socket `channel`: sending there is not watched."""
     arch, number, calls = _table()
 
     def step(code: int, yes: int, no: int, value: int) -> bytes:
         return struct.pack("HBBI", code, yes, no, value)
 
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    numbers = sorted(calls)
-    count = len(numbers)
+    sends = [each for each, call in calls.items() if call.what == "send"]
+    rest = sorted(calls.keys() - set(sends))
+    count = len(calls)
     # Calls of another architecture, or of x32, are notified too: the supervisor cannot read those.
-    program = step(load, 0, 0, 4) + step(equal, 0, count + 4, arch) + step(load, 0, 0, 0)
-    program += step(equal, count + 3, 0, _IO_URING_SETUP) + step(at_least, count + 1, 0, 0x40000000)
-    for index, each in enumerate(numbers):
-        program += step(equal, count - index, 0, each)
-    program += step(answer, 0, 0, 0x7FFF0000)
-    program += step(answer, 0, 0, 0x7FC00000)
-    program += step(answer, 0, 0, 0x00050000 | errno.ENOSYS)
+    program = step(load, 0, 0, 4) + step(equal, 0, count + 6, arch) + step(load, 0, 0, 0)
+    program += step(equal, count + 5, 0, _IO_URING_SETUP) + step(at_least, count + 3, 0, 0x40000000)
+    for index, each in enumerate([*rest, *sends]):
+        program += step(equal, count - index + (0 if each in sends else 2), 0, each)
+    allow, notify = step(answer, 0, 0, 0x7FFF0000), step(answer, 0, 0, 0x7FC00000)
+    program += allow + step(load, 0, 0, 16) + step(equal, 2, 0, channel) + notify
+    program += step(answer, 0, 0, 0x00050000 | errno.ENOSYS) + allow
     buffer = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(
         struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer)), 16
@@ -228,8 +257,13 @@ class Supervisor:
             self._unseen(f"{_program(process)}, a program of another architecture")
         elif call.what == "escape":
             self._unseen(f"{_program(process)} changed what paths mean (system call {number})")
-        elif call.what == "connect":
-            self._connection(process, arguments)
+        elif call.what in ("connect", "bind"):
+            self._connection(process, arguments[1], arguments[2], bind=call.what == "bind")
+        elif call.what == "send":
+            if number not in _SENDTO:
+                arguments[4:6] = struct.unpack("QI", _memory(process, arguments[1], 12))
+            if arguments[4]:
+                self._connection(process, arguments[4], arguments[5])
         elif call.what == "list":
             self._listing(os.readlink(f"/proc/{process}/fd/{_signed(arguments[0])}"))
         else:
@@ -250,10 +284,11 @@ class Supervisor:
                 flags = struct.unpack("Q", _memory(process, flags, 8))[0]
             reading, replacing, making = _intent(flags)
         known = (path, reading)
-        if known in self._known and not (replacing or making):
-            return
-        self._known.add(known)
-        path = path if "/../" in path else os.path.normpath(path)
+        if not (replacing or making or path.startswith("/proc/")):
+            if known in self._known:
+                return
+            self._known.add(known)
+        path = _followed(process, path if "/../" in path else os.path.normpath(path))
         self._touch(path, reading, replacing, making)
         if call.what == "run":
             self._interpreter(path)
@@ -273,7 +308,7 @@ class Supervisor:
             # A link that leads nowhere is absent too. What is opened to read and made if need be, such as a
             # database, would be read the next time.
             if making and not reading:
-                seen.written.add(path)
+                seen.written.setdefault(path, None)
             else:
                 seen.looked.setdefault(path, "absent")
             return
@@ -283,7 +318,7 @@ class Supervisor:
             if reading:
                 self._unseen(f"{path}, a pipe or a device, was read")
         elif replacing:
-            seen.written.add(path)
+            seen.written.setdefault(path, stamp_of(info))
         elif not reading:
             seen.looked.setdefault(path, "file")
         elif path not in seen.opened:
@@ -291,6 +326,8 @@ class Supervisor:
             if is_young(stamp):
                 with contextlib.suppress(OSError):
                     seen.digests[path] = hash_file(Path(path))
+            if source := source_of(path):
+                self._touch(source, True)
 
     def _interpreter(self, path: str) -> None:
         """The kernel opens a script's interpreter itself."""
@@ -306,18 +343,22 @@ class Supervisor:
     def _own(self, path: str) -> bool:
         written = self.seen.written
         while len(path) > 1:
-            if path in written:
+            # What could not be written is as it was.
+            if path in written and written[path] != _stamp(path):
                 return True
             path = path.rpartition("/")[0]
         return False
 
-    def _connection(self, process: int, arguments: list[int]) -> None:
-        address = _memory(process, arguments[1], max(2, min(arguments[2], 110)))
+    def _connection(self, process: int, pointer: int, length: int, *, bind: bool = False) -> None:
+        address = _memory(process, pointer, max(2, min(length, 110)))
         family = struct.unpack_from("H", address)[0]
         if family == socket.AF_UNIX:
             name = os.fsdecode(address[2:].split(b"\0")[0])
             if not name.startswith(LOCAL_SERVICES):
                 self._unseen(f"{_program(process)} connected to the socket {name or 'without a name'}")
+        elif bind and address[2:4] == b"\0\0":
+            # Any free port: so urllib3 finds out whether there is IPv6. Nobody knows the port to send to.
+            return
         elif family in (socket.AF_INET, socket.AF_INET6):
             self._unseen(f"{_program(process)} used the network")
 
@@ -337,9 +378,23 @@ def _intent(flags: int) -> tuple[bool, bool, bool]:
     return access != os.O_WRONLY and not replacing, replacing, bool(flags & os.O_CREAT)
 
 
+def _followed(process: int, path: str) -> str:
+    """The path with a link of /proc at its beginning resolved, which leads elsewhere for the supervisor."""
+    path = path.replace("/dev/fd/", "/proc/self/fd/", 1) if path.startswith("/dev/fd/") else path
+    while path.startswith("/proc/") and (link := _LINK.match(path)):
+        owner = link[1] if link[1].isdecimal() else process
+        target = os.readlink(f"/proc/{owner}/{link[2]}")
+        if not target.startswith("/") or target.startswith("/proc/"):
+            break
+        path = target.rstrip("/") + path[link.end() :] or "/"
+    return path
+
+
 def _ignored(path: str) -> bool:
     if path.startswith("/dev/shm/"):
         return path.startswith("/dev/shm/sem.")
+    if "/../" in path:
+        path = os.path.normpath(path)
     return path.startswith(IGNORED) or path == LOADER_CACHE
 
 

@@ -67,6 +67,8 @@ class Run:
                 "non_finite": self.program.case.non_finite,
             }
         )
+        if "killed" in reply:
+            return Failure("crash", reply["killed"], log=self.folder / "run.log", of_machine=True)
         touched = Touched.of(reply.pop("touched"))
         return Done(reply, touched, evidence=self.folder, own=(self.compiled.folder,))
 

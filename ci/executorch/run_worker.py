@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.child import Answer, serve
-from ci.engine.workers.parent import how_it_ended, tail
+from ci.engine.workers.parent import how_it_ended, in_words, killed, tail
 
 TAIL = 4000
 INPUTS, LOG, METRICS, OUTPUTS = "input_list.txt", "run.log", "metrics.json", "outputs"
@@ -26,7 +26,9 @@ def start() -> Answer:
 
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
-    """Figures by threshold name and times, or a `rule` that was broken with its `message`."""
+    """Figures by threshold name and times, or a `rule` that was broken with its `message`.
+
+    `killed` says that the runner was ended from outside, which tells nothing of the program."""
     from ci.suites.accuracy import Unusable, compare, in_files
 
     folder, compiled = Path(order["folder"]), Path(order["compiled"])
@@ -44,6 +46,8 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
             _command(order, folder), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
         ).returncode
     facts["seconds"] = time.monotonic() - began
+    if killed(how := how_it_ended(code)):
+        return {"killed": in_words("runner", how)}
     if code:
         return {**facts, "rule": "run", "message": _message(code, folder / LOG)}
     try:
@@ -74,7 +78,7 @@ def _message(code: int, log: Path) -> str:
     errors = [line for line in text.splitlines() if "error:" in line.lower() or "[ERROR]" in line]
     known = explain(text)
     return (
-        f"the runner: {how_it_ended(code)}"
+        f"the runner {how_it_ended(code)}"
         + (f": {errors[-1].strip()}" if errors else "")
         + (f". {known[0]}" if known else "")
     )

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ci.engine.supervision import death, how_it_ended, log_of, memory_kills, report_of, supervise
+from ci.engine.supervision import death, log_of, memory_kills, report_of, supervise
+from ci.engine.workers.parent import how_it_ended
 from ci.gate import without_annotations
 from ci.github.files import set_outputs, summarise
 from provisioning.base.commands import session

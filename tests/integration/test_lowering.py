@@ -24,7 +24,7 @@ BAD = {
     "no_inputs": ("lowering-factory", "expected a tuple of tensors as inputs, found tuple ()"),
     "text_input": ("lowering-factory", "input 0: expected a tensor, found str 'hello'"),
     "too_large": ("lowering-memory", "can't allocate memory"),
-    "killed": ("lowering-crash", "ended by signal 9 (SIGKILL), as the system does when memory runs out"),
+    "killed": ("lowering-crash", "ended by SIGKILL, as the system does when memory runs out"),
     "decides": ("lowering-export", "the model decides by the value of a tensor"),
     "keeps": ("lowering-factory", "the model changes first.bias while it runs"),
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),

@@ -38,10 +38,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 REASONS = {
     "absent": "was not run: torchvision.models.resnet18 is used, and torchvision is not installed here",
-    "aborts": "the process was ended by signal 11 (SIGSEGV); its last words: libc++.so.1",
+    "aborts": "the process was ended by SIGSEGV; its last words: libc++.so.1",
     "fails": "AssertionError: 1 != 2 : numbers differ. QNN's x86 libraries",
     "hangs_in_native_code": "no result after 4 s",
-    "leaves": "the process left: exit code 0",
+    "leaves": "the process ended with exit code 0",
     "skips": "was not run: needs a device",
     "subtests": "(i=1) AssertionError: 1 == 1",
     "swallows": "was not run: torchvision.models.resnet18 is used",

@@ -16,6 +16,10 @@ def main(arguments: list[str]) -> int:
         time.sleep(600)
     if what == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "killed-in-a-shell":
+        return 128 + signal.SIGKILL
     if what == "refuse":
         sys.stderr.write("qnn_executor_runner: error: the method could not be loaded\n")
         return 40

@@ -245,6 +245,11 @@ class TestRunning:
             (result,) = emulator.run("hang", timeout=0.3)
             assert result.failure and result.failure.kind == "timeout"
 
+    def test_one_that_is_killed_from_outside_says_nothing_of_the_program(self, emulator: Emulator) -> None:
+        for result in emulator.run("killed", "killed-in-a-shell"):
+            assert result.failure and result.failure.of_machine
+            assert result.failure.log and result.failure.log.is_file()
+
     def test_a_known_failure_is_cached_while_the_suite_expects_it(
         self, emulator: Emulator, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -313,7 +318,7 @@ def test_a_run_that_lacks_a_kernel_names_the_operator_and_its_line(tmp_path: Pat
         "kernel": False,
         "reason": "No node visitor, unsupported",
     }
-    result = facts_of({}, "run", "the runner: exit code 1: Error::OperatorMissing")
+    result = facts_of({}, "run", "the runner ended with exit code 1: Error::OperatorMissing")
     (finding,) = findings_of(make_program(tmp_path), result, {"left": [left]})
     assert "aten.erf.default at net.py:7 `torch.erf(x)`" in finding.message
     assert "OperatorMissing" in finding.message and "gelu" in finding.remedy

@@ -272,10 +272,118 @@ CHANGES: dict[str, Change] = {
         lambda place: place.write("part.py", "x = 2"),
         "part.py is there now",
     ),
+    "a file that it reads by way of its working directory": (
+        {
+            "net.py": "import os\n"
+            "def work():\n os.chdir('HERE')\n return open('/proc/self/cwd/w.bin').read()",
+            "w.bin": "1",
+        },
+        lambda place: later(place.folder / "w.bin", "2"),
+        "w.bin changed",
+    ),
+    "a file that it could not open to write": (
+        {
+            "net.py": "import resource\nfrom resource import RLIMIT_NOFILE as files\ndef work():\n"
+            " soft, hard = resource.getrlimit(files)\n resource.setrlimit(files, (0, hard))\n"
+            " try: open('HERE/w.bin', 'w')\n except OSError: pass\n"
+            " resource.setrlimit(files, (soft, hard))\n return open('HERE/w.bin').read()",
+            "w.bin": "1",
+        },
+        lambda place: later(place.folder / "w.bin", "2"),
+        "w.bin changed",
+    ),
+    "a file that it could not make": (
+        {
+            "net.py": "import os\ndef work():\n try: open('HERE/none/a', 'w')\n except OSError: pass\n"
+            " return os.path.exists('HERE/none/a')"
+        },
+        lambda place: place.write("none/a", ""),
+        "none/a is there now",
+    ),
+    "a package whose version it asks for": (
+        {
+            "net.py": "from importlib import metadata\n"
+            "def work():\n try: return metadata.version('my.part')\n"
+            " except metadata.PackageNotFoundError: return '0'",
+            "lib/site-packages/x": "",
+        },
+        lambda place: place.write(
+            "lib/site-packages/my_part-1.0.dist-info/METADATA", "Name: my-part\nVersion: 1.0\n"
+        ),
+        "other packages are in lib/site-packages",
+    ),
+    "what is installed for an entry point": (
+        {
+            "net.py": "from importlib.metadata import entry_points\n"
+            "def work(): return len(entry_points(group='net.plugins'))",
+            "lib/site-packages/x": "",
+        },
+        lambda place: place.write(
+            "lib/site-packages/plug-1.0.dist-info/entry_points.txt", "[net.plugins]\na = plug:a\n"
+        ),
+        "other packages are in lib/site-packages",
+    ),
+    "what is installed at all": (
+        {
+            "net.py": "from importlib.metadata import distributions\n"
+            "def work(): return len(list(distributions()))",
+            "lib/site-packages/x": "",
+        },
+        lambda place: place.write(
+            "lib/site-packages/part-1.0.dist-info/METADATA", "Name: part\nVersion: 1.0\n"
+        ),
+        "other packages are in lib/site-packages",
+    ),
+    "where the home folder is": (
+        {
+            "net.py": "from library import work",
+            "venv/site-packages/library.py": "import os\n"
+            "def work(): return open(os.path.expanduser('~/w.bin')).read()",
+            "a/w.bin": "1",
+            "b/w.bin": "2",
+        },
+        lambda place: place.environ.update(HOME=f"{place.folder}/b"),
+        "w.bin changed",
+    ),
+    "a module that shadows another of its package": (
+        {"net.py": "import part.one\ndef work(): return part.one.x", "part/__init__.py": ""}
+        | {"part/one.py": "x = 1"},
+        lambda place: place.write("part/one/__init__.py", "x = 2"),
+        "part/one is there now",
+    ),
+    "a package that its worker imports from a folder": (
+        {"net.py": "import base.one\ndef work(): return base.one.x", "over/base/__init__.py": ""}
+        | {"over/base/one.py": "x = 1"},
+        lambda place: place.write("over/base/one/__init__.py", "x = 2"),
+        "other files are in over/base",
+    ),
+    "a variable that a native library of its own reads": (
+        {
+            "net.py": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.getenv.restype = ctypes.c_char_p\n"
+            "def work(): return str(libc.getenv(open('HERE/own.so').read().split('\\0')[1].encode()))",
+            "own.so": "\x7fELF\0NET_WIDTH\0",
+        },
+        lambda place: place.environ.update(NET_WIDTH="2"),
+        "environment variable NET_WIDTH changed",
+    ),
+    "which program it finds": (
+        {
+            "net.py": "from subprocess import check_output\n"
+            "def work(): return check_output(['tool']).decode()",
+            "bin/tool": "#!/bin/sh\necho 1",
+            "more/tool": "#!/bin/sh\necho 2",
+        },
+        lambda place: place.environ.update(PATH=f"{place.folder}/more:{place.environ['PATH']}"),
+        "the program tool is another",
+    ),
 }
 
 
 OF_PROCESS = {
+    "where the home folder is",
+    "a package that its worker imports from a folder",
+    "a variable that a native library of its own reads",
+    "which program it finds",
     "an environment variable",
     "a folder of the search path that was not there",
     "a variable that a child process has",
@@ -291,6 +399,8 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
     place.path += [str(place.folder / "lib"), str(place.folder / "lib" / "site-packages")]
     for name, text in files.items():
         place.write(name, text)
+    for tool in place.folder.glob("*/tool"):
+        tool.chmod(0o755)
     (place.folder / "w.pt").symlink_to("v1.pt")
     (place.folder / "now").symlink_to("v1")
     restart = what in OF_PROCESS
@@ -298,12 +408,15 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
     def again() -> None:
         if place.worker.setup.logs.is_relative_to(place.store):
             place.worker.end()
-        search = f"{place.folder}/none:{place.folder}/lib"
+        search = f"{place.folder}/none:{place.folder}/lib:{place.folder}/over"
         added = f"import site; site.addsitedir('{place.folder}/venv/site-packages')\n"
+        if (place.folder / "over").exists():
+            added += "import base.one\n"
         place.worker = start(place.store / "logs", {**place.environ, "PYTHONPATH": search}, added)
 
     if restart:
         place.path = [str(place.folder)]
+        place.environ |= {"HOME": f"{place.folder}/a", "PATH": f"{place.folder}/bin:{os.environ['PATH']}"}
         again()
     first, _ = place.do()
     assert place.do() == (first, "")
@@ -363,6 +476,16 @@ def test_what_changes_while_it_is_read_is_not_remembered(place: Place) -> None:
     [
         (
             "import socket\ndef work(): return socket.socket().connect_ex(('127.0.0.1', 9))",
+            "used the network",
+        ),
+        (
+            "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\n"
+            "def work(): return udp.sendto(b'x', ('127.0.0.1', 9))",
+            "used the network",
+        ),
+        (
+            "import socket\nudp = socket.socket(type=socket.SOCK_DGRAM)\n"
+            "def work(): return udp.sendmsg([b'x'], [], 0, ('127.0.0.1', 9))",
             "used the network",
         ),
         (
@@ -503,7 +626,7 @@ def test_where_nothing_can_be_watched_nothing_is_remembered(place: Place) -> Non
         " p = select.poll(); p.register(s.listener, select.POLLIN)\n"
         " while p.poll()[0][1] & select.POLLIN: s.answer()\n"
         " os._exit(0)\n"
-        "fd = install(); socket.send_fds(b, [b'+'], [fd]); os.close(fd)\n"
+        "fd = install(b.fileno()); socket.send_fds(b, [b'+'], [fd]); os.close(fd)\n"
     )
     place.write("net.py", "def work(): return 1")
     place.worker = start(place.store / "logs", before=blocked)

@@ -190,7 +190,7 @@ class TestCompile:
     def test_a_worker_that_crashes_is_told_with_its_log(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        stand_in.gone = Gone("crash", "ended by signal 11 (SIGSEGV)")
+        stand_in.gone = Gone("crash", "was ended by SIGSEGV")
         assert self.compiled(tmp_path) == 1 and not (tmp_path / "out").exists()
         (logs,) = (tmp_path / "temporary").iterdir()
         text = capsys.readouterr().err

@@ -77,8 +77,8 @@ class TestParent:
     @pytest.mark.parametrize(
         ("what", "said"),
         [
-            ("segfault", "crash: ended by signal 11 (SIGSEGV)"),
-            ("leave", "crash: exit code 3"),
+            ("segfault", "crash: was ended by SIGSEGV"),
+            ("leave", "crash: ended with exit code 3"),
         ],
     )
     def test_a_worker_that_goes_says_how(self, slot: WorkerSlot[Worker, Any], what: str, said: str) -> None:
@@ -141,11 +141,11 @@ class TestSentence:
         return lambda gone: gone.sentence(log)
 
     def test_has_the_last_words_before_the_trace(self, sentence: Callable[[Gone], str]) -> None:
-        said = sentence(Gone("crash", "ended by signal 6 (SIGABRT)"))
-        assert said == "the process was ended by signal 6 (SIGABRT); its last words: last words"
+        said = sentence(Gone("crash", "was ended by SIGABRT"))
+        assert said == "the process was ended by SIGABRT; its last words: last words"
 
     def test_names_memory_where_that_is_likely(self, sentence: Callable[[Gone], str]) -> None:
-        assert "memory runs out" in sentence(Gone("crash", "ended by signal 9 (SIGKILL)"))
+        assert "memory runs out" in sentence(Gone("crash", "was ended by SIGKILL"))
 
     def test_of_a_timeout_is_how_long_it_took(self, sentence: Callable[[Gone], str]) -> None:
         assert sentence(Gone("timeout", "no result after 3 s")) == "no result after 3 s"
@@ -172,7 +172,7 @@ class TestChild:
         while meter.read()["cpu_seconds"] < 0.05:
             sum(block)
         figures = meter.read()
-        assert figures["seconds"] >= 0.04 and figures["peak"] > 1 << 20
+        assert figures["seconds"] > 0.02 and figures["peak"] > 1 << 20
 
     def test_it_does_not_outlive_whoever_started_it(self) -> None:
         starter = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from ci.engine.watch import Supervisor, Unavailable, install
 
 _SET_PARENT_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
 _UNFORESEEN = 70
+_CHANNEL = 900
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,7 +75,11 @@ def _work(work: Callable[[], dict[str, Any]], channel: socket.socket, send: int,
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
         interpreter.forget()
         try:
-            listener = install()
+            # Under a number that no later file has.
+            number = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _CHANNEL)
+            channel.close()
+            channel = socket.socket(fileno=number)
+            listener = install(number)
             socket.send_fds(channel, [b"+"], [listener])
             os.close(listener)
         except Unavailable as error:
@@ -155,4 +161,4 @@ def _seen(supervisor: Supervisor, temporary: str) -> dict[str, Any]:
         seen[name] = {
             path: state for path, state in seen[name].items() if not f"{path}/".startswith(f"{temporary}/")
         }
-    return {**seen, "unseen": list(seen["unseen"]), "written": []}
+    return {**seen, "unseen": list(seen["unseen"]), "written": {}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -59,20 +60,15 @@ class Gone(Exception):
     @property
     def of_machine(self) -> bool:
         """A time-out and a kill from outside say nothing of the work; a crash does."""
-        return self.kind == "timeout" or "SIGKILL" in self.how
+        return self.kind == "timeout" or killed(self.how)
 
     def sentence(self, log: Path) -> str:
         """How it ended, for a reader who knows of no worker, with the last line of its log."""
         if self.kind == "timeout":
             return self.how
-        said = (
-            f"the process was {self.how}" if self.how.startswith("ended") else f"the process left: {self.how}"
-        )
-        if "SIGKILL" in self.how:
-            said += ", as the system does when memory runs out"
         # What faulthandler adds after that is for who reads the log itself.
         words = tail(log, 20_000).partition("Fatal Python error")[0].strip().splitlines()[-1:]
-        return said + (f"; its last words: {words[0][-400:]}" if words else "")
+        return in_words("process", self.how) + (f"; its last words: {words[0][-400:]}" if words else "")
 
 
 class Worker:
@@ -232,7 +228,21 @@ class WorkerSlot(Generic[W, R]):
 
 
 def how_it_ended(code: int) -> str:
-    return f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+    """In words that follow the name of the process: `ended with exit code 3`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"was ended by {names.get(-code, f'signal {-code}')}"
+
+
+def in_words(process: str, how: str) -> str:
+    memory = ", as the system does when memory runs out" if "SIGKILL" in how else ""
+    return f"the {process} {how}{memory}"
+
+
+def killed(how: str) -> bool:
+    """Whether `how_it_ended` tells of a kill from outside; 137 and 143 are a shell's words for it."""
+    return bool(re.search(r"ended by SIG(KILL|TERM|INT|HUP)\b|exit code 1(37|43)$", how))
 
 
 def tail(log: Path, characters: int = 200_000) -> str:
