@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from provisioning import lock_files, pip_settings
+from provisioning.base import toml
 from provisioning.base.errors import ManifestError, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
@@ -85,10 +85,6 @@ def _cpu_entry(line: str) -> lock_files.Entry:
 
 
 def _hashes(line: str, options: list[str]) -> set[str]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     command = [lock_files.uv(), "pip", "compile", "-", "--no-deps", "--quiet", "--format", "pylock.toml"]
     done = subprocess.run(
         [*command, *pip_settings.uv_flags(os.environ), *options],
@@ -100,7 +96,7 @@ def _hashes(line: str, options: list[str]) -> set[str]:
     )
     if done.returncode:
         return set()
-    wheels = [wheel for package in tomllib.loads(done.stdout)["packages"] for wheel in package["wheels"]]
+    wheels = [wheel for package in toml.loads(done.stdout)["packages"] for wheel in package["wheels"]]
     if not all("sha256" in wheel.get("hashes", {}) for wheel in wheels):
         raise UpstreamError(
             f"the package index has {line} and does not say its sha256",

@@ -14,6 +14,7 @@ from ci.builds.programs import Program
 from ci.builds.recipes import Project, Recipe, filled
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import OWN_NAME, SourceTree
+from ci.engine.jobs import available_memory
 
 LINKS = "tree"
 
@@ -167,35 +168,3 @@ def default_jobs(environ_cpus: int | None = None, memory: int | None = None) -> 
     cpus = environ_cpus or len(os.sched_getaffinity(0))
     available = memory if memory is not None else available_memory()
     return max(1, min(cpus, available // MEMORY_PER_JOB if available else cpus))
-
-
-def available_memory(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """Bytes that are free on this machine or in this container; None when neither tells."""
-    left = []
-    if meminfo.is_file():
-        available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
-        if available:
-            left.append(int(available.group(1)) << 10)
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, now = ((cgroup / name).read_text(encoding="ascii").strip() for name in (limit, used))
-        except OSError:
-            continue
-        if most.isdecimal() and now.isdecimal():
-            left.append(max(1, int(most) - int(now) + _reclaimable(cgroup / limit)))
-    return min(left, default=None)
-
-
-def _reclaimable(limit: Path) -> int:
-    """What a container uses only to cache files; after a checkout that is most of its memory."""
-    try:
-        text = limit.with_name("memory.stat").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
-    return int(inactive.group(1)) if inactive else 0

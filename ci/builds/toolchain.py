@@ -11,6 +11,7 @@ from ci.builds.programs import Program, find_compiler, find_program
 from ci.builds.recipes import Recipe
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
+from provisioning.components import ANDROID_NDK, identity_of
 
 NDK_TOOLCHAIN = Path("build/cmake/android.toolchain.cmake")
 _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
@@ -77,9 +78,7 @@ def ndk(root: Path) -> Toolchain:
                 f"{root}: expected an Android NDK with {path.relative_to(root)}, found none",
                 remedy="set ANDROID_NDK_ROOT to the folder that holds source.properties",
             )
-    text = properties.read_text(encoding="utf-8", errors="replace")
-    match = re.search(r"^Pkg\.Revision\s*=\s*(\S+)", text, re.MULTILINE)
-    revision = match.group(1) if match else "unknown"
+    revision = identity_of(ANDROID_NDK, root).version or "unknown"
     return Toolchain(
         identity=f"Android NDK {revision} in {root}",
         # The recipe names the toolchain file, which finds the rest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -266,15 +267,40 @@ def default_slots() -> int:
 
 def memory_budget(part: float = 0.8) -> int | None:
     """Bytes that jobs may use together: a part of what is free now; None where that is not known."""
-    free = [
-        int(line.split()[1]) * 1024
-        for line in _read("/proc/meminfo").splitlines()
-        if line.startswith("MemAvailable:")
-    ]
-    limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
-    if limit.isdecimal() and used.isdecimal():
-        free.append(int(limit) - int(used))
-    return int(min(free) * part) if free else None
+    free = available_memory()
+    return None if free is None else int(free * part)
+
+
+def available_memory(
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Bytes that are free on this machine and in this container; None where neither is known."""
+    left = []
+    if meminfo.is_file():
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
+        if available:
+            left.append(int(available.group(1)) << 10)
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            most, now = ((cgroup / name).read_text(encoding="ascii").strip() for name in (limit, used))
+        except OSError:
+            continue
+        if most.isdecimal() and now.isdecimal():
+            left.append(max(1, int(most) - int(now) + _reclaimable(cgroup / limit)))
+    return min(left, default=None)
+
+
+def _reclaimable(limit: Path) -> int:
+    """Memory that a container uses only to cache files. After a checkout that is most of it."""
+    try:
+        text = limit.with_name("memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    inactive = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
+    return int(inactive.group(1)) if inactive else 0
 
 
 def _read(path: str) -> str:

@@ -14,19 +14,19 @@ def set_outputs(outputs: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Print the step's outputs; on GitHub, set them."""
     for name, value in outputs.items():
         sys.stdout.write(f"{name}={value}\n")
-    _append("GITHUB_OUTPUT", github(outputs), environ)
+    append("GITHUB_OUTPUT", github(outputs), environ)
 
 
 def export(variables: Mapping[str, str], environ: Mapping[str, str]) -> None:
     """Set environment variables for the steps that follow."""
-    _append("GITHUB_ENV", github(variables), environ)
+    append("GITHUB_ENV", github(variables), environ)
 
 
 def summarise(markdown: str, environ: Mapping[str, str]) -> None:
-    _append("GITHUB_STEP_SUMMARY", markdown, environ)
+    append("GITHUB_STEP_SUMMARY", markdown, environ)
 
 
-def _append(variable: str, text: str, environ: Mapping[str, str]) -> None:
+def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
     if not (name := environ.get(variable)):
         return
     try:

@@ -8,13 +8,15 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ci.engine.jobs import Job, shard
 from ci.executorch.verb import SUITE
+from ci.github.files import append
 from ci.suites.flags import add_choice, check
+from provisioning.base import toml
 from provisioning.base.command_line import count
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import ROOT, add_selection, selection_of
@@ -87,7 +89,10 @@ def run(args: argparse.Namespace) -> int:
     text = json.dumps(matrix)
     sys.stdout.write(text + "\n")
     if args.github:
-        _to_github(text, empty=not matrix["include"])
+        if not os.environ.get("GITHUB_OUTPUT"):
+            message = "--github: GITHUB_OUTPUT is not set"
+            raise UsageError(message, remedy="leave --github out; the JSON is on stdout")
+        append("GITHUB_OUTPUT", f"matrix={text}\nempty={str(not matrix['include']).lower()}\n", os.environ)
     return 0
 
 
@@ -162,13 +167,9 @@ def _differing_cases(suite: Path, ref: str) -> set[str] | None:
     from ci.executorch.suite import Suite, load_suite
     from provisioning.base.documents import parse
 
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         text = _git(suite.parent, "show", f"{ref}:./{suite.name}")
-        then = parse(tomllib.loads(text), Suite, suite).cases
+        then = parse(toml.loads(text), Suite, suite).cases
     except (UsageError, ManifestError, ValueError):
         return None
     now = load_suite(suite).cases
@@ -210,12 +211,3 @@ def _flags(args: argparse.Namespace, *, cases: bool = True) -> list[str]:
 
 def _each(flag: str, values: Iterable[object] | None) -> list[str]:
     return [part for value in values or () for part in (flag, str(value))]
-
-
-def _to_github(text: str, *, empty: bool, environ: Mapping[str, str] = os.environ) -> None:
-    if not (path := environ.get("GITHUB_OUTPUT")):
-        raise UsageError(
-            "--github: GITHUB_OUTPUT is not set", remedy="leave --github out; the JSON is on stdout"
-        )
-    with Path(path).open("a", encoding="utf-8") as stream:
-        stream.write(f"matrix={text}\nempty={'true' if empty else 'false'}\n")

@@ -15,11 +15,9 @@ from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.lock_files import parse
 
 NAME = "qnn-ci"
-# Installers skip torch's line, a comment to them: its build differs by index.
-_LOCKED = re.compile(r"^(?:# torch: )?(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
-_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -72,11 +70,11 @@ def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests:
 def locked_packages(manifests: Path) -> list[Item]:
     hashes: dict[tuple[str, str], set[str]] = {}
     for file in sorted((manifests / "locks").glob("*.txt")):
-        current: set[str] = set()
-        for line in file.read_text(encoding="utf-8").splitlines():
-            if match := _LOCKED.match(line):
-                current = hashes.setdefault((match["name"], match["version"]), set())
-            current.update(_HASH.findall(line))
+        # Installers skip torch's line, a comment to them: its build differs by index.
+        text = file.read_text(encoding="utf-8").replace("# torch: ", "")
+        for entry in parse(text):
+            version = entry.line.partition("==")[2].partition(";")[0].strip()
+            hashes.setdefault((entry.name, version), set()).update(entry.hashes)
     return [
         Item(
             name,

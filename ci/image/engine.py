@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UpstreamError, causes
 
 if TYPE_CHECKING:
     import docker
@@ -161,14 +161,13 @@ def translated() -> Iterator[None]:
 
 
 def error_of(error: BaseException) -> ToolkitError:
-    causes = list(_causes(error))
     where = os.environ.get("DOCKER_HOST") or DEFAULT_HOST
-    if any(isinstance(cause, PermissionError) for cause in causes):
+    if any(isinstance(cause, PermissionError) for cause in causes(error)):
         return EnvironmentLacking(
             f"the container engine runs, but you may not use it ({where}: permission denied)",
             remedy="sudo usermod -aG docker $USER, and log in again",
         )
-    if any(isinstance(cause, (FileNotFoundError, ConnectionError)) for cause in causes):
+    if any(isinstance(cause, (FileNotFoundError, ConnectionError)) for cause in causes(error)):
         return EnvironmentLacking(
             f"no container engine answers at {where}", remedy=f"systemctl start docker, or {INSTALL}"
         )
@@ -185,16 +184,3 @@ def out_of_disk(message: str) -> EnvironmentLacking:
         f"the disk that the container engine uses is full: {message.strip()}",
         remedy="docker system prune, or give it a larger disk",
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and everything it came from; urllib3 hides causes among arguments."""
-    seen: set[int] = set()
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        waiting += [one.__cause__, one.__context__, *(a for a in one.args if isinstance(a, BaseException))]

@@ -7,7 +7,6 @@ lanes live in environments that need not fit each other.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +15,9 @@ from typing import Any
 from ci.onnx.precision import PRECISIONS
 from ci.onnx.suite import Program
 from ci.suites.baseline import baseline_path, load_baseline
+from provisioning.base import toml
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import MANIFESTS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 STAGES = ("test_lowering", "test_emulator")
 SUITE = MANIFESTS / "suites" / "lowering.toml"
@@ -106,7 +101,7 @@ def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) 
 
 def _plain_programs(suite: Path) -> Iterator[tuple[str, Key]]:
     """The programs that are quantized by nothing but their scheme: others are no match."""
-    document = tomllib.loads(suite.read_text(encoding="utf-8"))
+    document = toml.loads(suite.read_text(encoding="utf-8"))
     for case_name, case in document["case"].items():
         for run in case["run"]:
             if "label" in run or run.get("qat"):

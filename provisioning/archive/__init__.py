@@ -32,11 +32,13 @@ def extract(
     limits: Limits = DEFAULT,
     workers: int | None = None,
     progress: Progress | None = None,
+    name: str = "",
 ) -> list[Entry]:
     """Unpack the members that `place` gives a destination below `into`; returns what was written.
 
     `place` is called with each member's name, directories with a slash at their end; None leaves a member
-    out. Files become 0644, or 0755 where any exec bit is set; directories 0755; symbolic links are made last.
+    out. `name` is what progress calls the archive: downloads are named by their hash.
+    Files become 0644, or 0755 where any exec bit is set; directories 0755; symbolic links are made last.
     `into` is the caller's private staging directory, created if it is not there. After an error the caller
     removes it, whatever it holds. Raises ArchiveError for a bad archive, EnvironmentLacking where writing
     fails.
@@ -56,7 +58,7 @@ def extract(
                 " apart, found one that takes them for the same name",
                 remedy=f"{ANOTHER_STORE}, on a case-sensitive file system",
             )
-        return unpack(zip_file, plan, into, workers, progress)
+        return unpack(zip_file, plan, into, workers, progress, name or archive.name)
 
 
 def tells_case_apart(directory: Path) -> bool:

@@ -83,10 +83,10 @@ class Directories:
 
 
 def unpack(
-    zip_file: Zip, plan: Plan, into: Path, workers: int | None, progress: Progress | None
+    zip_file: Zip, plan: Plan, into: Path, workers: int | None, progress: Progress | None, name: str
 ) -> list[Entry]:
     if progress is not None:
-        progress.start(f"unpack {zip_file.path.name}", plan.total)
+        progress.start(f"unpack {name}", plan.total)
     try:
         root = os.open(into, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from provisioning.base import toml
 from provisioning.base.errors import ManifestError
 
 
@@ -35,15 +36,9 @@ Regex = Annotated[str, AfterValidator(_compiles)]
 
 def load(path: Path, model: type[M]) -> M:
     """Read one TOML file. Any error names file, key, what was expected and what was found."""
-    import sys
-
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        data: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+    except toml.TOMLDecodeError as error:
         raise ManifestError(path, "(syntax)", expected="TOML", found=str(error)) from error
     except UnicodeDecodeError as error:
         raise ManifestError(path, "(encoding)", expected="UTF-8", found=str(error)) from error

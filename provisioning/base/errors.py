@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 INTERNAL = 70
@@ -76,3 +77,15 @@ class IntegrityError(UpstreamError):
 
 class ArchiveError(IntegrityError):
     """An archive that is damaged or hostile."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that it came from, each once. urllib3 hides causes in arguments and in `reason`."""
+    seen: set[int] = set()
+    waiting: list[object] = [error]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, BaseException) and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [*one.args, getattr(one, "reason", None), one.__cause__, one.__context__]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urljoin, urlsplit
 
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UpstreamError, causes
 from provisioning.download.address import MIRROR_VARIABLE, redact
 from provisioning.download.disk import BLOCK
 
@@ -239,7 +239,7 @@ def in_words(error: BaseException, patience: Patience) -> str:
 
     if isinstance(error, requests.exceptions.ConnectTimeout):
         return f"no connection within {patience.connect_timeout:g} s"
-    for inner in _chain(error):
+    for inner in causes(error):
         if isinstance(inner, (requests.exceptions.ProxyError, urllib3.exceptions.ProxyError)):
             return "the proxy could not be used (see HTTPS_PROXY, HTTP_PROXY, NO_PROXY)"
         if isinstance(inner, (urllib3.exceptions.ReadTimeoutError, requests.exceptions.ReadTimeout)):
@@ -251,18 +251,3 @@ def in_words(error: BaseException, patience: Patience) -> str:
         if isinstance(inner, OSError) and inner.errno and inner.strerror:
             return inner.strerror.lower()
     return f"the connection failed ({type(error).__name__})"
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and everything it came from or carries, once each."""
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        current = waiting.pop(0)
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        yield current
-        waiting += [a for a in current.args if isinstance(a, BaseException)]
-        waiting += [getattr(current, "reason", None)] if isinstance(current, Exception) else []
-        waiting += [current.__cause__, current.__context__]

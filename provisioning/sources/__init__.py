@@ -9,7 +9,6 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,28 +106,7 @@ class FileSource(Source):
         from provisioning.archive import Limits, extract
 
         limits = Limits(case_sensitive=getattr(self, "case_sensitive", False))
-        named = None if progress is None else _Named(progress, f"unpack {self.name}")
-        return extract(fetched, into, place, limits=limits, progress=named)
+        return extract(fetched, into, place, limits=limits, progress=progress, name=self.name)
 
     def recordable(self, digest: str, size: int) -> dict[str, str | int]:
         return {"sha256": digest, "size": size}
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """A progress under the name that the user knows: downloads are named by their hash."""
-
-    inner: Progress
-    name: str
-
-    def start(self, name: str, total: int | None, done: int = 0) -> None:
-        self.inner.start(self.name, total, done)
-
-    def advance(self, count: int) -> None:
-        self.inner.advance(count)
-
-    def note(self, text: str) -> None:
-        self.inner.note(text)
-
-    def finish(self) -> None:
-        self.inner.finish()

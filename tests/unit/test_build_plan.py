@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from ci.builds import x86
-from ci.builds.plan import MEMORY_PER_JOB, Plan, Sdk, available_memory
+from ci.builds.plan import MEMORY_PER_JOB, Plan, Sdk
 from ci.builds.recipes import load_recipe
 from ci.builds.request import plan_of
 from ci.builds.toolchain import Toolchain, cross
+from ci.engine.jobs import available_memory
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import selection_of
 from tests.support.build_plans import make_plan

@@ -229,11 +229,6 @@ def test_a_quota_limits_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scheduler.default_slots() == 1
 
 
-def test_the_budget_is_a_part_of_the_least_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable:   8000 kB",
-        "/sys/fs/cgroup/memory.max": "3000",
-        "/sys/fs/cgroup/memory.current": "1000",
-    }
-    monkeypatch.setattr(scheduler, "_read", files.__getitem__)
+def test_the_budget_is_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "available_memory", lambda: 2000)
     assert scheduler.memory_budget(0.5) == 1000
