@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,6 +81,14 @@ class Environment:
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
+
+    def explain(self) -> None:
+        """Say on stderr which trees are the user's own, and what was corrected."""
+        for component, root in self.roots.items():
+            if root.origin == "directory":
+                sys.stderr.write(f"using your own {component}: {root.variable}={root.path}\n")
+        for note in self.notes:
+            sys.stderr.write(f"note: {note}\n")
 
     def root(self, component: str) -> Root:
         """The component's root; without one, an error that names the command which provisions it."""

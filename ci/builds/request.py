@@ -47,6 +47,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     needs = tuple(_needs(args, recipe))
     _check_headers(profile, selection, environ, needs)
     environment = resolve(selection, environ, needs=needs)
+    environment.explain()
     suffix = "" if args.build_type == "RelWithDebInfo" else f"-{args.build_type}"
     launcher = next((path for name in LAUNCHERS if (path := shutil.which(name))), None)
     tree = open_tree(

@@ -81,6 +81,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     programs = chosen(args, selection)
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     found = resolve(replace(selection, soc=socs[0] if socs else selection.soc), environ)
+    found.explain()
     sdk = found.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)
     return Plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from abc import abstractmethod
@@ -54,6 +55,9 @@ class Thresholds(Model):
             raise ValueError("cosine or sqnr_db, or nothing would be compared")
         return self
 
+
+NEAR = 8
+"""Names that are offered where one matches nothing."""
 
 PLACEHOLDER = Thresholds(sqnr_db=0)
 """For a run that names none: whatever was computed passes, with a warning."""
@@ -199,7 +203,7 @@ class Suites(Generic[P]):
         for flag, values in given.items():
             for value in values:
                 if not any(matches(flag, value, program) for program in programs):
-                    raise self._nothing(programs, f"{flag} {value} matches no program")
+                    raise self._nothing(programs, f"{flag} {value} matches no program", flag, value)
         chosen = [
             program
             for program in programs
@@ -210,13 +214,21 @@ class Suites(Generic[P]):
         ]
         if not chosen:
             flags = " ".join(f"{flag} {value}" for flag, values in given.items() for value in values)
-            raise self._nothing(programs, f"no program is left by {flags}")
+            raise self._nothing(programs, f"no program is left by {flags}", "--tag")
         return chosen
 
-    def _nothing(self, programs: Sequence[P], message: str) -> UsageError:
-        tags = sorted({tag for program in programs for tag in program.run.tags})
+    def _nothing(self, programs: Sequence[P], message: str, flag: str, value: str = "") -> UsageError:
+        names = {
+            "--tag": {tag for program in programs for tag in program.run.tags},
+            "--case": {program.case_name for program in programs},
+            "-k": {program.name for program in programs},
+        }[flag]
+        near = difflib.get_close_matches(value, names)
+        shown = list(dict.fromkeys([*near, *sorted(names)]))[:NEAR]
+        others = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        kind = {"--tag": "tags", "--case": "cases", "-k": "programs"}[flag]
         return UsageError(
-            f"{message}; tags are {', '.join(tags) or 'on no run'}",
+            f"{message}; {kind} are {', '.join(shown) or 'on no run'}{others}",
             remedy=session(self.stage, "--list"),
         )
 

@@ -158,6 +158,7 @@ def make_plan(
     """All but which tests there are, which may take a worker to know."""
     suite.check()
     found = resolve(selection, environ)
+    found.explain()
     runner = ready_runner(environ, selection.reports)
     slots = args.jobs or default_slots()
     environment = worker_environment(found, environ, runner, slots)

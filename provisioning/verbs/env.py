@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         )
     environment = resolve(selection_of(args), os.environ)
     if not args.quiet:
-        explain(environment)
+        environment.explain()
     if args.name:
         text = _value(environment, args.name) + "\n"
     elif args.append:
@@ -57,15 +57,6 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.buffer.write(os.fsencode(text))
         sys.stdout.flush()
     return 0
-
-
-def explain(environment: Environment) -> None:
-    """Say on stderr which trees are the user's own, and what was corrected."""
-    for component, root in environment.roots.items():
-        if root.origin == "directory":
-            sys.stderr.write(f"using your own {component}: {root.variable}={root.path}\n")
-    for note in environment.notes:
-        sys.stderr.write(f"note: {note}\n")
 
 
 def _value(environment: Environment, name: str) -> str:

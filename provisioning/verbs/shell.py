@@ -11,7 +11,6 @@ from pathlib import Path
 from provisioning.base.command_line import Parser
 from provisioning.base.settings import add_selection, selection_of
 from provisioning.environment import Environment, resolve
-from provisioning.verbs.env import explain
 
 EXAMPLES = """\
   nox -s shell
@@ -33,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replace this process, so that signals and the exit code are the command's own."""
     environment = resolve(selection_of(args), os.environ)
-    explain(environment)
+    environment.explain()
     if around := os.environ.get(MARKER):
         sys.stderr.write(
             f"note: this is inside another shell of this toolkit ({around}); `exit` returns there\n"

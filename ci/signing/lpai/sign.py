@@ -258,7 +258,9 @@ def _environment(args: argparse.Namespace, selection: Selection) -> Environment 
     """None where it is not needed: a rehearsal with libraries that the user names."""
     if args.signer == "dev" and not args.direct and (args.library or args.serial or args.from_device):
         return None
-    return resolve(selection, os.environ)
+    environment = resolve(selection, os.environ)
+    environment.explain()
+    return environment
 
 
 def _serial(args: argparse.Namespace) -> int:
