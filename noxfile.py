@@ -169,6 +169,13 @@ def compat(session: nox.Session) -> None:
 
 
 @nox.session
+def compare(session: nox.Session) -> None:
+    """Compare one suite on several QNN builds, program by program."""
+    lane = "executorch" if "executorch" in " ".join(session.posargs).replace("=", " ").split() else "onnx"
+    run(session, lane, "-m", "ci", "compare")
+
+
+@nox.session
 def sign_lpai(session: nox.Session) -> None:
     """Sign the Hexagon libraries that LPAI needs."""
     run(session, "tools", "-m", "ci", "sign_lpai")

@@ -20,6 +20,7 @@ VERBS = {
     "bundle": Verb("ci.device.bundle.verb", "the exact files that a device needs, checked as one"),
     "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and bring back what it says"),
     "test_delegate": Verb("ci.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator"),
+    "compare": Verb("ci.upstream.compare.verb", "compare one suite on several QNN builds"),
     "compat": Verb("ci.upstream.compat.verb", "measure which QNN builds this executorch can drive"),
     "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
     "test_lowering": Verb("ci.executorch.verb", "lower models to HTP and audit what was delegated"),

@@ -25,6 +25,19 @@ STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
 """In the order in which they are tried."""
 
 
+ONNX_PACKAGES = "onnx-packages"
+"""The component of a build's Python packages as they are, to be put on PYTHONPATH."""
+
+
+class Runtime(Model):
+    """The onnxruntime wheel of a build that today's does not take."""
+
+    version: Version
+    filename: str
+    sha256: Sha256
+    size: int
+
+
 class Build(Model):
     """A QNN build to be measured, and the x86-64 wheel that it comes in."""
 
@@ -35,6 +48,26 @@ class Build(Model):
     filename: str
     sha256: Sha256
     size: int
+    onnxruntime: Runtime | None = None
+    """None: the ONNX lane's own."""
+
+    def packages(self) -> Component:
+        """This build's packages for Python, whole."""
+        parts = [Part(name=self.package, source=self._wheel())]
+        if (runtime := self.onnxruntime) is not None:
+            source = Wheel(type="wheel", package="onnxruntime", **runtime.model_dump())
+            parts.append(Part(name="onnxruntime", source=source))
+        return Component(version=self.qnn, parts=tuple(parts))
+
+    def _wheel(self) -> Wheel:
+        return Wheel(
+            type="wheel",
+            package=self.package,
+            version=self.version,
+            filename=self.filename,
+            sha256=self.sha256,
+            size=self.size,
+        )
 
     def component(self, pinned: Component) -> Component:
         """`pinned`, a profile's qnn-sdk, with this build's wheel in it; itself where it is this build."""
@@ -46,20 +79,12 @@ class Build(Model):
             )
         if own.sha256 == self.sha256:
             return pinned
-        source = Wheel(
-            type="wheel",
-            package=self.package,
-            version=self.version,
-            filename=self.filename,
-            sha256=self.sha256,
-            size=self.size,
-        )
         date = self.build_id.rpartition(".")[2][:6]
         return Component(
             version=f"{self.qnn}.{date}",
             build_id=self.build_id,
             licence=pinned.licence,
-            parts=(Part(name=part.name, source=source, place=part.place),),
+            parts=(Part(name=part.name, source=self._wheel(), place=part.place),),
         )
 
 

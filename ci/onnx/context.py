@@ -16,6 +16,7 @@ from ci.onnx.graph import Signature, Tensor, load_graph
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR, context_beside, read_model
 from provisioning.base.errors import CheckFailed
 from provisioning.base.files import hash_file
+from provisioning.manifest import load_socs
 
 SCHEMA = 1
 
@@ -79,12 +80,18 @@ def read_context(path: Path) -> Context:
     compiled = read_model(path)
     record = record_path(path)
     known = {context.half_floats for context in compiled.contexts}
+    soc_id, arch = compiled.soc_id, compiled.arch
+    if not soc_id:
+        # Providers before onnxruntime-qnn 2.4 note no chip; the context itself names it.
+        socs = {soc for context in compiled.contexts for soc in context.socs}
+        chips = {(soc.id, soc.arch) for name, soc in load_socs().items() if name in socs}
+        soc_id, arch = chips.pop() if len(chips) == 1 else (0, 0)
     return Context(
         path=path,
         beside=tuple(context_beside(path, name) for name in compiled.files),
         build_ids=tuple(sorted({build for context in compiled.contexts for build in context.build_ids})),
-        arch=compiled.arch,
-        soc_id=compiled.soc_id,
+        arch=arch,
+        soc_id=soc_id,
         signature=Signature(
             tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.inputs),
             tuple(Tensor(name, each.dtype, each.shape) for name, each in compiled.outputs),

@@ -134,7 +134,9 @@ def _gc(args: argparse.Namespace) -> int:
         for profile in profile_names()
         for name, component in load_profile(profile).components.items()
     }
-    known |= {definition_of(QNN_SDK, component) for component in compat.load_builds().components()}
+    builds = compat.load_builds()
+    known |= {definition_of(QNN_SDK, component) for component in builds.components()}
+    known |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
     found = Store(store_path(args.store)).gc(
         lambda tree: tree.inventory.definition in known,
         older_than=args.older_than,

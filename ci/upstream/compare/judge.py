@@ -1,0 +1,76 @@
+"""Which of two measurements of one program is worse, by the tolerances that baselines have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ci.suites.baseline import COSTS, Tolerances
+from provisioning.base.findings import Metric
+
+Verdict = Literal["better", "same", "worse"]
+RANK: Mapping[Verdict, int] = {"worse": 0, "better": 1, "same": 2}
+
+ACCURACY = ("sqnr_db", "reference_sqnr_db")
+NODES = ("cpu_operators", "delegates", "graphs")
+"""Of a program: each more of them is a way between CPU and NPU more."""
+GATED = tuple(name for name in COSTS if name != "cpu_seconds")
+"""Seconds and cycles are the host's: between two builds they differ by 16 times, and judge nothing."""
+
+Row = Mapping[str, Metric]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    figure: str
+    before: float | str
+    after: float | str
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.figure} {_number(self.before)} → {_number(self.after)}"
+
+
+def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Difference]:
+    """What differs by more than the tolerances; a program that only one build takes is that alone."""
+    taken = [row.get("verdict") is not None and bool(row.get("figures")) for row in (before, after)]
+    if taken[0] != taken[1]:
+        old, new = ("runs" if each else "is refused" for each in taken)
+        return [Difference("the program", old, new, "better" if taken[1] else "worse")]
+    if not all(taken):
+        return []
+    found: list[Difference] = []
+    for name, was, now in _pairs(before, after, "figures", ACCURACY):
+        if abs(now - was) > tolerances.sqnr_margin_db:
+            found.append(Difference(name, was, now, "worse" if now < was else "better"))
+    for name, was, now in _pairs(before, after, "costs", GATED):
+        tolerance = tolerances.costs[name]
+        if now > tolerance.most(was):
+            found.append(Difference(name, was, now, "worse"))
+        elif was > tolerance.most(now):
+            found.append(Difference(name, was, now, "better"))
+    for name, was, now in _pairs({"nodes": dict(before)}, {"nodes": dict(after)}, "nodes", NODES):
+        if was != now:
+            found.append(Difference(name, was, now, "worse" if now > was else "better"))
+    return found
+
+
+def verdict_of(found: Sequence[Difference]) -> Verdict:
+    return min((each.verdict for each in found), key=RANK.__getitem__, default="same")
+
+
+def _pairs(before: Row, after: Row, group: str, names: Sequence[str]) -> list[tuple[str, float, float]]:
+    pairs = []
+    for name in names:
+        values = [
+            part.get(name) if isinstance(part := row.get(group), dict) else None for row in (before, after)
+        ]
+        old, new = values
+        if isinstance(old, int | float) and isinstance(new, int | float):
+            pairs.append((name, float(old), float(new)))
+    return pairs
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"

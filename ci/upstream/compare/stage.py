@@ -1,0 +1,273 @@
+"""Run one suite on each build, each in a process with that build's packages, and compare the reports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ci.suites.baseline import load_tolerances
+from ci.upstream.compare.judge import RANK, Row, differences, verdict_of
+from provisioning import compat
+from provisioning.base import progress
+from provisioning.base.errors import EnvironmentLacking, ManifestError, UsageError
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Metric, Outcome, Report, Severity, StageRun
+from provisioning.base.settings import ROOT, Selection
+from provisioning.compat import ONNX_PACKAGES, Build
+from provisioning.components import QNN_SDK
+from provisioning.environment import HOST_LIBRARIES
+from provisioning.manifest import load_profile
+from provisioning.store import Store, Want
+
+STAGES: Mapping[str, Sequence[str]] = {
+    "onnx": ("test_onnx",),
+    "executorch": ("test_lowering", "test_emulator"),
+}
+
+PAGE = ROOT / "docs" / "compare.md"
+BEGIN, END = "<!-- measured builds -->\n", "<!-- end of measured builds -->\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    lane: str
+    builds: tuple[str, ...]
+    """The first is what the others are compared with; empty: all, the newest first."""
+    suite: Path | None
+    flags: tuple[str, ...]
+    """For the lane's stages."""
+    write_docs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    qnn: str
+    build_id: str
+    programs: Mapping[str, Row]
+    errors: Mapping[str, str]
+    """What each program that failed was refused for."""
+
+
+def compare(selection: Selection, choice: Choice, command: str, environ: Mapping[str, str]) -> int:
+    stage = StageRun("compare", selection.profile, selection.target, command)
+    with stage.reported(selection.reports, "compare-not-measured"):
+        measurements = [measure(build, selection, choice, environ, stage) for build in chosen(choice.builds)]
+        judge(stage, measurements, choice)
+        if choice.write_docs:
+            write_docs(stage)
+    return stage.close(selection.reports)
+
+
+def chosen(names: Sequence[str]) -> list[Build]:
+    builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
+    if unknown := [name for name in names if name not in builds]:
+        raise UsageError(
+            f"--qnn {unknown[0]}: manifests/compat.toml has no such build",
+            remedy=f"use one of: {', '.join(builds)}",
+        )
+    found = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
+    if len(found) < 2:
+        raise UsageError(
+            "one build cannot be compared", remedy=f"name a second --qnn of: {', '.join(builds)}"
+        )
+    return found
+
+
+def measure(
+    build: Build, selection: Selection, choice: Choice, environ: Mapping[str, str], stage: StageRun
+) -> Measurement:
+    sys.stderr.write(f"QNN {build.qnn}\n")
+    variables = environment_of(build, selection, choice.lane, environ)
+    folder = Path(selection.reports).absolute() / "compare" / build.qnn
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    programs: dict[str, Row] = {}
+    errors: dict[str, str] = {}
+    for name in STAGES[choice.lane]:
+        command = [
+            sys.executable,
+            "-m",
+            "ci",
+            name,
+            "--reports",
+            str(folder),
+            "--store",
+            str(selection.store),
+        ]
+        command += [flag for soc in selection.named_socs for flag in ("--soc", soc)]
+        command += [*(["--suite", str(choice.suite)] if choice.suite else []), *choice.flags]
+        log = folder / f"{name}.log"
+        with log.open("wb") as output:
+            subprocess.run(
+                command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, check=False
+            )
+        stage.artifacts.append(Artifact.of("stage-log", log))
+        report = _report(folder / f"{name}.json", log)
+        if unmeasured := _of_this_machine(report):
+            raise EnvironmentLacking(f"QNN {build.qnn}: {unmeasured}", remedy=f"read {log}")
+        for program, row in _rows(report).items():
+            programs[program] = {**programs.get(program, {}), **row}
+        for finding in report.findings:
+            if finding.severity is Severity.ERROR:
+                errors.setdefault(finding.subject, finding.message.partition("\n")[0])
+    return Measurement(build.qnn, build.build_id, programs, errors)
+
+
+def environment_of(
+    build: Build, selection: Selection, lane: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables of a process that uses this build and no other."""
+    store, want = Store(selection.store), Want(targets=frozenset({"x86_64-linux"}))
+    others = {
+        name: value for name, value in environ.items() if name not in ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
+    }
+    if lane == "onnx":
+        tree = store.provision(
+            ONNX_PACKAGES, build.packages(), want, locked=True, progress=progress.for_stream()
+        )
+        known = [str(tree.root), *filter(None, [others.get("PYTHONPATH")])]
+        return {**others, "PYTHONPATH": os.pathsep.join(known)}
+    pinned = load_profile(compat.load_builds().profile).components[QNN_SDK]
+    tree = store.provision(
+        QNN_SDK, build.component(pinned), want, locked=True, progress=progress.for_stream()
+    )
+    libraries = str(tree.root / "lib" / HOST_LIBRARIES)
+    return {**others, "QNN_SDK_ROOT": str(tree.root), "LD_LIBRARY_PATH": libraries}
+
+
+def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) -> None:
+    """Compare each build with the first; what became worse is an error of the program's."""
+    base, *others = measurements
+    tolerances = load_tolerances()
+    counts = {other.qnn: {"better": 0, "same": 0, "worse": 0} for other in others}
+    programs: dict[str, Metric] = {}
+    names = dict.fromkeys(name for each in measurements for name in each.programs)
+    if not names:
+        raise UsageError("no build gave a single program", remedy="read the logs below reports/compare/")
+    for name in names:
+        before = base.programs.get(name, {})
+        builds: dict[str, Metric] = {base.qnn: _shown(before, base.errors.get(name, ""))}
+        for other in others:
+            after = other.programs.get(name, {})
+            found = differences(before, after, tolerances)
+            verdict = verdict_of(found)
+            counts[other.qnn][verdict] += 1
+            builds[other.qnn] = {
+                **_shown(after, other.errors.get(name, "")),
+                "judgement": verdict,
+                "differences": [str(each) for each in found],
+            }
+            if verdict == "worse":
+                refused = other.errors.get(name, "") if not after.get("figures") else ""
+                stage.add(
+                    "compare-worse",
+                    Severity.ERROR,
+                    f"{name} on QNN {other.qnn}",
+                    "; ".join(str(each) for each in found if each.verdict == "worse")
+                    + (f": {refused}" if refused else ""),
+                    f"stay with {base.qnn} for it, or measure it on a device: the emulator does not show"
+                    " everything; reports/compare/ has both reports",
+                )
+            elif not before.get("figures") and not after.get("figures"):
+                stage.add(
+                    "compare-refused",
+                    Severity.NOTE,
+                    f"{name} on QNN {other.qnn}",
+                    f"neither build runs it: {other.errors.get(name, 'no verdict')}",
+                    f"read reports/compare/{other.qnn}/",
+                )
+        programs[name] = builds
+    stage.metrics |= {
+        "lane": choice.lane,
+        "base": base.qnn,
+        "builds": {each.qnn: each.build_id for each in measurements},
+        "verdicts": {qnn: dict(each) for qnn, each in counts.items()},
+        "comparison": programs,
+    }
+    for qnn, each in counts.items():
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in each.items())
+        sys.stderr.write(f"QNN {qnn} against {base.qnn}: {verdicts}\n")
+
+
+def _shown(row: Row, error: str) -> dict[str, Metric]:
+    """What the page and the table show of one program on one build."""
+    parts = {
+        name: row[name]
+        for name in ("figures", "costs", "cpu_operators", "delegates", "graphs")
+        if name in row
+    }
+    return {**parts, "verdict": row.get("verdict", "absent"), **({"error": error} if error else {})}
+
+
+def _report(file: Path, log: Path) -> Report:
+    try:
+        return Report.read(file)
+    except FileNotFoundError as error:
+        last = (log.read_text("utf-8", errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        raise EnvironmentLacking(f"{file.stem} wrote no report: {last}", remedy=f"read {log}") from error
+
+
+def _of_this_machine(report: Report) -> str:
+    """Why a report says nothing of the build; empty if it does."""
+    for finding in report.findings:
+        if finding.rule.endswith(("-memory", "-timeout")):
+            return f"{finding.subject}: {finding.message}"
+    if report.outcome is Outcome.ERROR and not _rows(report):
+        return next((each.message for each in report.findings), "it measured nothing")
+    return ""
+
+
+def _rows(report: Report) -> dict[str, Row]:
+    rows = report.metrics.get("programs")
+    return (
+        {name: row for name, row in rows.items() if isinstance(row, dict)} if isinstance(rows, dict) else {}
+    )
+
+
+def write_docs(stage: StageRun) -> None:
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ManifestError(
+            PAGE, "table", expected=f"the lines {BEGIN.strip()} and {END.strip()}", found="none"
+        )
+    replace_text(PAGE, before + BEGIN + "\n" + table_of(stage.metrics) + "\n" + END + after)
+
+
+def table_of(metrics: Mapping[str, Metric]) -> str:
+    """One row a program, the worst first: accuracy on the first build, then how the others differ."""
+    base, builds, programs = metrics["base"], metrics["builds"], metrics["comparison"]
+    assert isinstance(base, str) and isinstance(builds, dict) and isinstance(programs, dict)
+    others = [name for name in builds if name != base]
+    lines = [
+        f"| program | {base} | " + " | ".join(others) + " |",
+        "| --- | --- |" + " --- |" * len(others),
+    ]
+    for name in sorted(programs, key=lambda name: (_rank(programs[name]), name)):
+        row = programs[name]
+        assert isinstance(row, dict)
+        first = row[base]
+        figures = first.get("figures") if isinstance(first, dict) else None
+        sqnr = figures.get("sqnr_db") if isinstance(figures, dict) else None
+        cells = [f"{sqnr:.1f} dB" if isinstance(sqnr, int | float) else "refused"]
+        for other in others:
+            each = row[other]
+            assert isinstance(each, dict)
+            changes = each["differences"]
+            assert isinstance(changes, list)
+            cells.append(
+                "same" if not changes else f"**{each['judgement']}**: " + "; ".join(map(str, changes))
+            )
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _rank(row: Metric) -> int:
+    assert isinstance(row, dict)
+    judgements = {each.get("judgement") for each in row.values() if isinstance(each, dict)}
+    return min((rank for verdict, rank in RANK.items() if verdict in judgements), default=RANK["same"])

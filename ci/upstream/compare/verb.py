@@ -1,0 +1,58 @@
+"""`compare`: one suite on two or more QNN builds, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  nox -s compare -- --qnn 2.51.0 --qnn 2.50.40 --tag pr
+  nox -s compare -- --qnn 2.49.40 --qnn 2.51.0 --suite models-onnx.toml --soc SM8750
+  nox -s compare -- --tag pr --write-docs          every build of manifests/compat.toml, into docs/compare.md
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "--qnn",
+        action="append",
+        default=[],
+        metavar="VERSION",
+        help="a build of manifests/compat.toml; the first is what the others are compared with"
+        " [all of them, the newest first]",
+    )
+    parser.add_argument(
+        "--lane", choices=("onnx", "executorch"), default="onnx", help="through what [%(default)s]"
+    )
+    parser.add_argument("--suite", type=Path, metavar="FILE", help="the suite [the lane's own]")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case")
+    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="only programs of this tag")
+    parser.add_argument(
+        "--timeout", type=duration, default=600, metavar="S", help="for each program [%(default)g]"
+    )
+    parser.add_argument("--no-cache", action="store_true", help="do unchanged programs again too")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="put the table of what was measured into docs/compare.md"
+    )
+    parser.epilog = (parser.epilog or "") + (
+        "\nExit code: 0 nothing became worse, 1 something did; 3 a build could not be measured.\n"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upstream.compare.stage import Choice, compare
+    from provisioning.base.settings import selection_of
+
+    command = typed("nox -s compare --", sys.argv[2:])
+    flags = [flag for name in args.case for flag in ("--case", name)]
+    flags += [flag for name in args.tag for flag in ("--tag", name)]
+    flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
+    choice = Choice(args.lane, tuple(args.qnn), args.suite, tuple(flags), args.write_docs)
+    return compare(selection_of(args), choice, command, os.environ)
