@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from provisioning.base.rendering.text import one_line, visible
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    name: str
+    value: float
+    mark: float | None
+    """The baseline or the threshold."""
+    text: str
+    good: bool
 
 
 def element(tag: str, *children: Element | str, **attributes: str) -> Element:
@@ -80,3 +91,23 @@ def file_link(file: str, folder: Path | None, *shown: Element | str) -> Element 
 
 def one_line_code(text: str) -> Element:
     return element("code", one_line(text))
+
+
+def bars(title: str, shown: Iterable[Bar]) -> list[Element]:
+    rows = [_bar(each) for each in shown]
+    return [element("h3", title), element("div", *rows, class_="bars")] if rows else []
+
+
+def _bar(bar: Bar) -> Element:
+    whole = max(bar.value, bar.mark or 0, 1e-12) * 1.05
+    picture = element(
+        "svg", class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", role="img", aria_label=bar.text
+    )
+    length = max(0.5, 100 * max(bar.value, 0) / whole)
+    picture.append(element("rect", width=f"{length:.2f}", height="8", class_="good" if bar.good else "bad"))
+    if bar.mark is not None:
+        place = f"{max(0.0, 100 * bar.mark / whole):.2f}"
+        picture.append(element("rect", x=place, width="0.6", height="8", class_="mark"))
+    return element(
+        "div", element("span", bar.name), picture, element("span", bar.text, class_="figure"), class_="row"
+    )

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
+from ci.report.comparison import comparison_section
 from ci.report.elements import badge, element, file_link, number, path, short, table
 from ci.report.lanes import lanes_section
 from ci.report.programs import collected, programs_section
@@ -66,6 +67,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     for section in (
         programs_section(reports),
         lanes_section(reports),
+        comparison_section(reports),
         _findings(reports),
         _artifacts(reports, folder),
         _metrics(reports),

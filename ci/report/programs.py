@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
-from ci.report.elements import badge, element, one_line_code
+from ci.report.elements import Bar, badge, bars, element, one_line_code
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
@@ -170,11 +170,11 @@ def _program(shown: Shown) -> Element:
         whole.append(_finding(finding))
     if partition := _partition(lowered.get("partition")):
         whole.append(partition)
-    whole.extend(_bars("Accuracy on the emulator", _accuracy(ran)))
+    whole.extend(bars("Accuracy on the emulator", _accuracy(ran)))
     title = "Cost against the baseline"
     if other := _text(lowered, "baseline_build_id"):
         title += f", which another build made: QNN {other}"
-    whole.extend(_bars(title, _costs(lowered, {finding.rule for finding in shown.findings})))
+    whole.extend(bars(title, _costs(lowered, {finding.rule for finding in shown.findings})))
     if durations := _durations(lowered, ran):
         whole.append(element("p", ", ".join(durations), class_="soft"))
     for row in shown.rows.values():
@@ -228,16 +228,6 @@ def _short_name(operator: str) -> str:
     return operator.removeprefix("aten.").removesuffix(".default")
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    name: str
-    value: float
-    mark: float | None
-    """The baseline or the threshold."""
-    text: str
-    good: bool
-
-
 def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
     figures, wanted = _mapping(row.get("figures")), _mapping(row.get("thresholds"))
     for key, name in FIGURES.items():
@@ -285,26 +275,6 @@ def _decibels(value: float) -> str:
 
 def _six_digits(value: float) -> str:
     return f"{value:.6g}"
-
-
-def _bars(title: str, bars: Iterable[Bar]) -> list[Element]:
-    rows = [_bar(each) for each in bars]
-    return [element("h3", title), element("div", *rows, class_="bars")] if rows else []
-
-
-def _bar(bar: Bar) -> Element:
-    whole = max(bar.value, bar.mark or 0, 1e-12) * 1.05
-    picture = element(
-        "svg", class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", role="img", aria_label=bar.text
-    )
-    length = max(0.5, 100 * max(bar.value, 0) / whole)
-    picture.append(element("rect", width=f"{length:.2f}", height="8", class_="good" if bar.good else "bad"))
-    if bar.mark is not None:
-        place = f"{max(0.0, 100 * bar.mark / whole):.2f}"
-        picture.append(element("rect", x=place, width="0.6", height="8", class_="mark"))
-    return element(
-        "div", element("span", bar.name), picture, element("span", bar.text, class_="figure"), class_="row"
-    )
 
 
 def _durations(lowered: Mapping[str, Metric], ran: Mapping[str, Metric]) -> list[str]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from ci.suites.baseline import load_tolerances
 from ci.upstream.compare.judge import RANK, Row, differences, verdict_of
 from provisioning import compat
@@ -166,7 +168,8 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                 refused = other.errors.get(name, "") if not after.get("figures") else ""
                 stage.add(
                     "compare-worse",
-                    Severity.ERROR,
+                    # That an earlier build was worse speaks for the upgrade.
+                    Severity.ERROR if Version(other.qnn) > Version(base.qnn) else Severity.NOTE,
                     f"{name} on QNN {other.qnn}",
                     "; ".join(str(each) for each in found if each.verdict == "worse")
                     + (f": {refused}" if refused else ""),

@@ -42,7 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--write-docs", action="store_true", help="put the table of what was measured into docs/compare.md"
     )
     parser.epilog = (parser.epilog or "") + (
-        "\nExit code: 0 nothing became worse, 1 something did; 3 a build could not be measured.\n"
+        "\nExit code: 0 nothing is worse on a later build than on the first, 1 something is;"
+        " 3 a build could not be measured.\n"
     )
 
 

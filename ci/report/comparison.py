@@ -1,0 +1,83 @@
+"""The page's section on QNN builds side by side: the report of `compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from xml.etree.ElementTree import Element
+
+from ci.report.elements import Bar, badge, bars, element
+from provisioning.base.findings import Metric, Report
+from provisioning.base.units import size
+
+STAGE = "compare"
+ORDER = ("worse", "better", "same")
+BADGES = {"worse": "fail", "better": "pass", "same": "not-run"}
+COSTS = {"context_bytes": "context", "pte_bytes": ".pte", "ddr_read": "DDR read"}
+
+
+def comparison_section(reports: Sequence[Report]) -> Element | None:
+    """None when builds were not compared."""
+    report = next((each for each in reports if each.stage == STAGE), None)
+    programs = _mapping(report.metrics.get("comparison")) if report else {}
+    if report is None or not programs:
+        return None
+    base = str(report.metrics.get("base"))
+    section = element("section", element("h2", f"QNN builds beside {base}"), id="builds")
+    for build, counts in _mapping(report.metrics.get("verdicts")).items():
+        words = ", ".join(f"{_mapping(counts).get(verdict, 0)} {verdict}" for verdict in ORDER)
+        section.append(element("p", f"QNN {build}: {words}", class_="soft"))
+    rows = {
+        name: {qnn: _mapping(each) for qnn, each in _mapping(row).items()} for name, row in programs.items()
+    }
+    for name in sorted(rows, key=lambda name: (ORDER.index(_worst(rows[name])), name)):
+        section.append(_program(name, rows[name], base))
+    return section
+
+
+def _program(name: str, builds: Mapping[str, Mapping[str, Metric]], base: str) -> Element:
+    worst = _worst(builds)
+    summary = element("summary", _judgement(worst), f" {name}")
+    whole = element("details", summary, class_="program", **({"open": "open"} if worst == "worse" else {}))
+    newest = {qnn: builds[qnn] for qnn in (base, *(qnn for qnn in builds if qnn != base))}
+    for qnn, row in newest.items():
+        if error := row.get("error"):
+            whole.append(element("p", f"QNN {qnn}: {error}", class_="fail"))
+        changes = row.get("differences")
+        if isinstance(changes, list) and changes:
+            whole.append(element("p", f"QNN {qnn}: {'; '.join(map(str, changes))}"))
+    whole.extend(bars("SQNR against float", _bars_of(newest, base, "figures", "sqnr_db", "dB")))
+    for key, title in COSTS.items():
+        whole.extend(bars(title, _bars_of(newest, base, "costs", key, "")))
+    return whole
+
+
+def _bars_of(
+    builds: Mapping[str, Mapping[str, Metric]], base: str, group: str, key: str, unit: str
+) -> Iterator[Bar]:
+    """One for each build; the mark is the first build's."""
+    mark = _number(builds[base], group, key)
+    for qnn, row in builds.items():
+        value = _number(row, group, key)
+        if value is not None:
+            text = f"{value:.1f} {unit}" if unit else size(int(value))
+            yield Bar(f"QNN {qnn}", value, mark, text, row.get("judgement") != "worse")
+
+
+def _judgement(verdict: str) -> Element:
+    found = badge(BADGES[verdict])
+    found.text = verdict
+    return found
+
+
+def _worst(builds: Mapping[str, Mapping[str, Metric]]) -> str:
+    judgements = {row.get("judgement") for row in builds.values()}
+    return next((verdict for verdict in ORDER if verdict in judgements), "same")
+
+
+def _number(row: Mapping[str, Metric], group: str, key: str) -> float | None:
+    value = _mapping(row.get(group)).get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _mapping(value: Metric) -> Mapping[str, Metric]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,106 @@
+"""An upgrade's losses are found, and what differs within the tolerances is no loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.report.html import html
+from ci.suites.baseline import load_tolerances
+from ci.upstream.compare.judge import differences, verdict_of
+from ci.upstream.compare.stage import Choice, Measurement, chosen, judge, table_of
+from provisioning.base.errors import UsageError
+from provisioning.base.findings import Report, StageRun
+
+ROW: dict[str, Any] = {
+    "verdict": "pass",
+    "figures": {"sqnr_db": 40.0, "reference_sqnr_db": 60.0},
+    "costs": {"context_bytes": 1_000_000, "ddr_read": 500_000, "cpu_seconds": 1.0},
+    "graphs": 1,
+}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """`ROW` with these figures, costs or other values."""
+    changed = {key: dict(value) if isinstance(value, dict) else value for key, value in ROW.items()}
+    for key, value in changes.items():
+        group = next((name for name in ("figures", "costs") if key in ROW[name]), None)
+        if group:
+            changed[group][key] = value
+        else:
+            changed[key] = value
+    return changed
+
+
+REFUSED: dict[str, Any] = {"verdict": "fail"}
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        (row(), "same"),
+        (row(sqnr_db=39.1, context_bytes=1_040_000), "same"),
+        (row(sqnr_db=38.0), "worse"),
+        (row(sqnr_db=42.0), "better"),
+        (row(reference_sqnr_db=20.0), "worse"),
+        (row(context_bytes=1_200_000), "worse"),
+        (row(ddr_read=300_000), "better"),
+        (row(ddr_read=900_000, sqnr_db=45.0), "worse"),
+        (row(cpu_seconds=50.0), "same"),
+        (row(graphs=3), "worse"),
+        (row(graphs=0), "same"),
+        (row(cpu_operators=0), "same"),
+        (REFUSED, "worse"),
+    ],
+)
+def test_what_became_worse_is_told_from_what_stays_within_the_tolerances(
+    after: dict[str, Any], verdict: str
+) -> None:
+    assert verdict_of(differences(ROW, after, load_tolerances())) == verdict
+
+
+def test_a_program_that_only_the_other_build_takes_became_better() -> None:
+    assert verdict_of(differences(REFUSED, ROW, load_tolerances())) == "better"
+    assert verdict_of(differences(REFUSED, REFUSED, load_tolerances())) == "same"
+
+
+def test_builds_are_those_of_the_manifest_and_at_least_two() -> None:
+    assert [build.qnn for build in chosen(["2.49.40", "2.51.0"])] == ["2.49.40", "2.51.0"]
+    assert chosen([])[0].qnn == "2.51.0"
+    for names in (["2.51.0"], ["2.51.0", "2.51.0"], ["2.51.0", "9.9"]):
+        with pytest.raises(UsageError):
+            chosen(names)
+
+
+def judged(first: str, second: str) -> StageRun:
+    stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
+    programs = {"net/fp16/SM8650": ROW, "other/u8u8/SM8650": ROW}
+    lost = {"net/fp16/SM8650": REFUSED, "other/u8u8/SM8650": row(sqnr_db=45.0)}
+    measurements = [
+        Measurement(first, f"v{first}.1", programs, {}),
+        Measurement(second, f"v{second}.1", lost, {"net/fp16/SM8650": "no kernel for Erf"}),
+    ]
+    judge(stage, measurements, Choice("onnx", (), None, ()))
+    return stage
+
+
+def test_a_program_lost_by_an_upgrade_fails_the_stage_and_says_why(tmp_path: Path) -> None:
+    stage = judged("2.50.40", "2.51.0")
+    assert stage.close(tmp_path) == 1
+    (finding,) = stage.findings
+    assert finding.subject == "net/fp16/SM8650 on QNN 2.51.0" and "no kernel for Erf" in finding.message
+
+
+def test_what_an_earlier_build_lacked_is_no_loss(tmp_path: Path) -> None:
+    assert judged("2.51.0", "2.50.40").close(tmp_path) == 0
+
+
+def test_the_table_and_the_page_show_the_worst_first(tmp_path: Path) -> None:
+    stage = judged("2.50.40", "2.51.0")
+    rows = [line for line in table_of(stage.metrics).splitlines() if "SM8650" in line]
+    assert rows[0].startswith("| net/") and "**worse**" in rows[0] and "**better**" in rows[1]
+    stage.close(tmp_path)
+    page = html([Report.read(tmp_path / "compare.json")])
+    assert page.index("net/fp16/SM8650") < page.index("other/u8u8/SM8650")
