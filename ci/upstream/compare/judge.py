@@ -18,6 +18,13 @@ NODES = ("cpu_operators", "delegates", "graphs")
 GATED = tuple(name for name in COSTS if name != "cpu_seconds")
 """Seconds and cycles are the host's: between two builds they differ by 16 times, and judge nothing."""
 
+TITLES = {
+    "sqnr_db": "SQNR in dB",
+    "reference_sqnr_db": "SQNR in dB to the quantized model",
+    "cpu_operators": "operators on the CPU",
+    **{name: field.description or name for name, field in COSTS.items()},
+}
+
 Row = Mapping[str, Metric]
 
 
@@ -29,7 +36,7 @@ class Difference:
     verdict: Verdict
 
     def __str__(self) -> str:
-        return f"{self.figure} {_number(self.before)} → {_number(self.after)}"
+        return f"{TITLES.get(self.figure, self.figure)}: {_number(self.before)} → {_number(self.after)}"
 
 
 def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Difference]:
@@ -74,4 +81,4 @@ def _pairs(before: Row, after: Row, group: str, names: Sequence[str]) -> list[tu
 
 
 def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return value if isinstance(value, str) else f"{value:,.0f}" if float(value).is_integer() else f"{value:.1f}"
