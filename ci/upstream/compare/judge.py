@@ -81,4 +81,6 @@ def _pairs(before: Row, after: Row, group: str, names: Sequence[str]) -> list[tu
 
 
 def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.0f}" if float(value).is_integer() else f"{value:.1f}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.1f}"
