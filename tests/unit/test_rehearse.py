@@ -294,7 +294,7 @@ def test_what_fails_a_step_there_fails_it_here(tmp_path: Path, step: str, says: 
         ("{uses: actions/checkout}", "names no version"),
         (f"{{uses: actions/upload-artifact@{SHA}, with: {{name: n}}}}", "path, which is required"),
         ("{run: 'echo ${{ github.nonsense }}'}", "github.nonsense is not known"),
-        ("{run: 'echo ${{ steps.none.outputs.x }}'}", "steps.none is not known"),
+        ("{run: 'echo ${{ steps.none.outputs.x }}'}", "found steps.none"),
         ("{run: x, shell: pwsh}", "shell 'pwsh' is not known"),
     ],
 )

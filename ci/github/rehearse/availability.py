@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -84,6 +84,22 @@ def check(file: str, data: Mapping[str, object], places: tuple[Place, ...]) -> N
             for name in sorted(used.functions):
                 if name.lower() not in known:
                     raise _wrong(file, keys, f"one of {', '.join(sorted(known))}", f"{name}()")
+
+
+def check_step_ids(where: str, value: object, ids: Collection[str], *, condition: str = "") -> None:
+    """Raise where an expression names a step that is not among these. GitHub takes its outputs for empty."""
+    texts = [text for _, text in _texts(value, "")]
+    parts = [part for text in (*texts, condition) for part in expression.embedded(text)]
+    if condition and not expression.embedded(condition):
+        parts.append(condition)
+    for part in parts:
+        for name in expression.members(expression.parse(part), "steps"):
+            if name.lower() not in {each.lower() for each in ids}:
+                raise UsageError(
+                    f"{where}: expected the id of an earlier step"
+                    f" ({', '.join(ids) or 'there is none'}), found steps.{name}",
+                    remedy="correct it: its outputs would be empty",
+                )
 
 
 def _texts(value: object, keys: str) -> Iterator[tuple[str, str]]:

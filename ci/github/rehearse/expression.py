@@ -288,6 +288,20 @@ def used(node: Node) -> Used:
     )
 
 
+def members(node: Node, context: str) -> Iterator[str]:
+    """The names of a context's members that an expression uses: `build` of `steps.build.outputs.x`."""
+    match node:
+        case Index(Context(name), Literal(str(key))) if name == context:
+            yield key
+        case Index(of, key):
+            yield from (*members(of, context), *members(key, context))
+        case Call(_, parts) | Operation(_, parts):
+            for part in parts:
+                yield from members(part, context)
+        case Filter(of):
+            yield from members(of, context)
+
+
 def embedded(text: str) -> list[str]:
     """The expressions inside a string."""
     return [match[1] for match in _EMBEDDED.finditer(text)]

@@ -145,12 +145,10 @@ def read_action(root: Path, name: str) -> Action:
     runs = _mapping(f"{where}: runs", data.get("runs"))
     if runs.get("using") != "composite":
         raise _wrong(f"{where}: runs.using", "composite", runs.get("using"))
-    return Action(
-        path=name,
-        inputs=_inputs(where, data.get("inputs")),
-        outputs=_output_values(where, data.get("outputs")),
-        steps=_steps(f"{where}: runs.steps", runs.get("steps"), composite=True),
-    )
+    steps = _steps(f"{where}: runs.steps", runs.get("steps"), composite=True)
+    outputs = _output_values(where, data.get("outputs"))
+    availability.check_step_ids(f"{where}: outputs", outputs, [step.id for step in steps if step.id])
+    return Action(path=name, inputs=_inputs(where, data.get("inputs")), outputs=outputs, steps=steps)
 
 
 def complete_inputs(
@@ -187,6 +185,9 @@ def _job(where: str, key: str, value: object) -> Job:
     data = _mapping(where, value)
     _known(where, data, _JOB)
     strategy = _mapping(f"{where}.strategy", data.get("strategy", {}))
+    steps = _steps(f"{where}.steps", data.get("steps", []), composite=False)
+    outputs = _mapping(f"{where}.outputs", data.get("outputs", {}))
+    availability.check_step_ids(f"{where}.outputs", outputs, [step.id for step in steps if step.id])
     _known(f"{where}.strategy", strategy, {"matrix", "fail-fast", "max-parallel"})
     needs = data.get("needs", [])
     if bool(data.get("uses")) == bool(data.get("steps")):
@@ -196,10 +197,10 @@ def _job(where: str, key: str, value: object) -> Job:
         name=str(data.get("name", "")),
         needs=(needs,) if isinstance(needs, str) else tuple(needs),
         condition=_condition(data.get("if", "")),
-        steps=_steps(f"{where}.steps", data.get("steps", []), composite=False),
+        steps=steps,
         uses=str(data.get("uses", "")),
         inputs=_mapping(f"{where}.with", data.get("with", {})),
-        outputs={str(k): str(v) for k, v in _mapping(f"{where}.outputs", data.get("outputs", {})).items()},
+        outputs={str(k): str(v) for k, v in outputs.items()},
         permissions=_permissions(f"{where}.permissions", data.get("permissions")),
         env=_mapping(f"{where}.env", data.get("env", {})),
         matrix=strategy.get("matrix"),
@@ -221,6 +222,9 @@ def _steps(where: str, value: object, *, composite: bool) -> tuple[Step, ...]:
         _known(place, data, _STEP - {"timeout-minutes"} if composite else _STEP)
         if bool(data.get("uses")) == bool(data.get("run")):
             raise _wrong(place, "either uses or run", sorted(data))
+        earlier = [step.id for step in steps if step.id]
+        rest = {key: each for key, each in data.items() if key != "if"}
+        availability.check_step_ids(place, rest, earlier, condition=str(data.get("if", "")))
         if composite and data.get("run") and not data.get("shell"):
             raise _wrong(place, "a shell, as in every step of an action that runs something", sorted(data))
         steps.append(
