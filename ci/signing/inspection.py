@@ -10,14 +10,13 @@ from pathlib import Path
 from ci.signing import certificates, mbn, signatures, signed_library, verification
 from ci.signing.certificates import Certificate
 from ci.signing.elf import Malformed
+from ci.signing.verification import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, Signer
+from provisioning import catalogue as catalogues
 
 SCHEMA = 1
 
-UNSIGNED = "unsigned"
-TEST_SIGNATURE = "test signature"
-REHEARSAL = "rehearsal of signing"
-SIGNED = "signed"
-DAMAGED = "damaged"
+UNSIGNED = Signer.UNSIGNED.value
+DAMAGED = Signer.DAMAGED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,21 @@ class Inspection:
     qti_signature_size: int | None = None
     certificates: tuple[Certificate, ...] = ()
     qti_certificates: tuple[Certificate, ...] = ()
+    members: tuple[str, ...] = ()
+    """Of a catalogue: each file that it signs, `name sha256`."""
+    created: str = ""
+    time_stamp: str = ""
+    time_stamp_certificates: tuple[Certificate, ...] = ()
+    root: Certificate | None = None
+    """The pinned root that a catalogue's chain ends in; the catalogue itself does not hold it."""
     note: str = ""
     problems: tuple[str, ...] = ()
 
 
 def inspect(path: Path) -> Inspection:
     """Raises UsageError if the file cannot be opened. Damage is described, not raised."""
+    if path.suffix.lower() == catalogues.SUFFIX:
+        return _catalogue(path)
     with signed_library.mapped(path) as data:
         try:
             parsed, signed = signed_library.parse(data)
@@ -105,8 +113,34 @@ def _signed(file: str, signed: signed_library.Signed) -> Inspection:
 
 def _kind(signed: signed_library.Signed, bindings: verification.Bindings, note: str) -> str:
     if note or signatures.is_rehearsal(verification.chain_of(signed)[0]):
-        return REHEARSAL
-    return TEST_SIGNATURE if bindings.serials else SIGNED
+        return Signer.REHEARSAL.value
+    # Whose root it is, is asked by `verify`.
+    return Signer.TEST.value if bindings.serials else Signer.UNKNOWN.value
+
+
+def _catalogue(path: Path) -> Inspection:
+    try:
+        catalogue = catalogues.read(path)
+    except catalogues.Damaged as error:
+        return Inspection(str(path), DAMAGED, problems=(error.message,))
+    roots = catalogues.pinned_roots()
+    root = catalogues.root_of(catalogue.chain, roots)
+    problems = list(catalogues.problems(catalogue, roots))
+    signer = Signer.KNOWN if root is not None else Signer.UNKNOWN
+    if {part for part, _ in problems} & {STRUCTURE, SIGNATURE, CHAIN, TIME_STAMP}:
+        signer = Signer.DAMAGED
+    stamp = catalogue.time_stamp
+    return Inspection(
+        str(path),
+        signer.value,
+        certificates=tuple(map(certificates.describe, catalogue.chain)),
+        members=tuple(f"{each.name} {each.sha256.hex()}" for each in catalogue.members),
+        created=catalogue.created.isoformat(),
+        time_stamp=stamp.moment.isoformat(timespec="seconds") if stamp else "none",
+        time_stamp_certificates=tuple(map(certificates.describe, stamp.chain)) if stamp else (),
+        root=certificates.describe(root) if root else None,
+        problems=tuple(message for _, message in problems),
+    )
 
 
 def _certificates(area: bytes, problems: list[str]) -> tuple[Certificate, ...]:
@@ -138,7 +172,16 @@ def _rows(one: Inspection) -> Iterator[tuple[str, str]]:
     if one.serials is not None:
         yield "serials", ", ".join(f"0x{serial:08x}" for serial in one.serials) or "bound to none"
     yield "anti-rollback", "" if one.anti_rollback is None else str(one.anti_rollback)
-    for role, chain in (("", one.certificates), ("QTI ", one.qti_certificates)):
+    for member in one.members:
+        yield "signs", member
+    yield "created", one.created
+    yield "time stamp", one.time_stamp
+    roots = (one.root,) if one.root else ()
+    for role, chain in (
+        ("", (*one.certificates, *roots)),
+        ("QTI ", one.qti_certificates),
+        ("time stamp ", one.time_stamp_certificates),
+    ):
         for index, certificate in enumerate(chain):
             yield f"{role}certificate {index}", certificate.subject
             yield "  valid", f"{certificate.not_before} to {certificate.not_after}"

@@ -1,4 +1,4 @@
-"""`signing`: inspect the signatures of Hexagon libraries, and verify them."""
+"""`signing`: inspect the signatures of Hexagon libraries and their Windows catalogues, and verify them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ EXAMPLES = """\
   python -m ci signing inspect dist/overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so
   python -m ci signing inspect --json *.so
   python -m ci signing verify libQnnLpaiSkel.so --root oem-root.pem --sw-id adsp
+  python -m ci signing verify libqnnhtpv73.cat
 """
 
 SOFTWARE_IDS = {"adsp": 0x04, "cdsp": 0x17, "slpi": 0x18}
@@ -98,8 +99,8 @@ def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
         "--allow-unchecked",
         action="append",
         default=[],
-        choices=("root", "signature"),
-        help="accept that it is not checked: no --root, or a format that is not public",
+        choices=("root", "signature", "files"),
+        help="accept that it is not checked: no --root, a format that is not public, a catalogue's files",
     )
     parser.add_argument("--reports", type=Path, help="where reports are written [QNN_CI_REPORTS, reports/]")
 
@@ -147,6 +148,8 @@ def _as_text(path: Path, result: Verification, allowed: Sequence[str]) -> str:
     rows = [(check.part, check.status.value, check.message) for check in result.checks]
     width = max(len(part) for part, _, _ in rows)
     lines = [f"{path}: {result.verdict(allowed).upper()}, {result.signer.value}"]
+    if result.catalogue and Path(result.catalogue) != path:
+        lines.append(f"  signed by the catalogue {result.catalogue}")
     lines += [f"  {part:<{width}}  {status:<11}  {message}" for part, status, message in rows]
     if result.unhashed:
         lines.append("  covered by no hash:")

@@ -26,20 +26,30 @@ SEGMENTS = "segments"
 SIGNATURE = "signature"
 CHAIN = "chain"
 ROOT = "root"
-ESSENTIAL = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, SIGNATURE, CHAIN, ROOT)
-"""A library is verified only when each of these passed."""
+FILES, NAME, TIME_STAMP = "files", "name", "time stamp"
+INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, FILES, SIGNATURE, CHAIN, TIME_STAMP)
+"""Where one of these fails, the bytes are not those that were signed."""
+ESSENTIAL = (*INTEGRITY, ROOT)
+"""A file is verified only when each of these that it has passed."""
 
 
 SIGNER_KNOWN, SIGNER_UNKNOWN = "signing.signer-known", "signing.signer-unknown"
-_REMEDIES = {ROOT: "--root CERT", SIGNATURE: "--allow-unchecked signature"}
+_REMEDIES = {
+    ROOT: "--root CERT",
+    SIGNATURE: "--allow-unchecked signature",
+    FILES: "put the files beside it, or --allow-unchecked files",
+}
 
 
 class Signer(str, enum.Enum):
-    """Who signed a library, as far as its chain shows."""
+    """Who signed a file. The same words for libraries (MBN) and for catalogues."""
 
-    NOBODY = "not signed"
-    UNKNOWN = "signed by somebody unknown"
-    KNOWN = "signed under the given root"
+    KNOWN = "known root"
+    UNKNOWN = "unknown signer"
+    REHEARSAL = "development rehearsal"
+    TEST = "test signature"
+    UNSIGNED = "unsigned"
+    DAMAGED = "damaged"
 
 
 class Status(str, enum.Enum):
@@ -78,6 +88,10 @@ class Verification:
     checks: tuple[Check, ...]
     unhashed: tuple[Range, ...] = ()
     rehearsal: bool = False
+    test: bool = False
+    """Bound to single devices by their serials."""
+    catalogue: str = ""
+    """The Windows catalogue that holds the signature."""
 
     @property
     def failed(self) -> list[Check]:
@@ -90,11 +104,22 @@ class Verification:
 
     @property
     def signer(self) -> Signer:
-        if any(check.part == UNSIGNED for check in self.checks):
-            return Signer.NOBODY
-        status = {check.part: check.status for check in self.checks}
-        holds = status.get(CHAIN) == status.get(ROOT) == Status.PASSED
-        return Signer.KNOWN if holds and status[SIGNATURE] is not Status.FAILED else Signer.UNKNOWN
+        failed = {check.part for check in self.failed}
+        if UNSIGNED in failed:
+            return Signer.UNSIGNED
+        if failed & set(INTEGRITY):
+            return Signer.DAMAGED
+        if self.rehearsal:
+            return Signer.REHEARSAL
+        if self.test:
+            return Signer.TEST
+        return Signer.KNOWN if self.under_root else Signer.UNKNOWN
+
+    @property
+    def under_root(self) -> bool:
+        """Whether the chain holds and ends in a root that was given or is pinned."""
+        passed = {check.part for check in self.checks if check.status is Status.PASSED}
+        return {CHAIN, ROOT} <= passed
 
     def verdict(self, allowed: Iterable[str] = ()) -> str:
         if self.failed:
@@ -119,12 +144,21 @@ def verify(data: Bytes, expected: Expected | None = None) -> Verification:
         *_authority(signed, chain, error, rehearsal, expected),
         *_bindings(signed, expected),
     )
-    return Verification(checks, signed_library.unhashed(data, signed), rehearsal)
+    return Verification(checks, signed_library.unhashed(data, signed), rehearsal, _serials(signed))
 
 
 def verify_file(path: Path, expected: Expected | None = None) -> Verification:
+    """A catalogue is verified with the files beside it; a library without a signature inside, with the
+    catalogue beside it."""
+    from ci.signing import catalogues
+
+    if path.suffix.lower() == catalogues.SUFFIX:
+        return catalogues.verify(path, expected or Expected())
     with signed_library.mapped(path) as data:
-        return verify(data, expected)
+        result = verify(data, expected)
+    if result.signer is Signer.UNSIGNED:
+        return catalogues.verify_library(path, expected or Expected()) or result
+    return result
 
 
 def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()) -> Iterator[Finding]:
@@ -133,7 +167,7 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
     allowed = set(allowed)
     for check in result.checks:
         if check.status is Status.PASSED:
-            if check.part == ROOT and result.signer is Signer.KNOWN:
+            if check.part == ROOT and result.under_root:
                 yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
             continue
         if check.status is Status.FAILED:
@@ -145,7 +179,7 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
             message = f"{check.part} not checked: {check.message}"
             yield Finding("signing.not-proven", Severity.ERROR, subject, message, remedy)
         elif check.part == ROOT:
-            message = f"signed by somebody unknown: {check.message}"
+            message = f"{Signer.UNKNOWN.value}: {check.message}"
             yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _REMEDIES[ROOT])
         else:
             message = f"{check.part} not checked: {check.message}"
@@ -158,6 +192,13 @@ def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()
             signatures.STATEMENT,
             "sign with elfsigner, or with your OEM's service, for devices that people buy",
         )
+
+
+def _serials(signed: Signed) -> bool:
+    try:
+        return bool(bindings(signed).serials)
+    except Malformed:
+        return False
 
 
 def _structure(signed: Signed) -> Iterator[Check]:

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from provisioning.base.documents import Model, Regex, load
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Target
-from provisioning.sources import Version
+from provisioning.sources import Sha256, Version
 
 System = Literal["host", "aarch64-android", "aarch64-linux", "hexagon"]
 LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]
@@ -95,8 +95,15 @@ class NdkTable(Model):
     revisions: dict[Version, str]
 
 
+class CatalogueRoot(Model):
+    name: str
+    sha256: Sha256
+
+
 class ValidationTable(Model):
     schema_: Literal[1] = Field(alias="schema")
+    catalogue_roots: Annotated[tuple[CatalogueRoot, ...], Field(min_length=1)]
+    """Roots that signatures of Windows catalogues must end in."""
     host: HostTable
     android: AndroidTable
     ndk: NdkTable

@@ -48,12 +48,12 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        (("--root", "root.pem", "--sw-id", "adsp", "--serial", "0xb"), 0, "VERIFIED, signed under the given"),
+        (("--root", "root.pem", "--sw-id", "adsp", "--serial", "0xb"), 0, "VERIFIED, development rehearsal"),
         (("--root", "root.pem", "--serial", "0xc"), 1, "FAILED"),
         (("--root", "root.pem", "--serial", "12"), 2, ""),
         (("--root", "root.pem", "--sw-id", "cdsp"), 1, "FAILED"),
-        ((), 1, "NOT PROVEN, signed by somebody unknown"),
-        (("--allow-unchecked", "root"), 0, "VERIFIED, signed by somebody unknown"),
+        ((), 1, "NOT PROVEN, development rehearsal"),
+        (("--allow-unchecked", "root"), 0, "VERIFIED, development rehearsal"),
         (("--root", "root.pem"), 0, "covered by no hash"),
     ],
 )
@@ -96,7 +96,7 @@ def test_json_holds_the_verdict_and_every_check(
 ) -> None:
     signing("verify", signed, "--root", root, "--json")
     (one,) = json.loads(capsys.readouterr().out)["files"]
-    assert (one["verdict"], one["signer"], one["rehearsal"]) == ("verified", "known", True)
+    assert (one["verdict"], one["signer"], one["rehearsal"]) == ("verified", "rehearsal", True)
     assert {check["part"] for check in one["checks"]} >= {"signature", "chain", "root"}
 
 
@@ -107,7 +107,7 @@ def test_inspect_says_what_a_signature_is(
     assert signing("inspect", signed, plain, "--json") == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert [(one["kind"], len(one["certificates"])) for one in files] == [
-        ("rehearsal of signing", 3),
+        ("development rehearsal", 3),
         ("unsigned", 0),
     ]
     signing("inspect", signed)

@@ -54,18 +54,18 @@ def part_at(name: str) -> int:
 
 def test_a_good_file_is_verified() -> None:
     result = verification.verify(SIGNED, GOOD)
-    assert (result.verdict(), result.signer) == ("verified", Signer.KNOWN)
+    assert (result.verdict(), result.signer, result.under_root) == ("verified", Signer.REHEARSAL, True)
 
 
 def test_without_a_root_nothing_is_proven_unless_the_caller_allows_it() -> None:
     result = verification.verify(SIGNED)
     assert (result.verdict(), [c.part for c in result.unproven()]) == ("not proven", ["root"])
-    assert (result.verdict(["root"]), result.signer) == ("verified", Signer.UNKNOWN)
+    assert (result.verdict(["root"]), result.under_root) == ("verified", False)
 
 
 def test_an_unsigned_library_fails_as_unsigned() -> None:
     result = verification.verify(LIBRARY, GOOD)
-    assert ([c.part for c in result.failed], result.signer) == (["unsigned"], Signer.NOBODY)
+    assert ([c.part for c in result.failed], result.signer) == (["unsigned"], Signer.UNSIGNED)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_forged_rehearsal_fails_though_its_statement_was_dropped(
 ) -> None:
     data = forged(list(chains.signer().chain), signature, version, note)
     result = verification.verify(data, Expected(root=ROOT))
-    assert ({c.part for c in result.failed}, result.signer) == ({"signature"}, Signer.UNKNOWN)
+    assert ({c.part for c in result.failed}, result.signer) == ({"signature"}, Signer.DAMAGED)
     assert result.verdict(["root", "signature"]) == "failed"
 
 
@@ -177,7 +177,7 @@ def test_padding_after_the_certificates_must_be_ff() -> None:
 def test_a_chain_under_another_root_is_named() -> None:
     other = Expected(root=chains.other_signer().root)
     assert failed(SIGNED, other) == {"root"}
-    assert verification.verify(SIGNED, other).signer is Signer.UNKNOWN
+    assert not verification.verify(SIGNED, other).under_root
 
 
 def test_a_chain_that_leaves_out_its_root_is_completed_by_the_given_one() -> None:
