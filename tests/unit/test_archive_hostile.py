@@ -65,234 +65,93 @@ def with_disk(number: int) -> bytes:
 
 
 NAMES = [
-    Case(
-        "absolute name",
-        zipped(Item("/etc/passwd")),
-        "'/etc/passwd': expected a plain relative name, found an absolute path",
-    ),
-    Case(
-        "parent at the start",
-        zipped(Item("../evil")),
-        "'../evil': expected a plain relative name, found the part '..'",
-    ),
+    Case("absolute name", zipped(Item("/etc/passwd")), "found an absolute path"),
+    Case("parent at the start", zipped(Item("../evil")), "found the part '..'"),
     Case("parent in the middle", zipped(Item("a/../../evil")), "found the part '..'"),
-    Case("parent at the end", zipped(Item("a/..")), "found the part '..'"),
-    Case("parent as a directory", zipped(folder("../")), "found the part '..'"),
-    Case("dot", zipped(Item("./a")), "found the part '.'"),
     Case("empty part", zipped(Item("a//b")), "found an empty part"),
-    Case("empty name", zipped(Item("")), "expected a plain relative name, found an empty name"),
-    Case("only a slash", zipped(folder("/")), "found an empty name"),
+    Case("empty name", zipped(Item("")), "found an empty name"),
     Case("drive letter", zipped(Item("C:/Windows/evil")), "found a drive letter"),
-    Case("drive letter without a slash", zipped(Item("c:evil")), "found a drive letter"),
     Case("backslashes up", zipped(Item("..\\..\\evil")), "found a backslash"),
-    Case("backslash root", zipped(Item("\\\\host\\share")), "found a backslash"),
-    Case(
-        "NUL",
-        zipped(Item("good\0.so")),
-        "'good\\x00.so': expected a plain relative name, found a control character",
-    ),
+    Case("NUL", zipped(Item("good\0.so")), "found a control character"),
     Case("newline", zipped(Item("a\nb")), "found a control character"),
-    Case("escape sequence", zipped(Item("a\x1b[2Jb")), "found a control character"),
-    Case("C1 control", zipped(Item("a\u009bb")), "found a control character"),
     Case("name too long for a file system", zipped(Item("a" * 256)), "found a part longer than 255 bytes"),
-    Case("path too long", zipped(Item("/".join(["a" * 200] * 11))), "found more than 2048 bytes"),
-    Case(
-        "name that is not UTF-8",
-        zipped(Item(b"caf\xe9")),
-        "'#1': expected a name in UTF-8, found b'caf\\xe9'",
-    ),
+    Case("name that is not UTF-8", zipped(Item(b"caf\xe9")), "found b'caf\\xe9'"),
 ]
 
 COLLISIONS = [
-    Case(
-        "duplicate",
-        zipped(Item("a", b"1"), Item("a", b"2")),
-        "'a': expected each name once, found a second member",
-    ),
-    Case("duplicate directory", zipped(folder("d/"), folder("d/")), "'d/': expected each name once"),
+    Case("duplicate", zipped(Item("a", b"1"), Item("a", b"2")), "found a second member"),
     Case("file and directory of one name", zipped(Item("a"), folder("a/")), "'a/': expected each name once"),
-    Case("case", zipped(Item("Lib/a"), Item("lib/b")), "found 'lib' beside 'Lib': they differ only by case"),
+    Case("case", zipped(Item("Lib/a"), Item("lib/b")), "found 'lib' beside 'Lib': they differ only"),
     Case("case beyond ASCII", zipped(Item("STRASSE"), Item("straße")), "they differ only by case"),
-    Case(
-        "normalisation",
-        zipped(Item("caf\u00e9"), Item("cafe\u0301")),
-        "the same letters, composed differently",
-    ),
-    Case(
-        "normalisation of a directory, where case is told apart",
-        zipped(Item("\u00e9/a"), Item("e\u0301/b")),
-        "the same letters, composed differently",
-        Limits(case_sensitive=True),
-    ),
-    Case(
-        "file where a directory is needed",
-        zipped(Item("a"), Item("a/b")),
-        "'a/b': expected a directory at 'a', found a file",
-    ),
-    Case(
-        "directory where a file is",
-        zipped(Item("a/b"), Item("a")),
-        "'a': expected nothing else at 'a', found a directory",
-    ),
+    Case("normalisation", zipped(Item("caf\u00e9"), Item("cafe\u0301")), "composed differently"),
+    Case("file where a directory is needed", zipped(Item("a"), Item("a/b")), "found a file"),
+    Case("directory where a file is", zipped(Item("a/b"), Item("a")), "found a directory"),
 ]
 
 LINKS = [
+    Case("absolute link", zipped(link("l", "/etc/passwd")), "found the absolute '/etc/passwd'"),
+    Case("link up and out", zipped(link("d/l", "../../evil")), "found target '../../evil'"),
     Case(
-        "absolute link",
-        zipped(link("l", "/etc/passwd")),
-        "'l': expected a relative link target, found the absolute '/etc/passwd'",
-    ),
-    Case(
-        "link up and out",
-        zipped(link("d/l", "../../evil")),
-        "'d/l': expected a link that stays inside the tree, found target '../../evil'",
-    ),
-    Case(
-        "link out by way of a directory",
-        zipped(folder("d/"), link("l", "d/../..")),
-        "a link that stays inside the tree",
+        "link out by way of a directory", zipped(folder("d/"), link("l", "d/../..")), "stays inside the tree"
     ),
     Case(
         "link out by way of a link",
         zipped(link("a/up", "../b"), link("l", "a/up/../../evil")),
-        "'l': expected a link that stays inside the tree",
+        "stays inside the tree",
     ),
     Case(
         "link out by way of a link in other case",
         zipped(link("a/b/Up", "../.."), link("a/l", "b/uP/../evil")),
-        "'a/l': expected a link that stays inside the tree",
+        "stays inside the tree",
     ),
-    Case(
-        "circle of links",
-        zipped(link("a", "b"), link("b", "a")),
-        "'a': expected a link that leads somewhere, found a circle",
-    ),
-    Case("link to itself", zipped(link("a", "a/x")), "found a circle"),
-    Case(
-        "member through a link",
-        zipped(link("l", "d"), Item("l/evil")),
-        "'l/evil': expected a directory at 'l', found a symbolic link",
-    ),
-    Case(
-        "link over a directory",
-        zipped(Item("l/f"), link("l", "d")),
-        "'l': expected nothing else at 'l', found a directory",
-    ),
-    Case(
-        "link with an empty target",
-        zipped(link("l", "")),
-        "expected a link target of 1 to 1024 bytes, found 0",
-    ),
-    Case(
-        "link with an endless target",
-        zipped(link("l", "a" * 1025)),
-        "expected a link target of 1 to 1024 bytes, found 1025",
-    ),
-    Case(
-        "link with a control character",
-        zipped(link("l", "a\nb")),
-        "a link target without backslashes and control characters",
-    ),
-    Case(
-        "link that is not UTF-8", zipped(Item("l", b"\xff", mode=0o120777)), "expected a link target in UTF-8"
-    ),
-    Case(
-        "link named like a directory",
-        zipped(Item("l/", b"d", mode=0o120777)),
-        "expected a directory, as its name says, found a symbolic link",
-    ),
+    Case("circle of links", zipped(link("a", "b"), link("b", "a")), "found a circle"),
+    Case("member through a link", zipped(link("l", "d"), Item("l/evil")), "found a symbolic link"),
+    Case("link over a directory", zipped(Item("l/f"), link("l", "d")), "found a directory"),
+    Case("link with an empty target", zipped(link("l", "")), "expected a link target of 1 to 1024 bytes,"),
+    Case("link named like a directory", zipped(Item("l/", b"d", mode=0o120777)), "found a symbolic link"),
 ]
 
 KINDS = [
-    Case(
-        "character device",
-        zipped(Item("null", b"", mode=0o020666)),
-        "'null': expected a file, directory or symbolic link, found a special file",
-    ),
-    Case("block device", zipped(Item("disk", b"", mode=0o060660)), "found a special file"),
+    Case("character device", zipped(Item("null", b"", mode=0o020666)), "found a special file"),
     Case("fifo", zipped(Item("pipe", b"", mode=0o010644)), "found a special file"),
-    Case("socket", zipped(Item("socket", b"", mode=0o140755)), "found a special file"),
-    Case(
-        "directory with content",
-        zipped(Item("d/", b"hidden", mode=0o040755)),
-        "expected a directory without content, found 6 bytes",
-    ),
+    Case("directory with content", zipped(Item("d/", b"hidden", mode=0o040755)), "found 6 bytes"),
 ]
 
 BOMBS = [
-    Case(
-        "ratio of one member",
-        zipped(bomb()),
-        "'bomb': expected at most 20 times its packed size, found 2000000 bytes from",
-        SMALL,
-    ),
-    Case(
-        "ratio of many members",
-        zipped(*(Item(f"{n}", bytes(90_000)) for n in range(5))),
-        "expected at most 20 times its packed size, found 450000 bytes",
-        SMALL,
-    ),
+    Case("ratio of one member", zipped(bomb()), "found 2000000 bytes from", SMALL),
     Case(
         "total",
         zipped(Item("a", bytes(2_000_000), method=STORED), Item("b", bytes(2_000_000), method=STORED)),
-        "expected at most 3000000 bytes unpacked, found 4000000",
+        "found 4000000",
         SMALL,
     ),
     Case("count", zipped(*(Item(f"{n}") for n in range(6))), "expected at most 5 members, found 6", SMALL),
     Case(
         "count of which the directory knows nothing",
         zipped(Item("a"), count=4_000_000_000, zip64=True),
-        "expected at most 200000 members, found 4000000000",
+        "found 4000000000",
     ),
     Case(
         "declared terabytes", zipped(Item("a", size=0xFFFFFFFE, compressed_size=9)), "times its packed size"
     ),
-    Case("overlapping entries", overlapping, "'b': expected data of its own, found an overlap with 'a'"),
-    Case("entry inside another", nested, "'b': expected data of its own, found an overlap with 'a'"),
-    Case(
-        "data pushed into the next member",
-        stretched,
-        "'a': expected data of its own, found an overlap with the next member",
-    ),
+    Case("overlapping entries", overlapping, "found an overlap with 'a'"),
+    Case("entry inside another", nested, "found an overlap with 'a'"),
+    Case("data pushed into the next member", stretched, "found an overlap with the next member"),
 ]
 
 LIES = [
-    Case(
-        "local name",
-        zipped(Item("good", local={"name": b"evil"})),
-        "'good': expected the same name in its local header, found b'evil'",
-    ),
-    Case(
-        "longer local name",
-        zipped(Item("a", local={"name": b"a/../b"})),
-        "'a': expected the same name in its local header, found b'a/../b'",
-    ),
-    Case(
-        "local method",
-        zipped(Item("a", local={"method": 0})),
-        "expected method 8 in its local header, found method 0",
-    ),
-    Case("local size", zipped(Item("a", local={"size": 8})), "expected size 7 in its local header, found 8"),
-    Case(
-        "local compressed size",
-        zipped(Item("a", local={"compressed_size": 1})),
-        "in its local header, found 1",
-    ),
-    Case("local checksum", zipped(Item("a", local={"crc": 1})), "in its local header, found 1"),
+    Case("local name", zipped(Item("good", local={"name": b"evil"})), "found b'evil'"),
+    Case("longer local name", zipped(Item("a", local={"name": b"a/../b"})), "found b'a/../b'"),
+    Case("local method", zipped(Item("a", local={"method": 0})), "found method 0"),
     Case(
         "local signature",
         zipped(Item("a", local={"signature": b"PK\1\2"})),
-        "expected a local header, found b'PK\\x01\\x02' at offset 0",
-    ),
-    Case(
-        "local encryption",
-        zipped(Item("a", local={"flags": 1})),
-        "expected the same flags in its local header",
+        "found b'PK\\x01\\x02' at offset 0",
     ),
     Case(
         "descriptor",
         zipped(replace(Item("a").described(), descriptor=bytes(16))),
-        "expected a data descriptor that agrees with the directory",
+        "expected a data descriptor that agrees with",
     ),
     Case("position", zipped(Item("a", offset=3)), "found data up to offset"),
     Case(
@@ -301,17 +160,7 @@ LIES = [
         "expected a directory that ends",
     ),
     Case("directory too short", zipped(Item("a"), count=2), "expected 2 members in its directory, found 1"),
-    Case(
-        "directory too long",
-        zipped(Item("a"), Item("b"), count=1),
-        "expected 1 members in its directory, found more",
-    ),
     Case("directory elsewhere", zipped(Item("a"), start=1), "expected a directory that ends at offset"),
-    Case(
-        "directory of another kind",
-        zipped(Item("a", local={}), start=0, size=0, count=0),
-        "expected a directory that ends at offset",
-    ),
     Case(
         "stored member of two sizes",
         zipped(Item("a", method=STORED, size=3)),
@@ -323,40 +172,15 @@ LIES = [
         lambda: b"#!/bin/sh\n" + build(Item("a")),
         "expected a directory that ends at offset",
     ),
-    Case(
-        "bytes behind", lambda: build(Item("a")) + b"\0", "expected a zip file that ends with its directory"
-    ),
+    Case("bytes behind", lambda: build(Item("a")) + b"\0", "expected a zip file that ends with its"),
 ]
 
 UNKNOWN = [
-    Case("encrypted", zipped(Item("a", flags=1)), "'a': expected a member that is not encrypted"),
-    Case("strongly encrypted", zipped(Item("a", flags=0x41)), "expected a member that is not encrypted"),
-    Case("masked headers", zipped(Item("a", flags=0x2000)), "expected a member that is not encrypted"),
-    Case("patch data", zipped(Item("a", flags=0x20)), "expected a whole member, found patch data"),
-    Case(
-        "bzip2",
-        zipped(Item("a", method=12, raw=b"BZh9")),
-        "expected a stored or deflated member, found method 12 (bzip2)",
-    ),
-    Case("LZMA", zipped(Item("a", method=14, raw=b"")), "found method 14 (LZMA)"),
-    Case("unheard-of method", zipped(Item("a", method=77, raw=b"")), "found method 77 (unknown)"),
-    Case(
-        "part of a split archive",
-        lambda: with_disk(1),
-        "expected a zip in one file, found one part of a split zip",
-    ),
-    Case(
-        "member in another part",
-        zipped(Item("a", disk=2)),
-        "expected a zip in one file, found a member in part 3",
-    ),
-    Case(
-        "page of a web server",
-        lambda: b"<html>Access denied</html>",
-        "expected a zip file that ends with its directory, found none in the last of 26 bytes",
-    ),
-    Case("empty file", lambda: b"", "found none in the last of 0 bytes"),
-    Case("tar", lambda: bytes(10_240), "expected a zip file that ends with its directory"),
+    Case("encrypted", zipped(Item("a", flags=1)), "expected a member that is not encrypted"),
+    Case("patch data", zipped(Item("a", flags=0x20)), "found patch data"),
+    Case("bzip2", zipped(Item("a", method=12, raw=b"BZh9")), "found method 12 (bzip2)"),
+    Case("part of a split archive", lambda: with_disk(1), "found one part of a split zip"),
+    Case("page of a web server", lambda: b"<html>Access denied</html>", "found none in the last of 26 bytes"),
 ]
 
 BEFORE_WRITING = [*NAMES, *COLLISIONS, *LINKS, *KINDS, *BOMBS, *LIES, *UNKNOWN]
@@ -365,35 +189,20 @@ WHILE_WRITING = [
     Case(
         "more than declared",
         zipped(Item("a", b"12345678", size=4)),
-        "'a': expected 4 bytes as declared, found more",
+        "expected 4 bytes as declared, found more",
     ),
-    Case(
-        "less than declared", zipped(Item("a", b"1234", size=9)), "'a': expected 9 bytes as declared, found 4"
-    ),
+    Case("less than declared", zipped(Item("a", b"1234", size=9)), "expected 9 bytes as declared, found 4"),
     Case("wrong checksum", zipped(Item("a", crc=0xDEADBEEF)), "'a': expected checksum deadbeef, found"),
-    Case(
-        "wrong checksum of a stored member",
-        zipped(Item("a", method=STORED, crc=1)),
-        "'a': expected checksum 00000001",
-    ),
     Case(
         "deflate stream that is cut off",
         zipped(Item("a", raw=deflated(b"content")[:-3])),
         "'a': expected a whole deflate stream",
     ),
-    Case("nothing where data should be", zipped(Item("a", raw=b"")), "'a': expected a whole deflate stream"),
-    Case(
-        "garbage for data", zipped(Item("a", raw=b"\xff" * 40)), "'a': expected deflated data, found damage"
-    ),
+    Case("garbage for data", zipped(Item("a", raw=b"\xff" * 40)), "found damage"),
     Case(
         "bytes behind the deflate stream",
         zipped(Item("a", raw=deflated(b"content") + b"smuggled")),
         "compressed bytes, found",
-    ),
-    Case(
-        "distance before the start",
-        zipped(Item("a", raw=bytes.fromhex("4b040000") + b"\xff\xff")),
-        "'a': expected",
     ),
 ]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ci.device.bundle import contents, manifest, scripts, verb
+from ci.device.bundle import manifest, scripts, verb
 from ci.signing.lpai import rehearsal
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from tests.support import chains, programs
@@ -174,15 +174,6 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_written(bench: Ben
     assert not bench.bundle.exists()
 
 
-def test_two_bundles_of_the_same_are_the_same(bench: Bench) -> None:
-    bench.make(bench.model())
-    first = (bench.bundle / "manifest.json").read_bytes()
-    read = manifest.read_bundle(bench.bundle)
-    assert (read.soc, read.qnn_build_id, read.models) == ("SM8650", BUILD, ("models/model.pte",))
-    bench.make(bench.model())
-    assert (bench.bundle / "manifest.json").read_bytes() == first
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -200,15 +191,6 @@ def test_a_build_that_is_not_what_its_manifest_says_is_refused(bench: Bench, tex
         bench.make(bench.model())
 
 
-def test_no_build_names_the_command_that_makes_one_and_is_reported(bench: Bench) -> None:
-    shutil.rmtree(bench.dist)
-    with pytest.raises(EnvironmentLacking) as caught:
-        bench.make(bench.model())
-    assert caught.value.remedy == "nox -s build_linux_arm64"
-    report = json.loads((bench.root / "reports" / "bundle.json").read_text(encoding="utf-8"))
-    assert report["outcome"] == "error"
-
-
 def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(bench: Bench) -> None:
     bench.bundle.mkdir()
     (bench.bundle / "run.sh").touch()
@@ -216,22 +198,6 @@ def test_a_folder_that_has_a_run_sh_of_its_own_is_not_overwritten(bench: Bench) 
     with pytest.raises(UsageError, match="no bundle"):
         bench.make(bench.model())
     assert (bench.bundle / "thesis.txt").is_file()
-
-
-def test_a_runner_of_language_models_comes_with_what_it_reads(bench: Bench) -> None:
-    Library(machine=AARCH64, needed=["libc.so.6"]).write(bench.dist / "bin" / "qnn_llama_runner")
-    (bench.root / "tokenizer.bin").touch()
-    given = ("--runner", "qnn_llama_runner", "--file", bench.root / "tokenizer.bin")
-    assert bench.make(*given, bench.model()) == 0
-    made = manifest.read_bundle(bench.bundle)
-    places = {file.path for file in made.files}
-    assert made.runner == "qnn_llama_runner"
-    assert {
-        "bin/qnn_llama_runner",
-        "files/tokenizer.bin",
-    } <= places and "bin/qnn_executor_runner" not in places
-    assert './bin/qnn_llama_runner "$@"' in (bench.bundle / "run.sh").read_text(encoding="utf-8")
-    assert "files/tokenizer.bin" in (bench.bundle / "push.sh").read_text(encoding="utf-8")
 
 
 def lpai_sdk(bench: Bench, build: str = NEWER) -> None:
@@ -304,16 +270,6 @@ def test_a_skel_that_is_not_signed_or_was_changed_since_does_not_ship(bench: Ben
     assert not bench.bundle.exists()
 
 
-def test_lpai_needs_its_skel_signed(bench: Bench) -> None:
-    lpai_sdk(bench)
-    with pytest.raises(EnvironmentLacking) as caught:
-        bench.make("--lpai", "--signed", bench.root / "signed", soc="SM8850")
-    assert caught.value.remedy == "nox -s sign_lpai -- --soc SM8850"
-    with pytest.raises(EnvironmentLacking) as caught:
-        bench.make("--lpai", "--signed", bench.root / "none", "--profile", "qnn-2.48", soc="SM8850")
-    assert caught.value.remedy == "nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850"
-
-
 def program_for(bench: Bench, processor: int, soc_id: int, soc: str, arch: int) -> Path:
     """A whole program, compiled for a processor of the chip: 1 is the GPU, 2 the HTP, 4 LPAI."""
     path = bench.root / "for.pte"
@@ -327,23 +283,6 @@ def test_a_program_for_lpai_needs_what_lpai_needs(bench: Bench, overlay: Path) -
     model = program_for(bench, 4, 87, "SM8850", 81)
     assert (bench.make(model, soc="SM8850"), bench.rules()) == (1, ["bundle-lpai"])
     assert bench.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
-
-
-def test_a_program_that_compiles_on_the_device_brings_its_compiler(bench: Bench) -> None:
-    qnn(contents.ONLINE, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / contents.ONLINE)
-    for online in (True, False):
-        spec = programs.options(soc_id=57, arch=75, online=online)
-        model = bench.root / "online.pte"
-        model.write_bytes(programs.program(data=programs.context(build_id=BUILD), spec=spec))
-        assert bench.make(model) == 0
-        assert (bench.bundle / "lib" / contents.ONLINE).is_file() is online
-
-
-def test_a_program_for_the_gpu_brings_its_library(bench: Bench) -> None:
-    qnn("libQnnGpu.so", needed=["libc.so.6", "libOpenCL.so"]).write(bench.sdk / SDK_FOLDER / "libQnnGpu.so")
-    for processor, there in ((1, True), (2, False)):
-        assert bench.make(program_for(bench, processor, 57, "SM8650", 75)) == 0
-        assert (bench.bundle / "lib" / "libQnnGpu.so").is_file() is there
 
 
 @pytest.fixture(params=["aarch64-android", "aarch64-linux"])

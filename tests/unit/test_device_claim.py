@@ -14,7 +14,7 @@ from ci.device.bundle.scripts import LOCK
 from ci.device.claim import Holder, claimed, this_process
 from ci.device.transport import Answer
 from provisioning.base.commands import quoted
-from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from tests.support.local_device import Local
 
 
@@ -90,17 +90,6 @@ def test_of_two_that_wait_for_a_dead_run_one_has_it(folder: str, tmp_path: Path)
     assert owners == ["slow"]
 
 
-def test_a_dead_runs_lock_that_cannot_be_removed_is_told_and_not_tried_for_ever(folder: str) -> None:
-    class Keeps(Local):
-        def shell(self, script: str, *, seconds: float = 0) -> Answer:
-            return super().shell(script.replace("mv -f", "false"))
-
-    me = this_process()
-    hold(folder, Holder(me.machine, ended_process(), "1", "root on builder").encode())
-    with pytest.raises(EnvironmentLacking, match="in use by root on builder"):
-        claimed(Keeps(), folder).__enter__()
-
-
 def test_a_lock_let_go_while_we_asked_is_not_left_without_a_holder(folder: str) -> None:
     """Between the failed mkdir and the look at who has it."""
 
@@ -152,10 +141,3 @@ def test_a_folder_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path,
         claimed(Local(), f"{tmp_path}/usr").__enter__()
     assert [path.name for path in (tmp_path / "usr").iterdir()] == [entry]
     assert caught.value.remedy.endswith(f"--device-dir {tmp_path}/usr/qnn-ci")
-
-
-def test_a_folder_that_cannot_be_made_says_how_to_name_another(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UpstreamError, match="could not be created") as caught:
-        claimed(Local(), f"{tmp_path}/file/device").__enter__()
-    assert "--device-dir" in caught.value.remedy

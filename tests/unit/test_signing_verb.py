@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from ci.signing import signatures, verb
+from ci.signing import verb
 from ci.signing.lpai import rehearsal
 from provisioning.base.command_line import guarded
 from provisioning.base.findings import Report, Severity
@@ -91,36 +90,6 @@ def test_findings_tell_a_known_signer_an_unknown_one_and_none_apart(
     assert rules(reports) == {"signing.unsigned": Severity.ERROR}
 
 
-def test_json_holds_the_verdict_and_every_check(
-    signed: Path, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    signing("verify", signed, "--root", root, "--json")
-    (one,) = json.loads(capsys.readouterr().out)["files"]
-    assert (one["verdict"], one["signer"], one["rehearsal"]) == ("verified", "rehearsal", True)
-    assert {check["part"] for check in one["checks"]} >= {"signature", "chain", "root"}
-
-
-def test_inspect_says_what_a_signature_is(
-    signed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain = Skel().write(tmp_path / "plain.so")
-    assert signing("inspect", signed, plain, "--json") == 0
-    files = json.loads(capsys.readouterr().out)["files"]
-    assert [(one["kind"], len(one["certificates"])) for one in files] == [
-        ("development rehearsal", 3),
-        ("unsigned", 0),
-    ]
-    signing("inspect", signed)
-    out = capsys.readouterr().out
-    assert all(word in out for word in ("MBN v6", "SHA384", "secp384r1", "0x0000000a", signatures.STATEMENT))
-
-
-def test_inspect_of_a_damaged_file_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (path := tmp_path / "x.so").write_bytes(b"\x7fELF")
-    assert signing("inspect", path) == 1
-    assert "damaged" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("action", ["inspect", "verify"])
 def test_what_is_no_file_is_a_usage_error_and_is_reported(action: str, tmp_path: Path, reports: Path) -> None:
     os.mkfifo(tmp_path / "pipe.so")
@@ -147,8 +116,3 @@ def test_what_a_file_says_cannot_steer_a_terminal(tmp_path: Path, capsys: pytest
     signing("verify", path, "--at", "2090-01-01")
     out = capsys.readouterr().out
     assert "\\x1b[2J" in out and not any(c in out for c in "\x1b\x07")
-
-
-def test_a_huge_file_is_refused_without_reading_it(signed: Path) -> None:
-    os.truncate(signed, 1 << 33)
-    assert signing("verify", signed, "--allow-unchecked", "root") == 1

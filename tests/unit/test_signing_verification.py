@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ci.signing import certificates, mbn, signatures, signed_library, verification
 from ci.signing.elf import Malformed
 from ci.signing.lpai import rehearsal
-from ci.signing.verification import Expected, Signer, Status
+from ci.signing.verification import Expected, Signer
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel
@@ -92,12 +92,12 @@ def test_every_sampled_bit_is_caught_or_in_a_range_that_is_listed() -> None:
     ranges = verification.verify(SIGNED, GOOD).unhashed
     listed = [any(r.start <= at < r.end for r in ranges) for at in range(len(SIGNED))]
     pick = random.Random(6)
-    hashed = pick.sample([at for at, outside in enumerate(listed) if not outside], 300)
+    hashed = pick.sample([at for at, outside in enumerate(listed) if not outside], 80)
     assert [at for at in hashed if not failed(flipped(at))] == []
     assert [at for r in ranges for at in (r.start, r.end - 1) if failed(flipped(at))] == []
 
 
-@pytest.mark.parametrize("keep", [0, 10, 52, 200, 0x1000, 0x1100, 0x2000, 0x3000, 0x3200])
+@pytest.mark.parametrize("keep", [0, 52, 0x1100, 0x3000])
 def test_truncation_is_caught(keep: int) -> None:
     assert failed(SIGNED[:keep]) != set()
 
@@ -109,7 +109,7 @@ def test_swapped_segments_are_named() -> None:
     assert {"headers", "segments"} <= failed(bytes(data))
 
 
-def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6, note: str = "") -> bytes:
+def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6) -> bytes:
     """Other content with hashes that fit, under a chain that is not the forger's."""
     return signed_file(
         Skel(content=b"other code here!!", sections=False).encode(),
@@ -117,28 +117,19 @@ def forged(chain: list[x509.Certificate], signature: bytes, version: int = 6, no
         digest="sha384",
         signature=signature,
         certificates=certificates.join(chain),
-        metadata=mbn.Metadata(software_id=4, note=note).pack(),
+        metadata=mbn.Metadata(software_id=4).pack(),
     )
 
 
-@pytest.mark.parametrize("note", ["", signatures.STATEMENT])
 @pytest.mark.parametrize("version", [6, 7])
 @pytest.mark.parametrize(
     "signature", [bytes(96), b"\x01" * 96, take_apart(SIGNED).signature], ids=["zeros", "ones", "moved"]
 )
-def test_a_forged_rehearsal_fails_though_its_statement_was_dropped(
-    signature: bytes, version: int, note: str
-) -> None:
-    data = forged(list(chains.signer().chain), signature, version, note)
+def test_a_forged_rehearsal_fails_though_its_statement_was_dropped(signature: bytes, version: int) -> None:
+    data = forged(list(chains.signer().chain), signature, version)
     result = verification.verify(data, Expected(root=ROOT))
     assert ({c.part for c in result.failed}, result.signer) == ({"signature"}, Signer.DAMAGED)
     assert result.verdict(["root", "signature"]) == "failed"
-
-
-@pytest.mark.parametrize("kept", [slice(0, 1), slice(0, 2), slice(1, 3)])
-def test_part_of_a_rehearsals_chain_is_enough_to_know_it(kept: slice) -> None:
-    data = forged(list(chains.signer().chain[kept]), b"\x01" * 96)
-    assert "signature" in failed(data, Expected(root=ROOT))
 
 
 def test_a_signature_of_zeros_is_none_whoever_signed() -> None:
@@ -234,11 +225,6 @@ def test_a_binding_to_something_else_is_named(expected: Expected, part: str) -> 
     assert failed(SIGNED, expected) == {part}
 
 
-def test_a_bound_library_says_that_no_device_was_named() -> None:
-    checks = verification.verify(SIGNED, Expected(root=ROOT)).checks
-    assert [check.part for check in checks if check.status is Status.UNCHECKED] == ["serial"]
-
-
 def legacy(version: int, tamper: bool = False) -> tuple[bytes, x509.Certificate]:
     """A library signed as the public documents describe versions 3 and 5."""
     key, chain = chains.legacy()
@@ -260,22 +246,6 @@ def test_the_public_scheme_of_older_containers_is_checked(version: int) -> None:
     expected = Expected(root=root, software_id=4, hardware_id=0x1234)
     assert verification.verify(data, expected).verdict() == "verified"
     assert failed(legacy(version, tamper=True)[0], Expected(root=root)) == {"signature"}
-
-
-@pytest.mark.parametrize(
-    ("version", "expected", "part"),
-    [
-        (5, Expected(serial=1), "serial"),
-        (7, Expected(serial=1), "serial"),
-        (7, Expected(hardware_id=1), "hardware id"),
-    ],
-)
-def test_a_binding_that_a_container_does_not_show_leaves_the_question_open(
-    version: int, expected: Expected, part: str
-) -> None:
-    data = legacy(version)[0] if version < 6 else forged(list(chains.bent().chain), b"\x01" * 104, version)
-    result = verification.verify(data, expected)
-    assert part in {check.part for check in result.unproven(["root", "signature"])}
 
 
 @given(
