@@ -20,7 +20,6 @@ from provisioning.base.findings import Outcome, Report, Severity, StageRun
 from provisioning.compat import STEPS, Measured, Pair, Step, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
-from provisioning.sources.wheel import Wheel
 from provisioning.validation import probe
 from provisioning.validation.probe import Answer
 
@@ -78,23 +77,7 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, pair
     assert load_measured(path).as_json() == written(pairs)
 
 
-def test_versions_are_in_their_own_order_and_not_the_alphabets() -> None:
-    measured = Measured(schema=1).with_pair(pair("2.10.0")).with_pair(pair("2.9.0"))
-    assert [each.qnn for each in measured.pairs] == ["2.9.0", "2.10.0"]
-
-
-def test_measuring_a_pair_again_replaces_it() -> None:
-    measured = Measured(schema=1).with_pair(pair(works=False)).with_pair(pair())
-    assert [each.works for each in measured.pairs] == [True]
-
-
-def test_a_pair_is_found_by_executorch_and_build_id() -> None:
-    measured = Measured(schema=1).with_pair(pair()).with_pair(pair("2.9.0"))
-    assert measured.of("1.5.1", "v2.49.40.260101") == (pair(),)
-    assert measured.of("1.5.2", "v2.49.40.260101") == ()
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"schema": 2}', '{"schema": 1, "pairs": [{}]}'])
+@pytest.mark.parametrize("text", ["{", '{"schema": 1, "pairs": [{}]}'])
 def test_a_damaged_file_is_a_fault_of_the_manifest(tmp_path: Path, text: str) -> None:
     path = tmp_path / "compat.json"
     path.write_text(text, encoding="utf-8")
@@ -117,28 +100,6 @@ def test_the_build_that_the_profile_pins_works() -> None:
     profile = load_profile(load_builds().profile)
     pinned = profile.components["qnn-sdk"].build_id
     assert pinned in {each.build_id for each in load_measured().working(profile.packages["executorch"])}
-
-
-def test_the_profiles_own_build_is_its_own_component() -> None:
-    pinned = load_profile("wheels").components["qnn-sdk"]
-    build = next(b for b in load_builds().builds if b.build_id == pinned.build_id)
-    assert build.component(pinned) is pinned
-
-
-def test_another_build_is_laid_out_as_the_profiles() -> None:
-    pinned = load_profile("wheels").components["qnn-sdk"]
-    build = next(b for b in load_builds().builds if b.qnn == "2.51.0")
-    component = build.component(pinned)
-    (part,) = component.parts
-    assert isinstance(part.source, Wheel)
-    assert (part.source.version, component.version, component.pinned) == ("2.7.0", "2.51.0.260929", True)
-    assert part.place == pinned.parts[0].place
-
-
-def test_a_profile_that_is_no_wheel_is_refused() -> None:
-    pinned = load_profile("qnn-2.37").components["qnn-sdk"]
-    with pytest.raises(ManifestError, match="x86-64 wheel"):
-        load_builds().builds[0].component(pinned)
 
 
 # The measurement
@@ -278,17 +239,6 @@ def test_measuring_one_build_leaves_the_others(lane: Lane) -> None:
 @pytest.mark.parametrize(("build", "socs"), [("9.9", ()), ("2.51.0", ("SM1",))])
 def test_usage_errors_measure_nothing(lane: Lane, build: str, socs: tuple[str, ...]) -> None:
     assert lane.measure(build, socs=socs) == (2, Measured(schema=1))
-
-
-def test_a_page_without_its_markers_is_an_error() -> None:
-    with pytest.raises(ManifestError, match="measured pairs"):
-        stage.with_table("no table here\n", Measured(schema=1))
-
-
-def test_rendering_measures_nothing(lane: Lane) -> None:
-    assert main("python -m ci", "", {"compat": VERBS["compat"]}, ["compat", "--render"]) == 0
-    assert "| executorch | QNN |" in (lane.root / "compat.md").read_text(encoding="utf-8")
-    assert lane.commands == []
 
 
 def test_the_suite_has_the_programs_that_are_read() -> None:

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 import dotenv
 import pytest
@@ -20,7 +19,7 @@ from provisioning.base.rendering.variables import FORMATS, as_json, docker, gith
 from provisioning.base.rendering.variables import dotenv as as_dotenv
 from tests.support.readers import HARD, read_docker, read_github
 
-SHELLS = [shell for shell in ("bash", "dash", "sh") if shutil.which(shell)]
+SHELLS = [shell for shell in ("bash", "dash") if shutil.which(shell)]
 
 NO_NUL = st.characters(codec="utf-8", exclude_characters="\0")
 AWKWARD = st.sampled_from("'\"\\$`{}() \t\n\r#=;!é日")
@@ -73,11 +72,6 @@ def test_python_dotenv_gets_back_what_is_not_refused(variables: dict[str, str]) 
     assert _by_dotenv(text) == variables
 
 
-@given(st.text(NO_NUL, max_size=40).filter(lambda value: "${" not in value and not value.endswith("\\")))
-def test_dotenv_refuses_only_what_its_reader_would_change(value: str) -> None:
-    assert _by_dotenv(as_dotenv({"NAME": value})) == {"NAME": value}
-
-
 @given(variables=SETS)
 def test_the_github_runner_gets_any_text_back(variables: dict[str, str]) -> None:
     assert read_github(github(variables)) == variables
@@ -107,8 +101,3 @@ def test_docker_gets_back_what_is_not_refused(variables: dict[str, str]) -> None
 def test_text_formats_refuse_bytes_that_are_no_text(format_: str) -> None:
     with pytest.raises(UsageError, match=f"the {format_} format cannot carry NAME"):
         FORMATS[format_]({"NAME": "\udcff"})
-
-
-def test_paths_with_spaces_and_quotes_need_no_refusal_anywhere(tmp_path: Path) -> None:
-    variables = {"QNN_SDK_ROOT": f'{tmp_path}/it\'s "here" $now'}
-    assert {name: bool(render(variables)) for name, render in FORMATS.items()} == dict.fromkeys(FORMATS, True)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.errors import UsageError
 from provisioning.base.settings import ROOT
 from provisioning.verbs import env
 from tests.support.readers import read_github
@@ -44,18 +43,6 @@ def test_eval_sets_the_environment_whatever_the_paths_hold(sdk: Path) -> None:
     assert ran.stdout == f"{sdk}|{sdk}/lib/x86_64-linux-clang"
 
 
-def test_which_sdk_is_used_is_said_beside_the_output(sdk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _run()
-    out, err = capsys.readouterr()
-    assert err == f"using your own qnn-sdk: QNN_SDK_ROOT={sdk}\n"
-    assert all(line.startswith("export ") for line in out.splitlines())
-
-
-def test_one_value_is_printed_bare(sdk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _run("QNN_SDK_ROOT")
-    assert capsys.readouterr().out == f"{sdk}\n"
-
-
 def test_appending_on_github_adds_variables_and_path_to_their_files(
     sdk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,12 +54,6 @@ def test_appending_on_github_adds_variables_and_path_to_their_files(
     assert (variables["BEFORE"], variables["QNN_SDK_ROOT"]) == ("1", str(sdk))
     assert "PATH" not in variables
     assert (tmp_path / "GITHUB_PATH").read_text() == f"BEFORE=1\n{sdk}/bin/x86_64-linux-clang\n"
-
-
-def test_appending_needs_a_step_of_github(sdk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GITHUB_ENV", raising=False)
-    with pytest.raises(UsageError, match="GITHUB_ENV"):
-        _run("--format", "github", "--append")
 
 
 def test_paths_that_are_no_text_are_printed_as_they_are(

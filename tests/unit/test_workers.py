@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 
 from ci.engine.jobs import Job, run_jobs
 from ci.engine.workers import child
-from ci.engine.workers.parent import RECYCLE_AT, Gone, Setup, Worker, WorkerSlot, tail
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from ci.engine.workers.parent import Gone, Setup, Worker, WorkerSlot
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT
 
 PROGRAM = """\
@@ -97,24 +97,6 @@ class TestParent:
             worker.ask({"do": "hang"}, 0.5)
         assert worker.spent and not Path(f"/proc/{worker._process.pid}").exists()
 
-    def test_one_that_holds_too_much_is_replaced(self, slot: WorkerSlot[Worker, Any]) -> None:
-        first = slot.run(Job("one"))
-        assert slot._worker is not None
-        slot._worker.resident = RECYCLE_AT + 1
-        assert slot._worker.spent
-        slot._work = lambda job, worker: None
-        slot.run(Job("spent"))
-        slot._work = asked
-        assert slot.run(Job("two"))["pid"] != first["pid"]
-
-    def test_what_it_holds_is_known_after_each_order(self, setup: Setup) -> None:
-        worker = Worker(setup)
-        worker.ask({"do": "one"})
-        before = worker.resident
-        worker.ask({"do": "grow", "bytes": 1 << 26})
-        worker.end()
-        assert worker.resident > before + (1 << 25)
-
     def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Worker, Any]) -> None:
         pid = slot.run(Job("one"))["pid"]
         slot.close()
@@ -168,31 +150,6 @@ class TestParent:
             Worker(Setup(program, {}, tmp_path, 5, "the tests", "install them"))
         assert "No module named torch" in caught.value.message and caught.value.remedy == "install them"
 
-    def test_logs_that_cannot_be_written_are_wrong_use(self, setup: Setup) -> None:
-        setup.logs.touch()
-        with pytest.raises(UsageError, match="logs cannot be written"):
-            Worker(setup)
-
-
-class TestSentence:
-    """For who has only the report."""
-
-    @pytest.fixture
-    def sentence(self, tmp_path: Path) -> Callable[[Gone], str]:
-        log = tmp_path / "log"
-        log.write_text("compiling\nlast words\n\nFatal Python error: Aborted\n\nExtension modules: numpy\n")
-        return lambda gone: gone.sentence(log)
-
-    def test_has_the_last_words_before_the_trace(self, sentence: Callable[[Gone], str]) -> None:
-        said = sentence(Gone("crash", "was ended by SIGABRT"))
-        assert said == "the process was ended by SIGABRT; its last words: last words"
-
-    def test_names_memory_where_that_is_likely(self, sentence: Callable[[Gone], str]) -> None:
-        assert "memory runs out" in sentence(Gone("crash", "was ended by SIGKILL"))
-
-    def test_of_a_timeout_is_how_long_it_took(self, sentence: Callable[[Gone], str]) -> None:
-        assert sentence(Gone("timeout", "no result after 3 s")) == "no result after 3 s"
-
 
 class TestChild:
     def test_a_log_holds_what_c_and_children_print(self, tmp_path: Path) -> None:
@@ -209,14 +166,6 @@ class TestChild:
         slot.run(Job("one"))
         assert (setup.logs / "one.log").read_text() == "working on one\n"
 
-    def test_a_meter_reads_what_went_by(self) -> None:
-        meter = child.Meter()
-        block = bytearray(1 << 20)
-        while meter.read()["cpu_seconds"] < 0.05:
-            sum(block)
-        figures = meter.read()
-        assert figures["seconds"] > 0.02 and figures["peak"] > 1 << 20
-
     def test_it_does_not_outlive_whoever_started_it(self) -> None:
         starter = """
 import os, subprocess, sys
@@ -231,9 +180,3 @@ print(subprocess.Popen([sys.executable, "-c", code], start_new_session=True).pid
         while status.exists() and "\nState:\tZ" not in status.read_text(encoding="ascii"):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-
-
-def test_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
-    log = tmp_path / "long.log"
-    log.write_text("a" * 1000 + "end", encoding="utf-8")
-    assert tail(log, 5) == "aaend"
