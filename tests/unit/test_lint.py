@@ -10,7 +10,6 @@ import pytest
 from ci.upkeep import lint
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Outcome, Report
-from provisioning.base.settings import ROOT
 
 HOST = ".".join(("pypi", "org"))
 
@@ -50,10 +49,6 @@ def test_what_is_allowed_is_left_alone(tmp_path: Path, text: bytes) -> None:
     assert rules_for(tmp_path, text) == set()
 
 
-def test_left_behind_markers_matter_in_code_only(tmp_path: Path) -> None:
-    assert rules_for(tmp_path, b"the TO-DO list".replace(b"-", b""), "notes.md") == set()
-
-
 def test_without_a_git_checkout_lint_says_so_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,16 +65,6 @@ def test_a_failing_tool_is_a_finding_with_its_output_and_remedy() -> None:
     (finding,) = lint._run_tool("style", tool)
     assert "line 3 is wrong" in finding.message
     assert finding.remedy == "mend line 3"
-
-
-def test_what_a_tool_says_of_a_line_is_a_finding_of_that_line() -> None:
-    said = f"a/b.py:3: error: bad\\n{ROOT}/c.sh:4:2: note: worse [SC1]\\nFound 2 errors"
-    tool = lint.Tool([lint.PYTHON, "-c", f"print('{said}'); raise SystemExit(1)"], "mend it")
-    found = [(one.subject, one.message, one.rule) for one in lint._run_tool("types", tool)]
-    assert found == [
-        ("a/b.py:3", "error: bad", "lint-types"),
-        ("c.sh:4", "note: worse [SC1]", "lint-types"),
-    ]
 
 
 def test_scripts_and_the_lines_that_workflows_run_are_checked_as_shell(

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioning.base.documents import load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Profile
 from provisioning.manifest_edit import with_source_keys
 
 KEYS: dict[str, str | int] = {"sha256": "ab" * 32, "size": 123}
@@ -29,11 +27,6 @@ def test_only_the_new_keys_are_added(profile: Path) -> None:
     assert changes == [f'+ sha256 = "{"ab" * 32}"', "+ size = 123"]
 
 
-def test_recording_the_same_again_changes_nothing(profile: Path) -> None:
-    profile.write_text(with_source_keys(profile, "qnn-sdk", "sdk", KEYS))
-    assert with_source_keys(profile, "qnn-sdk", "sdk", KEYS) == profile.read_text()
-
-
 def test_a_recorded_hash_is_not_replaced(profile: Path) -> None:
     with pytest.raises(
         ManifestError, match=r"android-ndk\.parts\.0\.source\.sha256: expected 6d6e6598.* found abab"
@@ -49,15 +42,3 @@ def test_the_right_one_of_two_parts_gets_them(tmp_path: Path, part: str, size: i
     path.write_text("".join(lines))
     path.write_text(with_source_keys(path, "qnn-sdk", part, {"size": size}))
     assert path.read_text() == text
-
-
-def test_a_source_written_in_one_line_gets_them_too(tmp_path: Path) -> None:
-    path = tmp_path / "small.toml"
-    path.write_text(
-        'schema = 1\nname = "small"\nsummary = "s"\npackages = {}\nhost = {}\n'
-        '[components.qnn-sdk]\nversion = "2.37.0"\n'
-        '[[components.qnn-sdk.parts]]\nname = "sdk"\n'
-        'source = { type = "archive", url = "https://example.com/x.zip" }\n'
-    )
-    path.write_text(with_source_keys(path, "qnn-sdk", "sdk", KEYS))
-    assert load(path, Profile).components["qnn-sdk"].pinned

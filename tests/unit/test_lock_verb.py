@@ -99,17 +99,6 @@ def test_what_fails_its_identity_check_is_not_recorded(user: User) -> None:
     assert user.profile.read_text() == text
 
 
-def test_without_a_component_what_the_store_has_is_recorded(user: User) -> None:
-    user.types("provision", "--profile", "small", "--accept-licence", "l")
-    assert user.types("lock") == 0
-    assert "recorded sha256" in user.out
-
-
-def test_check_lists_an_unlocked_component_and_passes(user: User) -> None:
-    assert user.types("lock", "--check") == 0
-    assert "note: small: qnn-sdk 2.37.0.250724 is not locked" in user.out
-
-
 def test_check_writes_nothing(user: User) -> None:
     user.types("provision", "--profile", "small", "--accept-licence", "l")
     before = user.profile.read_text()

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from provisioning.base.errors import (
     ArchiveError,
@@ -225,19 +224,6 @@ class TestSeveralParts:
         store, sdk, _ = two
         assert paths(store.provision("qnn-sdk", sdk).root) == {HTP, SKEL_75, "LICENSE.pdf", "sdk.yaml"}
 
-    def test_sdk_yaml_names_version_build_and_origin_of_every_file(
-        self, two: tuple[Store, Component, FileServer]
-    ) -> None:
-        store, sdk, _ = two
-        root = store.provision("qnn-sdk", sdk).root
-        said = yaml.safe_load((root / "sdk.yaml").read_text())
-        assert (said["product"], said["version"], said["build_id"]) == ("QAIRT", sdk.version, sdk.build_id)
-        assert said["composed_from"]["device"]["file"] == "device.zip"
-        assert {path: (entry["from"], entry["sha256"]) for path, entry in said["files"].items()} == {
-            path: (part, hashlib.sha256((root / path).read_bytes()).hexdigest())
-            for path, part in ((HTP, "host"), (SKEL_75, "device"), ("LICENSE.pdf", "host"))
-        }
-
     def test_a_part_that_is_not_needed_is_not_fetched(self, two: tuple[Store, Component, FileServer]) -> None:
         store, sdk, device = two
         store.provision("qnn-sdk", sdk, HOST)
@@ -252,13 +238,6 @@ class TestSeveralParts:
                 IntegrityError, match=r"LICENSE\.pdf: expected one file, found two: from part"
             ):
                 Store(tmp_path / "store").provision("qnn-sdk", sdk)
-
-    def test_a_lost_sdk_yaml_is_written_again(self, two: tuple[Store, Component, FileServer]) -> None:
-        store, sdk, _ = two
-        tree = store.provision("qnn-sdk", sdk)
-        (tree.root / "sdk.yaml").unlink()
-        store.repair(tree)
-        assert store.verify(tree) == []
 
 
 class TestVerifyAndRepair:
@@ -305,14 +284,6 @@ class TestVerifyAndRepair:
         assert kind in {fault.kind for fault in house.store.verify(tree)}
         house.store.repair(tree)
         assert house.store.verify(tree) == []
-
-    def test_repair_touches_only_the_damaged_file(self, house: House) -> None:
-        tree = house.store.provision("qnn-sdk", house.sdk)
-        before = {path: (tree.root / path).lstat().st_ino for path in paths(tree.root)}
-        self.damage(tree.root, "missing")
-        house.store.repair(tree)
-        after = {path: (tree.root / path).lstat().st_ino for path in paths(tree.root)}
-        assert {path for path in before if before[path] != after[path]} <= {HTP}
 
     def test_repair_fetches_again_what_was_pruned(self, house: House) -> None:
         tree = house.store.provision("qnn-sdk", house.sdk)
@@ -378,13 +349,6 @@ class TestGc:
             other.kill()
             other.wait()
             assert tree.root in {one.path for one in house.store.gc(lambda tree: False)}
-
-    def test_what_a_reader_becomes_by_exec_still_reads(self, house: House) -> None:
-        house.store.provision("qnn-sdk", house.sdk)
-        with reader(house, "import os; os.execv('/bin/sh', ['sh', '-c', 'echo exec; read line'])") as other:
-            assert other.stdout is not None and other.stdout.readline() == "exec\n"
-            assert house.store.gc(lambda tree: False) == []
-            other.communicate("\n")
 
     def test_a_store_that_may_only_be_read_serves_readers(self, house: House) -> None:
         house.store.provision("qnn-sdk", house.sdk)
@@ -471,14 +435,6 @@ def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None
     assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
 
 
-def test_trees_of_two_definitions_stand_side_by_side(house: House) -> None:
-    one = house.store.provision("qnn-sdk", house.sdk)
-    data = house.sdk.model_dump()
-    data["parts"][0]["place"] = [{"match": "include/.+"}]
-    other = house.store.provision("qnn-sdk", Component.model_validate(data, strict=False))
-    assert one.root != other.root and paths(other.root) == {"include/QNN/QnnTypes.h", "sdk.yaml"}
-
-
 @pytest.mark.parametrize("on_purpose", [True, False])
 def test_names_that_differ_by_case_are_taken_only_where_the_manifest_says_so(
     tmp_path: Path, on_purpose: bool
@@ -533,9 +489,3 @@ class TestGitSource:
             (tree.root / path).unlink()
         store.repair(tree, offline=True)
         assert store.verify(tree) == []
-
-    def test_its_checkout_stays_as_long_as_the_tree(self, tmp_path: Path, sources: Component) -> None:
-        store = Store(tmp_path / "store")
-        store.provision("executorch-source", sources)
-        assert store.gc(lambda tree: True) == []
-        assert len(store.gc(lambda tree: False)) == 2

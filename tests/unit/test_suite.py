@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -14,16 +13,10 @@ from ci.executorch.judge import suggestions
 from ci.executorch.suite import SHIPPED, SUITES, Program, Scheme, all_programs, choose, programs_of
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
 from ci.suites.imports import module_file
-from ci.suites.model import Thresholds
 from ci.suites.thresholds import derived
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import ROOT
 from provisioning.manifest import load_socs
-
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
 
 MINE = """\
 schema = 1
@@ -53,28 +46,17 @@ class TestModel:
     def test_chips_asked_for_take_the_place_of_the_runs_own(self, tmp_path: Path) -> None:
         assert [program.soc for program in programs_of(_suite(tmp_path), ["SM8850"])] == ["SM8850"]
 
-    def test_a_chip_that_nobody_knows_is_wrong_use(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="SM9999"):
-            programs_of(_suite(tmp_path), ["SM9999"])
-
     @pytest.mark.parametrize(
         ("old", "new", "says"),
         [
             ("schema = 1", "schema = 2", "schema"),
-            ('factory = "mine:net"', 'factory = "mine"', "factory"),
-            ('scheme = "8a8w"', 'scheme = "9a9w"', "scheme"),
             ('"SM8750"]', '"SM9999"]', "SM9999"),
             ("tags = ", "tag = ", "tag"),
             ("{ cosine = 0.99 }", "{ cosin = 0.99 }", "cosin"),
             ("{ cosine = 0.99 }", "{ max_abs = 1 }", "nothing would be compared"),
             ("{ cosine = 0.99 }", "{ sqnr_db = -1 }", "greater than or equal to 0"),
             ('scheme = "8a8w"', 'scheme = "8a4w"\nqat = true', "one of 8a8w"),
-            ('scheme = "8a8w"', 'scheme = "fp16"\nunquantized_nodes = ["add"]', "no quantization options"),
-            ('scheme = "8a8w"', 'scheme = "16a4w_block"', "block_sizes with 16a4w_block"),
-            ('scheme = "8a8w"', 'scheme = "8a8w"\nmodules = [{ scheme = "16a8w" }]', "either name or type"),
-            ("[[case.mine.run]]", "[[case.mine.run]]\ncolour = 1", "colour"),
             ("factory =", 'backend = "gpu"\nfactory =', "backend"),
-            ("factory =", "inputs = [{ shape = [0] }]\nfactory =", "inputs"),
             ("factory =", "inputs = [{ shape = [1], low = 2 }]\nfactory =", "low no greater than high"),
             (
                 "factory =",
@@ -102,18 +84,9 @@ class TestModel:
         with pytest.raises(ManifestError, match="a name that no other suite has"):
             all_programs([one, other])
 
-    def test_a_threshold_of_nothing_cannot_be(self) -> None:
-        with pytest.raises(ValueError, match="nothing would be compared"):
-            Thresholds()
-
 
 class TestRepeat:
     """The command that a finding names must find the program again."""
-
-    def test_of_the_shipped_suite_it_is_the_stage_and_the_name(self) -> None:
-        program = all_programs([])[0]
-        assert SUITES.repeat(program) == f"nox -s test_lowering -- -k {program.name}"
-        assert SUITES.repeat(program, "test_emulator") == f"nox -s test_emulator -- -k {program.name}"
 
     def test_a_chip_that_the_suite_does_not_name_is_in_it(self, tmp_path: Path) -> None:
         (program,) = programs_of(_suite(tmp_path), ["SM8850"])
@@ -136,7 +109,7 @@ class TestChoice:
     def programs(self, tmp_path: Path) -> list[Program]:
         return programs_of(_suite(tmp_path))
 
-    @pytest.mark.parametrize("word", ["mine/8a8w/SM8750", "sm8750", "mine*8750"])
+    @pytest.mark.parametrize("word", ["sm8750", "mine*8750"])
     def test_words_and_patterns_find_a_program(self, programs: list[Program], word: str) -> None:
         assert [program.soc for program in choose(programs, words=[word])] == ["SM8750"]
 
@@ -149,14 +122,6 @@ class TestChoice:
         ((_, (_, value)),) = wrong.items()
         with pytest.raises(UsageError, match=f"{value} matches no program"):
             choose(programs, **wrong)
-
-    def test_a_choice_that_leaves_nothing_names_what_there_is(self, programs: list[Program]) -> None:
-        with pytest.raises(UsageError, match="--tag nightly matches no program"):
-            choose(programs, tags=["nightly"])
-
-    def test_a_case_is_named_exactly(self, programs: list[Program]) -> None:
-        with pytest.raises(UsageError, match="--case min"):
-            choose(programs, cases=["min"])
 
 
 class TestShipped:
@@ -171,40 +136,17 @@ class TestShipped:
         arches = {load_socs()[soc].arch for soc in socs}
         assert arches == {68, 69, 73, 75, 79, 81} and len(socs) >= 6
 
-    @pytest.mark.parametrize("option", ["qat", "modules", "annotations", "block_sizes", "unquantized_nodes"])
-    def test_a_pull_request_meets_every_way_to_quantize(self, option: str) -> None:
-        assert any(getattr(program.run, option) for program in self.pr)
+    def test_a_pull_request_meets_every_way_to_quantize_and_the_night_the_other_options(self) -> None:
+        for option in ("qat", "modules", "annotations", "block_sizes", "unquantized_nodes"):
+            assert any(getattr(program.run, option) for program in self.pr), option
+        for option in ("unquantized_operators", "cpu_operators"):
+            assert any(getattr(program.run, option) for program in self.programs), option
 
-    @pytest.mark.parametrize("option", ["unquantized_operators", "cpu_operators"])
-    def test_the_night_meets_the_other_options(self, option: str) -> None:
-        assert any(getattr(program.run, option) for program in self.programs)
-
-    @pytest.mark.parametrize(
-        "part",
-        [
-            "mobilenet",
-            "resnet",
-            "vit",
-            "bert",
-            "llama_prefill",
-            "llama_decode",
-            "segmenter",
-            "keywords",
-            "attention",
-            "norm",
-            "gelu",
-            "gelu_tanh",
-            "embedding",
-            "rotary",
-            "topk",
-            "where",
-            "shapes",
-            "erf",
-            "cumprod",
-        ],
-    )
-    def test_every_kind_of_model_is_there(self, part: str) -> None:
-        assert any(part in program.case_name for program in self.pr)
+    def test_every_kind_of_model_is_there(self) -> None:
+        kinds = "mobilenet resnet vit bert llama_prefill llama_decode segmenter keywords attention norm gelu"
+        kinds += " gelu_tanh embedding rotary topk where shapes erf cumprod"
+        cases = {program.case_name for program in self.pr}
+        assert [kind for kind in kinds.split() if not any(kind in case for case in cases)] == []
 
     def test_every_factory_is_of_this_repository(self) -> None:
         modules = {program.case.factory.partition(":")[0] for program in self.programs}

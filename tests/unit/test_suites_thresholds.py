@@ -95,11 +95,6 @@ class TestDerived:
         assert decibels - margin - 0.1001 <= found["sqnr_db"] <= decibels - margin + 1e-6
         assert found["cosine"] <= cosine and not math.isnan(found["cosine"])
 
-    def test_a_top1_that_was_lost_gives_no_threshold(self) -> None:
-        assert derived(("sqnr_db",), Thresholds(sqnr_db=1, top1=1), [{**FIGURES, "top1": 0.0}], 1.0) == {
-            "sqnr_db": 29.5
-        }
-
 
 class TestRewritten:
     def test_thresholds_are_replaced_and_everything_else_stays(self) -> None:
@@ -158,13 +153,3 @@ class TestUpdate:
         found = self._update(tmp_path, {"one/8a8w/SM8650": 30.0, "one/fp16/SM8650": 50.0})
         assert found == {"8a8w": 1.0, "fp16": 49.0}
         assert "one/8a8w keeps its thresholds: not all its chips were measured" in capsys.readouterr().err
-
-    def test_a_run_that_has_none_gets_none(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = tmp_path / "suite.toml"
-        path.write_text(TEXT.replace("thresholds = { sqnr_db = 1 }", 'emulator_fault = "it crashes"'))
-        update_suite(path, programs_of, {"one/8a8w/SM8650": FIGURES, "one/fp16/SM8650": FIGURES}, 1.0)
-        faulty, measured = load_suite(path).cases["one"].runs
-        assert faulty.thresholds is None
-        assert measured.thresholds and measured.thresholds.sqnr_db == 29.5
-        # Nor is a run mentioned that was not chosen.
-        assert "keeps its thresholds" not in capsys.readouterr().err

@@ -8,7 +8,7 @@ from ci.builds.loadable import REMEDIES
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.loadable import Wrong
-from provisioning.validation import Ignore, Rule, catalogue, chosen, elf, without_ignored
+from provisioning.validation import Ignore, catalogue, chosen, elf, without_ignored
 
 RULES = list(catalogue().values())
 
@@ -30,20 +30,13 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("rule_", RULES, ids=lambda rule_: rule_.id)
-def test_every_rule_says_all_it_should(rule_: Rule) -> None:
-    assert all(text.strip() for text in (rule_.summary, rule_.why, rule_.example, rule_.fix))
-    assert ": " in rule_.example, "an example is a subject and what is said of it"
+def test_every_rule_says_all_it_should() -> None:
+    for one in catalogue().values():
+        assert all(text.strip() for text in (one.summary, one.why, one.example, one.fix)), one.id
 
 
 def test_named_rules_are_chosen_once_and_in_order() -> None:
     assert [r.id for r in chosen(["host-os", "elf-machine", "host-os"])] == ["host-os", "elf-machine"]
-
-
-def test_a_name_that_is_nearly_one_is_answered_with_it() -> None:
-    with pytest.raises(UsageError, match="no rule 'elf-machin'") as caught:
-        chosen(["elf-machin"])
-    assert caught.value.remedy == "did you mean --rule elf-machine?"
 
 
 @pytest.mark.parametrize(
@@ -65,8 +58,3 @@ def test_an_ignore_that_fits_nothing_is_refused(ignore: str) -> None:
     with pytest.raises(UsageError, match="matches no finding") as caught:
         without_ignored(FOUND, [Ignore.parse("host-os"), Ignore.parse(ignore)])
     assert f"--ignore {ignore}" in caught.value.message
-
-
-def test_an_ignore_of_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(UsageError, match="no rule 'elf-machines'"):
-        Ignore.parse("elf-machines:lib/*")

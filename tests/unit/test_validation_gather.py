@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from provisioning.validation import gather as gathering
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather, stated_versions
 from provisioning.validation.probe import Answer
-from tests.support.environments import ANDROID, LINUX, NDK, PIN, PROFILE, X86, write_ndk, write_sdk
+from tests.support.environments import ANDROID, LINUX, NDK, PROFILE, X86, write_ndk, write_sdk
 
 
 @pytest.fixture
@@ -78,25 +76,6 @@ def test_a_named_tree_is_the_sdk_and_needs_no_environment(selection: Selection, 
     assert (context.trees["qnn-sdk"].origin, len(context.libraries), context.answers) == ("tree", 18, {})
 
 
-def test_the_host_is_this_one(selection: Selection, tmp_path: Path) -> None:
-    host = gathered(selection, tmp_path, Need.HOST, PATH=os.environ["PATH"]).host
-    assert host is not None
-    assert host.python == ".".join(str(part) for part in sys.version_info[:3])
-
-
-def test_a_tools_version_is_asked_of_the_one_on_path(
-    selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "bin" / "clang"
-    tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho 'Debian clang version 17.0.6 (target x86_64)'\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
-    host = gathered(selection, tmp_path, Need.HOST, Need.TOOLS, PATH=f"{tool.parent}:/bin").host
-    assert host is not None
-    assert (host.tools["clang"].version, host.tools["clang"].path) == ("17.0.6", str(tool))
-
-
 def test_every_target_is_judged_against_its_own_trees(
     selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,20 +115,3 @@ def test_every_target_is_judged_against_its_own_trees(
 def test_an_sdk_yaml_states_version_and_build_id(text: str, stated: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "sdk.yaml").write_text(text)
     assert stated_versions("qnn-sdk", tmp_path) == stated
-
-
-@pytest.mark.parametrize(
-    ("name", "stated"),
-    [(PIN.version, {"directory": PIN.version}), (f"v{PIN.version}", {"directory": PIN.version}), ("qnn", {})],
-)
-def test_a_directorys_name_states_a_version_when_it_is_one(
-    name: str, stated: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / name).mkdir()
-    assert stated_versions("hexagon-sdk", tmp_path / name) == stated
-
-
-def test_a_link_to_an_sdk_states_what_it_leads_to(tmp_path: Path) -> None:
-    (tmp_path / "2.37.0.250724").mkdir()
-    (tmp_path / "current").symlink_to("2.37.0.250724")
-    assert stated_versions("qnn-sdk", tmp_path / "current") == {"directory": "2.37.0.250724"}

@@ -56,11 +56,6 @@ def test_a_crash_is_told_with_the_step_and_the_signal() -> None:
     assert (answer.step, answer.detail) == ("build id", "it was ended by signal 6")
 
 
-def test_a_process_that_ends_without_a_word_is_no_device() -> None:
-    answer = understand("", 0, "python")
-    assert (answer.made_device, answer.step, answer.detail) == (False, "adaptor", "it ended with status 0")
-
-
 def test_a_python_without_executorch_says_so(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nfind = u.find_spec\n"
@@ -74,18 +69,10 @@ def test_a_python_without_executorch_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_an_executorch_without_the_adaptor_names_the_module(tmp_path: Path) -> None:
-    package = tmp_path / "executorch"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)})
-    assert (answer.step, "executorch.backends" in answer.detail) == ("adaptor", True)
-
-
 def test_a_compiler_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "executorch"
     package.mkdir()
     (package / "__init__.py").write_text("import time\ntime.sleep(600)\n")
-    monkeypatch.setattr(probe, "_SECONDS", 1)
+    monkeypatch.setattr(probe, "_SECONDS", 0.3)
     answer = ask("SM8650", {"PYTHONPATH": str(tmp_path)})
-    assert (answer.made_device, answer.detail) == (False, "no answer within 1 s")
+    assert (answer.made_device, answer.detail) == (False, "no answer within 0.3 s")
