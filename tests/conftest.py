@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -19,6 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What is printed depends on the terminal's width, and xdist's workers have another than a single process.
+    os.environ["COLUMNS"] = "120"
     whole.set_examples(config)
 
 

@@ -75,11 +75,6 @@ def test_the_schema_refuses_what_is_no_bill() -> None:
     assert faults(json.dumps({**json.loads(build_bill()), "components": [{"type": "runner", "name": "a"}]}))
 
 
-def test_another_content_has_another_serial_number() -> None:
-    bills = [document(BUILD, [Item("qnn-sdk", version)]) for version in ("v2.37", "v2.48")]
-    assert len({json.loads(bill)["serialNumber"] for bill in bills}) == 2
-
-
 def test_an_item_that_is_named_twice_is_listed_once_with_its_licence_whatever_the_order() -> None:
     purl = package_url("pypi", "Typing_Extensions", "4")
     items = [

@@ -11,11 +11,6 @@ import pytest
 from provisioning.base.files import replace_text
 
 
-def test_a_file_is_made_with_its_folders(tmp_path: Path) -> None:
-    replace_text(tmp_path / "a" / "b.toml", "é\n")
-    assert (tmp_path / "a" / "b.toml").read_bytes() == "é\n".encode()
-
-
 def test_a_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")

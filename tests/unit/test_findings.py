@@ -35,16 +35,6 @@ def test_what_ends_a_stage_early_is_a_finding_of_its_report(
     assert (finding.subject, finding.message, finding.remedy) == ("lint", message, remedy)
 
 
-def test_the_finding_is_about_what_it_is_said_to_be_about(tmp_path: Path) -> None:
-    assert _stopped_by(KeyError(), tmp_path, "SM8650").findings[0].subject == "SM8650"
-
-
-def test_what_comes_to_its_end_is_left_to_the_caller(tmp_path: Path) -> None:
-    with StageRun("lint", "", "", "").reported(tmp_path, "lint.stopped"):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_report_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "stage.json").mkdir()
     report = StageRun("stage", "wheels", "x86_64-linux", "nox -s stage").finish()

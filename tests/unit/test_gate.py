@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci import gate
-from ci.engine import supervision
 from ci.engine.gate_table import GateStage, gate_table
 from ci.report.collect import did_not_run
-from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Outcome, Report, StageRun
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection
@@ -80,11 +78,6 @@ def test_a_skipped_stage_is_said_to_be_and_holds_up_no_other(reports: Path) -> N
     rans = _run(reports, stage("fails"), stage("passes", "fails"), chosen=["passes"])
     assert _verdicts(rans) == {"fails": "skipped", "passes": "pass"}
     assert gate.exit_code(rans) == 0
-
-
-def test_every_stage_leaves_a_report_even_if_it_never_ran(reports: Path) -> None:
-    _run(reports, stage("fails"), stage("passes", "fails"))
-    assert verdict(Report.read(reports / "passes.json")) == "did not run"
 
 
 def test_an_older_report_is_never_taken_for_this_runs(reports: Path) -> None:
@@ -175,30 +168,11 @@ def test_an_older_log_is_never_taken_for_this_runs(reports: Path) -> None:
     assert not (reports / "logs/unfit.log").exists()
 
 
-@pytest.mark.parametrize(
-    ("log", "words"),
-    [
-        ("", ("", "")),
-        ("one\n\n  two \n\n", ("two", "")),
-        ("begun\nerror: no such suite\n  try: name another\n", ("no such suite", "name another")),
-        ("error: long ago\n  try: this\nline\n", ("line", "")),
-    ],
-)
-def test_the_last_words_of_a_log_are_its_error_or_its_last_line(log: str, words: tuple[str, str]) -> None:
-    assert supervision.last_words(log) == words
-
-
 def test_a_crash_in_native_code_says_where(reports: Path) -> None:
     finding = _death(reports, "crashes")
     assert "was ended by SIGSEGV" in finding.message
     assert 'Fatal Python error: Segmentation fault File "' in finding.message
     assert "gate_stage.py" in finding.message
-
-
-def test_a_known_failure_in_the_log_of_a_dead_stage_is_its_cause_and_mend(reports: Path) -> None:
-    finding = _death(reports, "unfit")
-    assert "This QNN build and this ExecuTorch do not fit" in finding.message
-    assert finding.remedy.startswith("use the QNN build of the profile (`nox -s provision`)")
 
 
 def test_a_stage_that_the_kernel_ended_for_memory_is_told_so(
@@ -312,28 +286,6 @@ def test_the_gates_report_has_a_finding_for_each_stage_that_did_not_pass(
     ]
     made = [artifact.path for artifact in report.artifacts if artifact.kind != "log"]
     assert made == ["passes.so"]
-
-
-def test_the_gate_ends_in_a_table_and_a_page(
-    reports: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    _whole(reports, monkeypatch, stage("passes"), stage("fails"), skip=["passes"])
-    lines = capfd.readouterr().out.splitlines()
-    assert "– SKIPPED" in next(line for line in lines if line.startswith("passes "))
-    assert any(line.startswith("✗ FAIL  1 of 1 stage did not pass, 1 skipped") for line in lines)
-    assert lines[-1] == f"the whole report: {reports / 'index.html'}"
-    assert (reports / "junit.xml").is_file()
-
-
-def test_leaving_no_stage_is_wrong_use(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="leave no stage to run"):
-        _whole(reports, monkeypatch, stage("passes"), only=["passes"], skip=["passes"])
-
-
-def test_reports_that_cannot_be_written_are_wrong_use(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (reports / "file").touch()
-    with pytest.raises(UsageError, match="cannot write the report"):
-        _whole(reports / "file", monkeypatch, stage("exits0"))
 
 
 def test_on_github_stages_fold_and_findings_become_annotations(

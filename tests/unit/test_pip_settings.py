@@ -54,7 +54,6 @@ def test_what_is_set_for_uv_alone_reaches_pip() -> None:
         ({".config/pip/pip.conf": "user", ".pip/pip.conf": "legacy"}, "", "user"),
         ({".config/pip/pip.conf": "user", "own.conf": "named"}, "own.conf", "named"),
         ({".config/pip/pip.conf": "user"}, "missing.conf", "user"),
-        ({".config/pip/pip.conf": "user"}, "/dev/null", None),
     ],
 )
 def test_files_are_read_as_pip_reads_them(

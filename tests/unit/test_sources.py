@@ -41,12 +41,6 @@ def maven_source(server: FileServer, sha256: str | None = None) -> Maven:
     )
 
 
-def test_a_locked_archive_lands_under_its_hash(tmp_path: Path) -> None:
-    with FileServer(AAR) as server:
-        fetched = archive(server.url("/v1.zip"), SHA).fetch(tmp_path)
-    assert fetched.path == tmp_path / SHA
-
-
 def test_an_unlocked_archive_is_fetched_once_and_taken_over_when_locked(tmp_path: Path) -> None:
     with FileServer(AAR) as server:
         url = server.url("/v1.zip")
@@ -130,10 +124,7 @@ def test_a_variable_set_but_empty_is_a_slip(value: str) -> None:
     "slip",
     [
         "opt/qairt",
-        "opt",
-        "opt/qairt/2.37.0.250724/lib",
         "opt/qairt/2.37.0.250724/lib/x86_64-linux-clang",
-        "opt/qairt/2.37.0.250724/include/QNN",
         "opt/qairt/2.37.0.250724/sdk.yaml",
         "opt/qairt/2.38.0.251000",
     ],
