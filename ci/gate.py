@@ -29,6 +29,7 @@ from ci.engine.supervision import (
     supervise,
 )
 from ci.report.collect import GATE, did_not_run
+from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERRUPTED, UsageError
 from provisioning.base.findings import RUN, Artifact, Outcome, Report, Severity, StageRun
@@ -74,13 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("stages")
     group.add_argument("--only", action="append", choices=names, help="run this one; may be repeated")
     group.add_argument("--skip", action="append", choices=names, help="not this one; may be repeated")
-    group.add_argument(
-        "--suite",
-        action="append",
-        type=Path,
-        metavar="FILE",
-        help="models of your own for test_lowering and test_emulator; may be repeated",
-    )
+    repeatable(group, "--suite", "FILE", "models of your own for test_lowering and test_emulator", type=Path)
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning import pip_settings
+from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UpstreamError, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
@@ -227,7 +227,7 @@ def resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequen
             *arguments,
         ]
         environ = {**os.environ, **pip_settings.uv_variables(os.environ, portable=True)}
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+        done = captured(command, cwd=folder, env=environ)
         if done.returncode:
             answer = done.stderr.strip()
             if "unsatisfiable" in answer or "No solution found" in answer:

@@ -8,11 +8,11 @@ index.txt  the package index's own build, with what only its CUDA build needs
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from provisioning import lock_files, pip_settings
 from provisioning.base import toml
+from provisioning.base.commands import captured
 from provisioning.base.errors import ManifestError, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.settings import MANIFESTS
@@ -86,13 +86,10 @@ def _cpu_entry(line: str) -> lock_files.Entry:
 
 def _hashes(line: str, options: list[str]) -> set[str]:
     command = [lock_files.uv(), "pip", "compile", "-", "--no-deps", "--quiet", "--format", "pylock.toml"]
-    done = subprocess.run(
+    done = captured(
         [*command, *pip_settings.uv_flags(os.environ), *options],
         input=line,
         env={**os.environ, **pip_settings.uv_variables(os.environ)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     if done.returncode:
         return set()

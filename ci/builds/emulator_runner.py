@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -24,8 +23,8 @@ from ci.builds.runner_inputs import inputs_of
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
 from ci.engine.memo import Memo, Miss, Roots
 from provisioning import elf
-from provisioning.base.command_line import count
-from provisioning.base.commands import session
+from provisioning.base.command_line import count, repeatable
+from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
@@ -134,13 +133,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the executorch package to build against [this Python's; for aarch64-linux the store's]",
     )
-    parser.add_argument(
-        "--remap",
-        action="append",
-        default=[],
-        metavar="FROM=TO",
-        help="write this path prefix as another in the binary; may be repeated",
-    )
+    repeatable(parser, "--remap", "FROM=TO", "write this path prefix as another in the binary")
     parser.add_argument(
         "--glibc", metavar="VERSION", help="the newest glibc that it may need [the profile's floor]"
     )
@@ -357,9 +350,7 @@ def _kind(place: str) -> Literal["runner", "library"]:
 
 def _backends(runner: Path) -> list[Metric]:
     """What the runner itself says it has."""
-    result = subprocess.run(
-        [str(runner), "--version"], capture_output=True, text=True, timeout=120, check=False
-    )
+    result = captured([str(runner), "--version"], timeout=120)
     backends = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
     if result.returncode != 0 or backends is None:
         raise CheckFailed(

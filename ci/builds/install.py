@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from ci.builds.tree import SourceTree, Submodule, adaptors, submodules
 from ci.engine.dist import MANIFEST
 from provisioning import elf
 from provisioning.base.bill_of_materials import Item, document, package_url
+from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Artifact
 from provisioning.components import ANDROID_NDK, QNN_SDK
@@ -94,7 +94,7 @@ def assemble(built: Sequence[Built], part: Path, strip: str) -> list[Built]:
 
 def _strip(program: str, path: Path) -> None:
     command = [program, "--strip-unneeded", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = captured(command)
     if done.returncode != 0:
         raise CheckFailed(
             f"{program} failed on {path.name} with exit code {done.returncode}: {done.stderr.strip()[-300:]}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import count
+from provisioning.base.command_line import count, repeatable
 from provisioning.base.settings import DEFAULT_TARGET, add_selection
 
 BUILD_TYPES = ("RelWithDebInfo", "Release", "Debug", "MinSizeRel")
@@ -32,13 +32,7 @@ def add_options(parser: argparse.ArgumentParser, target: str) -> None:
         "--jobs", "-j", type=count, help="compile this many files at once [by cores and memory]"
     )
     parser.add_argument("--clean", action="store_true", help="build everything again")
-    parser.add_argument(
-        "--cmake-arg",
-        action="append",
-        default=[],
-        metavar="ARG",
-        help="NAME=VALUE or another argument, for configuring each project; may be repeated",
-    )
+    repeatable(parser, "--cmake-arg", "ARG", "NAME=VALUE or another argument, for configuring each project")
     parser.add_argument(
         "--target-only", action="store_true", help="only the library and the runner, no Python adaptors"
     )

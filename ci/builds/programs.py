@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioning.base.commands import quoted
+from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking
 
 PACKAGES = {
@@ -112,9 +112,7 @@ def _candidates(name: str, environ: Mapping[str, str], *, beside_python: bool = 
 def _identity(path: Path) -> str:
     """The first line of `--version`; empty when the program does not run."""
     try:
-        result = subprocess.run(
-            [str(path), "--version"], capture_output=True, text=True, timeout=60, check=False
-        )
+        result = captured([str(path), "--version"], timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     lines = result.stdout.splitlines()

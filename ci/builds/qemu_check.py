@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ci.builds.programs import Program
 from ci.engine.dist import RUNNER
-from provisioning.base.commands import quoted
+from provisioning.base.commands import captured, quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes
@@ -67,9 +67,7 @@ def judge(ours: list[float], theirs: list[float], subject: Path) -> Comparison:
 def sysroot_of(compiler: Program) -> Path:
     """The folder whose lib/ holds the target's loader and C library."""
     name = "libc.so.6"
-    result = subprocess.run(
-        [str(compiler.path), f"-print-file-name={name}"], capture_output=True, text=True, check=False
-    )
+    result = captured([str(compiler.path), f"-print-file-name={name}"])
     library = Path(result.stdout.strip() or name)
     if library.is_absolute() and library.is_file():
         return library.resolve().parent.parent
@@ -81,13 +79,7 @@ def sysroot_of(compiler: Program) -> Path:
 def probe_in(folder: Path) -> Path:
     """Export the probe program there unless it is there already."""
     if not (folder / PROGRAM).is_file():
-        result = subprocess.run(
-            [sys.executable, "-m", "ci.builds.qemu_check", str(folder)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            check=False,
-        )
+        result = captured([sys.executable, "-m", "ci.builds.qemu_check", str(folder)], cwd=ROOT)
         if result.returncode != 0:
             raise EnvironmentLacking(
                 f"{sys.executable} cannot export the probe:\n  {result.stderr.strip()[-400:]}"
@@ -121,16 +113,13 @@ def export(into: Path) -> None:
 def outputs(command: list[str], probe: Path, into: Path) -> list[float]:
     remedy = "run that command by hand; a runner that was moved or changed is built anew with --clean"
     try:
-        result = subprocess.run(
+        result = captured(
             [
                 *command,
                 *("--model_path", str(probe / PROGRAM), "--input_list_path", str(probe / INPUTS)),
                 *("--output_folder_path", str(into), "--etdump_path=", "--performance_output_path="),
             ],
-            capture_output=True,
-            text=True,
             timeout=SECONDS,
-            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ci.builds.recipes import Output, Recipe
-from provisioning.base.commands import quoted
+from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.components import EXECUTORCH_SOURCE
 
@@ -170,7 +169,7 @@ def _git(root: Path, *arguments: str) -> str:
     settings = ("-c", f"safe.directory={root}", "-c", "log.showSignature=false")
     command = ["git", *settings, "-C", str(root), *arguments]
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        done = captured(command, env=environ)
     except FileNotFoundError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

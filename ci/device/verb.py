@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import duration
+from provisioning.base.command_line import duration, repeatable
 from provisioning.base.findings import StageRun
 from provisioning.base.settings import add_selection, selection_of
 
@@ -48,13 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("the run")
     what.add_argument("--model", metavar="NAME", help="which of the bundle's models [the only one]")
     what.add_argument("--inputs", type=Path, metavar="LIST", help="an input list; its files are pushed too")
-    what.add_argument(
-        "--runner-arg",
-        action="append",
-        default=[],
-        metavar="ARG",
-        help="give this to the runner; may be repeated",
-    )
+    repeatable(what, "--runner-arg", "ARG", "give this to the runner")
     what.add_argument("--timeout", type=duration, default=600.0, metavar="SECONDS", help="[%(default)g]")
     what.add_argument("--push-only", action="store_true", help="update the device and run nothing")
     what.add_argument(

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ci.github.files import append
 from ci.suites.flags import add_choice, check
 from provisioning.base import toml
 from provisioning.base.command_line import count
+from provisioning.base.commands import captured
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import ROOT, add_selection, selection_of
 
@@ -191,7 +191,7 @@ def changed_files(ref: str, repository: Path) -> list[str]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    result = captured(["git", *arguments], cwd=folder)
     if result.returncode != 0:
         raise UsageError(
             f"git {' '.join(arguments)} failed in {folder}: {result.stderr.strip()}",

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from ci.engine.gate_table import GateTable, Row, gate_table, matches
 from ci.engine.stage_names import GATE_TABLE
 from ci.github import matrix
 from ci.github.files import set_outputs, summarise
-from provisioning.base.commands import session
+from provisioning.base.commands import captured, session
 from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
@@ -236,7 +235,7 @@ def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[st
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
     # By the environment, as in the jobs: named as flags they would be in the jobs' arguments.
     environ = {**os.environ, "QNN_CI_SOC": caller.socs}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    done = captured(command, cwd=ROOT, env=environ)
     sys.stderr.write(done.stderr)
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ").split("\n")[0]

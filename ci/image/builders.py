@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.image.engine import NO_SPACE, Engine, out_of_disk
-from provisioning.base.commands import quoted
+from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
@@ -198,7 +198,7 @@ class Buildah:
         self._output("rmi", "--all", "--force")
 
     def _output(self, *arguments: str) -> str:
-        done = subprocess.run([*self._command, *arguments], capture_output=True, text=True, check=False)
+        done = captured([*self._command, *arguments])
         if done.returncode:
             raise failure(f"buildah {arguments[0]}", done.stderr, "buildah info")
         return done.stdout
@@ -252,10 +252,10 @@ def _every(name: str, environ: Mapping[str, str]) -> list[str]:
 
 def _speaks_buildkit(program: str) -> bool | None:
     """True with the buildx plugin, False by itself, None not at all."""
-    plugin = subprocess.run([program, "buildx", "version"], capture_output=True, text=True, check=False)
+    plugin = captured([program, "buildx", "version"])
     if plugin.returncode == 0 and "buildx" in plugin.stdout:
         return True
-    text = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    text = captured([program, "--version"]).stdout
     version = re.search(r"version (\d+)\.(\d+)", text)
     first, end = BUILDKIT_INSIDE
     return False if version and first <= (int(version[1]), int(version[2])) < end else None

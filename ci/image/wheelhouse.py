@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import torch_builds
-from provisioning.base.commands import session
+from provisioning.base.commands import captured, session
 from provisioning.base.errors import EnvironmentLacking, UpstreamError
 from provisioning.lock_files import lock_path
 
@@ -78,9 +77,7 @@ def _fetch_torch(into: Path, wanted: Wanted) -> None:
 def _download(what: Sequence[str], into: Path, wanted: Wanted) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into)]
     environ = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(
-        [*command, *wanted.flags, *what], env=environ, capture_output=True, text=True, check=False
-    )
+    done = captured([*command, *wanted.flags, *what], env=environ)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
         raise UpstreamError(

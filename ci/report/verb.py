@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from provisioning.base.command_line import repeatable
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
 from provisioning.base.rendering import RuleText, console, github_annotations, junit, markdown, sarif
@@ -38,9 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write there [stdout; html: index.html in --reports]",
     )
     parser.add_argument("--reports", type=Path, help="where reports are [QNN_CI_REPORTS, reports/]")
-    parser.add_argument(
-        "--expect", action="append", metavar="STAGE", help="a stage that must have run; may be repeated"
-    )
+    repeatable(parser, "--expect", "STAGE", "a stage that must have run")
     parser.add_argument("--check", action="store_true", help="exit 1 unless all stages passed")
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from provisioning.base.command_line import TIMEOUT, count, duration
+from provisioning.base.command_line import TIMEOUT, count, duration, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET
 
@@ -14,22 +14,10 @@ from provisioning.base.settings import DEFAULT_TARGET
 def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
     """`shipped` is the suite that is meant without --suite."""
     group = parser.add_argument_group("which programs")
-    group.add_argument(
-        "--suite",
-        action="append",
-        type=Path,
-        metavar="FILE",
-        help=f"cases as in {shipped}, which is the default; may be repeated",
-    )
+    repeatable(group, "--suite", "FILE", f"cases as in {shipped}, which is the default", type=Path)
     group.add_argument("--case", action="append", metavar="NAME", help="this case; may be repeated")
     group.add_argument("--tag", action="append", help="runs with this tag: pr, nightly; may be repeated")
-    group.add_argument(
-        "-k",
-        dest="words",
-        action="append",
-        metavar="WORD",
-        help="part of a name CASE/RUN/SOC; may be repeated",
-    )
+    repeatable(group, "-k", "WORD", "part of a name CASE/RUN/SOC", dest="words")
 
 
 def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:

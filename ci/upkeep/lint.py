@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioning.base.command_line import repeatable
+from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding, Severity, StageRun
 from provisioning.base.settings import ROOT, add_selection, selection_of
@@ -117,9 +119,7 @@ ACTIONLINT = [
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument(
-        "--only", action="append", metavar="CHECK", help="run only this check; may be repeated"
-    )
+    repeatable(parser, "--only", "CHECK", "run only this check")
     parser.add_argument("--fix", action="store_true", help="let the tools fix what they can first")
 
 
@@ -155,13 +155,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tracked_files(root: Path) -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=root,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    listed = captured(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root)
     if listed.returncode:
         raise EnvironmentLacking(
             f"git ls-files: {listed.stderr.strip()}", remedy="lint a git checkout, not an archive"

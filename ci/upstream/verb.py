@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from provisioning.base.command_line import TIMEOUT, count, duration
+from provisioning.base.command_line import TIMEOUT, count, duration, repeatable
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -22,14 +22,7 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     choice = parser.add_argument_group("which tests")
-    choice.add_argument(
-        "-k",
-        dest="expressions",
-        action="append",
-        default=[],
-        metavar="EXPR",
-        help="parts of names with and, or, not and parentheses; may be repeated",
-    )
+    repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
     choice.add_argument("--sample", action="store_true", help="the ledger's sample of quick, different tests")
     choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")

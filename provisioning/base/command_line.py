@@ -96,6 +96,13 @@ def duration(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
 
 
+def repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, **more: Any) -> None:
+    """Add a flag that may be repeated: its values are a list, empty without the flag."""
+    parser.add_argument(
+        flag, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated", **more
+    )
+
+
 def main(program: str, description: str, verbs: Mapping[str, Verb], argv: Sequence[str]) -> int:
     """Find the verb, import only its module, run it; returns the exit code (see errors.py)."""
     if not argv or argv[0] in ("-h", "--help"):

@@ -1,10 +1,12 @@
-"""Commands that we print for the user to paste into a shell."""
+"""Commands: those that we run for their output, and those that we print for the user to paste."""
 
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def quoted(*words: str | Path) -> str:
@@ -23,3 +25,10 @@ def session(name: str, *arguments: str | Path) -> str:
 def typed(program: str, argv: Sequence[str]) -> str:
     """The command as the user typed it: `program` ends in ` --` where it is a session."""
     return " ".join([program if argv else program.removesuffix(" --"), *([quoted(*argv)] if argv else [])])
+
+
+def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command for its output and exit code. It reads nothing from our standard input."""
+    stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
+    settings = {"errors": "replace", **stdin, **more}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)

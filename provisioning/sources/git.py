@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import StringConstraints
 
+from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ToolkitError, UpstreamError
 from provisioning.base.files import hash_file
 from provisioning.base.progress import Progress
@@ -225,19 +226,9 @@ def _git(arguments: Sequence[str], folder: Path, source: Git) -> str:
         "GIT_ASKPASS": "true",
         "LC_ALL": "C",
     }
-    import subprocess
 
     command = ["git", "-c", "advice.detachedHead=false", "-c", "core.autocrlf=false", *arguments]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = captured(command, cwd=folder, env=environ)
     if done.returncode:
         raise _explain(source, arguments[0], done.stderr, folder)
     return done.stdout.strip()

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import StringConstraints
 
 from provisioning import pip_settings
-from provisioning.base.commands import quoted
+from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UpstreamError
 from provisioning.base.progress import Progress
 from provisioning.base.settings import MANIFESTS
@@ -62,20 +62,14 @@ class Wheel(FileSource):
 
 
 def _address(source: Wheel) -> str:
-    import subprocess
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         nothing_is_installed = ["--dry-run", "--ignore-installed", "--target", folder]
-        done = subprocess.run(
+        done = captured(
             [*_pip(source), "install", *_options(source), *nothing_is_installed, "--report", str(report)],
-            stdin=subprocess.DEVNULL,
             env=_environ(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
         )
         if done.returncode:
             raise explain(source, done.stderr)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioning import loader_search as loader
+from provisioning.base.commands import captured
 from provisioning.base.settings import DEFAULT_TARGET, Selection
 from provisioning.compat import load_measured
 from provisioning.components import KINDS, QNN_SDK, identity_of
@@ -206,14 +207,7 @@ def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
         # Its metadata says what its wrapper script would start another Python to say.
         return Tool(path, known[name])
     try:
-        done = subprocess.run(
-            [path, *_TOOLS[name]],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-            env=dict(variables),
-        )
+        done = captured([path, *_TOOLS[name]], timeout=30, env=dict(variables))
     except (OSError, subprocess.TimeoutExpired):
         return Tool(path, "")
     found = _NUMBER.search(done.stdout)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
+from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
 from provisioning.base.files import replace_text
@@ -32,21 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="write nothing, need no network, name what is stale"
     )
-    parser.add_argument(
-        "--component",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="provision this component and record its hashes; may be repeated",
-    )
+    repeatable(parser, "--component", "NAME", "provision this component and record its hashes")
     parser.add_argument("--profile", action="append", default=[], help="only this profile; may be repeated")
-    parser.add_argument(
-        "--environment",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this lock file; may be repeated",
-    )
+    repeatable(parser, "--environment", "NAME", "only this lock file")
     parser.add_argument(
         "--upgrade",
         action="append",

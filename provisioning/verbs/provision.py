@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning import licences
+from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
@@ -48,9 +49,7 @@ class Row:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument(
-        "--component", action="append", default=[], metavar="NAME", help="only this one; may be repeated"
-    )
+    repeatable(parser, "--component", "NAME", "only this one")
     parser.add_argument(
         "--locked",
         action=argparse.BooleanOptionalAction,

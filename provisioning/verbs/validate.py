@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Metric, Report, StageRun
 from provisioning.base.settings import Selection, add_selection, selection_of
@@ -32,12 +33,11 @@ FORMATS = ("console", "json", "junit", "sarif", "github", "markdown")
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("--rule", action="append", metavar="ID", help="apply only this rule; may be repeated")
-    parser.add_argument(
+    repeatable(
+        parser,
         "--ignore",
-        action="append",
-        default=[],
-        metavar="ID[:SUBJECT]",
-        help="accept this rule's findings, or those whose subject fits the glob; may be repeated",
+        "ID[:SUBJECT]",
+        "accept this rule's findings, or those whose subject fits the glob",
     )
     parser.add_argument("--strict", action="store_true", help="warnings fail too")
     parser.add_argument(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Finding, Report
 from provisioning.base.settings import ROOT
@@ -24,15 +24,7 @@ def signature_findings(libraries: Sequence[Path], root: Path | None) -> tuple[Fi
     command += ["--root", str(root.absolute())] if root else ["--allow-unchecked", "root"]
     with tempfile.TemporaryDirectory(prefix="qnn-ci-") as reports:
         command += ["--reports", reports, *(str(path.absolute()) for path in libraries)]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        done = captured(command, cwd=ROOT, timeout=SECONDS)
         try:
             return Report.read(Path(reports) / "signing_verify.json").findings
         except (OSError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from provisioning.base.command_line import repeatable
 from provisioning.base.findings import StageRun
 from provisioning.base.settings import add_selection, selection_of
 
@@ -25,14 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runner", metavar="NAME", help="which of the build's programs runs there [qnn_executor_runner]"
     )
-    parser.add_argument(
-        "--file",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="pushed as files/NAME, such as a tokenizer; may be repeated",
-    )
+    repeatable(parser, "--file", "FILE", "pushed as files/NAME, such as a tokenizer", type=Path)
     parser.add_argument("--lpai", action="store_true", help="with LPAI's libraries and its signed skel")
     parser.add_argument("--signed", type=Path, metavar="DIR", help="the overlay of sign_lpai [dist/overlay]")
     parser.add_argument(

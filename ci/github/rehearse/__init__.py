@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import count
+from provisioning.base.command_line import count, repeatable
 
 EXAMPLES = """\
   nox -s rehearse -- pr
@@ -26,28 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workflow", metavar="WORKFLOW", help="a file of .github/workflows, without .yml")
     parser.add_argument("--event", choices=EVENTS, help="what happened [the first that the workflow is on]")
     choice = parser.add_argument_group("which jobs")
-    choice.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="JOB",
-        help="this and what it needs; may be repeated",
-    )
-    choice.add_argument(
-        "--row",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="of jobs with a matrix, only these; may be repeated",
-    )
+    repeatable(choice, "--only", "JOB", "this and what it needs")
+    repeatable(choice, "--row", "NAME", "of jobs with a matrix, only these")
     choice.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     how = parser.add_argument_group("how")
     how.add_argument(
         "--jobs", "-j", type=count, default=2, metavar="N", help="jobs side by side [%(default)s]"
     )
-    how.add_argument(
-        "--env", action="append", default=[], metavar="NAME=VALUE", help="set in every job; may be repeated"
-    )
+    repeatable(how, "--env", "NAME=VALUE", "set in every job")
     how.add_argument("--ref", metavar="REF", help="what was pushed [refs/heads/main, or refs/tags/v0.0.0]")
     how.add_argument(
         "--base",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
+from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 
 
@@ -153,7 +154,7 @@ def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
     if not (home / "bin" / "python").exists():
         maker = "virtualenv" if importlib.util.find_spec("virtualenv") else "venv"
         command = [sys.executable, "-m", maker, str(home)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = captured(command)
         if done.returncode:
             raise EnvironmentLacking(
                 f"{maker} cannot make an environment: {(done.stdout + done.stderr).strip()}",
@@ -430,7 +431,7 @@ def _unpack(archive: tarfile.TarFile, number: int, into: Path) -> None:
 
 
 def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    done = captured(["git", *arguments])
     if check and done.returncode:
         raise CheckFailed(f"git {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
     return done

@@ -6,7 +6,6 @@ import argparse
 import fnmatch
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from ci.github.rehearse.expression import Value
 from ci.github.rehearse.model import Workflow, matrix_rows, read_workflow
 from ci.github.rehearse.rehearsal import Choice, Event, JobResult, Rehearsal, fresh_environment
 from ci.github.rehearse.runner import called_from, run_workflow
+from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Severity, StageRun
 from provisioning.base.rendering.terminal import rendered, table, terminal_width, wants_colour, write
@@ -108,7 +108,7 @@ def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]
         raise EnvironmentLacking("git is not installed", remedy="apt-get install git")
 
     def run(*command: str, cwd: Path) -> str:
-        done = subprocess.run([git, *command], cwd=cwd, capture_output=True, text=True, check=False)
+        done = captured([git, *command], cwd=cwd)
         if done.returncode:
             raise EnvironmentLacking(
                 f"git {command[0]} in {cwd}: {done.stderr.strip()}",
@@ -205,12 +205,8 @@ EVERYTHING = "none"
 def _base(snapshot: Path, wanted: str | None) -> str:
     if wanted == EVERYTHING:
         return "0" * 40
-    done = subprocess.run(
-        ["git", "rev-parse", "--verify", "--quiet", f"{wanted or 'HEAD^'}^{{commit}}"],
-        cwd=snapshot,
-        capture_output=True,
-        text=True,
-        check=False,
+    done = captured(
+        ["git", "rev-parse", "--verify", "--quiet", f"{wanted or 'HEAD^'}^{{commit}}"], cwd=snapshot
     )
     if done.returncode and wanted:
         raise UsageError(f"--base {wanted}: there is no such commit", remedy="--base HEAD^")

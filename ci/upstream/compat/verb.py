@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from provisioning.base.command_line import duration
+from provisioning.base.command_line import duration, repeatable
 from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
@@ -19,9 +19,7 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument(
-        "--build", action="append", default=[], metavar="QNN", help="only this QNN version; may be repeated"
-    )
+    repeatable(parser, "--build", "QNN", "only this QNN version")
     parser.add_argument(
         "--render", action="store_true", help="measure nothing: only write the table of docs/compat.md"
     )
