@@ -38,6 +38,7 @@ SCHEMAS = {
         "provisioning.validation.tables:ValidationTable",
         "Thresholds and names that checks compare with",
     ),
+    "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
     "images": ("ci.image.plan:Images", "The container images, and the system under them"),
     "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
     "parity": (
@@ -59,7 +60,10 @@ SCHEMAS = {
 """manifests/schema/<name>.json: its model, `module:class`, and its title. A stage adds its row here."""
 
 REPORT = "manifests/schema/report.json"
-PAGES = {"docs/checks.md": "provisioning.validation.document:catalogue_markdown"}
+PAGES = {
+    "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
+    "docs/findings.md": "provisioning.known_faults:page",
+}
 """Pages, and the function `module:name` that returns the text."""
 
 GENERATED = sorted([*(f"manifests/schema/{name}.json" for name in SCHEMAS), REPORT, *PAGES])

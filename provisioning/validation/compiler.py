@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from provisioning.base.diagnosis import nearest
 from provisioning.base.findings import Severity
+from provisioning.base.rendering.text import plural
 from provisioning.components import QNN_SDK
+from provisioning.known_faults import faults_of
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
 from provisioning.validation.context import Context, Need
 from provisioning.validation.probe import Answer
@@ -50,6 +52,31 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
                 yield Problem(
                     build_id, f"measured with executorch {executorch} and broken: {pair.error}", remedy
                 )
+
+
+@rule(
+    "known-faults",
+    Severity.NOTE,
+    Need.LIBRARIES,
+    Need.HOST,
+    summary="Known faults of this QNN build and this executorch, with what to do instead",
+    why="""
+        Some builds give wrong numbers for one operator at one precision, or cannot load what they compiled,
+        and say nothing. manifests/known_faults.toml has what was measured here or is reported in public, each
+        with the command that shows it. docs/findings.md is the same as a page.
+    """,
+    example="qnn 2.49.40: 2 known faults: llama-decode-u16u8, lm-vtcm-backup",
+    fix="docs/findings.md says what to use instead",
+)
+def known_faults(context: Context) -> Iterator[Problem]:
+    builds = {id_.removeprefix("v") for library in holders_of_build_ids(context) for id_ in library.build_ids}
+    versions = {("qnn", ".".join(build.split(".")[:3])) for build in builds}
+    installed = context.host.packages.get("executorch") if context.host else None
+    versions.add(("executorch", (installed or context.profile.packages["executorch"]).partition("+")[0]))
+    for product, version in sorted(versions):
+        if faults := faults_of(product, version):
+            ids = ", ".join(fault.id for fault in faults)
+            yield Problem(f"{product} {version}", f"{plural(len(faults), 'known fault')}: {ids}")
 
 
 @rule(
