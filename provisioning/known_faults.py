@@ -74,10 +74,10 @@ def page() -> str:
     lines = [
         "# What was found",
         "",
-        "Faults that a gate on the emulator shows and nothing on the CPU does, and faults of pinned builds that",
-        "public threads report: what happens, in which versions, and the one command that shows it. This page is",
-        "made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there, and run",
-        "`nox -s generate`. `nox -s validate` names those of the build that it looks at.",
+        "Faults that a gate on the emulator shows and nothing on the CPU does, and faults of pinned builds",
+        "that public threads report: what happens, in which versions, and the one command that shows it.",
+        "This page is made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there,",
+        "and run `nox -s generate`. `nox -s validate` names those of the build that it looks at.",
         "",
     ]
     names = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxruntime-qnn"}
