@@ -76,7 +76,7 @@ def page() -> str:
         "",
         "Faults that a gate on the emulator shows and nothing on the CPU does, and faults of pinned builds",
         "that public threads report: what happens, in which versions, and the one command that shows it.",
-        "This page is made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there,",
+        "It is made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there,",
         "and run `nox -s generate`. `nox -s validate` names those of the build that it looks at.",
         "",
     ]
