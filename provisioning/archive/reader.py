@@ -14,7 +14,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import cast
 
 from isal import igzip_lib, isal_zlib
@@ -87,9 +86,7 @@ class Zip:
     def __enter__(self) -> Zip:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     def error(self, member: str, expected: str, found: str, remedy: str = "") -> ArchiveError:

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from provisioning.archive.plan import Plan, PlannedFile, PlannedLink
@@ -55,9 +54,7 @@ class Directories:
     def __enter__(self) -> Directories:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def of(self, path: str) -> tuple[int, str]:

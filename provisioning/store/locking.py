@@ -15,7 +15,6 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from provisioning.base.mutex import mutex
 from provisioning.base.progress import Progress
@@ -132,9 +131,7 @@ class Removal:
     def __enter__(self) -> Removal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for descriptor in self._claimed:
             os.close(descriptor)
 

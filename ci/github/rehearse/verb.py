@@ -21,7 +21,7 @@ from ci.github.rehearse.rehearsal import Choice, Event, JobResult, Rehearsal, fr
 from ci.github.rehearse.runner import called_from, run_workflow
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Severity, StageRun
+from provisioning.base.findings import Outcome, Report, Severity, StageRun
 from provisioning.base.rendering.terminal import rendered, table, terminal_width, wants_colour, write
 from provisioning.base.settings import ROOT, reports_path
 
@@ -278,11 +278,13 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
         }
         for job in results
     ]
-    counts = Counter(job.result for job in results)
-    stage.finish().write(reports)
-    bad = sum(counts[result] for result in ("failure", "cancelled"))
-    _print(f"{'red' if bad else 'green'}: {', '.join(f'{n} {result}' for result, n in counts.items())}")
-    return 1 if bad else 0
+
+    def show(report: Report) -> None:
+        colour = "green" if report.outcome is Outcome.PASS else "red"
+        counts = Counter(job.result for job in results)
+        _print(f"{colour}: {', '.join(f'{count} {result}' for result, count in counts.items())}")
+
+    return stage.close(reports, show=show)
 
 
 @contextmanager

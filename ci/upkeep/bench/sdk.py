@@ -20,36 +20,10 @@ DATE = (2025 - 1980) << 9 | 7 << 5 | 24
 SLICE = 48 << 10
 POOL = 12 * MB
 WORDS = [
-    "tensor",
-    "graph",
-    "backend",
-    "context",
-    "device",
-    "quant",
-    "scale",
-    "offset",
-    "offline",
-    "prepare",
-    "signal",
-    "buffer",
-    "memory",
-    "shape",
-    "type",
-    "operator",
-    "register",
-    "power",
-    "perf",
-    "infra",
-    "core",
-    "handle",
-    "log",
-    "level",
-    "error",
-    "profile",
-    "property",
-    "config",
-    "interface",
-]
+    "tensor", "graph", "backend", "context", "device", "quant", "scale", "offset", "offline", "prepare",
+    "signal", "buffer", "memory", "shape", "type", "operator", "register", "power", "perf", "infra",
+    "core", "handle", "log", "level", "error", "profile", "property", "config", "interface",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
