@@ -160,7 +160,7 @@ class TestWhenTheDestinationFails:
             def advance(self, count: int) -> None:
                 raise KeyboardInterrupt
 
-        path = save(tmp_path / "a.zip", *(Item(f"{n}", bytes(range(256)) * 8_000) for n in range(40)))
+        path = save(tmp_path / "a.zip", *(Item(f"{n}", bytes(range(256)) * 2_000) for n in range(40)))
         with pytest.raises(KeyboardInterrupt):
             archive.extract(path, tmp_path / "out", everything, progress=Interrupts())
         assert [t.name for t in threading.enumerate() if t.name.startswith("unpack-")] == []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from provisioning.base.settings import ROOT
+from tests.support.sources import parsed
 
 ENGINE = {"engine", "suites"}
 STAGES = {"executorch", "onnx", "llm", "upstream", "builds", "parity", "signing", "device", "inspect"}
@@ -27,7 +28,7 @@ def _imports() -> frozenset[tuple[str, str]]:
     for folder in ("provisioning", "ci"):
         for file in (ROOT / folder).rglob("*.py"):
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            for name in _imported(ast.parse(file.read_text(encoding="utf-8"))):
+            for name in _imported(parsed(file)):
                 if name.partition(".")[0] in ("provisioning", "ci", "tests"):
                     found.add((module, name))
     return frozenset(found)
@@ -71,7 +72,7 @@ def _named_by_provisioning() -> set[tuple[str, str]]:
     found = set()
     for file in (ROOT / "provisioning").rglob("*.py"):
         module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(file)):
             text = node.value if isinstance(node, ast.Constant) else None
             if isinstance(text, str) and _MODULE_IN_TEXT.fullmatch(text):
                 found.add((module, text.partition(":")[0]))

@@ -252,7 +252,6 @@ def test_the_selection_is_passed_on_as_it_was_typed() -> None:
     [
         ({}, ["--tag", "pr"]),
         ({"suite": ["mine.toml"]}, ["--suite", "mine.toml"]),
-        ({"tag": ["nightly"]}, ["--tag", "nightly"]),
         (
             {"suite": ["a.toml", "b.toml"], "tag": ["x"]},
             ["--suite", "a.toml", "--suite", "b.toml", "--tag", "x"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from ci.upkeep.lint import tracked_files
 from provisioning.__main__ import VERBS as PROVISIONING
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import ROOT
+from tests.support.sources import parsed
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
@@ -27,15 +28,18 @@ STARTED_BEFORE = {"test_emulator": ("build_runner",), "test_delegate": ("build_r
 ROWS = {row.stage: row for row in TABLE.row.values() if row.ignores and row.stage != "tests"}
 
 
-def _constants(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_bytes())):
+@cache
+def _constants(path: Path) -> frozenset[str]:
+    found = set()
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+            found.add(node.value)
         if isinstance(node, (ast.List, ast.Tuple)):
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
             for program, verb in itertools.pairwise(words):
                 if isinstance(program, str) and verb in VERBS.get(program, {}):
-                    yield VERBS[program][str(verb)].module
+                    found.add(VERBS[program][str(verb)].module)
+    return frozenset(found)
 
 
 def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
@@ -55,7 +59,7 @@ def _files_and_texts(stage: str) -> tuple[set[Path], set[str]]:
         files |= closure(module, [ROOT])
         for path in files - read:
             read.add(path)
-            found = set(_constants(path))
+            found = _constants(path)
             texts |= found
             waiting += [one for one in found if one.startswith(("ci.", "provisioning.")) and _exists(one)]
     return files, texts

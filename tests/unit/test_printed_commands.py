@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from provisioning.base.commands import quoted, session, typed
 from provisioning.base.settings import ROOT
+from tests.support.sources import parsed
 
 HEAD = re.compile(
     r"(?:^|[\s`(:&;])(?:nox -s \S+|python3? -m|-m pip|git -C|rm -|chmod|chown|touch |mkdir|apt-get install"
@@ -62,7 +63,7 @@ def test_no_command_is_printed_with_a_value_that_is_not_quoted() -> None:
             place = file.relative_to(ROOT).as_posix()
             if place in ELSEWHERE or place.startswith("ci/github/rehearse/"):
                 continue
-            for node, value in _texts(ast.parse(file.read_text(encoding="utf-8"))):
+            for node, value in _texts(parsed(file)):
                 found.append(f"{place}:{node.lineno}: {{{value}}} goes through provisioning.base.commands")
     assert not found, "\n".join(found)
 
