@@ -74,7 +74,7 @@ KINDS: Mapping[str, Kind] = {
             ("include/QNN", "lib/x86_64-linux-clang", "sdk.yaml"),
             metadata="sdk.yaml",
             reads=_sdk_identity,
-            needed_by=("x86_64-linux", "aarch64-android", "aarch64-linux"),
+            needed_by=("x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows"),
         ),
         Kind(
             ANDROID_NDK,

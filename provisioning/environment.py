@@ -183,6 +183,9 @@ def _lacking(
         remedy = session("provision", *flags, *_components(needs))
         message += f"; the profile {profile.name} has no {' and no '.join(elsewhere)}"
         return EnvironmentLacking(message, remedy=f"{remedy}, and --profile {OFFICIAL_PROFILE} here as well")
+    if QNN_SDK in lacking and (why := profile.why_lacking(selection.target)):
+        flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE), environ)
+        return EnvironmentLacking(f"{message}; {why}", remedy=session("provision", *flags))
     if any(each in profile.optional for each in lacking):
         flags = [*flags, *_components(lacking)]
     return EnvironmentLacking(message, remedy=session("provision", *flags))

@@ -19,7 +19,7 @@ from provisioning.sources.maven import Maven
 from provisioning.sources.wheel import Wheel
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
-Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux"]
+Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows"]
 
 Source = Annotated[Archive | Wheel | Maven | Git, Field(discriminator="type")]
 
@@ -115,6 +115,11 @@ class Profile(Model):
     components: dict[ComponentName, Component]
     optional: tuple[ComponentName, ...] = ()
     """Components provisioned only when asked for by --component."""
+    lacks: dict[Target, str] = Field(default={})
+    """Targets whose QNN libraries this profile does not have: why, and what is nearest."""
+
+    def why_lacking(self, target: str) -> str:
+        return {str(name): why for name, why in self.lacks.items()}.get(target, "")
 
     @model_validator(mode="after")
     def _optional_ones_exist(self) -> Profile:

@@ -13,7 +13,8 @@ from provisioning.base.errors import UsageError
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "manifests"
 
-TARGETS = ("x86_64-linux", "aarch64-android", "aarch64-linux")
+TARGETS = ("x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows")
+WINDOWS = "aarch64-windows"
 DEFAULT_PROFILE = "wheels"
 OFFICIAL_PROFILE = "qnn-2.37"
 """Where what the package index cannot give comes from: Android's libraries, say."""

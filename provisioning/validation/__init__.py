@@ -18,7 +18,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.validation.context import Context, Need
 
-_MODULES = ("versions", "libraries", "elf", "paths", "compiler")
+_MODULES = ("versions", "libraries", "elf", "windows", "paths", "compiler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _NO_DEVICE = 14001
 )
 def qnn_compat(context: Context) -> Iterator[Problem]:
     held = sorted({id_ for library in holders_of_build_ids(context) for id_ in library.build_ids})
+    if "executorch" not in context.profile.packages:
+        raise NotApplicable(f"profile {context.profile.name} pins no executorch")
     installed = context.host.packages.get("executorch") if context.host else None
     executorch = (installed or context.profile.packages["executorch"]).partition("+")[0]
     working = context.measured.working(executorch) if context.measured else ()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.elf import HEXAGON, X86_64, Elf
 from provisioning.loader_search import SystemLibraries
+from provisioning.pe import Pe
 from provisioning.validation import tables
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Library:
     elf: Elf | None
     unreadable: str = ""
     build_ids: tuple[str, ...] = ()
+    pe: Pe | None = None
+    """Of a Windows library, which is no ELF."""
 
     @property
     def name(self) -> str:
@@ -59,6 +62,8 @@ class Library:
         described = tables.libraries().directory(self.directory)
         if described is not None:
             return described[0].system
+        if self.pe is not None:
+            return "aarch64-windows"
         if self.elf is None:
             return None
         if self.elf.machine == X86_64:
@@ -67,6 +72,15 @@ class Library:
             return "hexagon"
         bionic = self.elf.android_api is not None or "libc.so" in self.elf.needed
         return "aarch64-android" if bionic else "aarch64-linux"
+
+
+@dataclass(frozen=True, slots=True)
+class SkelSignature:
+    """What the Windows catalogue beside a skel is worth."""
+
+    catalogue: str
+    """Its place; empty where there is none for this skel."""
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,8 @@ class Context:
     system_libraries: SystemLibraries = field(default_factory=SystemLibraries)
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """The compiler's answer for each SoC."""
+    signatures: Mapping[str, SkelSignature] = field(default_factory=dict)
+    """By the skel's place, where a Windows target is chosen."""
     measured: Measured | None = None
     """Which pairs of executorch and QNN were measured, and with what result."""
 

@@ -49,7 +49,7 @@ def _complaints(
     "elf-readable",
     Severity.ERROR,
     Need.LIBRARIES,
-    summary="Every library is a whole ELF file",
+    summary="Every library is a whole ELF file, or a whole PE file for Windows",
     why="""
         An interrupted copy, a full disk, a web page saved as a library or a Git LFS pointer leave a file of
         the right name that no loader accepts. The loader's message, `file too short`, does not name the
@@ -62,9 +62,9 @@ def elf_readable(context: Context) -> Iterator[Problem]:
     if not context.libraries:
         raise NotApplicable("there is no library")
     for library in context.libraries:
-        if library.elf is None:
+        if library.elf is None and library.pe is None:
             yield Problem(library.place, library.unreadable)
-        elif library.elf.beyond_end:
+        elif library.elf is not None and library.elf.beyond_end:
             yield Problem(
                 library.place,
                 f"its section headers are outside the file: {library.elf.beyond_end}. Loaders do not need"

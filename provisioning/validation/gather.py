@@ -17,13 +17,13 @@ from pathlib import Path
 
 from provisioning import loader_search as loader
 from provisioning.base.commands import captured
-from provisioning.base.settings import DEFAULT_TARGET, Selection
+from provisioning.base.settings import DEFAULT_TARGET, WINDOWS, Selection
 from provisioning.compat import load_measured
 from provisioning.components import KINDS, QNN_SDK, identity_of
-from provisioning.elf import X86_64
+from provisioning.elf import HEXAGON, X86_64
 from provisioning.environment import HOST_LIBRARIES, resolve
 from provisioning.manifest import load_profile, soc_named
-from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, Tool
+from provisioning.validation.context import ComponentTree, Context, Host, Library, Need, SkelSignature, Tool
 from provisioning.validation.probe import ask
 from provisioning.validation.scan import libraries, read
 
@@ -86,10 +86,32 @@ def gather(
                     host=host.result() if host is not None else None,
                     system_libraries=system,
                     answers={soc: future.result() for soc, future in answer.items()},
+                    signatures=_signatures(found) if WINDOWS in each.targets else {},
                     measured=load_measured(),
                 )
             )
     return contexts
+
+
+def _signatures(found: Iterable[Library]) -> dict[str, SkelSignature]:
+    """What the catalogue beside each Hexagon library is worth."""
+    from provisioning import catalogue as catalogues
+
+    signatures = {}
+    for library in found:
+        if library.elf is None or library.elf.machine != HEXAGON:
+            continue
+        named = list(catalogues.beside(library.path))
+        if not named:
+            signatures[library.place] = SkelSignature("")
+            continue
+        path, catalogue = named[0]
+        problems = [message for _, message in catalogues.problems(catalogue, catalogues.pinned_roots())]
+        if catalogue.member(library.name, catalogues.sha256_of(library.path)) is None:
+            problems.append(f"it signs other bytes: the catalogue is of {catalogue.created:%Y-%m-%d}")
+        place = Path(library.place).with_name(path.name).as_posix()
+        signatures[library.place] = SkelSignature(place, tuple(problems))
+    return signatures
 
 
 def _lowers(resolved: _Resolved) -> bool:

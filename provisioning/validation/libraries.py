@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from provisioning.base.commands import session
 from provisioning.base.findings import Severity
+from provisioning.base.settings import WINDOWS
 from provisioning.components import QNN_SDK
 from provisioning.elf import version_key
 from provisioning.manifest import Profile, Soc, load_profile, profile_names
@@ -58,9 +59,9 @@ def required_libraries(context: Context) -> Iterator[Problem]:
                 # What is made of wheels has no more than the wheels have.
                 choices = " or ".join(n for n in profile_names() if _official(load_profile(n)))
                 remedy = f"use an official SDK, which has all targets: --profile {choices}"
-            yield Problem(
-                tree.named, f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs", remedy
-            )
+            why = context.profile.why_lacking(target)
+            message = f"has no lib/{' or lib/'.join(wanted.directories)}, which {target} needs"
+            yield Problem(tree.named, f"{message}: {why}" if why else message, remedy)
             continue
         held = context.in_directory(directory)
         for names in wanted.libraries:
@@ -118,7 +119,12 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
 )
 def lpai_libraries(context: Context) -> Iterator[Problem]:
     _sdk(context)
-    devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
+    devices = {
+        # LPAI's libraries were seen for Android and Linux only.
+        target: wanted
+        for target, wanted in _target_tables(context).items()
+        if wanted.skels and target != WINDOWS
+    }
     socs = {name: soc for name, soc in context.socs.items() if soc.lpai is not None}
     if not devices or not socs:
         raise NotApplicable("no chosen chip has an LPAI, or no device target is chosen")

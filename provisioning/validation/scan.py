@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provisioning import elf as elves
+from provisioning import pe
 from provisioning.build_id import build_ids
 from provisioning.elf import LINKER_SCRIPT, BrokenElf, NotElf
 from provisioning.validation.context import Library
 
-LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?")
+LIBRARY = re.compile(r".+\.so(?:\.\d[\w.]*)?|.+\.dll")
 
 
 def libraries(root: Path) -> list[Library]:
@@ -29,9 +30,11 @@ def libraries(root: Path) -> list[Library]:
 
 def read(path: Path, place: str) -> Library:
     try:
+        if path.suffix == pe.SUFFIX:
+            return Library(path, place, None, build_ids=build_ids(path), pe=pe.read(path))
         elf = elves.read(path)
         return Library(path, place, elf, build_ids=build_ids(path))
-    except (NotElf, BrokenElf) as error:
+    except (NotElf, BrokenElf, pe.BrokenPe) as error:
         return Library(path, place, None, error.reason)
     except OSError as error:
         if path.is_symlink() and not path.exists():

@@ -13,7 +13,7 @@ from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Target
 from provisioning.sources import Sha256, Version
 
-System = Literal["host", "aarch64-android", "aarch64-linux", "hexagon"]
+System = Literal["host", "aarch64-android", "aarch64-linux", "aarch64-windows", "hexagon"]
 LibraryName = Annotated[str, StringConstraints(pattern=r"^[\w.+{}/-]+$")]
 
 
@@ -26,6 +26,10 @@ class TargetLibraries(Model):
     """Must be in the directory, with {arch} of the chip."""
     skels: tuple[LibraryName, ...] = ()
     """Must be under lib/, with {arch} of the chip."""
+    catalogues: tuple[LibraryName, ...] = ()
+    """Beside the skels, with {arch}; they sign them."""
+    catalogue_arches: tuple[int, ...] = ()
+    """The arches for which a build with catalogues was seen."""
 
 
 class LpaiLibraries(Model):

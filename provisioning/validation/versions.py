@@ -201,6 +201,8 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
 def python_packages(context: Context) -> Iterator[Problem]:
     host = host_of(context)
     pins = context.profile.packages
+    if not pins:
+        raise NotApplicable(f"profile {context.profile.name} pins no Python packages")
     if not any(name in host.packages for name in pins):
         raise CouldNotRun(
             f"none of {', '.join(pins)} is installed in this Python", "nox -s validate, or install them"

@@ -19,7 +19,13 @@ from provisioning.base.errors import UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity, StageRun
 from provisioning.base.progress import for_stream
-from provisioning.base.settings import OFFICIAL_PROFILE, Selection, add_selection, selection_of
+from provisioning.base.settings import (
+    DEFAULT_TARGET,
+    OFFICIAL_PROFILE,
+    Selection,
+    add_selection,
+    selection_of,
+)
 from provisioning.components import KINDS, QNN_SDK
 from provisioning.environment import provision_flags, selecting_flags, users_own
 
@@ -245,12 +251,14 @@ def _warn_without_libraries(
         return
 
     for target, expected in libraries().targets.items():
-        if target not in selection.named_targets:
+        if target not in (selection.named_targets or (DEFAULT_TARGET,)):
             continue
         directories = [f"lib/{name}" for name in expected.directories]
         if sdk is not None and any(Path(sdk.where, directory).is_dir() for directory in directories):
             continue
         message = f"profile {profile.name} has no QNN libraries of {target} ({' or '.join(directories)})"
+        if why := profile.why_lacking(target):
+            message += f": {why}"
         flags = provision_flags(replace(selection, profile=OFFICIAL_PROFILE, target=target), os.environ)
         remedy = session("provision", *flags)
         progress.note(f"warning: {message}\n  try: {remedy}")

@@ -14,12 +14,13 @@ from provisioning.compat import Measured, Pair, Step
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import scan
-from provisioning.validation.context import ComponentTree, Context, Host, Tool
+from provisioning.validation.context import ComponentTree, Context, Host, SkelSignature, Tool
 from provisioning.validation.context import Library as Found
 from provisioning.validation.gather import stated_versions
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import read
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
+from tests.support.windows import dll
 
 PROFILE = "qnn-2.48"
 PIN = load_profile(PROFILE).components["qnn-sdk"]
@@ -70,6 +71,10 @@ def write_sdk(root: Path) -> Path:
     for arch in ARCHES:
         place = root / "lib" / f"hexagon-v{arch}" / "unsigned"
         skel(arch, BUILD, needed=("libc++.so.1",)).write(place / f"libQnnHtpV{arch}Skel.so")
+    for name in ("QnnHtp.dll", "QnnSystem.dll", *(f"QnnHtpV{arch}Stub.dll" for arch in ARCHES)):
+        place = root / "lib" / "aarch64-windows-msvc" / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(dll(content=f"{BUILD}\0".encode()))
     library("libQnnLpaiSkel.so", HEXAGON, flags=0x81).write(root / "lib/lpai-v6/unsigned/libQnnLpaiSkel.so")
     return root
 
@@ -161,6 +166,11 @@ def context_of(base: Path, **changes: Any) -> Context:
                 "libstdc++.so.6": ("GLIBCXX_3.4.30", "CXXABI_1.3.13"),
             },
         ),
+        signatures={
+            each.place: SkelSignature(f"{each.place[: each.place.rindex('/')]}/libqnnhtp.cat")
+            for each in scanned(sdk)
+            if each.name.endswith("Skel.so")
+        },
         answers={name: Answer("device", made_device=True, build_id=BUILD) for name in SOCS},
         measured=measured(BUILD),
     )

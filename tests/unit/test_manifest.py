@@ -129,7 +129,8 @@ class TestCommittedManifests:
         assert get_args(Target) == TARGETS
 
     def test_all_profiles_agree_on_packages(self) -> None:
-        packages = [load_profile(name).packages for name in profile_names()]
+        # A profile for a target that nothing is lowered on has none.
+        packages = [each for name in profile_names() if (each := load_profile(name).packages)]
         assert all(each == packages[0] for each in packages)
 
     def test_socs_have_ids_of_their_own(self) -> None:

@@ -14,7 +14,7 @@ from provisioning.base.findings import Severity
 from provisioning.loader_search import SystemLibraries
 from provisioning.manifest import load_profile, soc_named
 from provisioning.validation import Result, State, catalogue, check
-from provisioning.validation.context import ComponentTree, Context
+from provisioning.validation.context import ComponentTree, Context, SkelSignature
 from provisioning.validation.probe import Answer
 from provisioning.validation.scan import libraries
 from tests.support.elves import AARCH64, HEXAGON, X86_64, Library, skel
@@ -35,7 +35,10 @@ from tests.support.environments import (
     write_sdk,
 )
 from tests.support.environments import host as this_host
+from tests.support.windows import dll
 
+DLL = "lib/aarch64-windows-msvc/QnnHtp.dll"
+V81 = "lib/hexagon-v81/unsigned/libQnnHtpV81Skel.so"
 EXECUTORCH = load_profile(PROFILE).packages["executorch"]
 
 Arrange = Callable[[Path], Context]
@@ -193,7 +196,38 @@ TOO_NEW = {"libc.so.6": ["GLIBC_2.99"]}
 WITHOUT_NUMBER = {"libc.so.6": ["GLIBC_ABI_DT_RELR", "GLIBC_2.2.5"]}
 OTHER_ERROR = Answer("backend", code=1008, detail="Stub lib id mismatch")
 
+
+def version_resource(version: str) -> Arrange:
+    """The healthy environment, whose QnnHtp.dll says this version."""
+
+    def arrange(base: Path) -> Context:
+        context = context_of(base)
+        return replace(
+            context,
+            libraries=tuple(
+                replace(each, pe=replace(each.pe, version=version)) if each.pe else each
+                for each in context.libraries
+            ),
+        )
+
+    return arrange
+
+
+def signature_of(place: str, signature: SkelSignature) -> Arrange:
+    def arrange(base: Path) -> Context:
+        context = context_of(base)
+        return replace(context, signatures={**context.signatures, place: signature})
+
+    return arrange
+
+
 ERRORS: list[tuple[str, str, Arrange]] = [
+    ("pe-machine", DLL, placed(DLL, dll(0x8664))),
+    ("pe-version", DLL, version_resource("2.51.0.0")),
+    ("skel-catalogue", V81, signature_of(V81, SkelSignature("a.cat", ("it signs other bytes",)))),
+    ("elf-readable", DLL, placed(DLL, dll()[:200])),
+    ("qnn-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
+    ("one-build-id", DLL, placed(DLL, dll(content=f"{OTHER_BUILD}\0".encode()))),
     ("qnn-version", "/sdk", versioned_sdk("product: QAIRT\nversion: 2.31.0.250130\n")),
     ("qnn-build-id", HTP, placed(HTP, Library(content=f"{OTHER_BUILD}\0".encode()))),
     ("ndk-revision", "/ndk", ndk_of("26.3.11579264")),
@@ -236,6 +270,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("qnn-compat", BUILD, changed(measured=measured(BUILD, "unknown custom config socModel 0"))),
 ]
 WARNINGS: list[tuple[str, str, Arrange]] = [
+    ("skel-catalogue", V81, signature_of(V81, SkelSignature(""))),
     ("qnn-version", "/sdk", versioned_sdk("")),
     ("needed-resolved", "libX.so", host("libX.so", needed=("libc++.so.1",))),
     ("symbol-versions", "libX.so", host("libX.so", versions=TOO_NEW)),

@@ -1,0 +1,78 @@
+"""What a Windows library (PE) says of itself: its machine, its version resource, what it imports."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ARM64 = 0xAA64
+MACHINES = {ARM64: "Arm64", 0x8664: "x86-64", 0x14C: "x86", 0xA641: "Arm64EC"}
+SUFFIX = ".dll"
+
+
+class BrokenPe(Exception):
+    """Not a whole PE file; `reason` says why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Pe:
+    machine: int
+    version: str = ""
+    """Of its version resource; the product's where that is the longer one: 2.49.40.260810104044."""
+    needed: tuple[str, ...] = ()
+    signed: bool = False
+    """Whether it holds an Authenticode signature. Whether that holds is not checked."""
+
+    @property
+    def machine_name(self) -> str:
+        return MACHINES.get(self.machine, f"machine {self.machine:#x}")
+
+
+def read(path: Path) -> Pe:
+    """Raises BrokenPe, and OSError."""
+    import pefile
+
+    if path.stat().st_size == 0:
+        raise BrokenPe("it is empty")
+    try:
+        with pefile.PE(str(path), fast_load=True) as pe:
+            size = path.stat().st_size
+            for section in pe.sections:
+                end = section.PointerToRawData + section.SizeOfRawData
+                if end > size:
+                    raise BrokenPe(f"truncated: a section ends at byte {end} of {size}")
+            security = pe.OPTIONAL_HEADER.DATA_DIRECTORY[4]
+            if security.VirtualAddress + security.Size > size:
+                raise BrokenPe(f"truncated: its signature ends beyond byte {size}")
+            names = ("IMPORT", "DELAY_IMPORT", "RESOURCE")
+            wanted = [pefile.DIRECTORY_ENTRY[f"IMAGE_DIRECTORY_ENTRY_{name}"] for name in names]
+            pe.parse_data_directories(directories=wanted)
+            imports = [
+                *getattr(pe, "DIRECTORY_ENTRY_IMPORT", ()),
+                *getattr(pe, "DIRECTORY_ENTRY_DELAY_IMPORT", ()),
+            ]
+            return Pe(
+                pe.FILE_HEADER.Machine,
+                _version(pe),
+                tuple(sorted({entry.dll.decode("ascii", "replace") for entry in imports})),
+                security.Size > 0,
+            )
+    except (pefile.PEFormatError, AttributeError, IndexError) as error:
+        raise BrokenPe(str(error) or type(error).__name__) from error
+
+
+def _version(pe: object) -> str:
+    found = {
+        key: value.decode("ascii", "replace").strip("\0 ")
+        for information in getattr(pe, "FileInfo", ())
+        for entry in information
+        for table in getattr(entry, "StringTable", ())
+        for key, value in table.entries.items()
+    }
+    versions = [found.get(b"ProductVersion", ""), found.get(b"FileVersion", "")]
+    return max((version for version in versions if re.fullmatch(r"[\d._]+", version)), key=len, default="")

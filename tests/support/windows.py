@@ -1,0 +1,17 @@
+"""Windows libraries as small as they can be."""
+
+from __future__ import annotations
+
+import struct
+
+from provisioning.pe import ARM64
+
+
+def dll(machine: int = ARM64, content: bytes = b"") -> bytes:
+    """A PE32+ library without sections."""
+    dos = b"MZ".ljust(60, b"\0") + struct.pack("<I", 64)
+    file_header = struct.pack("<HHIIIHH", machine, 0, 0, 0, 0, 240, 0x2022)
+    optional = struct.pack("<HBBIIIII", 0x20B, 14, 0, 0, 0, 0, 0, 0x1000)
+    optional += struct.pack("<QII", 0x180000000, 0x1000, 0x200).ljust(84, b"\0")
+    optional += struct.pack("<I", 16) + bytes(128)
+    return dos + b"PE\0\0" + file_header + optional.ljust(240, b"\0") + content
