@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UsageError
+from provisioning.base.errors import EnvironmentLacking, LicenceNotAccepted, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.mutex import mutex
 
@@ -63,10 +63,7 @@ def named(flags: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict
     by_variable = {one.strip(): VARIABLE for one in environ.get(VARIABLE, "").split(",") if one.strip()}
     by_flag = dict.fromkeys(flags, FLAG)
     if by_flag and (unknown := sorted(by_flag.keys() - (known := _known()))):
-        raise UsageError(
-            f"no profile has a licence {unknown[0]!r} to accept",
-            remedy=f"use one of: {', '.join(sorted(known))}",
-        )
+        raise UnknownName(f"no profile has a licence {unknown[0]!r} to accept", unknown[0], known)
     return by_variable | by_flag
 
 

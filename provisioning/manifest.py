@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
 
 from provisioning.base.documents import Model, Regex, load
-from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.errors import ManifestError, UnknownName
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ComponentName
 from provisioning.sources import Https, Version
@@ -180,7 +180,7 @@ def profile_names() -> list[str]:
 def load_profile(name: str) -> Profile:
     path = MANIFESTS / "profiles" / f"{name}.toml"
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
-        raise UsageError(f"there is no profile {name!r}", remedy=f"use one of: {', '.join(profile_names())}")
+        raise UnknownName(f"there is no profile {name!r}", name, profile_names())
     profile = load(path, Profile)
     if profile.name != name:
         raise ManifestError(path, "name", expected=repr(name), found=repr(profile.name))
@@ -199,10 +199,5 @@ def load_environments() -> dict[str, PythonEnvironment]:
 def soc_named(name: str) -> Soc:
     socs = load_socs()
     if name not in socs:
-        import difflib
-
-        written = name.strip().upper()
-        near = [written] if written in socs else difflib.get_close_matches(written, socs, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"use one of: {', '.join(sorted(socs))}"
-        raise UsageError(f"there is no SoC {name!r} in manifests/socs.toml", remedy=hint)
+        raise UnknownName(f"there is no SoC {name!r} in manifests/socs.toml", name.strip().upper(), socs)
     return socs[name]

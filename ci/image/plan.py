@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from provisioning.base.documents import Model, load
-from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.errors import ManifestError, UnknownName
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.lock_files import lock_path
@@ -137,7 +137,7 @@ def plan_of(name: str) -> Plan:
     """The plan of an image that the manifest names."""
     images = load_images()
     if name not in images.images:
-        raise UsageError(f"there is no image {name!r}", remedy=f"use one of: {', '.join(images.images)}")
+        raise UnknownName(f"there is no image {name!r}", name, images.images)
     entry = images.images[name]
     if missing := [one for one in entry.environments if one not in images.imports]:
         raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")

@@ -6,7 +6,6 @@ are checked here, before a session is created.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from provisioning.base.documents import Model, load
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import Soc
 
@@ -85,7 +84,7 @@ def settings_of(chosen: Mapping[str, Value], *, soc: Soc, embed: bool, where: st
     texts: dict[str, str] = {}
     for name, value in chosen.items():
         if name not in known:
-            raise _unknown(where, "option", name, known)
+            raise UnknownName(f"{where}: there is no option {name!r}", name, known)
         texts[name] = _text(known[name], value, where)
     for name, text in texts.items():
         _fits(known[name], text, texts, soc, embed, where)
@@ -155,7 +154,7 @@ def _text(option: Option, value: Value, where: str) -> str:
             f"{where}: {option.name}: expected 0 or 1, found {text!r}", remedy=f"{option.name}=1"
         )
     if option.kind == "enum" and text not in option.values:
-        raise _unknown(where, f"value of {option.name}", text, option.values)
+        raise UnknownName(f"{where}: there is no value of {option.name} {text!r}", text, option.values)
     if option.kind == "integer" and (not re.fullmatch(r"\d+", text) or int(text) < (option.least or 0)):
         raise UsageError(
             f"{where}: {option.name}: expected a whole number from {option.least or 0} on, found {text!r}",
@@ -220,9 +219,3 @@ def _fits(option: Option, text: str, others: Mapping[str, str], soc: Soc, embed:
         raise UsageError(
             f"{where}: vtcm_mb={text}, and this chip has {soc.vtcm_mb} MB", remedy=f"vtcm_mb={soc.vtcm_mb}"
         )
-
-
-def _unknown(where: str, what: str, found: str, known: Mapping[str, object] | tuple[str, ...]) -> UsageError:
-    near = difflib.get_close_matches(found, list(known), n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(sorted(known))}"
-    return UsageError(f"{where}: there is no {what} {found!r}", remedy=hint)

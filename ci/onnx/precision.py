@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,4 @@ def precision_named(name: str) -> Precision:
             f"precision {name}: QNN's HTP backend does not take these activations with these weights",
             remedy=f"use {near}",
         )
-    close = difflib.get_close_matches(plain, PRECISIONS, n=1)
-    raise UsageError(
-        f"there is no precision {name!r}",
-        remedy=f"did you mean {close[0]}?" if close else f"use one of: {', '.join(PRECISIONS)}",
-    )
+    raise UnknownName(f"there is no precision {name!r}", plain, PRECISIONS)

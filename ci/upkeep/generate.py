@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.errors import CheckFailed, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.settings import ROOT
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for name in args.files:
         if name not in GENERATED:
-            raise UsageError(f"{name} is not a generated file", remedy=f"use one of: {', '.join(GENERATED)}")
+            raise UnknownName(f"{name} is not a generated file", name, GENERATED)
     outdated = stale(args.files)
     if args.check and outdated:
         raise CheckFailed(f"stale: {', '.join(outdated)}", remedy="nox -s generate")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import captured
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking, UnknownName
 from provisioning.base.findings import Finding, Severity, StageRun
 from provisioning.base.settings import ROOT, add_selection, selection_of
 
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = args.only or list(checks)
     for name in chosen:
         if name not in checks:
-            raise UsageError(f"there is no check {name!r}", remedy=f"use one of: {', '.join(checks)}")
+            raise UnknownName(f"there is no check {name!r}", name, checks)
     selection = selection_of(args)
     stage = StageRun.as_typed("lint", selection.profile, "")
     if args.fix:

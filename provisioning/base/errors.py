@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 INTERNAL = 70
@@ -35,6 +35,18 @@ class UsageError(ToolkitError):
     """The command was used wrongly: its arguments, its variables or a manifest."""
 
     exit_code = 2
+
+
+class UnknownName(UsageError):
+    """The user named something that does not exist. The remedy is the nearest name, or all names."""
+
+    def __init__(self, message: str, name: str, known: Iterable[str]) -> None:
+        import difflib
+
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of: {', '.join(names)}"
+        super().__init__(message, remedy=hint)
 
 
 class ManifestError(UsageError):

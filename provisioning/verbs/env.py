@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.rendering.variables import FORMATS, github
 from provisioning.base.settings import add_selection, selection_of
 from provisioning.environment import Environment, resolve
@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _value(environment: Environment, name: str) -> str:
     if name not in environment.variables:
-        raise UsageError(
-            f"the environment sets no {name}", remedy=f"use one of: {', '.join(environment.variables)}"
-        )
+        raise UnknownName(f"the environment sets no {name}", name, environment.variables)
     return environment.variables[name]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from provisioning import licences
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
-from provisioning.base.errors import CheckFailed, UpstreamError, UsageError
+from provisioning.base.errors import CheckFailed, UnknownName, UpstreamError
 from provisioning.base.files import replace_text
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import MANIFESTS, store_path
@@ -97,9 +97,7 @@ def _environments(named: list[str]) -> list[str]:
     known = lock_files.lockable()
     for name in named:
         if name not in known:
-            raise UsageError(
-                f"there is no environment {name!r} to lock", remedy=f"use one of: {', '.join(known)}"
-            )
+            raise UnknownName(f"there is no environment {name!r} to lock", name, known)
     return named or known
 
 
@@ -138,10 +136,7 @@ def _record(args: argparse.Namespace, profiles: list[str]) -> None:
     known = {name for profile in profiles for name in load_profile(profile).components}
     for name in args.component:
         if name not in known:
-            raise UsageError(
-                f"no component {name!r} in {', '.join(profiles)}",
-                remedy=f"use one of: {', '.join(sorted(known))}",
-            )
+            raise UnknownName(f"no component {name!r} in {', '.join(profiles)}", name, known)
     accepted = licences.named(args.accept, os.environ)
     for profile in profiles:
         for name, component in load_profile(profile).components.items():

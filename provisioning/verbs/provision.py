@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from provisioning import licences
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Report, Severity, StageRun
 from provisioning.base.progress import for_stream
@@ -170,10 +170,7 @@ def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Compone
     every: dict[str, Component] = {str(name): component for name, component in profile.components.items()}
     for name in named:
         if name not in every:
-            raise UsageError(
-                f"the profile {profile.name} has no component {name!r}",
-                remedy=f"use one of: {', '.join(every)}",
-            )
+            raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, every)
     if named:
         return {name: every[name] for name in every if name in named}
     return {

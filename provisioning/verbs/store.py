@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioning.base.commands import session
-from provisioning.base.errors import EnvironmentLacking, UsageError
+from provisioning.base.errors import EnvironmentLacking, UnknownName, UsageError
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import add_selection, selection_of, store_path
 from provisioning.base.units import size
@@ -161,10 +161,7 @@ def _path(args: argparse.Namespace) -> int:
     components: dict[str, Component] = {str(name): one for name, one in profile.components.items()}
     name = args.component
     if name not in components:
-        raise UsageError(
-            f"the profile {profile.name} has no component {name!r}",
-            remedy=f"use one of: {', '.join(components)}",
-        )
+        raise UnknownName(f"the profile {profile.name} has no component {name!r}", name, components)
     want = Want(
         frozenset(selection.targets),
         frozenset(soc_named(soc).arch for soc in selection.socs),

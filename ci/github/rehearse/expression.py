@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from provisioning.base.errors import UsageError
+from provisioning.base.errors import UnknownName, UsageError
 
 Value: TypeAlias = "bool | int | float | str | Sequence[Value] | Mapping[str, Value] | None"
 Function: TypeAlias = Callable[..., Value]
@@ -481,10 +481,7 @@ def _call(name: str, arguments: list[Value], functions: Mapping[str, Function]) 
     if name in functions:
         return functions[name](*arguments)
     if name.lower() not in FUNCTIONS:
-        raise UsageError(
-            f"the function {name}() cannot be used here",
-            remedy=f"use one of: {', '.join(sorted({*FUNCTIONS, *functions}))}",
-        )
+        raise UnknownName(f"the function {name}() cannot be used here", name, {*FUNCTIONS, *functions})
     function, least, most = FUNCTIONS[name.lower()]
     if not least <= len(arguments) <= most:
         raise UsageError(f"{name}() takes {least} to {most} arguments, found {len(arguments)}")

@@ -16,7 +16,7 @@ from ci.suites.baseline import load_tolerances
 from ci.upstream.compare.judge import RANK, Row, differences, verdict_of
 from provisioning import compat
 from provisioning.base import progress
-from provisioning.base.errors import EnvironmentLacking, ManifestError, UsageError
+from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownName, UsageError
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Metric, Outcome, Report, Severity, StageRun
 from provisioning.base.settings import ROOT, Selection
@@ -68,10 +68,7 @@ def compare(selection: Selection, choice: Choice, command: str, environ: Mapping
 def chosen(names: Sequence[str]) -> list[Build]:
     builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
     if unknown := [name for name in names if name not in builds]:
-        raise UsageError(
-            f"--qnn {unknown[0]}: manifests/compat.toml has no such build",
-            remedy=f"use one of: {', '.join(builds)}",
-        )
+        raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
     found = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
     if len(found) < 2:
         raise UsageError(

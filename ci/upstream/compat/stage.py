@@ -14,7 +14,7 @@ from ci.engine.workers.parent import tail
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.diagnosis import causes
-from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UsageError
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UnknownName
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
@@ -56,10 +56,10 @@ def report_builds(
     """Measure the builds, all of them if `only` is empty. `flags` go to the stages that lower and run."""
     table = compat.load_builds()
     profile = load_profile(table.profile)
-    if unknown := set(only) - {build.qnn for build in table.builds}:
-        raise UsageError(
-            f"--build {sorted(unknown)[0]}: manifests/compat.toml has no such build",
-            remedy=f"use one of: {', '.join(build.qnn for build in table.builds)}",
+    versions = [build.qnn for build in table.builds]
+    if unknown := sorted(set(only) - {*versions}):
+        raise UnknownName(
+            f"--build {unknown[0]}: manifests/compat.toml has no such build", unknown[0], versions
         )
     installed = {name: _installed(name) for name in ("executorch", "torch", "torchao")}
     soc = (*selection.named_socs, table.soc)[0]
