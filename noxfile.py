@@ -259,7 +259,7 @@ def bench(session: nox.Session) -> None:
 
 def run(session: nox.Session, environment: str, *command: str) -> None:
     signal.signal(signal.SIGTERM, _pass_on)
-    # Interrupted, a stage ends what it started and writes its report; nox's own patience is half a second.
+    # An interrupted stage ends its children and writes its report. nox itself waits only half a second.
     session.run(
         interpreter(session, environment),
         *command,
@@ -272,7 +272,7 @@ def run(session: nox.Session, environment: str, *command: str) -> None:
 
 
 def _pass_on(number: int, _frame: FrameType | None) -> NoReturn:
-    """By itself nox would end at once, and leave behind what it runs."""
+    """Without this, nox ends at once and leaves its children running."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     for child in _read(children).split():
         os.kill(int(child), number)
@@ -301,7 +301,7 @@ def interpreter(session: nox.Session, environment: str) -> str:
         if _read(stamp) != wanted:
             begun = time.monotonic()
             session.log(f"Making the {environment} environment in {home}, once for this lock file")
-            # Killed half-way, what is left must not pass for what an earlier lock file made.
+            # After a kill, the remains must not pass for the environment of an earlier lock file.
             stamp.unlink(missing_ok=True)
             shutil.rmtree(home, ignore_errors=True)
             _make(session, home)

@@ -95,7 +95,7 @@ class Builds(Model):
     builds: tuple[Build, ...]
 
     def components(self) -> list[Component]:
-        """What measuring provisions."""
+        """The components that measuring provisions."""
         pinned = load_profile(self.profile).components[QNN_SDK]
         return [build.component(pinned) for build in self.builds]
 

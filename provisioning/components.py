@@ -21,7 +21,7 @@ _MOST_TEXT = 65536
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a component's own files say that it is; empty where they do not."""
+    """Version and build id in a component's own files; empty if they have none."""
 
     version: str = ""
     build_id: str = ""
@@ -33,15 +33,15 @@ class Kind:
     variable: str
     """Names the user's own installation."""
     landmarks: tuple[str, ...]
-    """What tells its root from any other folder."""
+    """Files and folders by which its root is recognised."""
     all_landmarks: bool = False
-    """Whether only all of them together do: each alone is a common name."""
+    """Whether all of them must be there: each alone is a common name."""
     aliases: tuple[str, ...] = ()
     """Other tools' names for the variable, taken where it is not set."""
     metadata: str = ""
     """The file that holds its version."""
     reads: Callable[[str], Identity] = lambda text: Identity()
-    """What that file says."""
+    """Reads that file's text."""
     named_by_version: bool = True
     """Whether the folder of an installation is named by its version, where no file says it."""
     inside: str = ""
@@ -84,7 +84,7 @@ KINDS: Mapping[str, Kind] = {
             aliases=("ANDROID_NDK_HOME", "ANDROID_NDK"),
             metadata="source.properties",
             reads=_ndk_identity,
-            # By release, r26c, or by the user.
+            # Folders are named by the release, r26c, or by the user.
             named_by_version=False,
             needed_by=("aarch64-android",),
         ),
@@ -107,7 +107,7 @@ COMPONENT_VARIABLES: Mapping[str, str] = {name: kind.variable for name, kind in 
 
 
 def identity_of(component: str, root: Path) -> Identity:
-    """What its own files say; PermissionError where one may not be read."""
+    """Version and build id in the component's own files. Raises PermissionError if one cannot be read."""
     kind = KINDS[component]
     return kind.reads(metadata_text(root / kind.metadata)) if kind.metadata else Identity()
 

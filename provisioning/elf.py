@@ -24,11 +24,11 @@ MACHINES = {62: X86_64, 183: AARCH64, 164: HEXAGON, 3: "EM_386", 40: "EM_ARM", 8
 
 _NAMES = {X86_64: "x86-64", AARCH64: "AArch64", HEXAGON: "Hexagon", "EM_386": "x86"}
 _HEXAGON_ARCH_MASK = 0x3FF
-# Far above anything a linker writes; only damaged files come near.
+# Far more than any linker writes: only damaged files have so many.
 _MOST_ENTRIES = 4096
 _MOST_NOTES = 64 << 10
 _MOST_STRING = 4096
-# A comment may be longer than what is looked at; a library never begins with one.
+# Only the beginning is read, and a comment may be longer. A library never begins with a comment.
 _SCRIPT = re.compile(rb"\s*(?:/\*|(?:INPUT|GROUP|OUTPUT_FORMAT)\b)")
 
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_NOTE, _PT_GNU_STACK = 1, 2, 3, 4, 0x6474E551
@@ -61,7 +61,7 @@ class BrokenElf(CheckFailed):
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """What the loader, and a reviewer of libraries, wants to know of one file."""
+    """The facts about one file that a loader, or a reviewer of libraries, needs."""
 
     bits: int
     machine: str

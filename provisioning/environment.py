@@ -73,11 +73,11 @@ class Environment:
     variables: dict[str, str]
     """Only what must be set; PATH-like values are whole, with what the user had already."""
     path_entries: tuple[str, ...]
-    """What `variables["PATH"]` has before the user's own PATH."""
+    """The entries of `variables["PATH"]` before the user's own."""
     notes: tuple[str, ...]
-    """What was corrected or left out, in words."""
+    """Sentences about what was corrected or left out."""
     provision_flags: tuple[str, ...]
-    """What to give `nox -s provision` to provision this selection."""
+    """Flags with which `nox -s provision` provisions this selection."""
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
@@ -262,7 +262,7 @@ def _users_root(
             raise
         notes.append(f"{error.message}, so {component} is left out")
         return None
-    # Not resolved: the name of a link may be how the user tells versions apart.
+    # Not resolved: users may tell versions apart by the names of links.
     return Root(user_path(value, variable).absolute(), "directory", variable)
 
 
@@ -299,7 +299,7 @@ def _from_store(
     from provisioning.store import Want
 
     arches = frozenset({soc_named(soc).arch for soc in selection.socs})
-    # Models are lowered on the host for every target; a tree without the host's part is enough to build.
+    # Every target needs the host's part, to lower models. For building, a tree without it is enough.
     for targets in dict.fromkeys(
         (frozenset({DEFAULT_TARGET, selection.target}), frozenset({selection.target}))
     ):

@@ -1,4 +1,4 @@
-"""Would the loader of a target take a file? What is wrong with one ELF file, by its headers alone."""
+"""Whether the loader of a target takes an ELF file, judged by its headers alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Wrong(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What a target asks of every file; what is left out is not checked."""
+    """A target's demands on every file. Fields that are left out are not checked."""
 
     machine: str = ""
     bits: int = 64

@@ -30,7 +30,7 @@ _CACHE_ENTRY = struct.Struct("<iIIIQ")
 
 @dataclass(frozen=True, slots=True)
 class SystemLibraries:
-    """What the host's loader knows beyond variables."""
+    """The system libraries that the host's loader knows."""
 
     cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     """Soname → files, of /etc/ld.so.cache."""
@@ -122,7 +122,7 @@ def unresolved(
     ]
     missing: dict[tuple[Path, str], Missing] = {}
     reached: set[Path] = set()
-    # What is only reached in a ring of libraries that need each other is opened on its own.
+    # Libraries that only need each other have no root: each unreached one is opened on its own.
     for root in (*roots, *libraries):
         if root in reached:
             continue

@@ -80,7 +80,7 @@ def inputs_of(environment: str, table: Mapping[str, PythonEnvironment] | None = 
             profile = load_profile(one.profile)
             packages = profile.onnx if one.lane == "onnx" else profile.packages
             marker = f"; python_version >= '{one.python}'" if one.python else ""
-            # Torch is installed apart, by this very text.
+            # Sessions install torch separately, by exactly this text.
             found.update(
                 f"{package}=={version}{'' if package == EXEMPT else marker}"
                 for package, version in packages.items()
@@ -208,7 +208,7 @@ def _plain(line: str) -> str:
 def resolve(environment: str, inputs: Sequence[str], old: str, arguments: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(prefix="qnn-ci-lock-") as scratch:
         folder = Path(scratch)
-        # uv takes supported environments from a project only.
+        # uv reads supported environments only from a project.
         folder.joinpath("pyproject.toml").write_text(
             f'[project]\nname = "locks"\nversion = "0"\nrequires-python = ">={OLDEST_PYTHON}"\n'
             f'[tool.uv]\nenvironments = ["{SUPPORTED}"]\n',

@@ -109,7 +109,7 @@ class Profile(Model):
     packages: dict[str, Version]
     """Python packages, exact: executorch, torch, torchao."""
     onnx: dict[str, Version] = Field(default={})
-    """Those of ONNX Runtime's lane, which lives in an environment of its own and may use another QNN."""
+    """Packages of ONNX Runtime's lane, which has its own environment and may use another QNN."""
     host: dict[str, Requirement]
     """cmake, gcc, clang, python, glibc."""
     components: dict[ComponentName, Component]
@@ -141,7 +141,7 @@ class SocTable(Model):
 
 
 class PythonEnvironment(Model):
-    """What one virtual environment holds, before it is locked."""
+    """The packages of one virtual environment, before it is locked."""
 
     include: tuple[Name, ...] = ()
     """Other environments whose requirements are taken too."""

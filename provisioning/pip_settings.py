@@ -46,7 +46,7 @@ def read(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def uv_variables(environ: Mapping[str, str], *, portable: bool = False) -> dict[str, str]:
-    """What to add to the environment of uv; what the user has set for uv itself stays as it is.
+    """Variables to add to uv's environment. The user's own settings for uv stay.
 
     `portable` leaves out folders of this machine: they hold wheels of one platform, and a lock file that
     had only their hashes would serve no other. Where pip may use no index, they are all there is.
@@ -60,7 +60,7 @@ def uv_variables(environ: Mapping[str, str], *, portable: bool = False) -> dict[
         if values and not any(environ.get(name) for name in names):
             variables[names[0]] = ("," if key == "find-links" else " ").join(values)
     if not environ.get("UV_INDEX_STRATEGY"):
-        # pip takes the best version of all indexes; uv by default looks only at the first with the package.
+        # pip takes the best version of all indexes; uv by default only asks the first index with the package.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return variables
 
@@ -75,7 +75,7 @@ def no_index(environ: Mapping[str, str]) -> bool:
 
 
 def pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of pip for users who have set an index for uv alone."""
+    """Variables to add to pip's environment if the user has set an index for uv only."""
     pip = read(environ)
     if any(pip.get(key) for key in INDEXES):
         return {}

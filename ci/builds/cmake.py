@@ -33,7 +33,7 @@ STEERING = (
     "CMAKE_TOOLCHAIN_FILE", "CMAKE_GENERATOR", "CMAKE_BUILD_TYPE", "CMAKE_INSTALL_PREFIX", "DESTDIR",
     "CMAKE_INCLUDE_PATH", "CMAKE_LIBRARY_PATH", "CMAKE_PROGRAM_PATH", "PYTHONPATH", "PYTHONHOME",
     "NDK_CCACHE",
-    # find_package(executorch) would look there first, and take the user's tree for the package or build.
+    # find_package(executorch) looks there first, and would take the user's tree.
     "EXECUTORCH_ROOT", "executorch_ROOT", "executorch_DIR",
 )  # fmt: skip
 """Variables that would change, unseen, what compilers and CMake do. Commands run without them."""
@@ -72,14 +72,14 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a folder holds from an earlier build."""
+    """The state of a folder that an earlier build used."""
 
     reasons: tuple[str, ...] = ()
     """Why it must be emptied first; none when it can be used."""
     changes: tuple[str, ...] = ()
-    """What differs from the last time and is built incrementally."""
+    """Differences from the last build that are built incrementally."""
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """By project, the names of the variables that CMake has in its cache from us."""
+    """By project, the variables that earlier builds put into CMake's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +90,9 @@ class Build:
     projects: tuple[Project, ...]
     jobs: int
     identity: Mapping[str, str] = field(default_factory=dict)
-    """What everything in the folder was built from: another value empties it."""
+    """Everything in the folder was built from these: another value empties it."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What CMake and Ninja notice by themselves."""
+    """Settings whose changes CMake and Ninja notice themselves."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """For the commands, beside the user's own environment without STEERING."""
     owned: tuple[str, ...] = ("build",)
@@ -173,7 +173,7 @@ class Build:
         return {"CMAKE_MAKE_PROGRAM": str(self.ninja.path), **project.definitions}
 
     def _identity(self) -> dict[str, str]:
-        # CMake's caches name them: a folder that was moved fails, and another CMake takes half of the cache.
+        # CMake's caches name these: a moved folder fails, and another CMake reuses half of the cache.
         own = {
             "cmake": self.cmake.identity,
             "ninja": str(self.ninja.path),
@@ -300,7 +300,7 @@ def _stream(command: Command, out: TextIO, environ: Mapping[str, str], ticker: T
                 if progress := _NINJA.match(line):
                     ticker.step(int(progress.group(1)), int(progress.group(2)))
         except BaseException:
-            # CMake would leave Ninja, and Ninja its compilers, at work.
+            # Otherwise Ninja and its compilers would go on.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             raise

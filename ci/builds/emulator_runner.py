@@ -99,7 +99,7 @@ class Plan:
         return Roots({"toolkit": ROOT, "python": sys.prefix, "store": self.store})
 
     def key(self) -> dict[str, Metric]:
-        """What decides the build before any file is read; the files are recorded as its inputs."""
+        """Everything that decides the build except files; these are recorded as its inputs."""
         name = self.roots().name
         return {
             "target": self.target,
@@ -195,7 +195,7 @@ def plan_of(args: argparse.Namespace, selection: Selection) -> Plan:
 
 
 def find_executorch(named: Path | None, selection: Selection) -> Executorch:
-    """What --executorch names; else this Python's package, or for another machine the store's wheel of it."""
+    """The package that --executorch names, else this Python's, or the store's wheel for another machine."""
     if named is not None:
         for root in (named, named / "executorch"):
             if (root / CONFIG).is_file():
@@ -349,7 +349,7 @@ def _kind(place: str) -> Literal["runner", "library"]:
 
 
 def _backends(runner: Path) -> list[Metric]:
-    """What the runner itself says it has."""
+    """The backends that the runner lists."""
     result = captured([str(runner), "--version"], timeout=120)
     backends = re.search(r"^backends:(.*)$", result.stdout, re.MULTILINE)
     if result.returncode != 0 or backends is None:
@@ -363,7 +363,7 @@ def _backends(runner: Path) -> list[Metric]:
 
 def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
     """The same runner for this machine, whose outputs another machine's must give."""
-    # dist/ of this machine is taken only from another runner: a build from source has a backend beside it.
+    # Do not overwrite a build from source in dist/: it has a backend beside its runner.
     from_source = (ROOT / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
     aside = ROOT / "build" / "runner" / "dist" if from_source else None
     here = argparse.Namespace(

@@ -70,7 +70,7 @@ def patterns(output: Output, name: str) -> list[str]:
 def _files(plan: Plan, output: Output, name: str) -> list[Path]:
     matches = [sorted(plan.build.glob(pattern)) for pattern in patterns(output, name)]
     if any(matches):
-        # An earlier commit may have installed to another place in the same directory: the newest is of now.
+        # An earlier commit may have installed to another place in this directory: take the newest.
         return max(matches, key=lambda paths: max((path.stat().st_mtime_ns for path in paths), default=0))
     raise CheckFailed(
         f"expected the build to make {' or '.join(patterns(output, name))} in {plan.build}, found none",

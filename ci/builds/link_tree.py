@@ -131,7 +131,7 @@ def _copy(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     _remove(to)
     shutil.copy2(path, to)
-    # The store's files are read-only, and the build has to replace some.
+    # The store's files are read-only, but the build replaces some.
     to.chmod(0o644 | (status.st_mode & 0o111))
 
 

@@ -1,4 +1,4 @@
-"""Would the loader of the target take what was built? Read from the files before they are put into dist/."""
+"""Checks of built files before they go into dist/: does the loader of the target take them?"""
 
 from __future__ import annotations
 

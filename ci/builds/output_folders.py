@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LICENCES = "licences"
 BILL_OF_MATERIALS = "sbom.cdx.json"
 OURS = ("bin", "lib", "python", LICENCES, BILL_OF_MATERIALS, MANIFEST)
-"""What a build owns below dist/<target>/."""
+"""The files and folders of a build below dist/<target>/."""
 
 
 def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | None = None) -> None:

@@ -93,7 +93,7 @@ class Plan:
     def private(self) -> dict[Path, str]:
         """Folders of this machine, and the names that binaries get instead. Inner folders come later."""
         folders = {Path(sysconfig.get_path("include")).parent.parent: "python"}
-        # The system's own Python: /usr is in every path of compilers, and of no machine in particular.
+        # Not /usr, of the system's Python: it is in all compilers' paths, on every machine.
         folders.pop(Path("/usr"), None)
         folders[Path(sysconfig.get_path("purelib"))] = "site-packages"  # torch brings pybind11's headers
         folders |= dict.fromkeys(self.toolchain.roots, "toolchain")
@@ -125,7 +125,7 @@ class Plan:
             jobs=self.jobs,
             identity={
                 "toolchain": self.toolchain.identity,
-                # Compilers' dependency files do not notice an SDK that was exchanged for an older one.
+                # Dependency files of compilers do not notice an SDK that an older one replaced.
                 "qnn sdk": f"{self.sdk.build_id} in {self.sdk.root}",
                 "python": self.python_identity,
                 "tree": f"{self.tree.root}, as {self.source}",

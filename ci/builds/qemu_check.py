@@ -27,7 +27,7 @@ INPUTS = "probe.txt"
 SHAPE = (1, 3, 8, 8)
 TOLERANCE = 1e-5
 SECONDS = 600.0
-"""For a probe that takes a second, and some under qemu."""
+"""The probe takes a second, and a few seconds under qemu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def probe_in(folder: Path) -> Path:
                 f"{causes(result.stderr)}",
                 remedy="nox -s build_runner uses an environment with torch and executorch",
             )
-    # Written each time: it names the folder, which may have been moved.
+    # Written each time, because it names the folder, which may have moved.
     (folder / INPUTS).write_text(f'"{folder / DATA}"\n', encoding="utf-8")
     return folder
 
@@ -106,7 +106,7 @@ def export(into: Path) -> None:
     ).to_executorch()
     into.mkdir(parents=True, exist_ok=True)
     example[0].numpy().tofile(into / DATA)
-    # Written last and atomically: where it is, the rest is too.
+    # Written last and atomically: if it is there, the rest is too.
     replace_bytes(into / PROGRAM, lowered.buffer)
 
 

@@ -1,4 +1,4 @@
-"""What is built for a target: manifests/recipes/<target>.toml over the base that it names."""
+"""Recipes of builds: manifests/recipes/<target>.toml over the base that it names."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Recipe(Model):
     base: Name | None = None
     toolchain: Toolchain | None = None
     compiler: str = ""
-    """What the cross compilers' names begin with."""
+    """The prefix of the cross compilers' names."""
     options: Options = Field(default_factory=dict)
     """For every project."""
     link_flags: tuple[str, ...] = ()

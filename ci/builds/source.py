@@ -83,7 +83,7 @@ def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> N
     }
     with alone_in(plan.root, "build"):
         _compile(plan, stage, clean=args.clean)
-        # Builds of other trees have folders of their own, and this one in common.
+        # Builds of other trees have their own build folders, but share this one.
         with alone_in(plan.dist, "dist"):
             floor = args.glibc or profile.host["glibc"].floor
             built = _put_into_dist(plan, stage, floor, args.target_only, selection)

@@ -106,7 +106,7 @@ def unread_options(recipe: Recipe, root: Path, more: Iterable[Path] = ()) -> lis
     wanted = {name for name in recipe.options if not name.startswith("CMAKE_")}
     for project in recipe.projects:
         wanted |= {name for name in project.options if not name.startswith("CMAKE_")}
-    # CTest's module reads it, which is CMake's own.
+    # CMake's own CTest module reads it.
     wanted -= {"BUILD_TESTING"}
     for path in (*more, *cmake_files(root)):
         if not wanted:
@@ -164,7 +164,7 @@ def _git(root: Path, *arguments: str) -> str:
     if not (root / ".git").exists():
         return ""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    # A read-only tree must not be written to, not even its index.
+    # Write nothing into the tree, not even git's index.
     environ |= {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     settings = ("-c", f"safe.directory={root}", "-c", "log.showSignature=false")
     command = ["git", *settings, "-C", str(root), *arguments]

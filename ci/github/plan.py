@@ -106,7 +106,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
                 f"the suite {name}: there is no such file in the calling repository",
                 remedy="give gate.yml's input suite a path that begins at the repository's root",
             )
-        # Not absolute: the workspace of the job that runs it may be elsewhere.
+        # Relative, because the job that runs it may have another workspace.
         suites.append(os.path.relpath(file, ROOT))
     return Caller(
         profile=environ.get("QNN_CI_PROFILE") or DEFAULT_PROFILE,
@@ -233,7 +233,7 @@ def suite_matrix(most: int, occasion: str, base: str, caller: Caller) -> list[di
 @functools.cache
 def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "ci", "matrix", "--shards", str(shards), *flags]
-    # By the environment, as in the jobs: named as flags they would be in the jobs' arguments.
+    # In the environment, as in the jobs: as flags they would get into the jobs' arguments.
     environ = {**os.environ, "QNN_CI_SOC": caller.socs}
     done = captured(command, cwd=ROOT, env=environ)
     sys.stderr.write(done.stderr)

@@ -70,7 +70,7 @@ def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests:
 def locked_packages(manifests: Path) -> list[Item]:
     hashes: dict[tuple[str, str], set[str]] = {}
     for file in sorted((manifests / "locks").glob("*.txt")):
-        # Installers skip torch's line, a comment to them: its build differs by index.
+        # Torch's line is a comment for installers, because its build differs by index.
         text = file.read_text(encoding="utf-8").replace("# torch: ", "")
         for entry in parse(text):
             version = entry.line.partition("==")[2].partition(";")[0].strip()

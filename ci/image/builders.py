@@ -23,7 +23,7 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
-"""From the first to before the second version, docker speaks BuildKit by itself; later with buildx."""
+"""From the first version until before the second, docker itself speaks BuildKit; later buildx does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Order:
 
     context: Path
     stage: str
-    """Of the Dockerfile: the last one that is built."""
+    """The last stage of the Dockerfile to build."""
     base: str
     base_id: str
     """The id of the base in the container engine."""
@@ -56,7 +56,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What is compared of two images."""
+    """The parts of an image that are compared."""
 
     digest: str
     layers: tuple[str, ...]
@@ -101,7 +101,7 @@ class Docker:
 
     @property
     def digest(self) -> str:
-        # Not of the manifest: docker before 23 writes the time of the build into it.
+        # Not the manifest's digest: docker before 23 writes the build's time into it.
         return "digest of layers and settings"
 
     def build(self, order: Order, engine: Engine, *flags: str) -> None:

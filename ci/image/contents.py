@@ -1,4 +1,4 @@
-"""What an image holds, for its bill of materials: Debian packages, Python's, and vendors' components."""
+"""The content of an image for its bill of materials: Debian and Python packages, components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def installed_items(plan: Plan, engine: Engine, image: str) -> list[Item]:
         quoted(PYTHONS.format(environment=environment), "-c", LIST_DISTRIBUTIONS)
         for environment in plan.environments
     ]
-    # One container for all: starting it is most of the work.
+    # One container for all, because starting it takes longest.
     done = engine.run(Job(image, ["sh", "-ec", " && ".join([*pythons, LIST_PACKAGES])], read_only=True))
     if done.code:
         raise CheckFailed(

@@ -1,4 +1,4 @@
-"""What is in an image, from manifests alone: images.toml, image-packages.txt, locks and profiles."""
+"""The content of an image by its manifests: images.toml, image-packages.txt, locks and profiles."""
 
 from __future__ import annotations
 

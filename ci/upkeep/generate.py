@@ -125,7 +125,7 @@ def _report() -> Any:
 
     from provisioning.base import findings
 
-    # pydantic follows recursive aliases only by its own name for them.
+    # pydantic follows recursive aliases only under its own name.
     names = {**vars(findings), "Metric": JsonValue}
     hints: dict[str, Any] = get_type_hints(findings.Report, globalns=names)
     hints["schema"] = Literal[findings.SCHEMA]

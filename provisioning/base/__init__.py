@@ -1,1 +1,1 @@
-"""What every package stands on: errors, command line, settings, findings, files, progress, rendering."""
+"""The packages that all others use: errors, command line, settings, findings, files, progress, rendering."""

@@ -59,7 +59,7 @@ def document(
     components = {reference: _component(item, reference) for reference, item in unique.items()}
     bill = Bom(components=components.values())
     bill.metadata.component = described
-    # Without a time of its own it would get the time of now, and differ each time.
+    # Otherwise it would get the current time, and differ each time.
     bill.metadata.timestamp = created  # type: ignore[assignment]
     bill.metadata.properties.update(
         Property(name=name, value=value) for name, value in (properties or {}).items()

@@ -28,7 +28,7 @@ class Verb:
 
 
 class VerbModule(Protocol):
-    """What a verb's module must have. `EXAMPLES` is shown under --help, one command a line."""
+    """The interface of a verb's module. --help shows `EXAMPLES`, one command a line."""
 
     EXAMPLES: str
 
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
 
     def _path(self, text: str) -> Path:
         if not text:
-            # It would be the current directory, and the user who typed "$UNSET" did not mean that.
+            # An empty path is the current directory. A user who typed "$UNSET" did not mean that.
             raise argparse.ArgumentTypeError("expected a path, found nothing")
         try:
             return user_path(text, "", self.started_in)
@@ -131,7 +131,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
     try:
         with termination_as_interrupt():
             code = work()
-        # The interpreter would flush at its end, and could then only complain.
+        # Flush now: at its end the interpreter could only print a warning.
         sys.stdout.flush()
         return code
     except ToolkitError as error:
@@ -144,7 +144,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Without a verdict this is no pass. The interpreter's last flush must have somewhere to go.
+        # Without a verdict this is no pass. The interpreter still flushes at its end, so give it a target.
         _drop_output()
         return code
     except OSError as error:
@@ -218,7 +218,7 @@ def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
 
 def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
     module = cast(VerbModule, importlib.import_module(verb.module))
-    # Processes that this one starts take relative paths from where they are.
+    # Child processes resolve relative paths from their own folder.
     started_in = Parser.started_in = os.environ.pop(STARTED_IN, "")
     for variable in PATHS:
         if value := os.environ.get(variable):

@@ -1,4 +1,4 @@
-"""What the operating system says of files and disks, as errors with a remedy: one table for all."""
+"""Errors of files and disks as errors with a remedy, by one table."""
 
 from __future__ import annotations
 

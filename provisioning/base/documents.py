@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 def _compiles(value: str) -> str:
     try:
         with warnings.catch_warnings():
-            # Python may read such a pattern otherwise in a later release.
+            # A later Python may read such a pattern differently.
             warnings.simplefilter("error")
             re.compile(value)
     except (re.error, FutureWarning) as error:
@@ -52,7 +52,7 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
     import json
 
     try:
-        # Through JSON, because strict mode accepts lists as tuples only there, and TOML has no tuples.
+        # By way of JSON: TOML has no tuples, and strict mode accepts a list as a tuple only in JSON.
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
         errors = error.errors(include_url=False)

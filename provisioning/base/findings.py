@@ -80,7 +80,7 @@ class Report:
     command: str
     schema: int = SCHEMA
     run: str = ""
-    """What all reports of one run have in common (QNN_CI_RUN); empty where nobody said."""
+    """The same in all reports of one run (QNN_CI_RUN); empty if it is not known."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
@@ -158,7 +158,7 @@ class StageRun:
 
     @classmethod
     def as_typed(cls, stage: str, profile: str, target: str) -> StageRun:
-        """Of a session, with the arguments that the user typed."""
+        """For a session, with the arguments that the user typed."""
         return cls(stage, profile, target, typed(f"nox -s {stage} --", sys.argv[2:]))
 
     def add(self, rule: str, severity: Severity, subject: str, message: str, remedy: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What a user sees of long work: a bar on a terminal, plain lines elsewhere, or nothing.
+"""Progress of long work: a bar on a terminal, plain lines elsewhere, or nothing.
 
 One object serves any number of threads. Each thread has its own piece of work, from `start` to `finish`;
 a thread that never called `start` (a worker of a pool) advances the piece that was started last.
@@ -26,7 +26,7 @@ DRAWN_EVERY = 0.1
 
 
 class Progress(Protocol):
-    """What a long piece of work tells. One object may serve several threads, each with its own work."""
+    """Receives the progress of long work. One object may serve several threads, each with its own work."""
 
     def start(self, name: str, total: int | None, done: int = 0) -> None: ...
 
@@ -38,7 +38,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Says nothing."""
+    """Prints nothing."""
 
     def start(self, name: str, total: int | None, done: int = 0) -> None: ...
 
@@ -57,7 +57,7 @@ class _Piece:
     done: int
     began: float
     spoke: float
-    """When a plain line last told of it, or would have."""
+    """When its last plain line was due."""
     bar: int | None = None
     """The number of its bar, once it has one."""
 
@@ -107,7 +107,7 @@ class Lines:
             self._say(_under_way(piece, now))
 
     def _close(self, piece: _Piece) -> None:
-        """Take what is shown of it off the screen."""
+        """Remove its bar from the screen."""
 
     def _say(self, text: str) -> None:
         self._out.write(text + "\n")

@@ -138,7 +138,7 @@ class Screen:
 
         with self._lock:
             if self._rich is not None:
-                # Colours stay; nothing else in the text is an order to the terminal or markup.
+                # Colours stay; other escape sequences and markup are shown as text.
                 self._rich.console.print(Text.from_ansi(text), soft_wrap=True)
             else:
                 self._out.write(f"{text}\n")

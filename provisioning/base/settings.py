@@ -1,4 +1,4 @@
-"""What the user selected: by flag, then environment, then default."""
+"""The user's selection: by flag, then environment, then default."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGETS = ("x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows"
 WINDOWS = "aarch64-windows"
 DEFAULT_PROFILE = "wheels"
 OFFICIAL_PROFILE = "qnn-2.37"
-"""Where what the package index cannot give comes from: Android's libraries, say."""
+"""Has what the package index cannot give: Android's libraries, for example."""
 DEFAULT_TARGET = "x86_64-linux"
 DEFAULT_SOC = "SM8650"
 
@@ -69,7 +69,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def selection_of(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Selection:
-    """What the flags select, then the variables, then the defaults. A variable that is empty is not set."""
+    """Flags come first, then variables, then defaults. An empty variable counts as not set."""
     profiles = _names("--profile", None if args.profile is None else [args.profile])
     profiles = profiles or _names("QNN_CI_PROFILE", _set(environ, "QNN_CI_PROFILE"))
     socs = _names("--soc", args.soc) or _names("QNN_CI_SOC", _set(environ, "QNN_CI_SOC"))

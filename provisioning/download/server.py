@@ -1,4 +1,4 @@
-"""Requests to a server, and what its answers mean."""
+"""Requests to a server, and the meaning of its answers."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def body_of(response: requests.Response) -> Iterator[bytes]:
 
 
 def strong_validator(headers: Mapping[str, str]) -> str:
-    """What If-Range may carry: a strong ETag, else the date. Weak tags do not promise equal bytes."""
+    """The value for If-Range: a strong ETag, else the date. Weak tags do not promise equal bytes."""
     etag = headers.get("ETag", "").strip()
     if re.fullmatch(r'"[\x21\x23-\x7e]*"', etag):
         return etag
@@ -173,7 +173,7 @@ def check_start(block: bytes, response: requests.Response, url: str, name: str) 
 
 
 def refuse(response: requests.Response, url: str) -> NoReturn:
-    """Raise what this status means: try again, or an error with its remedy."""
+    """Raise NetworkError if another attempt may help, else an error with its remedy."""
     status = response.status_code
     reason = f"the server answered {status} {response.reason or ''}".rstrip()
     if status in RETRIED:

@@ -27,12 +27,12 @@ Version = Annotated[str, StringConstraints(pattern=r"^[0-9][0-9A-Za-z.+-]*$")]
 
 
 class Source(Model):
-    """What every kind of source can do."""
+    """The methods of every kind of source."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As messages and inventories name it: a file's name, a repository's tag."""
+        """The name in messages and inventories: a file's name, a repository's tag."""
 
     @property
     @abstractmethod
@@ -80,7 +80,7 @@ class FileSource(Source):
     @property
     @abstractmethod
     def address(self) -> str:
-        """What tells it from other files while no hash of it is known."""
+        """Identifies the file while its hash is not known."""
 
     def landing_place(self, downloads: Path) -> Path:
         """Under its hash, or under its name and address while no hash is known.

@@ -38,7 +38,7 @@ class Archive(FileSource):
         return fetch(
             url,
             self.landing_place(downloads),
-            # Where the user has a mirror, no other host is asked: a closed network stays closed.
+            # If the user has a mirror, ask no other host: a closed network stays closed.
             mirrors=self.mirrors if url == self.url else (),
             sha256=self.sha256,
             size=self.size,

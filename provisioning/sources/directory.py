@@ -107,9 +107,9 @@ def _nearby(component: str, path: Path) -> Path | None:
         for folder in level:
             try:
                 below += sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-            except OSError:  # nothing that may be read, or gone meanwhile
+            except OSError:  # not readable, or removed meanwhile
                 continue
-        # The newest version last in order, as most would mean it.
+        # Of several roots, the user probably means the newest version.
         roots = [folder for folder in below if is_root(component, folder)]
         if roots:
             return max(roots, key=_version_order).absolute()

@@ -149,7 +149,7 @@ def _build(source: Git, building: Path) -> str:
         _git(["fetch", "--quiet", "--depth=1", "--no-tags", source.url, wanted], building, source)
     except UpstreamError as error:
         _explain_missing(source, building, error)
-        # Some servers give only what a name points to: then the tag must still point to the pin.
+        # Some servers only serve commits that a name points to. Then the tag must still point to the pin.
         _git(
             ["fetch", "--quiet", "--depth=1", "--no-tags", source.url, f"refs/tags/{source.tag}"],
             building,

@@ -46,7 +46,7 @@ def _check_sidecar(url: str, fetched: Fetched, progress: Progress | None) -> Non
         expected = _sidecar(f"{url}.{kind}", digits)
         if expected is None:
             continue
-        # Old repositories publish nothing stronger than SHA-1, which tells damage but not malice.
+        # Old repositories publish only SHA-1, which shows damage but not malice.
         found = fetched.sha256 if kind == "sha256" else hash_file(fetched.path, kind)
         if found != expected:
             fetched.path.unlink()

@@ -115,7 +115,7 @@ def _options(source: Wheel) -> list[str]:
     implementation = re.match(r"[a-z]+", python)
     return [
         *("--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"),
-        # Reads a wheel's metadata without transferring the wheel, where the index has none apart.
+        # If the index has no separate metadata, read it without fetching the whole wheel.
         "--use-feature=fast-deps",
         *("--python-version", python_version(python)),
         *("--implementation", implementation.group() if implementation else "cp", "--abi", abi),
@@ -162,7 +162,7 @@ _COMPLAINTS: Sequence[tuple[str, type[UpstreamError], str, str]] = (
     ),
     ("", UpstreamError, "pip failed", "run the same command again with --debug"),
 )
-"""What pip may complain of, in our words: pattern, error, message, remedy. The first that fits counts."""
+"""Our words for pip's complaints: pattern, error, message, remedy. The first pattern that fits counts."""
 
 
 def explain(source: Wheel, text: str) -> UpstreamError:

@@ -176,7 +176,7 @@ class Store(Trees):
             if one.kind == "mode":
                 path.chmod(inventory.by_path[one.path].mode)
             elif one.kind == "extra":
-                # What lies in a directory that was moved away before is gone already.
+                # Its directory may have been moved away already.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     path.rename(staging / f"extra-{number}")
         damaged = {

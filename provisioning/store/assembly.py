@@ -1,4 +1,4 @@
-"""How one tree is made: its parts fetched, unpacked into staging, and composed."""
+"""Make one tree: fetch its parts, unpack them into staging, compose them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ LINK_MODE = 0o777
 
 @dataclass(frozen=True, slots=True)
 class PartFiles:
-    """What one part gives: its items, and where the bytes of each are now."""
+    """The items of one part, and where the bytes of each are now."""
 
     origin: Origin
     items: tuple[Item, ...]
     where: Mapping[str, Path]
     linked: frozenset[str]
-    """Those that another tree has, to be shared with it and not moved."""
+    """Items that another tree has: they are shared with it, not moved."""
 
 
 class Assembly:

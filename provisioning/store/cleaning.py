@@ -1,4 +1,4 @@
-"""What nobody needs any more in a store, and why."""
+"""Trees, downloads and leftovers that nobody needs any more, and why."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def needless(
 def remove(store: Trees, path: Path, into: Path) -> None:
     """Move something needless into a folder of staging, from where it is deleted."""
     if path.parent == store.folder:
-        # Without its inventory a tree is gone for everybody, however far its removal gets.
+        # Without its inventory the tree is gone for everybody, even if its removal is interrupted.
         path.with_name(f"{path.name}.json").unlink(missing_ok=True)
         store.used_mark(path.name).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):

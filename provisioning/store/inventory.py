@@ -1,4 +1,4 @@
-"""What a tree of the store holds, as recorded when it landed, and the ways in which it differs now."""
+"""The recorded content of a tree in the store, and how the tree differs from it now."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Inventory:
     definition: str
     """Digest of the component's definition, whatever was selected of it."""
     targets: tuple[str, ...]
-    """As asked for; empty: all."""
+    """The targets that were requested; empty: all."""
     arches: tuple[int, ...]
     selection: Mapping[str, tuple[str, ...]]
-    """For each part, which rules (and arches of a rule) it was unpacked with."""
+    """For each part, the rules (and arches of a rule) by which it was unpacked."""
     manifest: Mapping[str, Any]
     """The component's definition itself, so that a tree can be repaired without the profile it came from."""
     origins: tuple[Origin, ...]
@@ -161,7 +161,7 @@ def _walk(root: Path, below: str = "") -> Iterator[tuple[str, bool]]:
                 if is_folder:
                     yield from _walk(root, f"{path}/")
     except (FileNotFoundError, PermissionError, NotADirectoryError):
-        # What is below and cannot be read is found missing or changed, item by item.
+        # Items below that cannot be read are reported as missing or changed, one by one.
         return
 
 

@@ -90,13 +90,13 @@ def lease(inventory: Path) -> bool:
         descriptor = os.open(inventory, os.O_RDONLY)
     except FileNotFoundError:
         return False
-    # A file system without locks still serves.
+    # The store works on a file system without locks too.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     if not _is_still(inventory, descriptor):
         os.close(descriptor)
         return False
-    # What this process becomes by `exec`, a shell for example, reads the tree too.
+    # After `exec`, the new program (a shell, for example) reads the tree too.
     os.set_inheritable(descriptor, True)
     _release(inventory)
     _held[inventory] = descriptor

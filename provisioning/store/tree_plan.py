@@ -19,7 +19,7 @@ GENERATED = "(composed)"
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is wanted of a component: for these targets, and the Hexagon arches of the chosen SoCs.
+    """A selection of a component's files: for these targets and the Hexagon arches of the chosen SoCs.
 
     Empty means everything.
     """
@@ -78,7 +78,7 @@ class Placing:
 
     def __call__(self, member: str) -> str | None:
         self._tops[member.partition("/")[0] + ("/" if "/" in member else "")] = None
-        # Directories come into being with what they hold.
+        # Directories are created with the files that they hold.
         if member.endswith("/") or not member.startswith(self._strip):
             return None
         path = member[len(self._strip) :]
@@ -173,5 +173,5 @@ def _described(item: Item) -> str:
 
 
 def _scalar(text: str) -> str:
-    """As YAML writes it: plain where that is safe, else quoted."""
+    """The text as a YAML scalar: plain if that is safe, else quoted."""
     return text if re.fullmatch(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*", text) else json.dumps(text)

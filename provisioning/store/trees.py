@@ -116,7 +116,7 @@ class Trees:
             self.used_mark(name).touch()
 
     def kept(self, part: Part) -> Path | None:
-        """What the part was fetched as, if that is still there."""
+        """The part's download, if it is still there."""
         path = part.source.landing_place(self.downloads)
         return path if path.exists() else None
 

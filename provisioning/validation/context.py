@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Need(enum.Enum):
-    """What a rule looks at beyond variables and names; what no chosen rule needs is not gathered."""
+    """What a rule reads beside variables and names. Only what the chosen rules need is gathered."""
 
     LIBRARIES = "libraries"
     HOST = "host"

@@ -124,7 +124,7 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
         if elf.arch is None:
             yield Problem(library.place, f"names no Hexagon arch in its header (e_flags {elf.flags:#x})")
         elif len(set(known.values())) > 1:
-            # A library that is for no arch by name may be built for an older one: DSPs take those.
+            # A library without an arch in its name may be built for an older one: DSPs take those.
             older = by_name is None and by_directory is not None and elf.arch < by_directory
             severity = Severity.NOTE if older else None
             yield Problem(library.place, ", ".join(known), severity=severity)

@@ -149,7 +149,7 @@ def _resolved(selection: Selection, environ: Mapping[str, str]) -> list[_Resolve
 
 
 def stated_versions(component: str, root: Path) -> dict[str, str]:
-    """What a component's own files, and the name of its directory, say its version is."""
+    """The versions that a component's own files and the name of its directory state."""
     stated: dict[str, str] = {}
     with contextlib.suppress(OSError):
         found = identity_of(component, root)
@@ -226,7 +226,7 @@ def _tool(name: str, variables: Mapping[str, str]) -> Tool | None:
         and Path(path).parent == Path(sys.executable).parent
         and (known := _packages([name]))
     ):
-        # Its metadata says what its wrapper script would start another Python to say.
+        # The package's metadata has the version; its script would start another Python to print it.
         return Tool(path, known[name])
     try:
         done = captured([path, *_TOOLS[name]], timeout=30, env=dict(variables))

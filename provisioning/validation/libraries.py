@@ -56,7 +56,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
         remedy = session("provision", "--profile", context.profile.name, "--target", target)
         if directory is None:
             if not _official(context.profile):
-                # What is made of wheels has no more than the wheels have.
+                # An SDK made of wheels has only the wheels' libraries.
                 choices = " or ".join(n for n in profile_names() if _official(load_profile(n)))
                 remedy = f"use an official SDK, which has all targets: --profile {choices}"
             why = context.profile.why_lacking(target)
@@ -90,7 +90,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
     for target, wanted in devices.items():
         directory = _directory(context, wanted)
         for name, soc in context.socs.items():
-            # A directory that is not there at all is a finding of required-libraries.
+            # required-libraries reports a missing directory.
             needed = [f"lib/{directory}/{library}" for library in wanted.soc_libraries if directory]
             needed += [f"lib/{skel}" for skel in wanted.skels]
             for template in needed:

@@ -108,7 +108,7 @@ def library_path_missing(context: Context) -> Iterator[Problem]:
         if not entry:
             yield Problem("LD_LIBRARY_PATH", "has an empty entry, which means the current directory")
         elif "$" in entry:
-            # The loader fills in $ORIGIN and the like for each program anew.
+            # The loader replaces $ORIGIN and similar names for each program.
             continue
         elif not path.exists():
             yield Problem("LD_LIBRARY_PATH", f"{entry} is not there")

@@ -97,7 +97,7 @@ def _main(soc: str) -> int:
     import os
     import tempfile
 
-    # A script's own directory is on sys.path, and has modules named as others are.
+    # sys.path has the script's own directory, where modules have names that other packages use.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     if importlib.util.find_spec("executorch") is None:
@@ -134,7 +134,7 @@ def _main(soc: str) -> int:
     _say(step="backend")
     manager = adaptor.QnnManager(encoded)
     if manager.InitBackend().value != 0:
-        # Nothing may be called on it any more, not even its destructor.
+        # No method may be called any more, not even the destructor.
         sys.stdout.flush()
         os._exit(1)
     _say(step="device", result="ok")

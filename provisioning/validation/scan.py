@@ -46,8 +46,8 @@ def _candidates(root: Path) -> Iterator[tuple[Path, str]]:
     inside = os.path.realpath(root)
     walked: set[str] = set()
     for directory, directories, names in os.walk(root, followlinks=True):
-        # A link to a directory may repeat a part of the tree, lead in a circle, or lead out of the tree to a
-        # directory that holds the tree and much else.
+        # A link to a directory may repeat a part of the tree, form a circle, or lead to a directory that
+        # contains the tree.
         real = os.path.realpath(directory)
         if real in walked or (real != inside and _within(inside, real)):
             directories.clear()

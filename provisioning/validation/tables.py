@@ -66,7 +66,7 @@ class LibraryTable(Model):
         return re.compile("|".join(sorted(patterns)))
 
     def directory(self, name: str) -> tuple[Directory, int | None] | None:
-        """What a directory under lib/ is for, and its Hexagon arch; None for one that is not described."""
+        """The row of a directory under lib/, and its Hexagon arch; None if no row fits."""
         for directory in self.directories:
             if fitting := re.fullmatch(directory.match, name):
                 arch = fitting.groupdict().get("arch")

@@ -102,7 +102,7 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
     if stated := tree.stated.get("sdk.yaml build_id"):
         expected["sdk.yaml"] = stated
     for source, build_id in expected.items():
-        # A profile that pins no build id still pins the version that every id begins with.
+        # A profile without a build id still pins the version, with which every id begins.
         wrong = {
             library.place: others
             for library in holders
@@ -171,7 +171,7 @@ def hexagon_sdk_version(context: Context) -> Iterator[Problem]:
     if pin is None:
         raise NotApplicable(f"profile {context.profile.name} pins no Hexagon SDK")
     if tree.origin == "store":
-        # A tree of the store has the version that it was provisioned as, and is verified by its inventory.
+        # The inventory verifies a tree of the store, and its version with it.
         return
     version = tree.stated.get("directory")
     if version is None:
@@ -276,7 +276,7 @@ def compiler_version(context: Context) -> Iterator[Problem]:
         floors = " or ".join(f"{name} {requirement.floor}" for name, requirement in wanted.items())
         yield Problem("compiler", f"neither {' nor '.join(wanted)} is on PATH; {floors} is required")
         return
-    # One good compiler is enough, so only the one with the least to complain of is judged.
+    # One good compiler is enough: judge only the one with the fewest problems.
     yield from min(problems.values(), key=lambda found: [p.severity is not Severity.NOTE for p in found])
 
 

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         _write(args.output, text)
     else:
-        # Paths may hold bytes that are no text; they leave as they came.
+        # Paths may hold bytes that are no text; write them unchanged.
         sys.stdout.buffer.write(os.fsencode(text))
         sys.stdout.flush()
     return 0
@@ -73,7 +73,7 @@ def _append(environment: Environment, environ: Mapping[str, str]) -> None:
                 f"--append needs {name}, which a step of GitHub Actions has set",
                 remedy="leave out --append to print what would be appended",
             )
-    # The runner keeps PATH itself: each line of GITHUB_PATH goes before what it has, the last one first.
+    # The runner keeps PATH itself and prepends each line of GITHUB_PATH, so the last line comes first.
     variables = {name: value for name, value in environment.variables.items() if name != "PATH"}
     _write(Path(str(files["GITHUB_ENV"])), github(variables), append=True)
     entries = "".join(f"{entry}\n" for entry in reversed(environment.path_entries))

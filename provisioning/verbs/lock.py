@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return _check(environments, profiles)
     if args.torch:
         return _record_torch()
-    # A named component, profile or environment is done alone.
+    # If a component, profile or environment is named, only that is done.
     if args.component or args.profile or not args.environment:
         _record(args, profiles)
     if args.environment or args.upgrade or not (args.component or args.profile):

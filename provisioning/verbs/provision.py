@@ -223,7 +223,7 @@ def _accepted(
             sys.stderr.flush()
             if sys.stdin.readline().strip().lower() in ("y", "yes"):
                 accepted[licence.id] = "asked on the terminal"
-    # All of them before anything is fetched.
+    # Check all licences before anything is fetched.
     store.accept(components, accepted)
     return accepted
 

@@ -56,7 +56,7 @@ def shell_variables(
     if interactive:
         prompt = f"({marker}) "
         if Path(environ.get("SHELL", "")).name == "bash":
-            # Bash's start-up files set the prompt anew, so it is marked after them, once.
+            # Bash's start-up files set the prompt, so mark it once after they ran.
             variables.setdefault("PROMPT_COMMAND", f"PS1='{prompt}'\"$PS1\"; unset PROMPT_COMMAND")
         else:
             variables["PS1"] = prompt + environ.get("PS1", "$ ")

@@ -36,7 +36,7 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     dist = args.dist.absolute() if args.dist else ROOT / "dist" / selection.target
     runner = args.runner or RUNNER.name
     items = list(contents.built_items(dist, selection.target, runner))
-    # A bundle without models may get any later.
+    # Models may be added to a bundle later.
     if args.lpai or not models or any(model.for_qnn for model in models):
         sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
         online = any(model.online for model in models)

@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         raise UsageError(
             f"{workflow.path}: inputs of {event.name} cannot be rehearsed", remedy="use another --event"
         )
-    # A call's inputs exist and are empty where another event began the run, as on GitHub.
+    # As on GitHub, inputs of `workflow_call` exist and are empty after another event.
     inputs: Mapping[str, Value] = dict.fromkeys(workflow.inputs, "")
     results, _, _ = run_workflow(rehearsal, workflow, inputs, choice)
     ran = [job.name.rpartition(" / ")[2] for job in results if job.result != "left out"]

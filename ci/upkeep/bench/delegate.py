@@ -40,7 +40,7 @@ from ci.upstream import shims
 shims.install()
 unittest.main(module="executorch.backends.qualcomm.tests.test_qnn_delegate_x86", argv=sys.argv)
 """
-"""As upstream runs it; absent optional modules are stood in for, or it would not import."""
+"""Runs the suite as upstream does. Stand-ins replace missing optional modules, or it would not import."""
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Benchmark:
     contenders: Sequence[Contender]
     aims: Sequence[Aim]
     facts: Mapping[str, Metric] = field(default_factory=dict)
-    """What was worked on: sizes, counts."""
+    """Facts about the work: sizes, counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def _check(programs: int, cached: int) -> Callable[[Path], None]:
         for stage in STAGES:
             metrics = Report.read(into / f"{stage}.json").metrics
             found = metrics.get("selected"), metrics.get("failed")
-            # The emulator's stage finds what lowering has compiled a moment before.
+            # The emulator's stage reuses what lowering has just compiled.
             if found != (programs, 0) or (stage == STAGES[0] and metrics.get("cached") != cached):
                 raise CheckFailed(
                     f"{stage}: expected {programs} good programs, {cached} of them kept, found {metrics}",

@@ -143,7 +143,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 class Downloader(Protocol):
-    """What of ExecuTorch's downloader is used here."""
+    """The part of ExecuTorch's downloader that is used here."""
 
     QNN_VERSION: str
     QNN_ZIP_URL: str

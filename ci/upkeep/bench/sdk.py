@@ -83,7 +83,7 @@ def generate(path: Path, root: str, *, seed: int, scale: float) -> Generated:
     cores = len(os.sched_getaffinity(0))
     directory = []
     with path.open("wb") as out, ThreadPoolExecutor(cores) as pool:
-        # A few at a time, so that only those are in memory.
+        # A few at a time, to save memory.
         for at in range(0, len(members), batch := 4 * cores):
             now = members[at : at + batch]
             for member, (crc, packed) in zip(now, pool.map(lambda m: _deflated(m, pools), now), strict=True):

@@ -43,7 +43,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     files = [library.path for library in libraries(root)]
     headers = [readelf, "-hdlVW", *map(str, files)]
     validate = functools.partial(_validate, root, work / "store")
-    # Takes first-use costs of both away from the first round.
+    # A first run of both, so that the first round has no first-use costs.
     for flags in ((), ("--tree", str(root))):
         validate(work, *flags)
     subprocess.run(headers, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)

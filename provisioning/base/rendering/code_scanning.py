@@ -22,7 +22,7 @@ _IN_REPOSITORY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """What a catalogue message of one rule."""
+    """The catalogue's text of one rule."""
 
     summary: str
     why: str = ""
@@ -47,7 +47,7 @@ def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None
         "version": "2.1.0",
         "runs": [run],
     }
-    # Readers of SARIF refuse what is not Unicode text, even as an escape.
+    # Readers of SARIF refuse surrogates, even as escapes.
     return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
 
 
@@ -76,7 +76,7 @@ def _rule(rule: str, text: RuleText | None) -> dict[str, object]:
 def _result(report: Report, finding: Finding, rule_index: int) -> dict[str, object]:
     message = visible("\n".join(part for part in (finding.message, finding.remedy) if part))
     place = place_of(finding.subject)
-    # A line moves while its problem stays, and one line can have several.
+    # Line numbers change while a problem stays, and one line can have several problems.
     what = (place[0], finding.message) if place else (finding.subject,)
     identity = "\0".join((report.stage, report.target, finding.rule, *what))
     return {

@@ -72,7 +72,7 @@ def _rows(reports: Sequence[Report]) -> Iterator[tuple[str, bool]]:
 def _details(report: Report) -> Iterator[tuple[str, bool]]:
     metrics, artifacts = scalar_metrics(report), notable_artifacts(report)
     if not (report.findings or artifacts or metrics) or verdict(report) in {"did not run", *NO_MATTER}:
-        # The table already says all there is to say of a stage that did not run.
+        # For a stage that did not run the table has said everything.
         return
     yield "", False
     yield f"### {cell(report.stage)}", False

@@ -18,7 +18,7 @@ STAGE_RESULT = {
     "not run": "skipped",
 }
 
-# XML 1.0 has no way to write these, not even escaped.
+# XML 1.0 cannot hold these characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -19,7 +19,7 @@ DID_NOT_RUN = "report.did-not-run"
 """The finding of a report that stands in for a stage which never ran; a note when the user skipped it."""
 
 NOT_ASKED = "report.not-asked"
-"""The finding of a report that stands in for a stage that nobody asked for in this run."""
+"""The finding of a report that stands in for a stage that this run left out."""
 
 EARLIER_RUN = "report.earlier-run"
 """The finding of a report that is of an earlier run than the newest on the page."""
@@ -27,7 +27,7 @@ EARLIER_RUN = "report.earlier-run"
 LOG = "log"
 """The kind of artifact that holds what a stage printed."""
 
-# Controls but tab and newline, the C1 range, what turns text around, and lone surrogates.
+# Control characters except tab and newline, the C1 range, direction marks, and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _PLACE = re.compile(
@@ -58,7 +58,7 @@ def worst(reports: Iterable[Report]) -> Outcome:
 
 
 def headline(reports: Sequence[Report]) -> str:
-    """What all reports come to, in a line. It counts the stages that were to run."""
+    """The result of all reports in one line. It counts the stages that were to run."""
     verdicts = [verdict(report) for report in reports]
     wanted = [each for each in verdicts if each not in NO_MATTER]
     if not wanted:
@@ -117,7 +117,7 @@ def summary_of(report: Report) -> str:
 
 
 def errors_of(reports: Iterable[Report]) -> list[Finding]:
-    """What is wrong, in order; a second stage that meets the same of the same subject has nothing to add."""
+    """All errors in order, each once: several stages may report the same error of one subject."""
     errors: dict[tuple[str, ...], Finding] = {}
     for report in reports:
         for finding in report.findings:

@@ -14,7 +14,7 @@ DOCKER_LINE_LIMIT = 64 * 1024
 
 
 def sh(variables: Mapping[str, str]) -> str:
-    """For `eval "$(…)"` in bash, dash and every POSIX shell: any value can be carried."""
+    """Lines for `eval "$(…)"` in any POSIX shell. They can carry any value."""
     return "".join(f"export {name}={_single_quoted(value)}\n" for name, value in variables.items())
 
 
