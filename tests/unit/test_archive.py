@@ -184,13 +184,12 @@ archive.extract(Path(sys.argv[1]), Path(sys.argv[2]), lambda name: name)
 """
 
 
-@pytest.mark.parametrize("method", [STORED, DEFLATED])
-def test_memory_stays_flat_for_a_large_member(tmp_path: Path, method: int) -> None:
+def test_memory_stays_flat_for_a_large_member(tmp_path: Path) -> None:
     block = os.urandom(1 << 20)
     with (
-        zipfile.ZipFile(tmp_path / "a.zip", "w", method, compresslevel=1) as made,
+        zipfile.ZipFile(tmp_path / "a.zip", "w", DEFLATED, compresslevel=1) as made,
         made.open("f", "w") as out,
     ):
-        for _ in range(110 if method == STORED else 12):
-            out.write(block + bytes(8 << 20) if method == DEFLATED else block)
+        for _ in range(12):
+            out.write(block + bytes(8 << 20))
     assert peak_memory(EXTRACT, tmp_path / "a.zip", tmp_path / "out") < 60

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ci.builds import cmake
-from ci.builds.cmake import Build, Command, Project, execute, failure
+from ci.builds.cmake import Build, Command, Project, failure
 from ci.builds.programs import Program
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -97,18 +95,6 @@ def test_variables_that_would_change_the_build_unseen_are_not_passed_on(
     build.run()
     assert "-O0" not in configured(build)
     assert build.environ({"CXX": "tcc", "PATH": "/bin"})["PATH"] == "/bin"
-
-
-def python(code: str) -> Command:
-    return Command("building it", (sys.executable, "-c", code))
-
-
-def test_the_first_error_of_this_command_is_shown_with_its_log(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("a.cpp:3:1: error: long ago\n", encoding="utf-8")
-    code = "print('[1/9] a'); print('a.cpp:3:1: error: first'); print('b.cpp:1:1: error: second'); exit(2)"
-    with pytest.raises(CheckFailed, match=r"exit code 2:\n  a\.cpp:3:1: error: first") as caught:
-        execute(python(code), tmp_path / "log", os.environ)
-    assert caught.value.remedy == f"read {tmp_path / 'log'}"
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,6 @@ def test_another_tree_takes_its_place(shown: Path, tree: Path) -> None:
     assert (shown / "backends").readlink() == other / "backends"
 
 
-def test_the_copy_of_a_read_only_tree_can_be_written_to(shown: Path, tree: Path) -> None:
-    source = tree / "third-party/flatcc/src/c.c"
-    source.write_text("in the store", encoding="utf-8")
-    source.chmod(0o444)
-    (tree / "third-party/flatcc/src").chmod(0o555)
-    link_with_copies(tree, COPIED, shown)
-    assert all(path.stat().st_mode & 0o200 for path in (shown / "third-party/flatcc").rglob("*"))
-
-
 def test_files_written_since_a_moment_are_named(tree: Path) -> None:
     now = time.time() + 10
     assert changed_since(tree, now) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import errno
 import importlib
 import os
 import signal
@@ -17,9 +16,8 @@ import pytest
 
 from ci.__main__ import VERBS as CI
 from provisioning.__main__ import VERBS as PROVISIONING
-from provisioning.base.command_line import PATHS, STARTED_IN, Verb, count, duration, guarded, main
+from provisioning.base.command_line import STARTED_IN, Verb, count, duration, guarded, main
 from provisioning.base.settings import ROOT
-from provisioning.components import COMPONENT_VARIABLES
 
 HEAVY = ("pydantic", "requests", "rich", "torch", "elftools", "executorch", "numpy", "cryptography")
 
@@ -194,17 +192,6 @@ def test_output_that_nothing_can_take_is_a_clear_error() -> None:
     assert b"Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize("debug", [False, True])
-def test_a_fault_of_the_machine_names_the_file(debug: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    def work() -> int:
-        raise PermissionError(errno.EACCES, "Permission denied", "/some/store")
-
-    assert guarded(work, debug=debug) == 3
-    err = capsys.readouterr().err
-    assert "error: /some/store: Permission denied\n  try: get permission" in err
-    assert ("Traceback" in err) is debug
-
-
 def _present(verbs: dict[str, Verb]) -> list[str]:
     """Modules of verbs that are in this tree."""
     return [
@@ -247,32 +234,6 @@ def test_a_verb_offers_what_the_frame_needs() -> None:
         assert callable(module.configure) and callable(module.run), name
 
 
-def test_a_relative_path_in_a_variable_begins_there_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "verb_with_paths.py").write_text(VERB_WITH_PATHS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "verb_with_paths", raising=False)
-    given = {"QNN_CI_STORE": "../store", "QNN_SDK_ROOT": "/opt/sdk", "ANDROID_NDK_HOME": "~/ndk"}
-    for name, value in {**given, "QNN_CI_SOC": "SM8650", "ANDROID_NDK_ROOT": ""}.items():
-        monkeypatch.setenv(name, value)
-    verbs = {"verb": Verb("verb_with_paths", "a verb")}
-    assert _main(verbs, "verb", "what", "x") == 0
-    given["ANDROID_NDK_HOME"] = str(Path.home() / "ndk")
-    assert {name: os.environ[name] for name in given} == given
-    monkeypatch.setenv(STARTED_IN, "/srv/somebody")
-    assert _main(verbs, "verb", "what", "x") == 0
-    assert {name: os.environ[name] for name in given} == {
-        **given,
-        "QNN_CI_STORE": "/srv/somebody/../store",
-    }
-    assert (os.environ["QNN_CI_SOC"], os.environ["ANDROID_NDK_ROOT"]) == ("SM8650", "")
-
-
-def test_every_variable_of_a_component_is_known_to_name_a_path() -> None:
-    assert set(COMPONENT_VARIABLES.values()) <= set(PATHS)
-
-
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in parser._actions:
         yield action
@@ -303,12 +264,6 @@ def test_what_is_no_count_is_refused(text: str) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"seconds above 0, found '"):
         duration(text)
-
-
-def test_an_empty_path_is_not_the_current_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main("python -m provisioning", "", PROVISIONING, ["store", "list", "--store", ""])
-    assert "--store: expected a path, found nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

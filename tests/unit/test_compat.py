@@ -213,12 +213,6 @@ def test_what_this_machine_lacks_says_nothing_of_the_pair(lane: Lane, rule: str)
     assert lane.report().outcome is Outcome.ERROR
 
 
-def test_a_chip_that_this_executorch_does_not_know_says_nothing_of_the_pair(lane: Lane) -> None:
-    lane.answer = Answer("soc", detail="this executorch does not know the chip SM8650")
-    assert lane.measure("2.49.40") == (3, Measured(schema=1))
-    assert "does not know the chip SM8650" in lane.report().findings[0].message
-
-
 def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
     environ = {"QNN_CI_PROFILE": "wheels", "QNN_SDK_ROOT": "another", "HOME": "x"}
     assert stage.variables(environ, Path("sdk")) == {
@@ -234,11 +228,6 @@ def test_the_lane_gets_this_build_and_not_the_profiles_own(lane: Lane) -> None:
 def test_measuring_one_build_leaves_the_others(lane: Lane) -> None:
     _, before = lane.measure()
     assert lane.measure("2.51.0")[1] == before
-
-
-@pytest.mark.parametrize(("build", "socs"), [("9.9", ()), ("2.51.0", ("SM1",))])
-def test_usage_errors_measure_nothing(lane: Lane, build: str, socs: tuple[str, ...]) -> None:
-    assert lane.measure(build, socs=socs) == (2, Measured(schema=1))
 
 
 def test_the_suite_has_the_programs_that_are_read() -> None:

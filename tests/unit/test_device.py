@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import time
 from argparse import Namespace
@@ -13,7 +12,6 @@ import pytest
 
 from ci.device import run_bundle, session
 from ci.device.bundle.manifest import Bundle, File
-from ci.device.run_bundle import the_bundle
 from ci.device.transport import Adb, Answer, Lost, Ssh, TimedOut
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.findings import StageRun
@@ -102,46 +100,11 @@ def test_an_input_list_that_cannot_be_used_is_refused(tmp_path: Path, text: str)
         session.stage_inputs(listed, tmp_path)
 
 
-@pytest.fixture
-def bundles(tmp_path: Path) -> Path:
-    for name in ("aarch64-android-SM8750", "aarch64-linux-QCS9100", "half-made"):
-        (tmp_path / name).mkdir()
-        if name != "half-made":
-            (tmp_path / name / "manifest.json").touch()
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("target", "socs", "name"),
-    [
-        ("aarch64-android", (), "aarch64-android-SM8750"),
-        ("aarch64-linux", ("QCS9100",), "aarch64-linux-QCS9100"),
-    ],
-)
-def test_the_only_bundle_that_fits_is_taken(
-    bundles: Path, target: str, socs: tuple[str, ...], name: str
-) -> None:
-    assert the_bundle(bundles, target, socs) == bundles / name
-
-
 def program(folder: Path, text: str) -> str:
     path = folder / "program"
     path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
     path.chmod(0o755)
     return str(path)
-
-
-@pytest.mark.parametrize(
-    ("said", "remedy"),
-    [
-        ("error: device unauthorized.", "accept this computer's key"),
-        ("error: no devices/emulators found", "connect a device"),
-    ],
-)
-def test_what_adb_lacks_says_what_to_do(tmp_path: Path, said: str, remedy: str) -> None:
-    with pytest.raises(EnvironmentLacking) as caught:
-        Adb(program(tmp_path, f"echo {shlex.quote(said)} >&2; exit 1")).shell("true")
-    assert remedy in caught.value.remedy
 
 
 def test_a_broken_connection_is_not_an_exit_code(tmp_path: Path) -> None:

@@ -123,16 +123,6 @@ def test_a_transfer_given_up_is_resumed_by_the_next_call(into: Path, patience: P
     assert server.body_bytes == len(BODY)
 
 
-def test_delays_grow_and_attempts_end(into: Path, patience: Patience, waits: list[float]) -> None:
-    with (
-        FileServer(BODY, usual=Reply(status=500, body=b"")) as server,
-        pytest.raises(UpstreamError, match=r"500.*3 attempts without progress") as caught,
-    ):
-        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    assert len(server.requests) == 3 and waits[0] == 0 and 1.0 <= waits[1] <= 1.5
-    assert caught.value.exit_code == 4
-
-
 @pytest.mark.parametrize("status", [401, 404])
 def test_a_final_refusal_is_not_tried_again(
     status: int, into: Path, patience: Patience, waits: list[float]
@@ -338,18 +328,6 @@ def test_a_custom_ca_bundle_is_honoured(
     monkeypatch.setenv(variable, str(certificate))
     with FileServer(BODY, certificate=certificate) as server:
         assert fetch(server.url(), into, sha256=SHA, size=None).size == len(BODY)
-
-
-def test_a_certificate_that_is_not_trusted_is_named_at_once(
-    certificate: Path, into: Path, waits: list[float], patience: Patience
-) -> None:
-    with (
-        FileServer(BODY, certificate=certificate) as server,
-        pytest.raises(UpstreamError, match="certificate is not trusted") as caught,
-    ):
-        fetch(server.url(), into, sha256=SHA, size=None, patience=patience)
-    assert "REQUESTS_CA_BUNDLE" in caught.value.remedy
-    assert waits == []
 
 
 def test_a_redirect_away_from_tls_stops_before_the_other_host(

@@ -52,25 +52,6 @@ def test_a_change_decides_which_rows_run(
     assert list(reasons) == list(ROWS)
 
 
-def test_a_row_with_shards_is_a_job_for_each() -> None:
-    row = Row(stage="test_delegate", minutes=9, arguments="-x", shards=2, provision=True)
-    assert list(plan.jobs_of("delegate", row, "gate", "", plan.Caller("wheels"))) == [
-        {
-            "name": f"delegate {n}/2",
-            "artifact": f"reports-wheels-delegate-{n}-of-2",
-            "stage": "test_delegate",
-            "arguments": f"-x --shard {n}/2",
-            "minutes": 9,
-            "provision": True,
-            "targets": "x86_64-linux",
-            "runner": False,
-            "submodules": "false",
-            "packages": "",
-        }
-        for n in (1, 2)
-    ]
-
-
 @pytest.fixture
 def adopter(tmp_path: Path) -> dict[str, str]:
     """What gate.yml gives `plan` for a repository with two models of its own."""
@@ -123,17 +104,6 @@ def test_only_what_jobs_share_and_a_cache_may_hold_is_provisioned_for_them(
     output = tmp_path / "output"
     plan.run({"GITHUB_OUTPUT": str(output), "QNN_CI_STAGES": stages, "QNN_CI_PROFILE": profile})
     assert pairs(output)["targets"] == targets
-
-
-def test_two_calls_of_the_gate_in_one_run_upload_under_different_names(
-    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shard = {"shard": "1/1", "arguments": "--shard 1/1", "seconds": 1}
-    monkeypatch.setattr(plan, "suite_matrix", lambda *_: [shard])
-    first = {job["artifact"] for job in planned(adopter)}
-    second = {job["artifact"] for job in planned({**adopter, "QNN_CI_PROFILE": "qnn-2.37"})}
-    assert first.isdisjoint(second)
-    assert "reports-wheels-my-models-lowering-1-of-1" in first
 
 
 @pytest.mark.parametrize("name", ["none.toml", "../outside.toml", "/etc/hostname"])
@@ -412,12 +382,6 @@ def test_a_stages_arguments_are_split_and_never_run(tmp_path: Path, monkeypatch:
     assert argv[2:] == ["-s", "validate", "--", "-k", "a b", "$(touch", "x);", "ls"]
 
 
-def test_a_stages_report_is_the_jobs_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_stage(tmp_path, monkeypatch, report_of(tmp_path, Outcome.PASS)) == 0
-    assert "1 stage passed" in (tmp_path / "summary").read_text()
-    assert pairs(tmp_path / "output")["outcome"] == "pass"
-
-
 @pytest.mark.parametrize(
     ("script", "code", "says"),
     [
@@ -472,28 +436,6 @@ def test_the_tests_see_nothing_of_the_job_that_runs_them(
     assert not any(name.startswith(("GITHUB_", "RUNNER_")) for name in seen)
 
 
-@pytest.mark.parametrize(("session", "tells"), [("validate", False), ("gate", True)])
-def test_a_session_learns_where_to_report_and_whether_to_tell_github_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, tells: bool
-) -> None:
-    more = {"QNN_CI_STAGE": session, "QNN_CI_EXECUTORCH": "source", "GITHUB_ACTIONS": "true"}
-    run_stage(tmp_path, monkeypatch, f"env > {tmp_path}/env; echo $* > {tmp_path}/arguments", **more)
-    assert ("--no-annotations" in (tmp_path / "arguments").read_text().split()) is not tells
-    seen = pairs(tmp_path / "env")
-    assert {name: seen[name] for name in ("QNN_CI_REPORTS", "EXECUTORCH_ROOT")} == {
-        "QNN_CI_REPORTS": str(tmp_path / "reports"),
-        "EXECUTORCH_ROOT": str(tmp_path / "source"),
-    }
-    assert seen["GITHUB_ACTIONS"] == "true"
-    assert ("GITHUB_STEP_SUMMARY" in seen) is tells
-
-
-@pytest.mark.parametrize("name", ["", "a b", "-f", "x;y"])
-def test_a_stage_must_look_like_a_session(name: str) -> None:
-    with pytest.raises(UsageError):
-        stage.run({"QNN_CI_STAGE": name})
-
-
 # verdict
 
 
@@ -533,19 +475,6 @@ def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, resu
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.setenv("QNN_CI_NEEDS", json.dumps({"stage": {"result": result}}))
     assert verb.run(parsed("verdict")) == code
-
-
-@pytest.mark.parametrize(("where", "annotations"), [("true", 1), ("", 0)])
-def test_an_error_and_what_mends_it_are_an_annotation_on_github_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str, annotations: int
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", where)
-    monkeypatch.setenv("QNN_CI_NEEDS", "")
-    with pytest.raises(UsageError):
-        verb.run(parsed("verdict"))
-    said = capsys.readouterr().out
-    assert said.count("::error title=verdict::QNN_CI_NEEDS") == annotations
-    assert said.count("→ set QNN_CI_NEEDS to") == annotations
 
 
 # release

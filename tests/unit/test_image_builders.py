@@ -7,11 +7,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ci.image.builders import Buildah, Built, Docker, Order, choose
+from ci.image.builders import Buildah, Docker, Order, choose
 from ci.image.engine import Engine
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 
@@ -91,40 +90,6 @@ def test_docker_builds_in_the_engine_without_network_and_attests_nothing(
     words = ast.literal_eval((tmp_path / "logs" / "build.log").read_text())
     assert words[: len(verb) + 2] == [*verb, "--network", "none"]
     assert words[-1] == "1"
-
-
-class Holding(Engine):
-    """An engine with an image of these layers, whose time differs at each look."""
-
-    def __init__(self, *layers: str) -> None:
-        self.layers = layers
-        self.inspected = 0
-        self.calls: list[tuple[str, ...]] = []
-
-    def attributes(self, reference: str) -> dict[str, Any]:
-        self.inspected += 1
-        same = {"Architecture": "amd64", "Os": "linux", "Config": {"User": "dev"}}
-        return {**same, "RootFS": {"Layers": list(self.layers)}, "Created": f"at {self.inspected}"}
-
-    def save(self, reference: str, path: Path) -> None:
-        self.calls.append(("save", reference, path.name))
-
-    def remove(self, reference: str) -> None:
-        self.calls.append(("remove", reference))
-
-
-def compared(tmp_path: Path, engine: Engine) -> Built:
-    client = program(tmp_path / "a", "docker", "print(sys.argv[1:])")
-    return Docker(client, buildx=False).workspace(tmp_path, engine).build(order(tmp_path))
-
-
-def test_docker_builds_are_compared_by_layers_without_cache_and_time(
-    tmp_path: Path,
-) -> None:
-    engine = Holding("sha256:1")
-    assert compared(tmp_path, engine) == compared(tmp_path, engine)
-    assert compared(tmp_path, engine).digest != compared(tmp_path, Holding("sha256:2")).digest
-    assert "'--no-cache'" in (tmp_path / "logs" / "build.log").read_text()
 
 
 class Keeping(Engine):

@@ -13,7 +13,6 @@ from ci.image import plan as plans
 from ci.image.plan import DOCKER, Plan, load_images, load_packages, plan_of
 from ci.image.verb import labels
 from provisioning.lock_files import lock_path
-from provisioning.manifest import load_profile
 
 IMAGES = list(load_images().images)
 DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
@@ -36,14 +35,6 @@ def test_an_image_is_the_stage_with_its_components(name: str, stage: str) -> Non
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_dockerfile_has_the_stage(name: str) -> None:
     assert re.search(rf"^FROM \S+ AS {plan_of(name).stage}$", DOCKERFILE, re.M)
-
-
-@pytest.mark.parametrize("stage", plans.STAGES)
-def test_a_components_stage_copies_it_and_names_it(stage: str) -> None:
-    text = DOCKERFILE.partition(f" AS {stage}\n")[2].partition("\nFROM")[0]
-    assert f"source=components/{stage},target=/mnt/{stage}" in text
-    assert f"make-layer install-component {stage}\n" in text
-    assert f"_ROOT=/opt/qnn-ci/{stage}" in text
 
 
 @pytest.mark.parametrize("path", sorted(DOCKER.iterdir()), ids=lambda path: path.name)
@@ -116,17 +107,6 @@ def test_the_hash_of_manifests_changes_with_the_files_of_the_image_and_no_others
         monkeypatch.setattr(plans, name, changed)
     assert wheels.manifest_hash(BASE) != before[1]
     assert (base.manifest_hash(BASE) != before[0]) == (name != "executorch")
-
-
-def test_labels_name_profile_manifest_build_ids_and_base_and_hold_no_time_but_the_manifests() -> None:
-    plan = plan_of("wheels")
-    names = labels(plan, plan.system.reference, BASE)
-    assert names["qnn-ci.profile"] == "wheels"
-    assert names["qnn-ci.manifest"] == plan.manifest_hash(BASE)
-    assert names["qnn-ci.build-ids"] == f"qnn-sdk={load_profile('wheels').components['qnn-sdk'].build_id}"
-    assert names["org.opencontainers.image.created"] == "2025-05-20T00:00:00Z"
-    assert names["org.opencontainers.image.base.digest"] == plan.system.digest
-    assert labels(plan, "mine:1", BASE)["org.opencontainers.image.base.digest"] == BASE
 
 
 def test_an_image_with_a_vendors_licence_says_that_it_is_not_to_be_published() -> None:

@@ -72,16 +72,6 @@ def test_starts_where_nox_was_called_what_was_typed(
     assert "--tty" not in calls[0]
 
 
-@pytest.mark.parametrize("name", ["models", "a,b"])
-def test_a_folder_outside_the_checkout_is_mounted_too_with_any_comma_quoted(
-    tmp_path: Path, name: str
-) -> None:
-    where = tmp_path / name
-    words = [f"source={where}", f"target={where}"]
-    quoted = ",".join(f'"{word}"' if "," in word else word for word in words)
-    assert f"type=bind,{quoted}" in argv(tmp_path / "checkout", where=where)
-
-
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "bin" / "docker"

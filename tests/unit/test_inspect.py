@@ -127,13 +127,6 @@ class TestAgainst:
             reason.startswith("delegate 1: it names no") for reason in answer.says
         )
 
-    def test_the_arch_of_the_options_serves_where_the_context_names_none(self, sdk: Path) -> None:
-        whole = _program(program(spec=options(arch=73)))
-        (delegate,) = whole.delegates
-        unnamed = replace(delegate, context=Context(8, (BUILD_ID,), (), (), ()))
-        answer = against(replace(whole, delegates=(unnamed,)), sdk)
-        assert not answer.loads and "it is for HTP v73" in answer.says[0]
-
     def test_an_older_runtime_cannot_load_it_and_the_error_is_named(self, tmp_path: Path) -> None:
         answer = against(parse(WHOLE), self._sdk(tmp_path, "v2.37.0.250724175447", 75))
         assert not answer.loads and "error 5000" in answer.says[0]

@@ -60,13 +60,6 @@ def test_without_a_git_checkout_lint_says_so_and_reports_it(
     assert Report.read(tmp_path / "lint.json").outcome is Outcome.ERROR
 
 
-def test_a_failing_tool_is_a_finding_with_its_output_and_remedy() -> None:
-    tool = lint.Tool([lint.PYTHON, "-c", "print('line 3 is wrong'); raise SystemExit(1)"], "mend line 3")
-    (finding,) = lint._run_tool("style", tool)
-    assert "line 3 is wrong" in finding.message
-    assert finding.remedy == "mend line 3"
-
-
 def test_scripts_and_the_lines_that_workflows_run_are_checked_as_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

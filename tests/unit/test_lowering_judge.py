@@ -13,7 +13,7 @@ from ci.executorch.judge import artifact, cost, delegation, failure_finding, fau
 from ci.suites.baseline import Baseline, Recorded, load_tolerances
 from ci.suites.programs.program import Delegate, parse
 from ci.suites.programs.program import Program as Inside
-from provisioning.base.diagnosis import Explanation, explain
+from provisioning.base.diagnosis import explain
 from provisioning.base.findings import Severity
 from tests.support.lowering import make_program
 from tests.support.programs import BUILD_ID, context, options, program
@@ -185,13 +185,3 @@ class TestFault:
         )
         assert finding.message == f"it broke. {known}"
         assert finding.remedy.startswith(f"{known.fix}; then nox -s test_lowering")
-
-    def test_a_mend_with_braces_is_told_as_it_is_written(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        known = Explanation("a", "known", "write options = { vtcm_mb = 4 }", "", 1, "")
-        monkeypatch.setattr("ci.executorch.judge.explain", lambda log: [known])
-        (tmp_path / "log").touch()
-        fault = Failure("compile", "it broke", log=tmp_path / "log")
-        finding = failure_finding(make_program(tmp_path), fault, "test_lowering")
-        assert finding.remedy.startswith(known.fix)

@@ -179,11 +179,3 @@ class TestVerb:
         from ci.__main__ import VERBS
 
         return main("python -m ci", "", VERBS, ["matrix", *arguments])
-
-    def test_an_empty_matrix_says_so_to_github(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "output"))
-        monkeypatch.setattr(matrix, "changed_files", lambda ref, repository: ["README.md"])
-        assert self._run("--changed-since", "HEAD", "--github") == 0
-        assert (tmp_path / "output").read_text() == 'matrix={"include": []}\nempty=true\n'

@@ -21,24 +21,6 @@ from tests.support.onnx_models import context_model, conv_model, write
 
 
 class TestOutput:
-    def test_what_was_made_appears_with_the_record_last(self, tmp_path: Path) -> None:
-        out = tmp_path / "a" / "out"
-        with commands._output(out) as (scratch, publish):
-            for name in ("m_ctx.json", "m_ctx.onnx", "m_ctx_qnn.bin"):
-                (scratch / name).write_text(name)
-            made = scratch / "made"
-            made.mkdir()
-            for path in list(scratch.glob("m_*")):
-                path.rename(made / path.name)
-            assert [path.name for path in publish(made)] == ["m_ctx_qnn.bin", "m_ctx.onnx", "m_ctx.json"]
-        assert sorted(path.name for path in out.iterdir()) == ["m_ctx.json", "m_ctx.onnx", "m_ctx_qnn.bin"]
-
-    def test_a_fault_leaves_no_directory_behind(self, tmp_path: Path) -> None:
-        with pytest.raises(KeyError), commands._output(tmp_path / "out") as (scratch, _):
-            (scratch / "half").write_text("half")
-            raise KeyError
-        assert list(tmp_path.iterdir()) == []
-
     def test_what_was_there_before_stays_after_a_fault(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine").write_text("mine")

@@ -13,7 +13,7 @@ import pytest
 from provisioning import compat
 from provisioning.__main__ import VERBS
 from provisioning.base.command_line import main
-from provisioning.base.findings import Report, Severity
+from provisioning.base.findings import Report
 from provisioning.components import COMPONENT_VARIABLES
 from provisioning.manifest import Component, Profile
 from tests.support.http_server import FileServer
@@ -92,25 +92,6 @@ def test_a_tree_that_lost_a_file_is_repaired_and_that_is_on_the_report(user: Use
     assert user.types("store", "verify") == 0
 
 
-def test_a_component_with_nothing_for_the_targets_is_left_out_unless_named(user: User) -> None:
-    data = user.components["qnn-sdk"].model_dump()
-    data["parts"][0]["place"] = [{"match": ".+", "targets": ["aarch64-android"]}]
-    user.components["hexagon-sdk"] = Component.model_validate(data, strict=False)
-    user.types("provision", "--target", "x86_64-linux")
-    assert "hexagon-sdk" not in user.out
-    assert user.types("provision", "--target", "x86_64-linux", "--component", "hexagon-sdk") == 2
-
-
-def test_a_target_that_the_profile_has_no_libraries_for_is_a_warning(user: User) -> None:
-    assert user.types("provision", "--target", "aarch64-linux") == 0
-    assert [(finding.rule, finding.severity) for finding in user.report.findings] == [
-        ("target-libraries", Severity.WARNING)
-    ]
-    assert "profile wheels has no QNN libraries of aarch64-linux (lib/aarch64-oe-linux-gcc11.2 or" in user.err
-    both = "--target x86_64-linux --target aarch64-linux"
-    assert f"try: nox -s provision -- --profile qnn-2.37 {both}" in user.err
-
-
 class TestUsersOwnInstallation:
     @pytest.fixture
     def own(self, user: User, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -133,10 +114,6 @@ class TestUsersOwnInstallation:
         monkeypatch.setenv("QNN_SDK_ROOT", str(user.home / "nothing"))
         assert user.types("provision") == 3
         assert "QNN_SDK_ROOT" in user.err
-
-    def test_needs_no_hash_where_the_pinned_one_would(self, user: User, own: Path) -> None:
-        user.components["qnn-sdk"] = component(user.server.url("/v2.37.zip"))
-        assert user.types("provision", "--locked") == 0
 
     def test_a_tree_of_the_store_is_not_taken_for_it(
         self, user: User, monkeypatch: pytest.MonkeyPatch
@@ -213,13 +190,6 @@ class TestStoreVerb:
         assert user.types("store", "verify") == 1
         assert f"{HTP}: missing: expected a file, found nothing" in user.out
         assert "try: nox -s store -- repair" in user.out
-
-    def test_repair_mends_and_says_so(self, user: User) -> None:
-        user.types("provision")
-        (user.root() / HTP).unlink()
-        assert user.types("store", "repair") == 0
-        assert "1 differences repaired" in user.out
-        assert user.types("store", "verify") == 0
 
     def test_verify_of_a_store_that_is_not_there_is_no_pass(self, user: User) -> None:
         assert user.types("store", "verify") == 3

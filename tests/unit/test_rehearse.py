@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ci.github import rehearse as verb
-from ci.github.rehearse.rehearsal import Choice, fresh_environment
+from ci.github.rehearse.rehearsal import fresh_environment
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
 from tests.support.rehearsals import SHA, log_of, rehearse, repository
@@ -63,20 +63,6 @@ def test_after_a_failure_only_steps_that_ask_for_it_run(tmp_path: Path) -> None:
     ]
     assert jobs["a"].result == "failure"
     assert jobs["a"].failure == "breaks: ended with exit code 3"
-
-
-def test_a_step_that_may_fail_does_not_fail_the_job(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        """
-        jobs:
-          a:
-            steps:
-              - {id: x, run: exit 1, continue-on-error: true}
-              - run: test "${{ steps.x.outcome }} ${{ steps.x.conclusion }}" = "failure success"
-        """,
-    )
-    assert jobs["a"].result == "success"
 
 
 @pytest.mark.parametrize(("may", "results"), [("true", {"success"}), ("false", {"failure", "skipped"})])
@@ -145,25 +131,6 @@ def test_a_matrix_from_an_output_makes_a_job_a_row(tmp_path: Path) -> None:
     )
 
 
-def test_only_some_rows_and_what_a_job_needs_can_be_chosen(tmp_path: Path) -> None:
-    text = """
-        jobs:
-          first: {steps: [{run: "true"}]}
-          row:
-            needs: first
-            strategy: {matrix: {n: [1, 2]}}
-            steps: [{run: "true"}]
-          other: {steps: [{run: exit 1}]}
-        """
-    jobs = rehearse(tmp_path, text, choice=Choice(only=("row",), rows=("row (2)",)))
-    assert {name: job.result for name, job in jobs.items()} == {
-        "first": "success",
-        "row (1)": "left out",
-        "row (2)": "success",
-        "other": "left out",
-    }
-
-
 ACTION = """
     name: greet
     inputs: {who: {default: you}}
@@ -198,16 +165,6 @@ def test_a_composite_action_has_its_own_inputs_outputs_and_path(tmp_path: Path, 
     )
     assert jobs["a"].result == "success"
     assert "word" in log_of(jobs["a"])
-
-
-def test_a_failure_inside_an_action_is_named_and_its_later_steps_still_run(tmp_path: Path) -> None:
-    jobs = rehearse(
-        tmp_path,
-        "jobs: {a: {steps: [{uses: $/actions/greet, with: {who: nobody}}]}}",
-        {"actions/greet/action.yml": ACTION, "actions/greet/word.txt": ""},
-    )
-    assert jobs["a"].failure.startswith("$/actions/greet: a step of $/actions/greet failed: ")
-    assert "after " in log_of(jobs["a"])
 
 
 CALLED = """
@@ -454,13 +411,6 @@ def run_verb(tmp_path: Path, *flags: str, workflow: str, on: str = "[pull_reques
     reports = tmp_path / "reports"
     code = verb.run(parser.parse_args(["w", "--root", str(root), "--reports", str(reports), *flags]))
     return code, Report.read(reports / "rehearse.json")
-
-
-@pytest.mark.usefixtures("toolkit")
-def test_a_green_rehearsal_exits_0_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = run_verb(tmp_path, workflow="true")
-    assert (code, report.outcome) == (0, Outcome.PASS)
-    assert capsys.readouterr().out.endswith("green: 1 success\n")
 
 
 @pytest.mark.usefixtures("toolkit")

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from provisioning.base.findings import Artifact, Finding, Outcome, Report, Severity
-from provisioning.base.rendering import console, github_annotations, junit, markdown, sarif
+from provisioning.base.findings import Finding, Outcome, Report, Severity
+from provisioning.base.rendering import console, junit, markdown, sarif
 from provisioning.base.rendering.job_summary import cell
-from provisioning.base.rendering.terminal import overview, write
+from provisioning.base.rendering.terminal import write
 from provisioning.base.rendering.text import DID_NOT_RUN, visible, worst
 from provisioning.base.rendering.workflow_commands import command
 
@@ -112,17 +112,6 @@ def test_printing_survives_a_terminal_without_unicode() -> None:
     write("✓ PASS ä", stream)
     stream.seek(0)
     assert stream.read() == "? PASS ?"
-
-
-def test_the_overview_names_every_stage_what_it_made_and_what_it_comes_to() -> None:
-    built = _report(outcome=Outcome.PASS, stage="build", artifacts=(Artifact("so", "a.so", "ab" * 32, 1500),))
-    text = overview([built, _report(BAD), replace(ABSENT, stage="late")])
-    rows = [re.split(r"  +", line.strip()) for line in text.splitlines()]
-    assert ["build", "✓ PASS", "nothing found", "1.25 s"] in rows
-    assert ["validate", "✗ FAIL", "1 error", "1.25 s"] in rows
-    assert ["late", "✗ DID NOT RUN", "there is no report", "–"] in rows
-    assert ["so", "a.so", "1.5 kB", "abababababab"] in rows
-    assert rows[-1] == ["✗ FAIL", "2 of 3 stages did not pass, 3.75 s"]
 
 
 # JUnit
@@ -225,13 +214,6 @@ def _parsed(line: str) -> tuple[str, dict[str, str], str]:
 @example("100 %0A", "%3A%2C%25")
 def test_any_text_survives_a_workflow_command(message: str, title: str) -> None:
     assert _parsed(command("error", message, title=title)) == ("error", {"title": title}, message)
-
-
-@given(REPORTS)
-def test_annotations_are_nothing_but_commands(report: Report) -> None:
-    lines = github_annotations(report).split("\n")[:-1]
-    assert len(lines) == len(report.findings)
-    assert {_parsed(line)[0] for line in lines} <= {"error", "warning", "notice"}
 
 
 # Markdown

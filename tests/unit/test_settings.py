@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 
@@ -36,11 +35,6 @@ def test_what_is_selected_is_never_empty_and_what_was_named_may_be() -> None:
 def test_an_empty_name_is_an_error_and_not_the_default(flags: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=f"{flags[0]} .*expected a name, found nothing"):
         selected(*flags, QNN_CI_SOC="SM8550")
-
-
-def test_home_directories_are_expanded_wherever_a_path_is_named() -> None:
-    found = selected(QNN_CI_STORE="~/s", QNN_CI_REPORTS="~/r")
-    assert (found.store, found.reports) == (Path.home() / "s", Path.home() / "r")
 
 
 def test_a_home_directory_of_nobody_is_a_usage_error(

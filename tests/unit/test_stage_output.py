@@ -47,14 +47,6 @@ def _run(log: Path, script: str, shown: tuple[int, int]) -> int:
         ).returncode
 
 
-def test_both_outputs_are_shown_where_they_belong_and_kept_together(tmp_path: Path) -> None:
-    out, err = Reader(), Reader()
-    script = "import sys; print('one'); print('two', file=sys.stderr)"
-    _run(tmp_path / "log", script, (out.theirs, err.theirs))
-    assert (out.close(), err.close()) == (b"one\n", b"two\n")
-    assert sorted((tmp_path / "log").read_text().split()) == ["one", "two"]
-
-
 def test_a_reader_that_left_ends_neither_the_process_nor_the_log(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

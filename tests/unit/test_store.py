@@ -30,7 +30,6 @@ from tests.support.http_server import FileServer
 from tests.support.sdk_archives import Told, component, sdk_files, sdk_zip, write_zip
 
 HOST = Want(frozenset({"x86_64-linux"}))
-SKEL_73 = "lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so"
 SKEL_75 = "lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so"
 HTP = "lib/x86_64-linux-clang/libQnnHtp.so"
 
@@ -106,17 +105,6 @@ def test_a_selection_by_target_takes_only_that_targets_files(house: House) -> No
     }
 
 
-def test_a_selection_by_soc_takes_only_its_arch(house: House) -> None:
-    tree = house.store.provision("qnn-sdk", house.sdk, android(75))
-    assert (SKEL_75 in paths(tree.root), SKEL_73 in paths(tree.root)) == (True, False)
-
-
-def test_a_wider_tree_serves_a_narrower_want(house: House) -> None:
-    everything = house.store.provision("qnn-sdk", house.sdk)
-    found = house.store.find("qnn-sdk", house.sdk, android(73))
-    assert found is not None and found.root == everything.root
-
-
 def test_a_narrower_tree_does_not_serve_a_wider_want(house: House) -> None:
     house.store.provision("qnn-sdk", house.sdk, android(75))
     assert house.store.find("qnn-sdk", house.sdk, android(75, 73)) is None
@@ -134,12 +122,6 @@ def test_widening_does_not_share_a_damaged_file(house: House) -> None:
     overwrite(narrow.root / SKEL_75, b"?")
     wide = house.store.provision("qnn-sdk", house.sdk, android(75, 73))
     assert house.store.verify(wide) == []
-
-
-def test_offline_uses_what_was_kept(house: House) -> None:
-    house.store.provision("qnn-sdk", house.sdk, android(75))
-    tree = house.store.provision("qnn-sdk", house.sdk, offline=True)
-    assert SKEL_73 in paths(tree.root)
 
 
 def test_offline_without_the_download_is_refused(house: House) -> None:

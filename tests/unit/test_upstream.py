@@ -63,11 +63,6 @@ def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None
     assert [book.outcome(KNOWN.test, soc) for soc in ("SM8650", "SM8550")] == ["passed", "failed"]
 
 
-def test_an_update_keeps_a_cause_that_still_holds() -> None:
-    verdict = Verdict(KNOWN.test, "failed")
-    assert Ledger("wheels", (KNOWN,)).updated([verdict], {KNOWN.test: "x"}, "SM8650").expected == (KNOWN,)
-
-
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=300))
 def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, cause: str) -> None:
     cause = " ".join(cause.replace('"""', "").split()) or "x"

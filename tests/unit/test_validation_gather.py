@@ -17,7 +17,7 @@ from provisioning.validation import gather as gathering
 from provisioning.validation.context import Context, Need
 from provisioning.validation.gather import gather, stated_versions
 from provisioning.validation.probe import Answer
-from tests.support.environments import ANDROID, LINUX, NDK, PROFILE, X86, write_ndk, write_sdk
+from tests.support.environments import ANDROID, LINUX, PROFILE, X86, write_sdk
 
 
 @pytest.fixture
@@ -45,13 +45,6 @@ def test_the_users_variables_are_kept_beside_the_corrected_ones(selection: Selec
     context = gathered(selection, tmp_path, LD_LIBRARY_PATH=wrong)
     assert context.environ["LD_LIBRARY_PATH"] == wrong
     assert context.variables["LD_LIBRARY_PATH"] == str(tmp_path / "sdk/lib/x86_64-linux-clang")
-
-
-def test_every_target_of_the_selection_brings_its_components(selection: Selection, tmp_path: Path) -> None:
-    ndk = write_ndk(tmp_path / "ndk")
-    both = replace(selection, named_targets=("x86_64-linux", "aarch64-android"))
-    context = gathered(both, tmp_path, ANDROID_NDK_ROOT=str(ndk))
-    assert context.trees["android-ndk"].stated == {"source.properties": NDK}
 
 
 @pytest.mark.parametrize(("targets", "asked"), [(("aarch64-linux",), []), ((TARGETS[0],), ["SM8650"])])
