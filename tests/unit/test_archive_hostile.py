@@ -118,7 +118,18 @@ KINDS = [
 ]
 
 BOMBS = [
-    Case("ratio of one member", zipped(bomb()), "found 2000000 bytes from", SMALL),
+    Case(
+        "ratio of one member",
+        zipped(bomb(), Item("b", bytes(500_000), method=STORED)),
+        "found 2000000 bytes from",
+        SMALL,
+    ),
+    Case(
+        "ratio of many members",
+        zipped(*(Item(f"{n}", bytes(90_000)) for n in range(5))),
+        "found 450000",
+        SMALL,
+    ),
     Case(
         "total",
         zipped(Item("a", bytes(2_000_000), method=STORED), Item("b", bytes(2_000_000), method=STORED)),

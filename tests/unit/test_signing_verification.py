@@ -143,6 +143,7 @@ def test_a_signature_that_is_not_public_is_not_checked_and_not_good(version: int
     result = verification.verify(forged(chain, b"\x01" * 104, version), Expected(root=chain[-1]))
     assert (result.verdict(), [c.part for c in result.unproven()]) == ("not proven", ["signature"])
     assert (result.verdict(["signature"]), result.signer) == ("verified", Signer.KNOWN)
+    assert verification.verify(forged(chain, b"\x01" * 104, version)).signer is Signer.UNKNOWN
 
 
 def test_an_unknown_hash_algorithm_leaves_the_hashes_unproven() -> None:

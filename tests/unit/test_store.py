@@ -417,6 +417,15 @@ def test_a_failed_download_leaves_a_store_that_works_later(house: House) -> None
     assert house.store.verify(house.store.provision("qnn-sdk", house.sdk)) == []
 
 
+def test_trees_of_two_definitions_stand_side_by_side(house: House) -> None:
+    wide = house.store.provision("qnn-sdk", house.sdk)
+    data = house.sdk.model_dump()
+    data["parts"][0]["place"] = [{"match": "include/.+"}]
+    other = house.store.provision("qnn-sdk", Component.model_validate(data, strict=False), HOST)
+    assert wide.root != other.root and paths(other.root) == {"include/QNN/QnnTypes.h", "sdk.yaml"}
+    assert house.store.gc(lambda tree: True) == []
+
+
 @pytest.mark.parametrize("on_purpose", [True, False])
 def test_names_that_differ_by_case_are_taken_only_where_the_manifest_says_so(
     tmp_path: Path, on_purpose: bool
