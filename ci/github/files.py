@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from provisioning.base.errors import UsageError
+from provisioning.base.files import write_named
 from provisioning.base.rendering.variables import github
 
 
@@ -27,13 +27,6 @@ def summarise(markdown: str, environ: Mapping[str, str]) -> None:
 
 
 def append(variable: str, text: str, environ: Mapping[str, str]) -> None:
-    if not (name := environ.get(variable)):
-        return
-    try:
-        with Path(name).open("a", encoding="utf-8") as stream:
-            stream.write(text)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {name}, which {variable} names: {error.strerror}",
-            remedy=f"unset {variable} to run outside GitHub",
-        ) from error
+    """Append to the file that the variable names; nothing outside GitHub."""
+    if name := environ.get(variable):
+        write_named(Path(name), text, append=True, remedy=f"unset {variable} to run outside GitHub")

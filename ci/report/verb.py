@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from ci.engine.stage_names import stage_names
     from ci.report.collect import collect
     from ci.report.html import html
-    from ci.report.publish import publish, save
+    from ci.report.publish import REMEDY, publish
+    from provisioning.base.files import write_named
 
     directory = reports_path(args.reports)
     if not directory.is_dir():
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = RENDERINGS[args.format](reports)
     if output is not None:
-        save(output, text)
+        write_named(output, text, remedy=REMEDY)
         sys.stdout.write(f"wrote {output}\n")
     else:
         write(text, sys.stdout)

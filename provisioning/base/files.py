@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from provisioning.base.errors import UsageError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -37,6 +39,18 @@ def replace_text(path: Path, text: str) -> None:
 def replace_bytes(path: Path, content: bytes) -> None:
     with replacing(path) as part:
         part.write_bytes(content)
+
+
+def write_named(path: Path, text: str, *, append: bool = False, remedy: str = "") -> None:
+    """Write a file that the user, or GitHub, has named. Bytes in paths that are no text stay as they are."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab" if append else "wb") as stream:
+            stream.write(os.fsencode(text))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror}", remedy=remedy or "name a file that you may write"
+        ) from error
 
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:

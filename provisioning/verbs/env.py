@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from provisioning.base.errors import UnknownName, UsageError
+from provisioning.base.files import write_named
 from provisioning.base.rendering.variables import FORMATS, github
 from provisioning.base.settings import add_selection, selection_of
 from provisioning.environment import Environment, resolve
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = FORMATS[args.format](environment.variables)
     if args.output:
-        _write(args.output, text)
+        write_named(args.output, text)
     else:
         # Paths may hold bytes that are no text; write them unchanged.
         sys.stdout.buffer.write(os.fsencode(text))
@@ -75,16 +76,6 @@ def _append(environment: Environment, environ: Mapping[str, str]) -> None:
             )
     # The runner keeps PATH itself and prepends each line of GITHUB_PATH, so the last line comes first.
     variables = {name: value for name, value in environment.variables.items() if name != "PATH"}
-    _write(Path(str(files["GITHUB_ENV"])), github(variables), append=True)
+    write_named(Path(str(files["GITHUB_ENV"])), github(variables), append=True)
     entries = "".join(f"{entry}\n" for entry in reversed(environment.path_entries))
-    _write(Path(str(files["GITHUB_PATH"])), entries, append=True)
-
-
-def _write(path: Path, text: str, *, append: bool = False) -> None:
-    try:
-        with path.open("ab" if append else "wb") as stream:
-            stream.write(os.fsencode(text))
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", remedy="name a file that you may write"
-        ) from error
+    write_named(Path(str(files["GITHUB_PATH"])), entries, append=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UsageError
+from provisioning.base.files import write_named
 from provisioning.base.findings import Metric, Report, StageRun
 from provisioning.base.settings import Selection, add_selection, selection_of
 
@@ -172,8 +173,7 @@ def _annotate(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
     if wanted == "console":
         sys.stdout.write(rendering.github_annotations(report))
     if summary := environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(summary).open("a", encoding="utf-8") as stream:
-            stream.write(rendering.markdown([report]))
+        write_named(Path(summary), rendering.markdown([report]), append=True)
 
 
 def _catalogue() -> str:
