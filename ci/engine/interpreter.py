@@ -135,7 +135,8 @@ def touched() -> dict[str, Any]:
     and for each directory of the search path the top-level names that it must not offer."""
     opened, changed = {}, []
     names = {*_opened, *_module_files(), *_libraries()}
-    for name in sorted(names | set(filter(None, map(source_of, names)))):
+    # The source of bytecode decides; the bytecode itself may have been written just now.
+    for name in sorted({source_of(each) or each for each in names}):
         path = os.path.abspath(name)
         if path.startswith(IGNORED) or not os.path.isfile(path):
             continue
@@ -254,11 +255,16 @@ def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
 
 def names_of(environ: Iterable[str]) -> str:
     """The digest of the names of all variables."""
-    return digest_of_value("\0".join(sorted({*environ} - VOLATILE)))
+    return digest_of_value("\0".join(sorted(_lasting(environ))))
+
+
+def _lasting(environ: Iterable[str]) -> set[str]:
+    """Without our own, some of which differ from run to run."""
+    return {name for name in environ if name not in VOLATILE and not name.startswith("QNN_CI_")}
 
 
 def _note_all() -> None:
-    for name in _initial.keys() - VOLATILE:
+    for name in _lasting(_initial):
         _read.setdefault(name, digest_of_value(_initial[name]))
     _read.setdefault(ALL, names_of(_initial))
 

@@ -283,7 +283,7 @@ class _State:
         return " ".join(
             f"{each}={digest_of_value(self._environ[each])[:16]}"
             for each in sorted(names)
-            if each not in places and not each.startswith("QNN_CI_") and len(each) > 2
+            if each not in places and not each.startswith("QNN_CI_") and len(each) > 3
         )
 
     def _program(self, name: str) -> str:

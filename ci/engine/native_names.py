@@ -10,7 +10,7 @@ from pathlib import Path
 
 from provisioning.base.files import replace_text
 
-_NAME = re.compile(rb"\0([A-Z][A-Z0-9_]{2,63})(?=\0)")
+_NAME = re.compile(rb"\0([A-Z][A-Z0-9_]{3,63})(?=\0)")
 
 
 def is_native(path: str) -> bool:

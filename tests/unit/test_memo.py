@@ -429,6 +429,23 @@ def test_work_is_done_again_when_it_changes(what: str, place: Place) -> None:
     assert place.do() == (second, "")
 
 
+def test_a_child_process_depends_on_no_variable_of_ours(place: Place) -> None:
+    place.write("net.py", "from subprocess import getoutput\ndef work(): return getoutput('echo 1')")
+    for run in ("one", "two"):
+        place.environ["QNN_CI_RUN"] = run
+        place.worker = start(place.store / "logs", place.environ)
+        why = place.do()[1]
+        place.worker.end()
+    assert why == ""
+
+
+def test_any_free_port_is_no_use_of_the_network(place: Place) -> None:
+    """As urllib3 looks for IPv6 when it is imported."""
+    place.write("net.py", "import socket\ndef work(): socket.socket().bind(('127.0.0.1', 0))")
+    place.do()
+    assert place.do()[1] == ""
+
+
 def test_two_clones_share_what_is_equal_and_nothing_that_differs(place: Place, tmp_path: Path) -> None:
     other = Place(tmp_path / "other", place.store, place.worker)
     for each in (place, other):
