@@ -133,7 +133,8 @@ def begin() -> None:
 def touched() -> dict[str, Any]:
     """Since `begin`: variables, the files of modules, opened files and loaded libraries with their stamps,
     and for each directory of the search path the top-level names that it must not offer."""
-    opened, changed = {}, []
+    opened: dict[str, list[int]] = {}
+    changed = []
     names = {*_opened, *_module_files(), *_libraries()}
     # The source of bytecode decides; the bytecode itself may have been written just now.
     for name in sorted({source_of(each) or each for each in names}):
@@ -145,7 +146,7 @@ def touched() -> dict[str, Any]:
             continue
         info = os.stat(path)
         opened[path] = list(stamp_of(info))
-        if max(info.st_ctime, info.st_mtime) > _began and not as_installed(path):
+        if max(info.st_ctime, info.st_mtime) > _began:
             changed.append(path)
     return {
         "opened": opened,
@@ -153,7 +154,7 @@ def touched() -> dict[str, Any]:
         "unoffered": unoffered(sys.path, _homes(), _absent_modules),
         "queries": _queries_made(),
         "listed": {folder: listing_of(folder) for folder in _package_folders()},
-        "unseen": [f"{path} changed while it was read" for path in changed],
+        "suspect": changed,
     }
 
 

@@ -139,6 +139,8 @@ class Touched:
     unoffered: dict[str, list[str]] = field(default_factory=dict)
     queries: dict[str, list[str]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
+    suspect: list[str] = field(default_factory=list)
+    """Of the opened: those that may have changed while they were read."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Touched:
@@ -146,7 +148,8 @@ class Touched:
         opened = {path: (each[0], each[1], each[2], each[3]) for path, each in data.get("opened", {}).items()}
         names = ("digests", "looked", "listed", "environment", "unoffered", "queries")
         rest = {name: dict(data.get(name, {})) for name in names}
-        return cls(opened=opened, unseen=list(data.get("unseen", ())), **rest)
+        unseen, suspect = list(data.get("unseen", ())), list(data.get("suspect", ()))
+        return cls(opened=opened, unseen=unseen, suspect=suspect, **rest)
 
     def __or__(self, later: Touched) -> Touched:
         """Of work in two steps; the first touch of each thing counts."""
@@ -159,6 +162,7 @@ class Touched:
             later.unoffered | self.unoffered,
             later.queries | self.queries,
             [*self.unseen, *later.unseen],
+            [*self.suspect, *later.suspect],
         )
 
 
@@ -168,11 +172,17 @@ class Digests:
     def __init__(self, store: Path) -> None:
         self._path = store / "cache" / "memo" / "digests.json"
         self._known: dict[str, list[Any]] = {}
+        self._first: dict[str, str] = {}
         self._changed = False
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
             if isinstance(known, dict):
-                self._known = known
+                self._known = {path: each for path, each in known.items() if isinstance(each, list)}
+                self._first = {path: str(each[4]) for path, each in self._known.items()}
+
+    def earlier(self, path: str) -> str:
+        """The digest that was known of a file when this memory was opened, or when it was first asked for."""
+        return self._first.get(path, "")
 
     def of(self, path: str) -> tuple[str, Stamp]:
         """Raises OSError for what is not a file that can be read."""
@@ -183,6 +193,7 @@ class Digests:
         digest = hash_file(Path(path))
         if stamp_of(os.stat(path)) != stamp:
             raise OSError(f"{path} changed while it was read")
+        self._first.setdefault(path, digest)
         if not is_young(stamp):
             # Put last, as the most recently used.
             self._known.pop(path, None)
@@ -464,15 +475,20 @@ class Memo:
     def _inputs(self, touched: Touched, reasons: list[str], own: tuple[str, ...]) -> Iterator[Input]:
         name, today = self.roots.name, self._today()
         folders: dict[str, None] = {}
+        suspect = set(touched.suspect)
         for path, stamp in touched.opened.items():
             if path.startswith(own) or path.endswith(ENTRY_POINTS) or source_of(path) in touched.opened:
                 continue
+            earlier = self._digests.earlier(path)
             try:
                 digest, now = self._digests.of(path)
             except OSError:
                 reasons.append(f"{path} is gone since it was read")
                 return
-            moved = now != stamp and not (now[:2] == stamp[:2] and now[3] == stamp[3] and as_installed(path))
+            moved = now != stamp or path in suspect
+            if moved and now[:2] == stamp[:2] and now[3] == stamp[3]:
+                # A hard link that somebody makes moves a file's ctime, and changes nothing.
+                moved = digest not in (earlier, touched.digests.get(path)) and not as_installed(path)
             if moved or touched.digests.get(path, digest) != digest:
                 reasons.append(f"{path} changed while it was read")
                 return

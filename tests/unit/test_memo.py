@@ -738,6 +738,23 @@ def test_variables_that_native_code_reads_are_in_keys_and_places_are_not() -> No
     assert native_variables(environ) == {"LD_PRELOAD": "x.so", "QNN_LOG": "5"}
 
 
+@pytest.mark.parametrize("change", ["a hard link", "an edit"])
+def test_a_hard_link_made_during_the_work_is_no_change(change: str, place: Place) -> None:
+    path = place.write("w.bin", "1")
+    place.write("other.py", "def work(): return open('HERE/w.bin').read()")
+    act = (
+        "os.link('HERE/w.bin', 'HERE/link')"
+        if change == "a hard link"
+        else "open('HERE/w.bin', 'r+').write('2')"
+    )
+    place.write("net.py", f"import os, other\ndef work():\n text = other.work()\n {act}\n return text")
+    place.do("other")
+    times = path.stat()
+    why = place.do()[1]
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert ("changed while it was read" in why) == (change == "an edit")
+
+
 def test_work_that_reads_a_named_pipe_is_not_remembered(place: Place) -> None:
     os.mkfifo(place.folder / "pipe")
     place.write("net.py", "import os\ndef work(): os.open('HERE/pipe', os.O_RDONLY | os.O_NONBLOCK)")
