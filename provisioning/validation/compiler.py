@@ -74,7 +74,9 @@ def known_faults(context: Context) -> Iterator[Problem]:
     builds = {id_.removeprefix("v") for library in holders_of_build_ids(context) for id_ in library.build_ids}
     versions = {("qnn", ".".join(build.split(".")[:3])) for build in builds}
     installed = context.host.packages.get("executorch") if context.host else None
-    versions.add(("executorch", (installed or context.profile.packages["executorch"]).partition("+")[0]))
+    if "executorch" in context.profile.packages:
+        executorch = installed or context.profile.packages["executorch"]
+        versions.add(("executorch", executorch.partition("+")[0]))
     for product, version in sorted(versions):
         if faults := faults_of(product, version):
             ids = ", ".join(fault.id for fault in faults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from ci.device.bundle import checks, contents, manifest, scripts
@@ -13,12 +14,12 @@ from ci.device.bundle.signatures import signature_findings
 from ci.engine.dist import RUNNER
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
-from provisioning.base.settings import ROOT, Selection
+from provisioning.base.settings import ROOT, WINDOWS, Selection
 from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 from provisioning.manifest import soc_named
 
-TARGETS = ("aarch64-android", "aarch64-linux")
+TARGETS = ("aarch64-android", "aarch64-linux", WINDOWS)
 
 
 def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
@@ -27,6 +28,9 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
         raise UsageError(
             f"bundles are for devices: expected --target {' or '.join(TARGETS)}, found {selection.target}"
         )
+    if selection.target == WINDOWS:
+        _assemble_windows(args, selection, stage)
+        return
     if args.root and not args.lpai:
         raise UsageError("--root is about LPAI's skel, and --lpai is missing", remedy="add --lpai")
     if args.root and not args.root.is_file():
@@ -51,18 +55,66 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     if signed_items := [item.path for item in items if item.kind == "signed"]:
         stage.findings += signature_findings(signed_items, args.root)
     stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
+    places = [*(item.place for item in items), scripts.RUN]
+    texts = {
+        scripts.RUN: scripts.run_script(selection.target, runner),
+        scripts.PUSH: scripts.push_script(selection.target, places),
+    }
+    _write(args, items, selection, stage, texts, runner)
+
+
+def _assemble_windows(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    """The folder that an application with ONNX Runtime ships."""
+    unused = {
+        "--lpai": args.lpai,
+        "--root": args.root,
+        "--runner": args.runner,
+        "--dist": args.dist,
+        "--signed": args.signed,
+    }
+    if named := [flag for flag, value in unused.items() if value]:
+        raise UsageError(
+            f"{', '.join(named)}: not for {WINDOWS}, where the application itself is the runner",
+            remedy=f"leave out {' '.join(named)}",
+        )
+    soc = soc_named(selection.soc)
+    models = contents.windows_models(args.models)
+    sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
+    items = [*contents.windows_items(sdk, soc, models), *contents.file_items(args.file)]
+    stage.findings += checks.check_windows(items, models, selection.soc, soc)
+    if any(item.kind == contents.CATALOGUE for item in items):
+        stage.findings += signature_findings([item.path for item in items if item.kind == contents.DSP], None)
+    stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
+    _write(args, items, selection, stage, {}, "")
+
+
+def _write(
+    args: argparse.Namespace,
+    items: list[Item],
+    selection: Selection,
+    stage: StageRun,
+    texts: Mapping[str, str],
+    runner: str,
+) -> None:
     if any(finding.severity is Severity.ERROR for finding in stage.findings):
         return
     into = (args.output or ROOT / "dist" / "bundles" / f"{selection.target}-{selection.soc}").absolute()
-    bundle = write(items, into, selection, checks.sdk_build(items), runner)
+    bundle = write(items, into, selection, checks.sdk_build(items), runner, texts)
     stage.artifacts += [
         Artifact(file.kind, str(into / file.path), file.sha256, file.size) for file in bundle.files
     ]
 
 
-def write(items: list[Item], into: Path, selection: Selection, build_id: str, runner: str) -> manifest.Bundle:
+def write(
+    items: list[Item],
+    into: Path,
+    selection: Selection,
+    build_id: str,
+    runner: str,
+    texts: Mapping[str, str],
+) -> manifest.Bundle:
     """Replace an older bundle in one step. Raises UsageError if `into` holds anything else."""
-    is_bundle = all((into / name).is_file() for name in (scripts.RUN, manifest.NAME))
+    is_bundle = all((into / name).is_file() for name in (*texts, manifest.NAME))
     if into.exists() and any(into.iterdir()) and not is_bundle:
         raise UsageError(f"{into} is not empty, and no bundle", remedy="name another folder with --output")
     part = into.with_name(f".{into.name}.part-{os.getpid()}")
@@ -73,13 +125,12 @@ def write(items: list[Item], into: Path, selection: Selection, build_id: str, ru
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(item.path, to)
             to.chmod(0o755 if item.kind == "runner" else 0o644)
-        places = [*(item.place for item in items), scripts.RUN]
-        (part / scripts.RUN).write_text(scripts.run_script(selection.target, runner), encoding="utf-8")
-        (part / scripts.PUSH).write_text(scripts.push_script(selection.target, places), encoding="utf-8")
-        for name in (scripts.RUN, scripts.PUSH):
+        for name, text in texts.items():
+            (part / name).write_text(text, encoding="utf-8")
             (part / name).chmod(0o755)
         files = [_file(part, item.kind, item.place) for item in items]
-        files.append(_file(part, "script", scripts.RUN))
+        if scripts.RUN in texts:
+            files.append(_file(part, "script", scripts.RUN))
         bundle = manifest.Bundle(
             selection.target, selection.soc, selection.profile, build_id, tuple(files), runner
         )

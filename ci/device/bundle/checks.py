@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ci.device.bundle.contents import BACKEND, DSP, LPAI, QNN, Item, Model
+from ci.device.bundle.contents import BACKEND, CATALOGUE, DSP, LPAI, QNN, Item, Model
 from ci.suites.programs.against_sdk import version
 from ci.suites.programs.program import Program
-from provisioning import elf
+from provisioning import elf, pe
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Finding, Severity
 from provisioning.build_id import build_ids
@@ -27,6 +27,39 @@ def check(
     return findings
 
 
+def check_windows(items: Sequence[Item], models: Sequence[Model], soc_name: str, soc: Soc) -> list[Finding]:
+    findings = [*_machines(items, soc), *_one_build(items), *_catalogue(items, soc)]
+    findings += [finding for model in models for finding in _model(model, items, soc_name, soc)]
+    findings.append(
+        _finding(
+            "skel-path",
+            next(item.path for item in items if item.kind == DSP),
+            "Windows looks for the skel in ADSP_LIBRARY_PATH, and not beside a QnnHtp.dll that Python loads; "
+            "without it 0x80000406 and 3110 follow, and the model runs on the CPU with no error "
+            "(onnxruntime-qnn 593)",
+            "set ADSP_LIBRARY_PATH to this folder on the device before the session is created",
+            Severity.NOTE,
+        )
+    )
+    return findings
+
+
+def _catalogue(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
+    if any(item.kind == CATALOGUE for item in items):
+        return
+    known = soc.arch in tables.libraries().targets["aarch64-windows"].catalogue_arches
+    skel = next(item.path for item in items if item.kind == DSP)
+    yield _finding(
+        "catalogue",
+        skel,
+        "no catalogue signs it"
+        if known
+        else f"no catalogue signs it, as no build that was seen has one for V{soc.arch}",
+        "provision it with its catalogue: nox -s provision -- --target aarch64-windows",
+        Severity.WARNING if known else Severity.NOTE,
+    )
+
+
 def sdk_build(items: Sequence[Item]) -> str:
     """The build id of the bundle's QNN libraries; empty without QNN."""
     builds = sorted({each for item in items if item.kind == QNN for each in build_ids(item.path)})
@@ -41,7 +74,10 @@ def _finding(
 
 def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
     for item in items:
-        if item.kind in ("model", "file"):
+        if item.kind in ("model", "context", "catalogue", "file"):
+            continue
+        if item.path.suffix == pe.SUFFIX:
+            yield from _windows_machine(item)
             continue
         on_dsp = item.kind in (DSP, "signed")
         wanted = elf.Elf(bits=32 if on_dsp else 64, machine=elf.HEXAGON if on_dsp else elf.AARCH64, flags=0)
@@ -65,6 +101,17 @@ def _machines(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
                 f"expected a library for Hexagon v{soc.arch}, found one for v{header.arch}",
                 f"take the one of lib/hexagon-v{soc.arch}/unsigned",
             )
+
+
+def _windows_machine(item: Item) -> Iterator[Finding]:
+    remedy = "take it from the win_arm64 wheel: nox -s provision -- --target aarch64-windows"
+    try:
+        library = pe.read(item.path)
+    except pe.BrokenPe as error:
+        yield _finding("elf", item.path, error.reason, "provision it again")
+        return
+    if library.machine != pe.ARM64:
+        yield _finding("machine", item.path, f"expected Arm64, found {library.machine_name}", remedy)
 
 
 def _one_build(items: Sequence[Item]) -> Iterator[Finding]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.engine.dist import RUNNER
+from ci.suites.programs.compiled_onnx import CompiledModel, read_model
 from ci.suites.programs.program import Context, Program
 from ci.suites.programs.program import read as read_program
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact
-from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, Selection
+from provisioning.base.settings import DEFAULT_PROFILE, OFFICIAL_PROFILE, WINDOWS, Selection
 from provisioning.manifest import Soc
 from provisioning.validation import tables
 
@@ -26,11 +27,15 @@ LPAI = "lpai"
 
 QNN = "qnn"
 DSP = "dsp"
+CATALOGUE = "catalogue"
+PROVIDER = "onnxruntime_providers_qnn.dll"
+"""ONNX Runtime's own library for QNN, of the same wheel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """`kind`: runner, library (of ExecuTorch), qnn (of the SDK), dsp (for Hexagon), signed, model, file."""
+    """`kind`: runner, library (of ExecuTorch or ONNX Runtime), qnn (of the SDK), dsp (for Hexagon), signed,
+    catalogue, model, context, file."""
 
     kind: str
     path: Path
@@ -40,25 +45,27 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Model:
     path: Path
-    contents: Program | Context
+    contents: Program | Context | CompiledModel
 
     @property
     def contexts(self) -> tuple[Context, ...]:
         if isinstance(self.contents, Context):
             return (self.contents,)
+        if isinstance(self.contents, CompiledModel):
+            return tuple(self.contents.contexts)
         return tuple(each.context for each in self.contents.delegates if each.context)
 
     @property
     def for_qnn(self) -> bool:
         contents = self.contents
-        return isinstance(contents, Context) or any(
+        return not isinstance(contents, Program) or any(
             each.options or each.context for each in contents.delegates
         )
 
     @property
     def processors(self) -> frozenset[str]:
         """What its delegates run on, as far as the program names it: htp, gpu, lpai."""
-        if isinstance(self.contents, Context):
+        if not isinstance(self.contents, Program):
             return frozenset()
         return frozenset(each.options.processor for each in self.contents.delegates if each.options)
 
@@ -73,6 +80,36 @@ class Model:
 def read_models(paths: Sequence[Path]) -> list[Model]:
     _names_differ("models", paths)
     return [Model(path, read_program(path)) for path in paths]
+
+
+def windows_models(paths: Sequence[Path]) -> list[Model]:
+    """Models that ONNX Runtime compiled: nothing else runs them there."""
+    for path in paths:
+        if path.suffix != ".onnx":
+            raise UsageError(
+                f"{path}: on {WINDOWS} ONNX Runtime runs models, and ExecuTorch has no QNN backend there",
+                remedy="python -m ci onnx compile MODEL.onnx, and name its MODEL_ctx.onnx",
+            )
+    _names_differ("models", paths)
+    return [Model(path, read_model(path)) for path in paths]
+
+
+def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Item]:
+    """One flat folder: the DLLs, the skel of the chip and its catalogue, the models and their contexts."""
+    for item in qnn_items(sdk, WINDOWS, soc):
+        yield Item(item.kind, item.path, item.path.name)
+    provider = library_folder(sdk, WINDOWS) / PROVIDER
+    if provider.is_file():
+        yield Item("library", provider, provider.name)
+    for name in tables.libraries().targets["aarch64-windows"].catalogues:
+        path = sdk / "lib" / name.format(arch=soc.arch)
+        if path.is_file():
+            yield Item(CATALOGUE, path, path.name)
+    for model in models:
+        yield Item("model", model.path, model.path.name)
+        if isinstance(model.contents, CompiledModel):
+            for name in model.contents.files:
+                yield Item("context", model.path.parent / name, name)
 
 
 def file_items(paths: Sequence[Path]) -> list[Item]:

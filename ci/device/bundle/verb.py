@@ -13,13 +13,20 @@ EXAMPLES = """\
   nox -s bundle -- --soc SM8750 --target aarch64-android model.pte
   nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
   nox -s bundle -- --soc SM8850 --target aarch64-android --lpai model.pte
+  nox -s bundle -- --profile wheels-2.51 --soc SC8380XP --target aarch64-windows out/model_ctx.onnx
   nox -s bundle -- --soc SM8750 --target aarch64-android --runner llama_main --file tokenizer.bin llama.pte
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.pte", help="programs to run there")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        type=Path,
+        metavar="MODEL",
+        help="programs (.pte); for Windows, what `onnx compile` wrote",
+    )
     parser.add_argument(
         "--dist", type=Path, metavar="DIR", help="the build that the runner is taken from [dist/TARGET]"
     )

@@ -1,0 +1,199 @@
+"""Windows on Snapdragon with Qualcomm's real files of three QNN builds, and their real signatures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioning import catalogue as catalogues
+from provisioning.base.settings import ROOT, Selection, reports_path, store_path
+from provisioning.environment import resolve
+from tests.support import chains
+from tests.support.builds import run_stage
+from tests.support.onnx_models import context_model
+
+pytestmark = pytest.mark.heavy
+
+WINDOWS = "aarch64-windows"
+PROFILES = {"wheels-2.37": "SC8380XP", "wheels": "SC8380XP", "wheels-2.51": "SC8480XP"}
+
+
+@pytest.fixture(scope="module")
+def sdks() -> dict[str, Path]:
+    """The provisioned tree of each build."""
+    trees = {}
+    for profile in PROFILES:
+        command = [sys.executable, "-m", "provisioning", "provision", "--profile", profile]
+        subprocess.run([*command, "--target", WINDOWS], cwd=ROOT, check=True, timeout=1800)
+        selection = Selection(profile, WINDOWS, "SC8380XP", store_path(), reports_path())
+        trees[profile] = resolve(selection, {}).root("qnn-sdk").path
+    return trees
+
+
+def skel_of(sdk: Path, arch: int = 73) -> Path:
+    return sdk / "lib" / f"hexagon-v{arch}" / "unsigned" / f"libQnnHtpV{arch}Skel.so"
+
+
+@pytest.fixture
+def pair(sdks: dict[str, Path], tmp_path: Path) -> Path:
+    """A folder with the skel and the catalogue of QNN 2.37.1."""
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    for path in (skel_of(sdks["wheels-2.37"]), skel_of(sdks["wheels-2.37"]).with_name("libqnnhtpv73.cat")):
+        shutil.copyfile(path, folder / path.name)
+    return folder
+
+
+def verify(path: Path, reports: Path, *flags: str | Path) -> tuple[int, str, dict[str, str]]:
+    """(exit code, who signed, the failed or unchecked parts and what they say)."""
+    words = [str(word) for word in ("verify", path, "--json", "--reports", reports, *flags)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ci", "signing", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    (one,) = json.loads(done.stdout)["files"]
+    bad = {check["part"]: check["message"] for check in one["checks"] if check["status"] == "failed"}
+    return done.returncode, one["signer"], bad
+
+
+@pytest.mark.parametrize(("profile", "arch"), [("wheels-2.37", 73), ("wheels", 73), ("wheels", 81)])
+def test_a_catalogue_signs_the_skel_of_its_build(
+    sdks: dict[str, Path], tmp_path: Path, profile: str, arch: int
+) -> None:
+    skel = skel_of(sdks[profile], arch)
+    assert verify(skel, tmp_path) == (0, "known", {})
+    assert verify(skel.with_name(f"libqnnhtpv{arch}.cat"), tmp_path) == (0, "known", {})
+
+
+def test_every_other_skel_beside_a_catalogue_is_told_apart(
+    sdks: dict[str, Path], pair: Path, tmp_path: Path
+) -> None:
+    catalogue, skel = pair / "libqnnhtpv73.cat", pair / "libQnnHtpV73Skel.so"
+    content = bytearray(skel.read_bytes())
+    content[len(content) // 2] ^= 1
+    skel.write_bytes(content)
+    code, signer, bad = verify(catalogue, tmp_path)
+    assert (code, signer, list(bad)) == (1, "damaged", ["files"]) and "it was changed" in bad["files"]
+    shutil.copyfile(skel_of(sdks["wheels-2.51"]), skel)
+    code, signer, bad = verify(catalogue, tmp_path)
+    assert (code, signer) == (1, "damaged") and "another build, v2.51.0" in bad["files"]
+    shutil.copyfile(skel_of(sdks["wheels-2.37"]), skel)
+    skel.rename(pair / "libSkel.so")
+    assert verify(catalogue, tmp_path)[2].keys() == {"name"}
+    (pair / "libSkel.so").unlink()
+    assert verify(catalogue, tmp_path)[0] == 1
+    assert verify(catalogue, tmp_path, "--allow-unchecked", "files")[:2] == (0, "known")
+
+
+def test_a_chain_under_another_root_is_an_unknown_signer(pair: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root.pem"
+    root.write_bytes(chains.signer().root_pem)
+    code, signer, bad = verify(pair / "libqnnhtpv73.cat", tmp_path, "--root", root)
+    assert (code, signer) == (1, "unknown") or (code, signer, set(bad)) == (
+        1,
+        "damaged",
+        {"root", "time stamp"},
+    )
+
+
+def test_without_its_time_stamp_an_expired_certificate_no_longer_counts(pair: Path, tmp_path: Path) -> None:
+    from asn1crypto import cms
+
+    catalogue = pair / "libqnnhtpv73.cat"
+    content = cms.ContentInfo.load(catalogue.read_bytes())
+    content["content"]["signer_infos"][0]["unsigned_attrs"] = None
+    catalogue.write_bytes(content.dump(force=True))
+    code, signer, bad = verify(catalogue, tmp_path)
+    assert (code, signer, set(bad)) == (1, "known", {"validity"})
+    assert verify(catalogue, tmp_path, "--at", "2025-09-01")[:2] == (0, "known")
+
+
+def test_no_flipped_bit_of_a_catalogue_changes_what_it_says(pair: Path) -> None:
+    whole = (pair / "libqnnhtpv73.cat").read_bytes()
+    good = catalogues.parse(whole)
+    for at in range(7, len(whole), 61):
+        content = bytearray(whole)
+        content[at] ^= 1 << at % 8
+        try:
+            other = catalogues.parse(bytes(content))
+        except catalogues.Damaged:
+            continue
+        if not list(catalogues.problems(other, catalogues.pinned_roots())):
+            assert other.members == good.members and other.time_stamp is not None, at
+
+
+def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple[str, str]]]:
+    """(exit code, the rule and file of each error)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "provisioning", "validate", "--reports", str(reports), *flags],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        capture_output=True,
+        check=False,
+    )
+    report = json.loads((reports / "validate.json").read_text(encoding="utf-8"))
+    findings = [each for each in report["findings"] if each["severity"] == "error"]
+    return done.returncode, {(each["rule"], Path(each["subject"]).name) for each in findings}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str) -> None:
+    flags = ("--profile", profile, "--target", WINDOWS, "--soc", PROFILES[profile])
+    assert validate(tmp_path, *flags) == (0, set())
+
+
+@pytest.mark.parametrize(
+    ("place", "rules"),
+    [
+        ("lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so", {"qnn-build-id", "one-build-id", "skel-catalogue"}),
+        ("lib/aarch64-windows-msvc/QnnHtpV73Stub.dll", {"qnn-build-id", "one-build-id"}),
+    ],
+)
+def test_a_file_of_another_build_is_named(
+    sdks: dict[str, Path], tmp_path: Path, place: str, rules: set[str]
+) -> None:
+    mixed = tmp_path / "sdk"
+    shutil.copytree(sdks["wheels"], mixed, copy_function=os.link)
+    (mixed / place).parent.chmod(0o755)
+    (mixed / place).unlink()
+    shutil.copyfile(sdks["wheels-2.37"] / place, mixed / place)
+    code, errors = validate(
+        tmp_path, "--target", WINDOWS, "--soc", "SC8380XP", QNN_SDK_ROOT=str(mixed), QNN_CI_PROFILE="wheels"
+    )
+    assert (code, errors) == (1, {(rule, Path(place).name) for rule in rules})
+
+
+def test_what_a_profile_of_windows_alone_lacks_is_said_with_what_is_nearest(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "provisioning", "validate", "--profile", "wheels-2.37"],
+        cwd=ROOT,
+        env={**os.environ, "QNN_CI_STORE": str(tmp_path / "store"), "QNN_CI_REPORTS": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3 and "compiles on x86" in done.stderr and "qnn-2.37" in done.stderr
+
+
+def test_a_bundle_is_the_folder_that_an_application_ships(sdks: dict[str, Path], tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    model = context_model(
+        tmp_path / "out", build_id="v2.49.40.260810104044", soc=60, arch=73, location="model_qnn.bin"
+    )
+    flags = ("--target", WINDOWS, "--soc", "SC8380XP", "-o", bundle, "--reports", tmp_path)
+
+    def rules(*more: str | Path) -> tuple[int, set[str]]:
+        done = run_stage("bundle", *flags, *more, model, environ={})
+        report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
+        return done.returncode, {f"{each['rule']} {each['severity']}" for each in report["findings"]}
+
+    assert rules() == (0, {"bundle-skel-path note", "signing.signer-known note"})
+    names = {path.name for path in bundle.iterdir()}
+    assert names >= {"QnnHtp.dll", "QnnHtpV73Stub.dll", "libQnnHtpV73Skel.so", "libqnnhtpv73.cat"}
+    assert names >= {"model_ctx.onnx", "model_qnn.bin", "manifest.json", "onnxruntime_providers_qnn.dll"}
+    assert "bundle-model-sdk error" in rules("--profile", "wheels-2.37")[1]
