@@ -89,14 +89,13 @@ def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
 
 
 @dataclass(frozen=True)
-class Lowering:
-    """The compilation of one program."""
+class ProgramTask:
+    """The fields that compiling and running one program share as tasks of the engine."""
 
     program: Program
     key: Mapping[str, Metric]
     memo: Memo
     cost: Job
-    logs: Path
 
     @property
     def name(self) -> str:
@@ -105,6 +104,13 @@ class Lowering:
     @property
     def group(self) -> str:
         return self.program.name
+
+
+@dataclass(frozen=True)
+class Lowering(ProgramTask):
+    """The compilation of one program."""
+
+    logs: Path
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         folder = shared["folder"] = self.memo.scratch()

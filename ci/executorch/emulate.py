@@ -13,11 +13,11 @@ from typing import Any
 
 from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo, Touched
+from ci.engine.memo import Touched
 from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
-from ci.executorch.compile import LOG, PROGRAM, memos_of, search_key
+from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
 from ci.executorch.judge import costs_of, failure_finding, missing_kernels, repeat
 from ci.executorch.stage import Plan, identity, plan_of, print_list
 from ci.executorch.suite import SUITES, Program
@@ -34,25 +34,13 @@ RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(ProgramTask):
     """One program on the emulator."""
 
-    program: Program
     compiled: Result
-    memo: Memo
-    key: Mapping[str, Metric]
-    cost: Job
     runner: Path
     folder: Path
     """Everything of this run, for a look if it is refused."""
-
-    @property
-    def name(self) -> str:
-        return self.program.name
-
-    @property
-    def group(self) -> str:
-        return self.program.name
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         assert self.compiled.folder is not None
@@ -135,7 +123,7 @@ def measure(
         }
         recorded = plan.baseline(program).of(name)
         cost = Job(name, (recorded.run_seconds if recorded else None) or RUN_SECONDS, RUN_MEMORY)
-        tasks.append(Run(program, each, memo, key, cost, runner, plan.settings.logs / name))
+        tasks.append(Run(program, key, memo, cost, each, runner, plan.settings.logs / name))
 
     def worker(threads: int, count: int) -> Worker:
         return Worker(
