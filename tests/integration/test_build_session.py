@@ -66,7 +66,7 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPro
     return nox(tmp_path_factory.mktemp("nothing"), "build_android", "test_emulator", environ={})
 
 
-def test_with_nothing_there_all_that_lacks_is_told_at_once_with_the_command_that_brings_it(
+def test_with_nothing_there_all_that_lacks_is_reported_at_once_with_the_command_that_brings_it(
     nothing: subprocess.CompletedProcess[str],
 ) -> None:
     said = nothing.stdout + nothing.stderr

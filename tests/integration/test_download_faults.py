@@ -139,7 +139,7 @@ def on_a_disk(folder: Path, options: str) -> list[str]:
     return []
 
 
-def test_a_disk_that_fills_up_is_told_with_what_is_needed(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_is_reported_with_what_is_needed(tmp_path: Path) -> None:
     # Where no disk may be mounted, a limit on the size of files stops the writes in the same place.
     before = on_a_disk(tmp_path, "size=1m") or ["prlimit", "--fsize=1000000"]
     with FileServer(BODY, usual=Reply(chunked=True)) as server:
@@ -162,7 +162,7 @@ def test_what_a_full_disk_stopped_goes_on_when_there_is_space(tmp_path: Path) ->
     assert server.requests[1].headers["range"] == "bytes=1000000-"
 
 
-def test_a_read_only_disk_is_told(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_reported(tmp_path: Path) -> None:
     before = on_a_disk(tmp_path, "ro")
     account = "" if before else forbidden(tmp_path)
     with FileServer(BODY) as server:

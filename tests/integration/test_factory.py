@@ -101,13 +101,13 @@ def test_a_factory_may_import_when_it_is_called(folder: Path) -> None:
     assert make("qnn_ci_net:imports", {}, folder).model.in_features == 4
 
 
-def test_a_model_in_training_mode_is_put_into_eval_and_that_is_said(folder: Path) -> None:
+def test_a_model_in_training_mode_is_put_into_eval_with_a_warning(folder: Path) -> None:
     loaded = make("qnn_ci_net:training", {}, folder)
     assert not loaded.model.training and [rule for rule, _ in loaded.notes] == ["training-mode"]
     assert not make("qnn_ci_net:good", {}, folder).notes
 
 
-def test_beside_a_fixed_sample_others_are_drawn_and_that_is_said(folder: Path) -> None:
+def test_beside_a_fixed_sample_others_are_drawn_with_a_warning(folder: Path) -> None:
     loaded = make("qnn_ci_net:fixed", {}, folder)
     first, again, other = loaded.sample(0), loaded.sample(0), loaded.sample(factory.CALIBRATION_SEED)
     assert torch.equal(first[0], torch.arange(4.0)) and first[0].data_ptr() != again[0].data_ptr()

@@ -158,7 +158,7 @@ def test_an_operator_on_the_cpu_is_named_with_line_reason_and_way_out(reports: d
     assert found["lowering-delegates"].message == "expected 1 delegates, found 2"
 
 
-def test_a_model_that_became_dearer_is_named_with_the_bytes(reports: dict[str, Report]) -> None:
+def test_a_model_that_costs_more_is_named_with_the_bytes(reports: dict[str, Report]) -> None:
     found = {finding.rule: finding for finding in _errors(reports["test_lowering"], "dearer")}
     assert {"cost-ddr-read", "cost-pte-bytes"} <= set(found)
     assert "in the baseline), found" in found["cost-ddr-read"].message

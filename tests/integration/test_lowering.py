@@ -71,11 +71,11 @@ class TestBadInput:
         (finding,) = [each for each in done.report.findings if each.subject.startswith(f"{case}/")]
         assert says in finding.message
 
-    def test_where_a_factory_raises_is_said(self, done: Done) -> None:
+    def test_where_a_factory_raises_is_reported(self, done: Done) -> None:
         (finding,) = [each for each in done.report.findings if each.subject.startswith("raises/")]
         assert "lowering_models.py:" in finding.message
 
-    def test_where_a_model_decides_by_a_value_is_said_in_one_line(self, done: Done) -> None:
+    def test_where_a_model_decides_by_a_value_is_reported_in_one_line(self, done: Done) -> None:
         (finding,) = [each for each in done.report.findings if each.subject.startswith("decides/")]
         assert "lowering_models.py:" in finding.message and "\n" not in finding.message
         assert "torch.where" in finding.remedy
@@ -151,7 +151,7 @@ def test_what_is_kept_of_a_program_does_not_name_the_checkout_that_compiled_it()
     assert source_of(trace) == ("ci/suites/models/operators.py:48", "return torch.erf(x)")
 
 
-def test_a_suite_with_unknown_keys_is_wrong_use(tmp_path: Path) -> None:
+def test_a_suite_with_unknown_keys_is_a_usage_error(tmp_path: Path) -> None:
     done = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"net": {"case": "colour = 1"}}))
     assert done.code == 2 and "colour" in done.err and "try:" in done.err
 

@@ -291,7 +291,7 @@ class TestRun:
         with np.load(tmp_path / "y.npz") as found:
             assert np.abs(found["y"] - expected).max() < 0.05 * np.abs(expected).max()
 
-    def test_a_changed_byte_is_told(self, copied: Path, samples: Path) -> None:
+    def test_a_changed_byte_is_reported(self, copied: Path, samples: Path) -> None:
         data = copied / "net_ctx_qnn.bin"
         content = bytearray(data.read_bytes())
         content[100] ^= 0x41
@@ -299,7 +299,7 @@ class TestRun:
         said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
         assert "was changed after it was compiled" in said
 
-    def test_without_a_record_a_context_that_cannot_be_read_is_told(
+    def test_without_a_record_a_context_that_cannot_be_read_is_reported(
         self, copied: Path, samples: Path
     ) -> None:
         (copied / "net_ctx.json").unlink()

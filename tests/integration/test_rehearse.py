@@ -47,7 +47,7 @@ def test_the_summary_of_a_stage_is_what_github_would_show(green: Rehearsed) -> N
     assert "| delegate | " in green.jobs["gate / plan"]["summary"]
 
 
-def test_rows_that_were_not_run_are_said_to_be_left_out(green: Rehearsed) -> None:
+def test_rows_that_were_not_run_are_reported_as_left_out(green: Rehearsed) -> None:
     left_out = {f.subject for f in green.report.findings if f.rule == "rehearse.left-out"}
     assert {"gate / lint", "gate / tests"} <= left_out
 

@@ -157,7 +157,7 @@ def test_a_tag_that_is_nowhere_is_named_without_a_pin_too(upstream: Path, tmp_pa
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_server_that_refuses_is_not_called_a_network_fault(tmp_path: Path, status: int) -> None:
+def test_a_server_that_refuses_is_not_called_a_network_error(tmp_path: Path, status: int) -> None:
     with FileServer(b"", usual=Reply(status=status, body=b"no")) as server:
         source = Git.model_construct(
             type="git", url=server.url("/tree.git"), tag="v1", commit="a" * 40, submodules=True

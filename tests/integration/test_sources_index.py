@@ -87,7 +87,7 @@ def test_the_indexs_credentials_serve_for_its_files_too(
 
 
 @pytest.mark.parametrize("refusal", ["no wheel", "401", "down"])
-def test_what_fails_is_told_without_secrets(
+def test_what_fails_is_reported_without_secrets(
     refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with FileServer(b"", usual=Reply(status=401)) if refusal == "401" else serving(OTHER) as server:
@@ -113,7 +113,7 @@ def test_no_complaint_carries_a_secret(secret: str) -> None:
     assert secret not in error.message + error.output
 
 
-def test_a_file_name_that_is_none_is_the_manifests_fault(tmp_path: Path) -> None:
+def test_a_file_name_that_is_none_is_the_manifests_error(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="expected a wheel's file name"):
         source(filename="tiny.whl").fetch(tmp_path)
 

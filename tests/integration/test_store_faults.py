@@ -109,7 +109,7 @@ def test_a_kill_at_any_moment_leaves_a_store_that_is_whole_and_works(site: Site)
 
 
 @pytest.mark.timeout(300)
-def test_a_kill_during_repair_leaves_what_another_repair_mends(site: Site) -> None:
+def test_a_kill_during_repair_leaves_what_another_repair_completes(site: Site) -> None:
     assert site.run("provision").returncode == 0
     root = site.store.trees()[0].root
     moments = random.Random(5)

@@ -224,7 +224,7 @@ def test_what_the_loader_finds_is_found_and_what_it_misses_is_missing(
     assert [gap.needed for gap in gaps] == re.findall(r"(\S+) => not found", real), real
 
 
-def test_every_cut_of_a_real_library_is_told_and_none_is_taken_for_whole(tmp_path: Path) -> None:
+def test_every_cut_of_a_real_library_is_reported_and_none_is_taken_for_whole(tmp_path: Path) -> None:
     library = compiled(tmp_path, "cut")
     subprocess.run(["strip", str(library)], check=True)
     whole = library.read_bytes()

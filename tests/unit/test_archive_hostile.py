@@ -256,7 +256,7 @@ def test_two_members_for_one_destination_are_refused(tmp_path: Path) -> None:
         archive.extract(tmp_path / "a.zip", tmp_path / "out", lambda name: "same")
 
 
-def test_the_first_fault_of_many_workers_ends_them_all(tmp_path: Path) -> None:
+def test_the_first_error_of_many_workers_ends_them_all(tmp_path: Path) -> None:
     items = [
         Item("bad", b"x" * 1_000_000, crc=1),
         *(Item(f"{n}", bytes(range(256)) * 2_000) for n in range(60)),

@@ -52,7 +52,7 @@ def test_a_folder_is_used_again_for_the_same_build_and_with_other_settings(build
     assert file.exists()
 
 
-def test_a_folder_of_another_build_is_emptied_and_the_reason_told(
+def test_a_folder_of_another_build_is_emptied_and_the_reason_shown(
     build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build.run()

@@ -50,7 +50,7 @@ def test_a_good_runner_has_nothing_said_of_it(tmp_path: Path, target: str, good:
         ({"content": b"/srv/me/src/runner.cpp\0"}, "build-paths"),
     ],
 )
-def test_each_fault_of_a_linux_runner_is_said_alone(
+def test_each_error_of_a_linux_runner_is_reported_alone(
     tmp_path: Path, change: dict[str, Any], rule: str
 ) -> None:
     assert rules(tmp_path, "aarch64-linux", Library(**{**LINUX, **change})) == [rule]
@@ -65,7 +65,7 @@ def test_each_fault_of_a_linux_runner_is_said_alone(
         ({"needed": ["libc++_shared.so"]}, "build-needed"),
     ],
 )
-def test_each_fault_of_an_android_runner_is_said_alone(
+def test_each_error_of_an_android_runner_is_reported_alone(
     tmp_path: Path, change: dict[str, Any], rule: str
 ) -> None:
     assert rules(tmp_path, "aarch64-android", Library(**{**ANDROID, **change})) == [rule]
@@ -88,7 +88,7 @@ def test_what_is_built_with_it_is_there(tmp_path: Path) -> None:
     assert [each.rule for each in check(elsewhere, "aarch64-linux", "2.34", [])] == ["build-needed"]
 
 
-def test_a_file_that_is_no_elf_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_no_elf_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "runner"
     path.write_text("<html>", encoding="utf-8")
     found = check([Built("runner", path, "bin/r")], "aarch64-linux", "2.34", [])

@@ -45,7 +45,7 @@ def test_another_directory_name_is_refused_before_the_compiler_does(tmp_path: Pa
         trees.open_tree(make_tree(tmp_path, commit=False, name="et"))
 
 
-def test_an_empty_submodule_is_said_with_the_command_that_fills_it(tree: Path) -> None:
+def test_an_empty_submodule_is_reported_with_the_command_that_fills_it(tree: Path) -> None:
     text = '[submodule "prelude"]\n\tpath = third-party/prelude\n\turl = https://github.com/dvidelabs/prelude.git\n'
     (tree / ".gitmodules").write_text(text, encoding="utf-8")
     (tree / "third-party" / "prelude").mkdir()

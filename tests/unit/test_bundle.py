@@ -247,7 +247,7 @@ def signing_rules(bench: Bench, overlay: Path, *flags: str | Path) -> tuple[int,
     return code, [rule for rule in bench.rules() if rule.startswith("signing.")]
 
 
-def test_who_signed_the_skel_is_told(bench: Bench, overlay: Path) -> None:
+def test_who_signed_the_skel_is_reported(bench: Bench, overlay: Path) -> None:
     for name, signer in (("root.pem", chains.signer()), ("other.pem", chains.other_signer())):
         (bench.root / name).write_bytes(signer.root_pem)
     assert signing_rules(bench, overlay) == (0, ["signing.development-only", "signing.signer-unknown"])

@@ -75,7 +75,7 @@ def _main(verbs: dict[str, Verb], *argv: str) -> int:
         ("ArchiveError", 4),
     ],
 )
-def test_a_foreseeable_fault_is_a_message_a_remedy_and_its_code(
+def test_a_foreseeable_error_is_a_message_a_remedy_and_its_code(
     verbs: dict[str, Verb], error: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _main(verbs, "verb", error) == code
@@ -140,7 +140,7 @@ def test_who_is_asked_to_end_ends_as_if_interrupted(capsys: pytest.CaptureFixtur
     assert tidied and capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_reader_that_left_before_the_verdict_is_no_fault_and_no_pass() -> None:
+def test_a_reader_that_left_before_the_verdict_is_no_error_and_no_pass() -> None:
     script = (
         "import sys; from provisioning.base.command_line import guarded\n"
         "def work():\n    [print('x' * 1000, flush=True) for _ in range(1000)]; return 5\n"

@@ -78,7 +78,7 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, pair
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": 1, "pairs": [{}]}'])
-def test_a_damaged_file_is_a_fault_of_the_manifest(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_an_error_of_the_manifest(tmp_path: Path, text: str) -> None:
     path = tmp_path / "compat.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ManifestError, match=r"compat\.json"):

@@ -37,7 +37,7 @@ def hold(folder: str, holder: str) -> Path:
     return lock
 
 
-def test_a_second_run_is_told_who_has_it(folder: str) -> None:
+def test_a_second_run_gets_the_holders_name(folder: str) -> None:
     with claimed(Local(), folder):
         with pytest.raises(EnvironmentLacking, match=r"is in use by .* process \d+, since 20"):
             claimed(Local(), folder).__enter__()

@@ -228,12 +228,12 @@ def test_json_holds_the_same_explanations(capsys: pytest.CaptureFixture[str]) ->
     assert [shown["id"] for shown in only["explanations"]] == ["skel-unsigned"]
 
 
-def test_a_file_that_is_not_there_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert verb("absent.log") == 2
     assert "absent.log" in capsys.readouterr().err
 
 
-def test_an_unknown_id_in_unless_is_a_fault_of_the_manifest(
+def test_an_unknown_id_in_unless_is_an_error_of_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = diagnosis.MANIFEST.read_text(encoding="utf-8").replace(

@@ -79,7 +79,7 @@ def test_the_users_own_directory_goes_before_the_store(sdk: Path, tmp_path: Path
     assert environment.variables["LD_LIBRARY_PATH"] == str(own / HOST)
 
 
-def test_a_tree_that_env_set_for_another_profile_is_ignored_and_said(sdk: Path) -> None:
+def test_a_tree_that_env_set_for_another_profile_is_ignored_and_reported(sdk: Path) -> None:
     other = _sdk(sdk.parent / "of-another-profile")
     environment = _resolved(sdk, {"QNN_SDK_ROOT": str(other), "QNN_CI_PROFILE": "qnn-2.37"})
     assert (environment.roots["qnn-sdk"].path, environment.roots["qnn-sdk"].origin) == (sdk, "store")
@@ -138,7 +138,9 @@ def test_what_the_user_had_in_the_library_path_stays_behind_ours(sdk: Path) -> N
         ("/other/sdk/lib/x86_64-linux-clang/", "is of another QNN SDK"),
     ],
 )
-def test_libraries_that_would_get_in_the_way_are_left_out_and_said(sdk: Path, entry: str, why: str) -> None:
+def test_libraries_that_would_get_in_the_way_are_left_out_and_reported(
+    sdk: Path, entry: str, why: str
+) -> None:
     environment = _resolved(sdk, {"LD_LIBRARY_PATH": f"/a:{entry}:/b"})
     assert environment.variables["LD_LIBRARY_PATH"] == f"{sdk / HOST}:/a:/b"
     assert [note for note in environment.notes if entry in note and why in note]

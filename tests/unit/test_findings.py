@@ -35,7 +35,7 @@ def test_what_ends_a_stage_early_is_a_finding_of_its_report(
     assert (finding.subject, finding.message, finding.remedy) == ("lint", message, remedy)
 
 
-def test_a_report_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "stage.json").mkdir()
     report = StageRun("stage", "wheels", "x86_64-linux", "nox -s stage").finish()
     with pytest.raises(UsageError, match="cannot write the report"):

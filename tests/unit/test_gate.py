@@ -74,7 +74,7 @@ def test_a_stage_that_needs_a_failed_one_does_not_run_and_says_why(reports: Path
     assert rans[1].report.findings[0].message == "needs fails, which did not pass"
 
 
-def test_a_skipped_stage_is_said_to_be_and_holds_up_no_other(reports: Path) -> None:
+def test_a_skipped_stage_is_reported_as_skipped_and_holds_up_no_other(reports: Path) -> None:
     rans = _run(reports, stage("fails"), stage("passes", "fails"), chosen=["passes"])
     assert _verdicts(rans) == {"fails": "skipped", "passes": "pass"}
     assert gate.exit_code(rans) == 0
@@ -156,7 +156,7 @@ def test_what_a_stage_printed_is_kept_beside_the_reports_and_named_in_its_own(re
     assert Report.read(reports / "tells.json").artifacts == ran.report.artifacts
 
 
-def test_a_fault_that_nobody_foresaw_is_no_verdict_though_the_stage_reports_it(reports: Path) -> None:
+def test_an_error_that_nobody_foresaw_is_no_verdict_though_the_stage_reports_it(reports: Path) -> None:
     (ran,) = _run(reports, stage("breaks"))
     assert (verdict(ran.report), ran.code) == ("error", 3)
     assert ran.report.findings[0].message == "LookupError: no such thing"
@@ -175,7 +175,7 @@ def test_a_crash_in_native_code_says_where(reports: Path) -> None:
     assert "gate_stage.py" in finding.message
 
 
-def test_a_stage_that_the_kernel_ended_for_memory_is_told_so(
+def test_a_stage_that_the_kernel_ended_for_memory_is_reported_as_such(
     reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter((7, 8))

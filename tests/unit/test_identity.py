@@ -32,6 +32,6 @@ def test_an_ndk_is_what_its_properties_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("component", ["qnn-sdk", "android-ndk", "hexagon-sdk"])
-def test_without_metadata_nothing_is_said(tmp_path: Path, component: str) -> None:
+def test_without_metadata_nothing_is_reported(tmp_path: Path, component: str) -> None:
     (tmp_path / "sdk.yaml").mkdir()
     assert identity_of(component, tmp_path) == Identity()

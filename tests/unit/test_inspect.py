@@ -57,7 +57,7 @@ class TestReading:
 
 class TestDamage:
     @pytest.mark.parametrize("data", [b"", b"\0" * 7, b"PK\x03\x04" * 40], ids=["empty", "short", "zip"])
-    def test_what_is_neither_is_said_to_be_neither(self, data: bytes, tmp_path: Path) -> None:
+    def test_what_is_neither_is_reported_as_neither(self, data: bytes, tmp_path: Path) -> None:
         path = tmp_path / "model.pte"
         path.write_bytes(data)
         with pytest.raises(CheckFailed, match="an ExecuTorch program or a QNN context binary, found neither"):

@@ -51,7 +51,7 @@ class TestReading:
         return read_model(write(model, path))
 
     @pytest.mark.parametrize("embed", [False, True])
-    def test_the_build_is_told_by_the_node_and_by_the_context(self, tmp_path: Path, embed: bool) -> None:
+    def test_the_build_is_named_by_the_node_and_by_the_context(self, tmp_path: Path, embed: bool) -> None:
         path = context_model(tmp_path, embed=embed)
         found = self._changed(path, ep_sdk_version=b"v2.49.40.260810104044")
         assert found.contexts[0].build_ids == ("v2.49.40.260810104044", BUILD_ID)
@@ -69,7 +69,7 @@ class TestReading:
 
 
 class TestRefused:
-    def test_one_that_was_moved_without_its_data_is_told(self, tmp_path: Path) -> None:
+    def test_one_that_was_moved_without_its_data_is_reported(self, tmp_path: Path) -> None:
         path = context_model(tmp_path / "a").rename(tmp_path / "moved.onnx")
         with pytest.raises(CheckFailed, match=r"model_ctx_qnn\.bin is not beside it"):
             read_model(path)
@@ -95,7 +95,7 @@ class TestRefused:
             read_model(path)
 
     @pytest.mark.parametrize("data", [b"", b"PK\x03\x04" * 40])
-    def test_what_is_no_model_is_said_to_be_none(self, tmp_path: Path, data: bytes) -> None:
+    def test_what_is_no_model_is_reported_as_no_model(self, tmp_path: Path, data: bytes) -> None:
         path = tmp_path / "model.onnx"
         path.write_bytes(data)
         with pytest.raises(CheckFailed, match="expected a compiled ONNX model, found"):

@@ -72,7 +72,7 @@ def test_inputs_hold_includes_and_the_profiles_packages(table: dict[str, PythonE
 
 
 class TestStaleness:
-    def test_a_fresh_lock_has_no_faults(self, table: dict[str, PythonEnvironment]) -> None:
+    def test_a_fresh_lock_has_no_errors(self, table: dict[str, PythonEnvironment]) -> None:
         write("tools", TOOLS)
         assert lock_files.problems("tools") == []
 

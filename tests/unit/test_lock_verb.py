@@ -77,7 +77,7 @@ def locks(user: User) -> int:
     return user.types("lock", "--component", "qnn-sdk", "--accept-licence", "l")
 
 
-def test_the_hash_received_is_recorded_and_said(user: User) -> None:
+def test_the_hash_received_is_recorded_and_reported(user: User) -> None:
     assert locks(user) == 0
     assert "small.toml: qnn-sdk: sdk: recorded sha256 " in user.out
     assert (

@@ -56,7 +56,7 @@ class TestDelegation:
             assert part in finding.message
 
     @pytest.mark.parametrize("kernel", [True, False])
-    def test_one_that_the_cpu_cannot_do_either_is_said(self, tmp_path: Path, kernel: bool) -> None:
+    def test_one_that_the_cpu_cannot_do_either_is_reported(self, tmp_path: Path, kernel: bool) -> None:
         left = {**ERF, "kernel": kernel}
         (finding,) = delegation(make_program(tmp_path), {"left": [left], "delegates": 1})
         assert ("no CPU kernel: the program will not run" in finding.message) is not kernel
@@ -83,7 +83,7 @@ class TestArtifact:
         assert isinstance(found, Inside)
         return found.delegates[0]
 
-    def test_what_was_asked_for_has_no_fault(self, delegate: Delegate) -> None:
+    def test_what_was_asked_for_has_no_error(self, delegate: Delegate) -> None:
         assert not list(faults_of(delegate, "SM8650", BUILD_ID))
 
     @pytest.mark.parametrize(
@@ -112,11 +112,11 @@ class TestArtifact:
         found = artifact(make_program(tmp_path / "suite"), _compiled(tmp_path, made), BUILD_ID)
         assert {finding.rule.removeprefix("artifact-") for finding in found} >= rules - {"segment"}
 
-    def test_a_segment_off_its_page_is_a_fault(self, delegate: Delegate) -> None:
+    def test_a_segment_off_its_page_is_an_error(self, delegate: Delegate) -> None:
         ((rule, message),) = faults_of(replace(delegate, offset=128), "SM8650", BUILD_ID)
         assert rule == "segment" and "128" in message
 
-    def test_a_program_that_cannot_be_read_or_loaded_is_a_fault(self, tmp_path: Path) -> None:
+    def test_a_program_that_cannot_be_read_or_loaded_is_an_error(self, tmp_path: Path) -> None:
         one = make_program(tmp_path / "suite")
         (unread,) = artifact(one, _compiled(tmp_path, b"junk"), BUILD_ID)
         (unloaded,) = artifact(one, _compiled(tmp_path, loads="error 0x23"), BUILD_ID)
@@ -159,7 +159,7 @@ class TestCost:
     def test_slow_compiling_only_warns(self, tmp_path: Path) -> None:
         assert self._rules(tmp_path, self.agreed, cpu_seconds=30.0) == {"cost-cpu-seconds": Severity.WARNING}
 
-    def test_no_baseline_is_said(self, tmp_path: Path) -> None:
+    def test_no_baseline_is_reported(self, tmp_path: Path) -> None:
         assert self._rules(tmp_path, None) == {"cost-no-baseline": Severity.WARNING}
 
     def test_a_graph_without_the_compilers_summary_is_an_error(self, tmp_path: Path) -> None:

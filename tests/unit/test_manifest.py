@@ -68,7 +68,7 @@ def loading(tmp_path: Path, text: str) -> ManifestError:
         ("2.37.0", "v2", "components.qnn-sdk.version", "[0-9A-Za-z.+-]"),
     ],
 )
-def test_a_fault_names_its_key_and_what_was_expected(
+def test_an_error_names_its_key_and_what_was_expected(
     tmp_path: Path, old: str, new: str, key: str, words: str
 ) -> None:
     error = loading(tmp_path, VALID.replace(old, new))
@@ -76,7 +76,7 @@ def test_a_fault_names_its_key_and_what_was_expected(
     assert words in error.message
 
 
-def test_two_parts_of_one_name_are_a_fault(tmp_path: Path) -> None:
+def test_two_parts_of_one_name_are_an_error(tmp_path: Path) -> None:
     error = loading(tmp_path, VALID + VALID[VALID.index("[[components.qnn-sdk.parts]]") :])
     assert error.key == "components.qnn-sdk.parts"
     assert "expected parts of different names (twice: sdk)" in error.message

@@ -21,7 +21,7 @@ from tests.support.onnx_models import context_model, conv_model, write
 
 
 class TestOutput:
-    def test_what_was_there_before_stays_after_a_fault(self, tmp_path: Path) -> None:
+    def test_what_was_there_before_stays_after_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine").write_text("mine")
         with pytest.raises(KeyError), commands._output(tmp_path / "out"):
@@ -169,7 +169,7 @@ class TestCompile:
         assert "warning: x has one value throughout" in said.err
         assert "against float on 2 samples held back" in said.out
 
-    def test_a_worker_that_crashes_is_told_with_its_log(
+    def test_a_worker_that_crashes_is_reported_with_its_log(
         self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         stand_in.gone = Gone("crash", "was ended by SIGSEGV")
@@ -188,7 +188,7 @@ class TestCompile:
         (logs,) = (tmp_path / "temporary").iterdir()
         assert f"diagnose -- {logs}" in capsys.readouterr().err
 
-    def test_a_fault_that_the_worker_found_keeps_its_exit_code(
+    def test_an_error_that_the_worker_found_keeps_its_exit_code(
         self, stand_in: StandIn, tmp_path: Path
     ) -> None:
         stand_in.replies["look"] = refusal(code=2)
@@ -241,7 +241,7 @@ class TestRun:
         context_model(model.parent, embed=embed)
         assert self.ran(model, "--option", "ep.share_ep_contexts=1") == code
 
-    def test_inputs_that_do_not_fit_are_told_before_anything_runs(
+    def test_inputs_that_do_not_fit_are_reported_before_anything_runs(
         self, stand_in: StandIn, model: Path, tmp_path: Path
     ) -> None:
         np.save(tmp_path / "x.npy", np.zeros((1, 3), np.float32))

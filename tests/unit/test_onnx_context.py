@@ -77,7 +77,7 @@ def test_one_that_was_moved_without_its_data_or_is_not_compiled_is_refused(tmp_p
             read_context(path)
 
 
-def test_every_changed_byte_is_told(tmp_path: Path) -> None:
+def test_every_changed_byte_is_reported(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     require_fit(read_context(path), BUILD_ID, soc_id=57, arch=75)
     data = tmp_path / "model_ctx_qnn.bin"
@@ -122,7 +122,7 @@ def test_of_two_contexts_the_first_counts_too(tmp_path: Path) -> None:
         require_fit(read_context(two_contexts(tmp_path / "other", OTHER)), BUILD_ID)
 
 
-def test_another_qnn_or_chip_is_told(tmp_path: Path) -> None:
+def test_another_qnn_or_chip_is_reported(tmp_path: Path) -> None:
     path = context_model(tmp_path)
     for build, soc in ((OTHER, None), (BUILD_ID, 69)):
         with pytest.raises(CheckFailed):
@@ -147,7 +147,7 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path, changes: dict[str
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1, "files": {}}'])
-def test_a_damaged_record_is_told(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_is_reported(tmp_path: Path, text: str) -> None:
     path = context_model(tmp_path)
     record_path(path).write_text(text)
     with pytest.raises(CheckFailed, match="expected the record"):

@@ -130,7 +130,7 @@ class TestGather:
 
 class TestDamage:
     @pytest.mark.parametrize("content", [b"", b"\x00" * 64])
-    def test_other_files_are_said_to_be_no_model(self, tmp_path: Path, content: bytes) -> None:
+    def test_other_files_are_reported_as_no_models(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "model.onnx"
         path.write_bytes(content)
         with pytest.raises(CheckFailed, match="expected an ONNX model"):

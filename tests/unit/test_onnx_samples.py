@@ -103,7 +103,7 @@ class TestDamage:
             read_samples(tmp_path, ONE)
 
     @pytest.mark.parametrize("header", ["(1, 4", "(9000000000000000,)"])
-    def test_of_a_header_is_told_whatever_numpy_makes_of_it(self, tmp_path: Path, header: str) -> None:
+    def test_of_a_header_is_reported_whatever_numpy_makes_of_it(self, tmp_path: Path, header: str) -> None:
         np.save(tmp_path / "0.npy", GOOD)
         whole = (tmp_path / "0.npy").read_bytes()
         damaged = whole.replace(b"(1, 4), }".ljust(40), f"{header}, }}".ljust(40).encode())
@@ -112,7 +112,7 @@ class TestDamage:
         with pytest.raises(CheckFailed, match=r"0\.npy: expected an array"):
             read_samples(tmp_path, ONE)
 
-    def test_of_a_packed_file_is_told_at_any_byte(self, tmp_path: Path) -> None:
+    def test_of_a_packed_file_is_reported_at_any_byte(self, tmp_path: Path) -> None:
         np.savez_compressed(tmp_path / "0.npz", x=GOOD)
         whole = (tmp_path / "0.npz").read_bytes()
         for place in range(0, len(whole), 5):
@@ -165,6 +165,6 @@ class TestFunction:
             ("yield 1 / 0", "ZeroDivisionError"),
         ],
     )
-    def test_that_does_not_fit_is_told_by_sample(self, tmp_path: Path, body: str, said: str) -> None:
+    def test_that_does_not_fit_is_reported_by_sample(self, tmp_path: Path, body: str, said: str) -> None:
         with pytest.raises(CheckFailed, match=re.escape(said)):
             self.given(tmp_path, body)

@@ -60,7 +60,7 @@ def test_a_shard_does_not_depend_on_the_order_of_the_jobs(
 
 
 @pytest.mark.parametrize("text", ["1", "0/2", "3/2", "a/b"])
-def test_a_shard_that_makes_no_sense_is_wrong_use(text: str) -> None:
+def test_a_shard_that_makes_no_sense_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="1 <= i <= n"):
         scheduler.parse_shard(text)
 
@@ -169,7 +169,7 @@ def test_every_slot_is_closed() -> None:
     assert len(closed) == 2
 
 
-def test_a_part_with_nothing_in_it_is_wrong_use() -> None:
+def test_a_part_with_nothing_in_it_is_a_usage_error() -> None:
     jobs = [Job("a", 2.0), Job("b", 1.0)]
     assert asked_shard(jobs, "2/2") == [jobs[1]]
     with pytest.raises(UsageError, match="--shard 3/3: of 2 in all, none is left"):

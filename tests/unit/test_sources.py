@@ -144,7 +144,7 @@ def test_another_component_is_not_taken_for_this_one(tmp_path: Path) -> None:
         adopt("qnn-sdk", str(tmp_path / "ndk"), "QNN_SDK_ROOT")
 
 
-def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     root = make_qnn(tmp_path / "sdk")
     root.chmod(0)
     # Nothing is forbidden to root, so root asks as nobody.

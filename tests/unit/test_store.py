@@ -260,7 +260,7 @@ class TestVerifyAndRepair:
             ("parent", "missing"),
         ],
     )
-    def test_damage_is_found_named_and_mended(self, house: House, how: str, kind: str) -> None:
+    def test_damage_is_found_named_and_repaired(self, house: House, how: str, kind: str) -> None:
         tree = house.store.provision("qnn-sdk", house.sdk)
         self.damage(tree.root, how)
         assert kind in {fault.kind for fault in house.store.verify(tree)}
@@ -473,7 +473,7 @@ class TestGitSource:
         assert paths(tree.root) == {"script.sh", "latest"}
         assert store.verify(tree) == []
 
-    def test_it_is_mended_from_the_checkout(self, tmp_path: Path, sources: Component) -> None:
+    def test_it_is_repaired_from_the_checkout(self, tmp_path: Path, sources: Component) -> None:
         store = Store(tmp_path / "store")
         tree = store.provision("executorch-source", sources)
         for path in paths(tree.root):

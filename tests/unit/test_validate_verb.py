@@ -74,7 +74,7 @@ def test_a_warning_fails_it_only_when_strict(sdk: Path) -> None:
     assert (run(*rule), run(*rule, "--strict")) == (0, 1)
 
 
-def test_an_ignore_that_matches_nothing_is_wrong_use_and_leaves_a_report(sdk: Path, tmp_path: Path) -> None:
+def test_an_ignore_without_a_match_is_a_usage_error_with_a_report(sdk: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--ignore hexagon-arch matches no finding"):
         run(*FILES_ONLY, "--ignore", "hexagon-arch")
     assert report_in(tmp_path).outcome is Outcome.ERROR

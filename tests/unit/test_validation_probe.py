@@ -51,7 +51,7 @@ def test_a_wrong_pair_keeps_the_build_id_and_qnns_error_code() -> None:
     )
 
 
-def test_a_crash_is_told_with_the_step_and_the_signal() -> None:
+def test_a_crash_is_reported_with_the_step_and_the_signal() -> None:
     answer = understand(f'{MARK}{{"step": "build id"}}\n', -6, "python")
     assert (answer.step, answer.detail) == ("build id", "it was ended by signal 6")
 

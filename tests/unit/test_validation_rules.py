@@ -394,7 +394,7 @@ def test_a_rule_that_cannot_look_warns_and_does_not_pass(
     ]
 
 
-def test_a_missing_directory_is_told_once(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported_once(tmp_path: Path) -> None:
     shutil.rmtree(write_sdk(tmp_path / "sdk") / "lib" / ANDROID)
     results = check([context_of(tmp_path)], [catalogue()["required-libraries"], catalogue()["soc-libraries"]])
     assert [len(result.findings) for result in results] == [1, 0]

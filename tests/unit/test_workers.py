@@ -144,7 +144,7 @@ class TestParent:
         assert stopped.is_set()
         assert ended_by == ["MainThread" if moment == "while it is idle" else "runs"]
 
-    def test_imports_that_fail_are_said_with_their_error(self, tmp_path: Path) -> None:
+    def test_imports_that_fail_are_reported_with_their_error(self, tmp_path: Path) -> None:
         program = ("-c", "raise SystemExit('No module named torch')")
         with pytest.raises(EnvironmentLacking, match="the tests cannot be imported") as caught:
             Worker(Setup(program, {}, tmp_path, 5, "the tests", "install them"))
