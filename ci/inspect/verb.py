@@ -9,15 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from ci.inspect import libraries
+from ci.inspect.extract import extract
 from ci.suites.programs.against_sdk import Inside, against
 from ci.suites.programs.compiled_onnx import CompiledModel, read_model
-from ci.suites.programs.program import Context, Delegate, Options, Program, TensorInfo, read
+from ci.suites.programs.dlc import MARK, Dlc, read_dlc
+from ci.suites.programs.program import Context, Delegate, Options, Program, TensorInfo, first_bytes, read
+from provisioning.base.errors import UsageError
 
 EXAMPLES = """\
   python -m ci inspect model.pte
   python -m ci inspect model.pte --against $QNN_SDK_ROOT
   python -m ci inspect context.bin --json
   python -m ci inspect model_ctx.onnx --against $QNN_SDK_ROOT
+  python -m ci inspect model.pte --extract contexts/
+  python -m ci inspect libQnnHtpV73Skel.so
 """
 
 KINDS = {Program: "program", Context: "context", CompiledModel: "onnx"}
@@ -28,17 +34,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         metavar="FILE",
-        help="an ExecuTorch program, a QNN context binary, or a compiled model of ONNX Runtime (.onnx)",
+        help="an ExecuTorch program, a QNN context binary, a DLC, a compiled model of ONNX Runtime (.onnx), "
+        "a library or a Windows catalogue",
     )
     parser.add_argument(
         "--against", type=Path, metavar="SDK", help="say whether this SDK's libraries can load it; 1 if not"
+    )
+    parser.add_argument(
+        "--extract", type=Path, metavar="DIR", help="write the context binaries or DLCs inside it there"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
+    head = first_bytes(args.file)
+    if kind := libraries.kind_of(args.file, head):
+        _refuse_flags(args, kind)
+        return _show(args, kind, libraries.facts(args.file, kind))
+    if head.startswith(MARK):
+        _refuse_flags(args, "DLC")
+        return _show(args, "dlc", _dlc(read_dlc(args.file)))
     contents: Inside = read_model(args.file) if args.file.suffix == ".onnx" else read(args.file)
     answer = against(contents, args.against) if args.against else None
+    extracted: list[Path] = []
+    if args.extract:
+        if isinstance(contents, Context):
+            raise UsageError(f"--extract: {args.file} is a context binary itself", remedy="leave it out")
+        extracted = extract(args.file, contents, args.extract)
     if args.json:
         document = {"schema": 1, "file": str(args.file), "kind": KINDS[type(contents)], **asdict(contents)}
         if answer:
@@ -46,10 +68,40 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(described(args.file, contents)) + "\n")
+        sys.stdout.writelines(f"extracted {each}\n" for each in extracted)
         if answer:
             word = "can load it" if answer.loads else "cannot load it"
             sys.stdout.write(f"\n{args.against} {word}:\n" + "".join(f"  {line}\n" for line in answer.says))
     return 0 if answer is None or answer.loads else 1
+
+
+def _refuse_flags(args: argparse.Namespace, what: str) -> None:
+    if args.against or args.extract:
+        flag = "--against" if args.against else "--extract"
+        raise UsageError(f"{flag} is for programs, and {args.file} is a {what}", remedy=f"leave out {flag}")
+
+
+def _show(args: argparse.Namespace, kind: str, values: Mapping[str, object]) -> int:
+    if args.json:
+        document = {"schema": 1, "file": str(args.file), "kind": kind, **values}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return 0
+    sys.stdout.write(f"{args.file}: {values['what']}\n")
+    for name, value in values.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if name != "what":
+            sys.stdout.write(f"  {name}: {shown or 'none'}\n")
+    return 0
+
+
+def _dlc(contents: Dlc) -> dict[str, object]:
+    return {
+        "what": f"DLC, a QNN graph that is not compiled yet, {contents.size:,} bytes",
+        "QNN build": contents.qnn,
+        "written by": contents.tool,
+        "written": contents.written,
+        "members": [f"{name} ({size:,} bytes)" for name, size in contents.members.items()],
+    }
 
 
 def described(path: Path, contents: Inside) -> Iterator[str]:

@@ -100,16 +100,37 @@ def parse_model(data: memoryview, path: Path) -> CompiledModel:
     )
 
 
+def context_binaries(path: Path) -> list[bytes]:
+    """The context binary of each node that has one, from the model or from the file beside it."""
+    try:
+        nodes = list(Message(memoryview(bytes_of(path))).message(7).messages(1))
+        return [bytes(stored[1]) for node in nodes if (stored := _stored(node, path)) is not None]
+    except Malformed as error:
+        raise CheckFailed(
+            f"{path}: expected a compiled ONNX model, found {error}", remedy="compile or copy it again"
+        ) from error
+
+
+def _stored(node: Message, path: Path) -> tuple[str, memoryview] | None:
+    """(file, content) of a main context's node; None for any other node."""
+    attributes = {attribute.text(1): attribute for attribute in node.messages(5)}
+    none = Message(memoryview(b""))
+    if node.text(4) != CONTEXT_OPERATOR or attributes.get("main_context", none).number(3, 1) != 1:
+        return None
+    stored = attributes.get("ep_cache_context", none)
+    if attributes.get("embed_mode", none).number(3, 1) == 1:
+        return "", stored.bytes(4)
+    file = stored.text(4)
+    return file, memoryview(bytes_of(context_beside(path, file)))
+
+
 def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
     attributes = {attribute.text(1): attribute for attribute in node.messages(5)}
     none = Message(memoryview(b""))
-    stored = attributes.get("ep_cache_context", none)
-    embedded = attributes.get("embed_mode", none).number(3, 1) == 1
-    main = attributes.get("main_context", none).number(3, 1) == 1
-    if not main:
-        return ContextNode(node.text(3), main, "", None)
-    file = "" if embedded else stored.text(4)
-    content = stored.bytes(4) if embedded else memoryview(bytes_of(context_beside(path, file)))
+    stored = _stored(node, path)
+    if stored is None:
+        return ContextNode(node.text(3), False, "", None)
+    file, content = stored
     context = context_of(content)
     from provisioning.manifest import load_socs
 
@@ -117,7 +138,7 @@ def _node(node: Message, path: Path, arch: int, soc_id: int) -> ContextNode:
     names = sorted(name for name, soc in load_socs().items() if soc.id == soc_id)
     return ContextNode(
         node.text(3),
-        main,
+        True,
         file,
         replace(
             context,

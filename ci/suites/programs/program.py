@@ -139,6 +139,15 @@ def read(path: Path) -> Program | Context:
         ) from error
 
 
+def first_bytes(path: Path) -> bytes:
+    """Enough to tell what a file is; nothing for one that cannot be read, whose reader says why."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(16)
+    except OSError:
+        return b""
+
+
 def bytes_of(path: Path) -> bytes:
     try:
         size = path.stat().st_size

@@ -1,0 +1,65 @@
+"""What a library or a Windows catalogue is, in lines for people and as a document."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from provisioning import catalogue as catalogues
+from provisioning import elf, pe
+from provisioning.base.commands import quoted
+from provisioning.base.errors import CheckFailed
+from provisioning.build_id import build_ids
+
+ELF, PE = b"\x7fELF", b"MZ"
+
+
+def kind_of(path: Path, head: bytes) -> str:
+    """`library`, `dll`, `catalogue`; empty for anything else."""
+    if path.suffix.lower() == catalogues.SUFFIX:
+        return "catalogue"
+    if head.startswith(ELF):
+        return "library"
+    return "dll" if head.startswith(PE) else ""
+
+
+def facts(path: Path, kind: str) -> dict[str, object]:
+    """Raises CheckFailed for a damaged file."""
+    if kind == "catalogue":
+        catalogue = catalogues.read(path)
+        return {
+            "what": "Windows catalogue, which signs files",
+            "signs": [f"{each.name} {each.sha256.hex()}" for each in catalogue.members],
+            "signer": catalogues.common_name(catalogue.chain[0]),
+            "created": catalogue.created.isoformat(),
+            "next": quoted("python", "-m", "ci", "signing", "verify", path),
+        }
+    size = path.stat().st_size
+    if kind == "dll":
+        try:
+            library = pe.read(path)
+        except pe.BrokenPe as error:
+            message = f"{path}: expected a Windows library, found a damaged one: {error.reason}"
+            raise CheckFailed(message, remedy="restore the file") from error
+        return {
+            "what": f"Windows library for {library.machine_name}, {size:,} bytes",
+            "version": library.version,
+            "QNN build": list(build_ids(path)),
+            "needs": [name for name in library.needed if not name.lower().startswith("api-ms-win-")],
+            "Authenticode": "there is a signature, not verified here" if library.signed else "none",
+        }
+    header = elf.read(path)
+    if header.arch is not None:
+        catalogue_names = [name.name for name, _ in catalogues.beside(path)]
+        role = "skel" if path.name.endswith("Skel.so") else "library"
+        return {
+            "what": f"Hexagon {role} for v{header.arch}, {size:,} bytes",
+            "QNN build": list(build_ids(path)),
+            "needs": list(header.needed),
+            "catalogue beside it": catalogue_names,
+            "next": quoted("python", "-m", "ci", "signing", "inspect", path),
+        }
+    return {
+        "what": f"{header.bits}-bit {header.machine_name} library, {size:,} bytes",
+        "QNN build": list(build_ids(path)),
+        "needs": list(header.needed),
+    }

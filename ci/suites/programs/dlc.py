@@ -1,0 +1,79 @@
+"""DLC files: QNN graphs that are not compiled yet, as libQnnIr.so writes them.
+
+A DLC is a zip whose members are stored as they are. The writer leaves their sums zero, so that damage
+shows only where a part cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.base.errors import CheckFailed
+
+MARK = b"PK\x03\x04"
+MODEL = "model"
+_MODEL_MARK, _PARAMETERS_MARK = b"NETD", b"NETP"
+_MARK_AT = 12
+_MOST_JSON = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Dlc:
+    size: int
+    members: dict[str, int]
+    """Name → bytes."""
+    tool: str
+    """What wrote it."""
+    qnn: str
+    """The QNN build of that tool; empty where it does not say."""
+    written: str
+
+
+def read_dlc(path: Path) -> Dlc:
+    """Raises CheckFailed if it is none, or is damaged."""
+    try:
+        return _read(path)
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, struct.error, NotImplementedError) as error:
+        raise CheckFailed(
+            f"{path}: expected a DLC, found {error or type(error).__name__}",
+            remedy="write it again: python -m ci to-dlc",
+        ) from error
+
+
+def _read(path: Path) -> Dlc:
+    content = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        members = {each.filename: _member(content, each) for each in archive.infolist()}
+    model = members.get(MODEL)
+    if model is None:
+        raise ValueError(f"no member `{MODEL}` in it: {', '.join(members) or 'it is empty'}")
+    marks = {MODEL: _MODEL_MARK, "model.params": _PARAMETERS_MARK}
+    for name, mark in marks.items():
+        if name in members and members[name][_MARK_AT : _MARK_AT + 4] != mark:
+            raise ValueError(f"`{name}` does not begin as one does: {members[name][:16].hex(' ')}")
+    history = next((data for name, data in members.items() if name.startswith("dlc.metadata.history")), b"{}")
+    written = json.loads(history[:_MOST_JSON])
+    steps = written.get("dlcGenerationInfo") or [{}]
+    command = steps[-1].get("converterCommand", {})
+    return Dlc(
+        len(content),
+        {name: len(data) for name, data in members.items()},
+        str(command.get("tool", "")),
+        str(command.get("converterVersion", "")),
+        str(written.get("header", {}).get("timestamp", "")),
+    )
+
+
+def _member(content: bytes, info: zipfile.ZipInfo) -> bytes:
+    """zipfile would refuse it for its sum, which is zero."""
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"`{info.filename}` is compressed")
+    name, extra = struct.unpack_from("<HH", content, info.header_offset + 26)
+    start = info.header_offset + 30 + name + extra
+    if start + info.file_size > len(content):
+        raise ValueError(f"`{info.filename}` ends at byte {start + info.file_size} of {len(content)}")
+    return content[start : start + info.file_size]

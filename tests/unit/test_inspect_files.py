@@ -1,0 +1,99 @@
+"""`inspect` of files that are no programs, and taking contexts out of programs."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ci.inspect import verb
+from provisioning.base.errors import CheckFailed, UsageError
+from tests.support.elves import skel
+from tests.support.onnx_models import context_model
+from tests.support.programs import BUILD_ID, context, program
+from tests.support.windows import dll
+
+
+def inspect(*words: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    return verb.run(parser.parse_args([str(word) for word in words]))
+
+
+def framed(data: bytes) -> bytes:
+    """A context as ExecuTorch's backend stores it."""
+    return struct.pack("<IQQ", 0x5678ABCD, 1, len(data)).ljust(256, b"\0") + data
+
+
+def dlc(tool: str = "qnn-net-run") -> bytes:
+    stream = io.BytesIO()
+    history = {"dlcGenerationInfo": [{"converterCommand": {"tool": tool, "converterVersion": "2.49.40"}}]}
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("dlc.metadata.history.2.3.0", json.dumps(history))
+        archive.writestr("model", struct.pack("<3I", 0x4AD5, 1, 8) + b"NETD")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("QnnHtp.dll", dll(content=BUILD_ID.encode()), ("Windows library for Arm64", BUILD_ID)),
+        ("libQnnHtpV73Skel.so", skel(73, BUILD_ID).encode(), ("Hexagon skel for v73", BUILD_ID)),
+        ("forward.dlc", dlc(), ("DLC", "qnn-net-run", "2.49.40")),
+    ],
+)
+def test_a_file_is_named_for_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, words: tuple[str, ...]
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert inspect(tmp_path / name) == 0
+    out = capsys.readouterr().out
+    assert all(word in out for word in words)
+    with pytest.raises(UsageError, match="--extract"):
+        inspect(tmp_path / name, "--extract", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.dll", dll()[:90]),
+        ("a.cat", b"0\x82\x10\x00"),
+        ("a.dlc", dlc()[:-30]),
+        ("b.dlc", dlc().replace(b"NETD", b"XXXX")),
+        ("a.so", b"\x7fELF\x01"),
+    ],
+)
+def test_a_damaged_file_is_bad_and_no_error_of_ours(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckFailed):
+        inspect(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [(framed(context()), "m.forward_0.bin"), (dlc(), "m.forward_0.dlc")]
+)
+def test_what_qnn_compiled_is_taken_out_of_a_program(tmp_path: Path, data: bytes, name: str) -> None:
+    (tmp_path / "m.pte").write_bytes(program(data=data))
+    assert inspect(tmp_path / "m.pte", "--extract", tmp_path / "out") == 0
+    (written,) = (tmp_path / "out").iterdir()
+    assert (written.name, written.read_bytes()) == (name, context() if name.endswith("bin") else data)
+
+
+def test_a_context_that_is_cut_short_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "m.pte").write_bytes(program(data=framed(context())[:-8]))
+    with pytest.raises(CheckFailed):
+        inspect(tmp_path / "m.pte", "--extract", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("embed", [True, False])
+def test_contexts_are_taken_out_of_a_compiled_model(tmp_path: Path, embed: bool) -> None:
+    model = context_model(tmp_path / "m", embed=embed)
+    assert inspect(model, "--extract", tmp_path / "out") == 0
+    (written,) = (tmp_path / "out").iterdir()
+    assert written.read_bytes().startswith(b"context v2.51")
