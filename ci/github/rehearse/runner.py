@@ -76,9 +76,14 @@ def run_workflow(
         chosen=chosen,
         done={name: threading.Event() for name in workflow.jobs},
     )
-    for job in workflow.jobs.values():
-        threading.Thread(target=_run_when_ready, args=(rehearsal, run, job, choice_in_called)).start()
-    _wait_for_jobs(rehearsal, run)
+    _run_all(
+        rehearsal,
+        run,
+        [
+            threading.Thread(target=_run_when_ready, args=(rehearsal, run, job, choice_in_called))
+            for job in workflow.jobs.values()
+        ],
+    )
     if run.errors:
         raise run.errors[0]
     results = [result for name in workflow.jobs for result in run.jobs.get(name, [])]
@@ -90,15 +95,19 @@ def run_workflow(
     return results, combined(run.results.values()), outputs
 
 
-def _wait_for_jobs(rehearsal: Rehearsal, run: _WorkflowRun) -> None:
-    """Wait until all jobs have ended: the caller deletes their workspaces.
+def _run_all(rehearsal: Rehearsal, run: _WorkflowRun, jobs: Sequence[threading.Thread]) -> None:
+    """Start all jobs and wait until they have ended: the caller deletes their workspaces.
 
-    The first interruption cancels as GitHub does, the second ends everything.
+    The first interruption cancels as GitHub does, the second ends everything. It may come while jobs are
+    started: the first of them may be at work by then.
     """
     interruption: KeyboardInterrupt | None = None
+    waiting = iter(jobs)
     # Events, not threads: before Python 3.13 a thread whose join was interrupted counts as ended.
     while not all(done.is_set() for done in run.done.values()):
         try:
+            for thread in waiting:
+                thread.start()
             for done in run.done.values():
                 while not done.wait(0.2):
                     pass  # in short waits, so that an interruption arrives
