@@ -6,19 +6,30 @@ Real programs, small ones. Each test changes many things at once, each of which 
 from __future__ import annotations
 
 import copy
+import random
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ci.engine.installed import find_runner
+from ci.engine.memo import Entry, Memo, Miss, roots_of
+from ci.executorch.compile import basis_of, key
+from ci.executorch.suite import programs_of
+from provisioning.base.settings import ROOT, Selection, store_path
+from provisioning.environment import resolve
+from tests.support.changed_inputs import Changes, recorded
 from tests.support.lowering_suites import Done, environment, run
+from tests.support.sdk import sdk_root
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
 
@@ -58,6 +69,9 @@ HERE = Path(__file__).parent
 
 def link(): return Net(torch.load(HERE / "link.pt")).eval()
 def native(): return Net(1 + torch.from_file(str(HERE / "native.bin"), size=4).sum()).eval()
+def tensors():
+    from safetensors.torch import load_file
+    return Net(load_file(HERE / "w.safetensors")["scale"]).eval()
 def script(): return Net(torch.jit.load(str(HERE / "script.pt"))()).eval()
 def variable(): return Net(os.environ.get("NET_SCALE", "1")).eval()
 def looked_for(): return Net(2 if (HERE / "flag").exists() else 1).eval()
@@ -91,7 +105,8 @@ def two(): return Net(SCALE * 2).eval()
 CASES = {
     "beside": "here:net",
     "on_pythonpath": "netpack.model:net",
-    **{name: f"loads:{name}" for name in ("link", "native", "script", "variable", "looked_for", "child")},
+    **{name: f"loads:{name}" for name in ("link", "native", "tensors", "script", "variable")},
+    **{name: f"loads:{name}" for name in ("looked_for", "child")},
     **{name: f"loads:{name}" for name in ("shadowed", "packaged", "same")},
     "top_one": "top:one",
     "top_two": "top:two",
@@ -102,6 +117,7 @@ WHY = {
     "on_pythonpath": "src/netpack/part.py changed",
     "link": "ci/link.pt changed",
     "native": "ci/native.bin changed",
+    "tensors": "ci/w.safetensors changed",
     "script": "ci/script.pt changed",
     "variable": "environment variable NET_SCALE changed",
     "looked_for": "ci/flag is there now",
@@ -120,6 +136,8 @@ class Clone:
         self.folder, self.packages = folder, packages
         self.suite = folder / "ci/models.toml"
         self.more: dict[str, str] = {}
+        self.plan: dict[str, str] = {}
+        """Variables of the run that is remembered."""
         (folder / ".git").mkdir(parents=True)
         for name, text in FILES.items():
             path = folder / name
@@ -129,6 +147,7 @@ class Clone:
         self.weights("top.pt", 1.0)
         (folder / "ci/link.pt").symlink_to("v1.pt")
         (folder / "ci/native.bin").write_bytes(bytes(16))
+        save_file({"scale": torch.tensor(1.0)}, folder / "ci/w.safetensors")
         script(folder / "ci/script.pt", 1.0)
         cases = (CASE.format(name=name, factory=factory) for name, factory in CASES.items())
         self.suite.write_text("schema = 1\n" + "".join(cases))
@@ -136,10 +155,12 @@ class Clone:
     def weights(self, name: str, value: float) -> None:
         torch.save(torch.tensor(value), self.folder / "ci" / name)
 
-    def run(self, base: Path, stage: str = "test_emulator", *flags: str, **more: str) -> Done:
+    def environment(self, **more: str) -> dict[str, str]:
         path = f"{self.folder / 'src'}:{self.packages}"
-        environ = environment(PYTHONPATH=path, **{**self.more, **more})
-        return run(stage, base, "--suite", self.suite, "--why", *flags, environ=environ)
+        return environment(PYTHONPATH=path, **{**self.more, **more})
+
+    def run(self, base: Path, stage: str = "test_emulator", *flags: str, **more: str) -> Done:
+        return run(stage, base, "--suite", self.suite, "--why", *flags, environ=self.environment(**more))
 
 
 def script(path: Path, scale: float) -> None:
@@ -188,8 +209,9 @@ def clone(base: Path) -> Clone:
     made = Clone(base / "clone", packages)
     first, again = made.run(base), made.run(base)
     assert (first.code, again.code) == (0, 0), first.err + again.err
+    made.plan = plan_environment(made)
     assert [set(each) for each in reasons(first)] == [set(CASES)] * 2
-    assert reasons(again) == [{}, {}], again.err
+    assert reasons(again) == [{}, {}], first.err + again.err
     return made
 
 
@@ -205,6 +227,71 @@ def test_another_clone_shares_what_is_equal_and_not_what_differs(clone: Clone, b
     assert reasons(other.run(base, "test_lowering")) == [{}]
 
 
+def look(clone: Clone, base: Path, environ: Mapping[str, str], **options: str) -> dict[str, Entry | Miss]:
+    """What the plan of test_lowering finds, without any work."""
+    store = base / "store"
+    roots = roots_of(clone.suite, store, **options)
+    memo = Memo(store, "lowering", roots, environ=environ)
+    basis = basis_of(Path(environ["QNN_SDK_ROOT"]), store)
+    keys = {each.name: key(each, basis, memo.roots, environ) for each in programs_of(clone.suite)}
+    return {name: memo.find(name, each) for name, each in keys.items()}
+
+
+def plan_environment(clone: Clone, **more: str) -> dict[str, str]:
+    environ = clone.environment(**more)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), Path("reports"))
+    return resolve(selection, environ).merged(environ)
+
+
+def change_inputs(
+    clone: Clone, base: Path, count: int, chance: random.Random, environ: dict[str, str], **options: str
+) -> Counter[str]:
+    """Change that many recorded inputs, one at a time: some program must be done again, and none once it is
+    as it was. How many of each kind there were."""
+    roots = Memo(base / "store", "lowering", roots_of(clone.suite, base / "store", **options)).roots
+    changes = Changes(roots, base, chance)
+    found = look(clone, base, environ, **options)
+    folders = [each.folder for each in found.values() if isinstance(each, Entry) and each.folder]
+    assert len(folders) == len(CASES)
+    inputs = [each for each in recorded(base / "store", folders) if changes.possible(each)]
+    chance.shuffle(inputs)
+    done: Counter[str] = Counter()
+    # Every kind in turn, though most inputs are files.
+    kinds = [[one for one in inputs if one[0] == kind] for kind in sorted({one[0] for one in inputs})]
+    turns = [one for turn in zip_longest(*kinds) for one in turn if one is not None]
+    for one in turns[:count]:
+        with changes.change(one, environ) as changed:
+            found = look(clone, base, changed, **options)
+            assert any(isinstance(each, Miss) for each in found.values()), one
+        done[one[0]] += 1
+        again = look(clone, base, environ, **options)
+        assert not [each for each in again.values() if isinstance(each, Miss)], one
+    return done
+
+
+def test_a_change_of_any_recorded_input_does_work_again(clone: Clone, base: Path) -> None:
+    done = change_inputs(clone, base, 40, random.Random(7), clone.plan)
+    assert {"file", "entry", "modules", "variable", "native"} <= set(done)
+
+
+@pytest.mark.whole
+def test_a_change_of_any_recorded_input_does_work_again_in_an_environment_of_links(
+    tmp_path: Path, clone: Clone
+) -> None:
+    """All that Python's environment and the SDK hold can be changed here."""
+    for name, source in {"venv": Path(sys.prefix), "sdk": sdk_root()}.items():
+        subprocess.run(["cp", "-as", str(source), str(tmp_path / name)], check=True)
+    mine = Clone(tmp_path / "clone", clone.packages)
+    environ = {"QNN_SDK_ROOT": str(tmp_path / "sdk"), "HOME": str(tmp_path / "home")}
+    python = str(tmp_path / "venv/bin/python")
+    flags = ["--suite", str(mine.suite), "--store", str(tmp_path / "store"), "--reports", str(tmp_path / "r")]
+    command = [python, "-m", "ci", "test_lowering", *flags]
+    subprocess.run(command, cwd=ROOT, env=mine.environment(**environ), check=True)
+    options = {"python": str(tmp_path / "venv")}
+    done = change_inputs(mine, tmp_path, 400, random.Random(), plan_environment(mine, **environ), **options)
+    assert {"file", "entry", "modules", "variable", "native", "packages", "distribution"} <= set(done)
+
+
 def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> None:
     here = clone.folder
     with (here / "ci/here.py").open("a") as stream:
@@ -214,6 +301,7 @@ def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> N
     (here / "ci/link.pt").unlink()
     (here / "ci/link.pt").symlink_to("v2.pt")
     (here / "ci/native.bin").write_bytes(b"\x00\x00\x80\x3f" * 4)
+    save_file({"scale": torch.tensor(2.0)}, here / "ci/w.safetensors")
     script(here / "ci/script.pt", 2.0)
     clone.more["NET_SCALE"] = "2"
     (here / "ci/flag").touch()
@@ -343,3 +431,4 @@ def test_an_editable_install_counts_by_its_files(clone: Clone, base: Path) -> No
     assert lowered() and not lowered()
     (project / "scales/__init__.py").write_text("SCALE = 2\n")
     assert "scales/__init__.py changed" in lowered()["packaged"]
+    assert not lowered()
