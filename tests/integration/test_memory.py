@@ -270,7 +270,7 @@ def change_inputs(
 
 
 def test_a_change_of_any_recorded_input_does_work_again(clone: Clone, base: Path) -> None:
-    done = change_inputs(clone, base, 40, random.Random(7), clone.plan)
+    done = change_inputs(clone, base, 20, random.Random(7), clone.plan)
     assert {"file", "entry", "modules", "variable", "native"} <= set(done)
 
 
