@@ -205,6 +205,24 @@ def onnx(session: nox.Session) -> None:
     run(session, "onnx", "-m", "ci", "onnx")
 
 
+@nox.session(name="save-calls")
+def save_calls(session: nox.Session) -> None:
+    """Write QNN's calls for an ONNX model as C, to reproduce a bug with Qualcomm."""
+    run(session, "onnx", "-m", "ci", "save-calls")
+
+
+@nox.session(name="to-dlc")
+def to_dlc(session: nox.Session) -> None:
+    """Write the QNN graph of an ONNX model as a DLC."""
+    run(session, "onnx", "-m", "ci", "to-dlc")
+
+
+@nox.session(name="wrap-context")
+def wrap_context(session: nox.Session) -> None:
+    """Make an ExecuTorch program of a QNN context binary."""
+    run(session, "executorch", "-m", "ci", "wrap-context")
+
+
 @nox.session
 def report(session: nox.Session) -> None:
     """Render reports/ as a table, JUnit, SARIF, a job summary or a page."""

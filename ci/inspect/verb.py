@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ci.inspect import libraries
 from ci.inspect.extract import extract
 from ci.suites.programs.against_sdk import Inside, against
 from ci.suites.programs.compiled_onnx import CompiledModel, read_model
@@ -47,6 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    # Late: it loads what reads signatures.
+    from ci.inspect import libraries
+
     head = first_bytes(args.file)
     if kind := libraries.kind_of(args.file, head):
         _refuse_flags(args, kind)

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from provisioning.base.commands import session
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
@@ -46,6 +47,8 @@ class Option(Model):
     soc_at_least: int = 0
     """The provider takes it for chips from this number on."""
     set_by: str = ""
+    command: str = ""
+    """The command that serves it; `onnx compile` cannot."""
     platform: str = ""
 
     @model_validator(mode="after")
@@ -126,7 +129,7 @@ def described() -> str:
     for scope in SCOPES:
         lines.append(f"{scope} options")
         for option in options().values():
-            if option.scope == scope and not option.set_by:
+            if option.scope == scope and not (option.set_by or option.command):
                 where = f" (only on {option.platform})" if option.platform else ""
                 lines.append(f"  {option.name}={_choice(option)}  {option.summary}{where}")
     return "\n".join(lines)
@@ -148,6 +151,11 @@ def _text(option: Option, value: Value, where: str) -> str:
     if option.set_by:
         raise UsageError(
             f"{where}: {option.name} is set by {option.set_by}", remedy=f"leave {option.name} out of {where}"
+        )
+    if option.command:
+        raise UsageError(
+            f"{where}: {option.name} needs a session of its own, without a compiled context",
+            remedy=session(*option.command.split()),
         )
     if option.kind == "flag" and text not in ("0", "1"):
         raise UsageError(

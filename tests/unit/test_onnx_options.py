@@ -46,10 +46,7 @@ def test_options_go_to_where_they_belong() -> None:
         ({"disable_file_mapped_weights": 1}, "Windows"),
         ({"htp_bf16_enable": 1}, "88 or more"),
         ({"op_packages": "Conv"}, "TYPE:PATH:SYMBOL"),
-        *(
-            ({name: "/absent"}, "there is no file")
-            for name in ("qnn.lora_config", "op_affinity", "qnn_saver_path")
-        ),
+        *(({name: "/absent"}, "there is no file") for name in ("qnn.lora_config", "op_affinity")),
     ],
 )
 def test_what_has_no_effect_or_another_is_refused_with_what_to_write(
@@ -78,7 +75,9 @@ def test_the_table_is_whole_and_the_list_shows_every_option_that_can_be_given() 
     named = {other for option in options().values() for other in (*option.needs, *option.conflicts)}
     assert named <= set(options())
     text = described()
-    assert all((f"  {name}=" in text) != bool(option.set_by) for name, option in options().items())
+    assert all(
+        (f"  {name}=" in text) != bool(option.set_by or option.command) for name, option in options().items()
+    )
 
 
 @pytest.mark.parametrize("texts", [["vtcm_mb"], ["=4"], ["vtcm_mb="], ["vtcm_mb=4", "vtcm_mb=8"]])

@@ -1,0 +1,23 @@
+"""`save-calls`: QNN's calls for a model as C and parameters, to reproduce a bug with Qualcomm."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.onnx import dump
+
+EXAMPLES = """\
+  python -m ci save-calls model.onnx --soc SM8750 -o calls/
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    dump.configure(parser, "DIR", f"where {dump.CALLS} and {dump.PARAMETERS} go; an empty or a new folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    with dump.written("calls", args) as folder:
+        for path in dump.publish_calls(folder, args.output.absolute()):
+            print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
+    print("compile it against the SDK's headers with the backend in question; send both files with the bug")
+    return 0

@@ -1,0 +1,107 @@
+"""QNN's calls, DLC files and context binaries as files: what Saver, libQnnIr and ExecuTorch really write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.suites.programs.dlc import read_dlc
+from provisioning.base.settings import ROOT, Selection, reports_path, store_path
+from provisioning.environment import resolve
+from tests.support import programs
+from tests.support.onnx_models import conv_model, write
+
+pytestmark = pytest.mark.heavy
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ci", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(conv_model(), tmp_path_factory.mktemp("model") / "model.onnx")
+
+
+def test_calls_are_saved_with_their_parameters(model: Path, tmp_path: Path) -> None:
+    done = command("save-calls", model, "-o", tmp_path / "calls")
+    assert done.returncode == 0, done.stderr
+    source = (tmp_path / "calls" / "saver_output.c").read_text(encoding="utf-8")
+    assert "graphFinalize" in source and "graphExecute" in source
+    assert (tmp_path / "calls" / "params.bin").stat().st_size > 0
+    again = command("save-calls", model, "-o", tmp_path / "calls")
+    assert again.returncode == 2 and [path.name for path in tmp_path.iterdir()] == ["calls"]
+
+
+def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path) -> None:
+    done = command("to-dlc", model, "-o", tmp_path / "model.dlc")
+    assert done.returncode == 0, done.stderr
+    contents = read_dlc(tmp_path / "model.dlc")
+    assert contents.qnn.startswith("2.") and "model.params" in contents.members
+
+
+def test_a_model_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    model = write(conv_model((None, 3, 8, 8)), tmp_path / "in" / "model.onnx")
+    assert command("to-dlc", model, "-o", tmp_path / "out" / "model.dlc").returncode == 1
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_option_that_compile_cannot_serve_names_the_command_that_does(model: Path, tmp_path: Path) -> None:
+    flag = "qnn_saver_path=/usr/lib/libQnnSaver.so"
+    done = command("onnx", "compile", model, "--precision", "fp16", "--option", flag, "-o", tmp_path / "out")
+    assert done.returncode == 2 and "save-calls -- MODEL.onnx" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+PROGRAM = """
+import sys
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils import utils
+from executorch.exir import ExecutorchBackendConfig
+
+spec = utils.generate_qnn_executorch_compiler_spec(
+    soc_model=QcomChipset.SM8650, backend_options=utils.generate_htp_compiler_spec(use_fp16=True)
+)
+edge = utils.to_edge_transform_and_lower_to_qnn(torch.nn.ReLU().eval(), (torch.ones(1, 8),), spec)
+program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=4096))
+open(sys.argv[1], "wb").write(program.buffer)
+"""
+
+
+@pytest.mark.whole
+def test_a_context_becomes_a_program_and_is_the_same_when_taken_out_again(tmp_path: Path) -> None:
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store_path(), reports_path())
+    environ = resolve(selection, os.environ).merged(os.environ)
+    program = tmp_path / "model.pte"
+    subprocess.run([sys.executable, "-c", PROGRAM, program], env=environ, check=True, capture_output=True)
+    assert command("inspect", program, "--extract", tmp_path / "out").returncode == 0
+    context = tmp_path / "out" / "model.forward_0.bin"
+    done = command("wrap-context", context, "-o", tmp_path / "wrapped.pte")
+    assert done.returncode == 0, done.stderr
+    assert command("inspect", tmp_path / "wrapped.pte", "--extract", tmp_path / "again").returncode == 0
+    (again,) = (tmp_path / "again").iterdir()
+    assert again.read_bytes() == context.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(programs.context(build_id="v2.99.0.260101010101"), 1), (programs.program(), 2), (b"", 1)],
+)
+def test_what_cannot_be_wrapped_leaves_nothing(tmp_path: Path, data: bytes, code: int) -> None:
+    (tmp_path / "context.bin").write_bytes(data)
+    done = command("wrap-context", tmp_path / "context.bin", "-o", tmp_path / "model.pte")
+    assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (code, ["context.bin"]), (
+        done.stderr
+    )
