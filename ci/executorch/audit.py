@@ -16,6 +16,7 @@ import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
 
 from ci.executorch import NATIVE_ERROR
+from ci.suites.model_lines import user_frame
 from provisioning.base.settings import ROOT
 
 DELEGATE = "executorch_call_delegate"
@@ -23,15 +24,12 @@ DELEGATE = "executorch_call_delegate"
 GLUE = ("getitem",)
 """Takes one of a delegate's outputs: no work on the CPU."""
 
-FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n]+))?')
 LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) + "/"
     for module in (torch, sys.modules["executorch.backends.qualcomm.partition"])
 )
 clones = [ROOT]
 """The folders to which source lines are relative."""
-
-OUTSIDE = ("/site-packages/", "/dist-packages/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +141,13 @@ def operator_name(node: Any) -> str:
 
 def source_of(trace: str) -> tuple[str, str]:
     """`file:line` and the code of the innermost frame that is not of a library; ("", "") without one."""
-    frames = FRAME.findall(trace)
-    own = [frame for frame in frames if not any(part in frame[0] for part in OUTSIDE) and frame[0][:1] != "<"]
-    if not (own or frames):
+    if not (frame := user_frame(trace)):
         return "", ""
-    path, line, _, code = (own or frames)[-1]
+    path = frame.path
     # Other clones may use the program too, so the clone that compiled it is not named.
     for folder in clones:
         path = path.removeprefix(f"{folder}/")
-    return f"{path}:{line}", code.strip()
+    return f"{path}:{frame.line}", frame.code
 
 
 def module_path(path: str) -> str:

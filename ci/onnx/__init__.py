@@ -14,6 +14,7 @@ EXAMPLES = """\
   python -m ci onnx compile model.onnx --precision fp16 --embed -o out/
   python -m ci onnx compile model.onnx --dimension batch=1 --option vtcm_mb=4 -o out/
   python -m ci onnx run out/model_ctx.onnx --input x.npy --output y.npz
+  python -m ci onnx profile out/model_ctx.onnx --input x.npy --source model.onnx --json now.json
   python -m ci onnx audit model.onnx --soc SM8650
   python -m ci onnx options
 """
@@ -41,17 +42,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
-    runner.add_argument(
-        "--input",
-        action="append",
-        required=True,
-        metavar="[NAME=]FILE",
-        help=".npy of an input, or .npz with all of them; may be repeated",
-    )
+    _add_run(runner)
     runner.add_argument("--output", type=Path, metavar="FILE.npz", help="write the outputs there")
-    runner.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
-    runner.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=_OPTION)
     runner.add_argument("--profile-run", type=Path, metavar="CSV", help="write what each operator took")
+
+    profiler = commands.add_parser("profile", help="say what each operator and line takes on the emulator")
+    profiler.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
+    _add_run(profiler)
+    profiler.add_argument(
+        "--source",
+        type=Path,
+        metavar="MODEL.onnx",
+        help="the model it was compiled from, which has the lines",
+    )
+    profiler.add_argument("--json", type=Path, metavar="FILE", help="write the profile there")
+    profiler.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
 
     auditor = commands.add_parser("audit", help="say which nodes HTP does not take, and why")
     auditor.add_argument("model", type=Path, metavar="MODEL.onnx")
@@ -59,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     auditor.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
     commands.add_parser("options", help="list what --option takes")
-    for command in (compiler, runner, auditor):
+    for command in (compiler, runner, profiler, auditor):
         command.add_argument(
             "--timeout",
             type=duration,
@@ -73,6 +78,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 _OPTION = "a setting of the provider, the session or the run; may be repeated (onnx options lists them)"
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input",
+        action="append",
+        required=True,
+        metavar="[NAME=]FILE",
+        help=".npy of an input, or .npz with all of them; may be repeated",
+    )
+    parser.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=_OPTION)
 
 
 def _add_choices(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
     handlers = {
         "compile": commands.compile_model,
         "run": commands.run_model,
+        "profile": commands.profile_model,
         "audit": commands.audit_model,
         "options": commands.list_options,
     }

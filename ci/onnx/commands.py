@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,14 +22,28 @@ from filelock import FileLock, Timeout
 from ci.engine.workers.parent import Gone, Worker
 from ci.onnx.compile import Refused, ended, ordered, require_installed, setup_of
 from ci.onnx.context import read_context, record_path
-from ci.onnx.graph import load_graph
+from ci.onnx.graph import load_graph, source_digest
 from ci.onnx.options import described, parse_assignments, settings_of
 from ci.onnx.precision import PRECISIONS, precision_named
-from ci.onnx.profile import slowest
+from ci.onnx.profile import (
+    PROCESSES,
+    RUNS,
+    Cost,
+    Shares,
+    costs,
+    difference,
+    document,
+    merged,
+    read_document,
+    slowest,
+    totals,
+    with_lines,
+)
 from ci.onnx.samples import read_inputs
 from ci.suites.findings import not_in_fp16
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.files import write_named
 from provisioning.base.settings import store_path
 from provisioning.manifest import load_socs, soc_named
 
@@ -108,6 +122,79 @@ def run_model(args: argparse.Namespace) -> int:
         if path and (path.is_dir() or not path.parent.is_dir()):
             found = "it is a directory" if path.is_dir() else "its directory is not there"
             raise UsageError(f"{flag} {path}: {found}", remedy="name a file in a directory that is there")
+    _, outputs = _run(args, args.profile_run)
+    for name, array in outputs.items():
+        shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
+        shape = ", ".join(map(str, array.shape))
+        print(f"{name}: {array.dtype}[{shape}]  {shown}{', …' if array.size > 4 else ''}")
+    if args.output:
+        from ci.onnx.arrays import save_one
+
+        part = args.output.with_name(f".{args.output.name}.{os.getpid()}.npz")
+        try:
+            save_one(part, outputs)
+            part.replace(args.output)
+        finally:
+            part.unlink(missing_ok=True)
+    for cost in slowest(args.profile_run) if args.profile_run else []:
+        print(f"  {cost}")
+    return 0
+
+
+def profile_model(args: argparse.Namespace) -> int:
+    earlier = read_document(args.against) if args.against else {}
+    if args.source:
+        _require_file(args.source)
+    profiles = []
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
+        for number in range(PROCESSES):
+            events = Path(temporary) / f"{number}.csv"
+            soc_name, _ = _run(args, events)
+            profiles.append(costs(events))
+    found = merged(profiles)
+    if not found:
+        raise CheckFailed(
+            f"{args.model}: the provider profiled no operator",
+            remedy="leave profiling options out; a model without operators has none",
+        )
+    if args.source:
+        record = read_context(args.model).record
+        if record and record.source != source_digest(args.source):
+            _say(
+                f"warning: {args.source} is not the file that {args.model} was compiled from, or --dimension"
+                " changed it; lines are looked up by the names of nodes"
+            )
+        found = with_lines(found, load_graph(args.source))
+    if args.json:
+        write_named(args.json, document(found, {"model": str(args.model), "soc": soc_name}))
+    _print_profile(args, found, earlier)
+    return 0
+
+
+def _print_profile(args: argparse.Namespace, found: Sequence[Cost], earlier: Shares) -> None:
+    print(f"{'share':>7}  {'range':>13}  {'cycles':>13}  operator")
+    for cost in found:
+        between = f"{cost.lowest:.1%}-{cost.highest:.1%}"
+        print(f"{cost.share:>7.1%}  {between:>13}  {cost.cycles:>13,}  {cost.operator}  {cost.line}".rstrip())
+    for title in ("line", "module"):
+        if sums := totals(found, title):
+            print(f"by {title}")
+            for where, share in sums:
+                print(f"{share:>7.1%}  {where}")
+    if args.against:
+        print(f"against {args.against}: share before, now")
+        for change in difference(found, earlier):
+            shares = ["      -" if one is None else f"{one:>7.1%}" for one in (change.before, change.now)]
+            within = "  (within noise)" if change.repeats else ""
+            print(f"{'  '.join(shares)}  {change.operator}{within}")
+    print(
+        f"the least of {RUNS} runs in each of {PROCESSES} processes;"
+        " the emulator's cycles follow this machine's time, not the chip's"
+    )
+
+
+def _run(args: argparse.Namespace, profile: Path | None) -> tuple[str, Mapping[str, Any]]:
+    """The chip's name and the outputs of a run of a compiled model, which may be profiled."""
     require_installed()
     _require_file(args.model)
     context = read_context(args.model)
@@ -119,7 +206,7 @@ def run_model(args: argparse.Namespace) -> int:
         _say(f"{record_path(args.model)} is not there, so that a changed byte cannot be told")
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
         scratch = Path(temporary)
-        from ci.onnx.arrays import save, save_one, saved
+        from ci.onnx.arrays import save, saved
 
         save(scratch / "inputs.npz", [inputs])
         with (
@@ -135,23 +222,10 @@ def run_model(args: argparse.Namespace) -> int:
                 outputs=str(scratch / "outputs.npz"),
                 soc=soc_name,
                 settings=settings.as_dict(),
-                profile=str(args.profile_run.absolute()) if args.profile_run else "",
+                profile=str(profile.absolute()) if profile else "",
             )
         outputs = saved(scratch / "outputs.npz")[0]
-    for name, array in outputs.items():
-        shown = ", ".join(f"{value:.5g}" for value in array.ravel()[:4])
-        shape = ", ".join(map(str, array.shape))
-        print(f"{name}: {array.dtype}[{shape}]  {shown}{', …' if array.size > 4 else ''}")
-    if args.output:
-        part = args.output.with_name(f".{args.output.name}.{os.getpid()}.npz")
-        try:
-            save_one(part, outputs)
-            part.replace(args.output)
-        finally:
-            part.unlink(missing_ok=True)
-    for cost in slowest(args.profile_run) if args.profile_run else []:
-        print(f"  {cost}")
-    return 0
+    return soc_name, outputs
 
 
 def audit_model(args: argparse.Namespace) -> int:

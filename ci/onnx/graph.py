@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ci.suites.programs.compiled_onnx import CONTEXT_OPERATOR, is_below
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import hash_file
 
 if TYPE_CHECKING:
     import onnx
@@ -97,6 +98,12 @@ def signature_of(model: onnx.ModelProto) -> Signature:
         tuple(_tensor(value) for value in model.graph.input if value.name not in constants),
         tuple(_tensor(value) for value in model.graph.output),
     )
+
+
+def source_digest(model: Path) -> str:
+    """Of the model and of its external data."""
+    files = [model, *external_files(load_graph(model), model.parent)]
+    return hash_file(model) if len(files) == 1 else " ".join(hash_file(file) for file in files)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:

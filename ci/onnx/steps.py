@@ -23,6 +23,7 @@ from ci.onnx.graph import (
     load_graph,
     problems_of,
     signature_of,
+    source_digest,
 )
 from ci.onnx.options import Settings
 from ci.onnx.precision import Precision, precision_named
@@ -183,12 +184,6 @@ def write_context(
         reload_equal=_equal(compiled.outputs[:1], again),
         ddr=compiled.ddr,
     )
-
-
-def source_digest(model: Path) -> str:
-    """Of the model and of its external data."""
-    files = [model, *external_files(load_graph(model), model.parent)]
-    return hash_file(model) if len(files) == 1 else " ".join(hash_file(file) for file in files)
 
 
 # Orders of the command line

@@ -291,6 +291,19 @@ class TestRun:
         with np.load(tmp_path / "y.npz") as found:
             assert np.abs(found["y"] - expected).max() < 0.05 * np.abs(expected).max()
 
+    def test_profiles_operators_and_compares_with_an_earlier_profile(
+        self, compiled: Path, model: Path, samples: Path, tmp_path: Path
+    ) -> None:
+        words = ("profile", compiled / "net_ctx.onnx", "--input", samples / "0.npy", "--source", model)
+        before = tmp_path / "before.json"
+        onnx_command(*words, "--json", before)
+        operators = json.loads(before.read_text())["operators"]
+        assert sum(one["share"] for one in operators) == pytest.approx(1)
+        assert any("conv" in one["operator"] for one in operators)
+        said = onnx_command(*words, "--against", before)
+        assert "conv" in said.stdout.split("share before, now")[1]
+        assert "warning" not in said.stderr
+
     def test_a_changed_byte_is_reported(self, copied: Path, samples: Path) -> None:
         data = copied / "net_ctx_qnn.bin"
         content = bytearray(data.read_bytes())

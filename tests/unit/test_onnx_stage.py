@@ -15,7 +15,6 @@ from ci.executorch.suite import SUITES as LOWERING_SUITES
 from ci.onnx import stage as onnx_stage
 from ci.onnx.crosscheck import SUITE as OTHER_SUITE
 from ci.onnx.precision import PRECISIONS
-from ci.onnx.profile import slowest
 from ci.onnx.suite import SHIPPED, programs_of
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
 from ci.suites.thresholds import derived
@@ -255,17 +254,3 @@ class TestShipped:
     def test_every_kind_of_model_is_there_at_u16u8_for_four_chips(self, part: str) -> None:
         socs = {p.soc for p in self.programs if part in p.case_name and p.run.precision == "u16u8"}
         assert len(socs) >= 4
-
-
-def test_operators_of_a_profile_are_summed_and_ranked(tmp_path: Path) -> None:
-    path = tmp_path / "profile.csv"
-    path.write_text(
-        "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
-        "0,EXECUTE,20482,US,BACKEND,ROOT,QNN (execute) time\n"
-        "0,NODE,10,CYCLES,BACKEND,SUB-EVENT,conv:OpId_23 (cycles)\n"
-        "0,NODE,60,CYCLES,BACKEND,SUB-EVENT,mm:OpId_31 (cycles)\n"
-        "0,NODE,30,CYCLES,BACKEND,SUB-EVENT,conv:OpId_24 (cycles)\n"
-        "0,NODE,828,CYCLES,BACKEND,SUB-EVENT,Input OpId_2 (cycles)\n"
-        "broken\n"
-    )
-    assert list(map(str, slowest(path))) == ["mm 60% (60 cycles)", "conv 40% (40 cycles)"]

@@ -1,0 +1,107 @@
+"""Shares of operators, lines and modules on the emulator, and what changed between two profiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import helper
+
+from ci.onnx.profile import Cost, costs, difference, document, merged, read_document, totals, with_lines
+from provisioning.base.errors import CheckFailed, UsageError
+from tests.support.onnx_models import model_of
+
+HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
+USER = 'File "/home/me/net.py", line 7, in forward\n    return self.norm(x)'
+TORCH = 'File "/v/lib/python3.11/site-packages/torch/nn/norm.py", line 228, in forward\n    return'
+
+
+def events(folder: Path, *rows: str) -> Path:
+    path = folder / "profile.csv"
+    path.write_text(HEADER + "".join(f"0,NODE,{row}\n" for row in rows))
+    return path
+
+
+def row(cycles: int, name: str) -> str:
+    return f"{cycles},CYCLES,BACKEND,SUB-EVENT,{name} (cycles)"
+
+
+def test_an_operator_costs_the_least_of_its_runs_and_the_sum_of_its_parts(tmp_path: Path) -> None:
+    path = events(
+        tmp_path,
+        row(10, "conv:OpId_23"),
+        row(900, "mm:OpId_31"),
+        row(30, "conv:OpId_24"),
+        row(828, "Input OpId_2"),
+        row(70, "conv:OpId_23"),
+        row(60, "mm:OpId_31"),
+        row(50, "conv:OpId_24"),
+        row(0, "fused:OpId_40"),
+        "broken",
+    )
+    assert costs(path) == [Cost("mm", 60, 0.6), Cost("conv", 40, 0.4)]
+
+
+def test_a_profile_without_operators_has_no_costs(tmp_path: Path) -> None:
+    assert costs(events(tmp_path)) == []
+
+
+def test_shares_are_those_of_the_users_lines_and_of_modules() -> None:
+    norm = helper.make_node("Relu", ["x"], ["y"], name="norm")
+    scopes = "['', 'block', 'block.norm', 'ln']"
+    for key, value in (("stack_trace", f"{USER}\n  {TORCH}"), ("name_scopes", scopes)):
+        norm.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    plain = helper.make_node("Neg", ["y"], ["z"], name="plain")
+    shares = {"norm_token_3": 0.5, "norm": 0.2, "plain": 0.2, "Transpose": 0.1}
+    found = with_lines([Cost(name, 1, share) for name, share in shares.items()], model_of([norm, plain]))
+    rounded = {
+        of: [(where, round(share, 6)) for where, share in totals(found, of)] for of in ("line", "module")
+    }
+    added = ("(added by the provider)", 0.1)
+    assert rounded == {"line": [("/home/me/net.py:7", 0.7), added], "module": [("block.norm", 0.7), added]}
+
+
+def test_several_profiles_of_a_program_show_how_far_its_shares_repeat() -> None:
+    one = [Cost("conv", 60, 0.6), Cost("mm", 40, 0.4)]
+    other = [Cost("conv", 270, 0.9), Cost("mm", 30, 0.1)]
+    assert merged([one, other]) == [Cost("conv", 60, 60 / 90, 0.6, 0.9), Cost("mm", 30, 30 / 90, 0.1, 0.4)]
+
+
+def test_a_difference_that_noise_explains_is_none_whatever_number_the_provider_gave(tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    before = [
+        Cost("conv_token_1", 46, 0.46, 0.4, 0.7),
+        Cost("mm", 44, 0.44, 0.4, 0.5),
+        Cost("add", 5, 0.05, 0.05, 0.05),
+        Cost("gone", 10, 0.1, 0.1, 0.1),
+    ]
+    path.write_text(document(before, {"soc": "SM8750"}))
+    now = [
+        Cost("conv_token_8", 67, 0.67, 0.45, 0.7),
+        Cost("mm", 13, 0.13, 0.1, 0.2),
+        Cost("add", 5, 0.06, 0.06, 0.06),
+        Cost("new", 20, 0.2, 0.2, 0.2),
+    ]
+    changes = difference(now, read_document(path))
+    assert [(one.operator, one.before, one.now, one.repeats) for one in changes] == [
+        ("mm", 0.44, 0.13, False),
+        ("new", None, 0.2, False),
+        ("gone", 0.1, None, False),
+        ("conv", 0.46, 0.67, True),
+        ("add", 0.05, 0.06, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": 9, "operators": []}', '{"schema": 1, "operators": [1]}']
+)
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(text)
+    with pytest.raises(CheckFailed):
+        read_document(path)
+
+
+def test_a_profile_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        read_document(tmp_path / "none.json")
