@@ -30,7 +30,7 @@ FILES, NAME, TIME_STAMP = "files", "name", "time stamp"
 INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, FILES, SIGNATURE, CHAIN, TIME_STAMP)
 """Where one of these fails, the bytes are not those that were signed."""
 ESSENTIAL = (*INTEGRITY, ROOT)
-"""A file is verified only when each of these that it has passed."""
+"""A file is verified only when each of these passed that its kind of signature has."""
 
 
 SIGNER_KNOWN, SIGNER_UNKNOWN = "signing.signer-known", "signing.signer-unknown"
