@@ -176,6 +176,12 @@ def compare(session: nox.Session) -> None:
 
 
 @nox.session
+def test_golden(session: nox.Session) -> None:
+    """Run programs of earlier QNN builds on later ones."""
+    run(session, "onnx", "-m", "ci", "test_golden")
+
+
+@nox.session
 def sign_lpai(session: nox.Session) -> None:
     """Sign the Hexagon libraries that LPAI needs."""
     run(session, "tools", "-m", "ci", "sign_lpai")

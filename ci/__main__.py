@@ -30,6 +30,7 @@ VERBS = {
     "matrix": Verb("ci.github.matrix", "print the suite as a CI matrix, balanced by length"),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider"),
+    "test_golden": Verb("ci.upstream.golden.verb", "run programs of earlier QNN builds on later ones"),
     "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator"),
     "save-calls": Verb("ci.onnx.save_calls", "write QNN's calls for a model as C, to reproduce a bug"),
     "to-dlc": Verb("ci.onnx.to_dlc", "write the QNN graph of a model as a DLC"),

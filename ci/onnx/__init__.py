@@ -44,6 +44,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
     _add_run(runner)
     runner.add_argument("--output", type=Path, metavar="FILE.npz", help="write the outputs there")
+    runner.add_argument(
+        "--as-it-is",
+        action="store_true",
+        help="run it although another QNN build made it, or for another chip: what happens is the runtime's",
+    )
     runner.add_argument("--profile-run", type=Path, metavar="CSV", help="write what each operator took")
 
     profiler = commands.add_parser("profile", help="say what each operator and line takes on the emulator")

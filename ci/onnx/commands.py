@@ -223,6 +223,7 @@ def _run(args: argparse.Namespace, profile: Path | None) -> tuple[str, Mapping[s
                 soc=soc_name,
                 settings=settings.as_dict(),
                 profile=str(profile.absolute()) if profile else "",
+                as_it_is=getattr(args, "as_it_is", False),
             )
         outputs = saved(scratch / "outputs.npz")[0]
     return soc_name, outputs

@@ -38,6 +38,7 @@ SCHEMAS = {
         "provisioning.validation.tables:ValidationTable",
         "Thresholds and names that checks compare with",
     ),
+    "golden": ("ci.upstream.golden.stage:Golden", "Programs that later QNN builds must still run"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
     "images": ("ci.image.plan:Images", "The container images, and the system under them"),
     "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),

@@ -1,0 +1,1 @@
+"""Golden programs: contexts that earlier QNN builds made, loaded and run by later ones."""

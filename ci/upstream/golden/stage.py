@@ -1,0 +1,282 @@
+"""Compile each golden program with each build, run it with every build, compare with what was agreed to."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ci.suites.programs.compiled_onnx import read_model
+from ci.upstream.compare.stage import chosen, environment_of
+from provisioning.base.diagnosis import nearest
+from provisioning.base.documents import Model, load
+from provisioning.base.errors import EnvironmentLacking, ManifestError
+from provisioning.base.files import hash_file, replace_text
+from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.settings import MANIFESTS, ROOT, Selection
+
+MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
+PAGE = ROOT / "docs" / "golden.md"
+BEGIN, END = "<!-- measured contexts -->\n", "<!-- end of measured contexts -->\n"
+
+Result = Literal["same", "differs", "refused"]
+
+
+class Golden(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    programs: tuple[str, ...] = Field(min_length=1)
+    least_sqnr_db: float = Field(gt=0)
+
+
+class Met(Model):
+    """One program of one maker on one runtime."""
+
+    result: Result
+    message: str = ""
+    """What the runtime said, for one that was refused."""
+
+
+class Made(Model):
+    sha256: str
+    """Of the context."""
+    runtimes: dict[str, Met]
+
+
+class Measured(Model):
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    programs: dict[str, dict[str, Made]] = Field(default_factory=dict)
+    """Program → the build that made it → what each runtime did with it."""
+
+    def of(self, program: str, maker: str, runtime: str) -> Met | None:
+        made = self.programs.get(program, {}).get(maker)
+        return made.runtimes.get(runtime) if made else None
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    qnn: str
+    variables: Mapping[str, str]
+
+
+def load_measured() -> Measured:
+    return load(MEASURED, Measured) if MEASURED.is_file() else Measured()
+
+
+def test_golden(
+    selection: Selection,
+    builds: Sequence[str],
+    update: bool,
+    timeout: float,
+    command: str,
+    environ: Mapping[str, str],
+) -> int:
+    stage = StageRun("test_golden", selection.profile, selection.target, command)
+    with stage.reported(selection.reports, "golden-not-measured"):
+        golden, agreed = load(MANIFEST, Golden), load_measured()
+        runtimes = [
+            Runtime(build.qnn, environment_of(build, selection, "onnx", environ))
+            for build in reversed(chosen(builds))
+        ]
+        folder = Path(selection.reports).absolute() / "golden"
+        shutil.rmtree(folder, ignore_errors=True)
+        found = {
+            program: measure(program, runtimes, folder, golden.least_sqnr_db, timeout)
+            for program in golden.programs
+        }
+        judge(stage, found, Measured() if update else agreed)
+        stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
+        if update:
+            write(agreed, found)
+    return stage.close(selection.reports)
+
+
+def measure(
+    program: str, runtimes: Sequence[Runtime], folder: Path, least: float, timeout: float
+) -> dict[str, Made]:
+    made: dict[str, Made] = {}
+    for maker in runtimes:
+        place = folder / maker.qnn / program
+        place.mkdir(parents=True)
+        context = _compile(program, maker, place, timeout)
+        inputs = _inputs(context, place)
+        own = place / "own.npz"
+        met = {maker.qnn: _run(context, inputs, own, maker, place, timeout)}
+        if met[maker.qnn].result != "same":
+            raise EnvironmentLacking(
+                f"{program}: QNN {maker.qnn} does not run what it compiled: {met[maker.qnn].message}",
+                remedy=f"read {place}",
+            )
+        for runtime in runtimes:
+            if runtime is not maker:
+                output = place / f"on-{runtime.qnn}.npz"
+                result = _run(context, inputs, output, runtime, place, timeout)
+                if result.result == "same" and (sqnr := _sqnr(own, output)) < least:
+                    result = Met(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
+                met[runtime.qnn] = result
+        words = ", ".join(f"{qnn} {each.result}" for qnn, each in met.items() if qnn != maker.qnn)
+        sys.stderr.write(f"{program} of QNN {maker.qnn}: {words}\n")
+        binary = next(iter(context.parent.glob("*.bin")), context)
+        made[maker.qnn] = Made(sha256=hash_file(binary), runtimes=met)
+    return made
+
+
+def judge(stage: StageRun, found: Mapping[str, Mapping[str, Made]], agreed: Measured) -> None:
+    """What ran and runs no more is an error, and so is a refusal in words that nobody here can explain."""
+    counts = dict.fromkeys(("same", "differs", "refused"), 0)
+    for program, makers in found.items():
+        for maker, made in makers.items():
+            for runtime, met in made.runtimes.items():
+                counts[met.result] += 1
+                before = agreed.of(program, maker, runtime)
+                subject = f"{program} of QNN {maker} on {runtime}"
+                if met.result != "same" and before is not None and before.result == "same":
+                    stage.add(
+                        "golden-lost",
+                        Severity.ERROR,
+                        subject,
+                        f"it ran before, and now it {_words(met)}",
+                        "compile the program again with the new build, or stay with the old runtime",
+                    )
+                elif met.result == "differs":
+                    stage.add(
+                        "golden-differs",
+                        Severity.ERROR,
+                        subject,
+                        met.message,
+                        "compile the program again with the build that runs it",
+                    )
+                elif met.result == "refused" and nearest(met.message) is None:
+                    stage.add(
+                        "golden-unexplained",
+                        Severity.ERROR,
+                        subject,
+                        f"refused in words that diagnose does not know: {met.message}",
+                        "add an entry to manifests/diagnose.toml",
+                    )
+    stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in found.items()}}
+
+
+def _words(met: Met) -> str:
+    return f"is refused: {met.message}" if met.result == "refused" else f"differs: {met.message}"
+
+
+def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> Path:
+    """The context that this build makes of the suite's program."""
+    _, _, soc = program.rpartition("/")
+    flags = ["-k", program, "--soc", soc, "--keep", "--reports", str(place / "compile")]
+    done = _process(["test_onnx", *flags], maker, place / "compile.log", timeout)
+    context = place / "compile" / "onnx" / program / "beside" / "model_ctx.onnx"
+    if not context.is_file():
+        raise EnvironmentLacking(
+            f"{program}: QNN {maker.qnn} compiled nothing ({done})", remedy=f"read {place / 'compile.log'}"
+        )
+    return context
+
+
+def _inputs(context: Path, place: Path) -> Path:
+    """The same numbers for every build: drawn from a seed, in the shapes that the context asks for."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for name, tensor in read_model(context).inputs:
+        drawn = generator.standard_normal(tensor.shape)
+        arrays[name] = drawn.astype(tensor.dtype)
+    np.savez(place / "inputs.npz", **arrays)
+    return place / "inputs.npz"
+
+
+def _run(context: Path, inputs: Path, output: Path, runtime: Runtime, place: Path, timeout: float) -> Met:
+    flags = ["--input", str(inputs), "--output", str(output), "--as-it-is", "--timeout", f"{timeout:g}"]
+    log = place / f"on-{runtime.qnn}.log"
+    code = _process(["onnx", "run", str(context), *flags], runtime, log, 2 * timeout)
+    if code == 0 and output.is_file():
+        return Met(result="same")
+    text = log.read_text(encoding="utf-8", errors="replace")
+    line = next((line for line in text.splitlines() if line.startswith("error: ")), f"exit code {code}")
+    return Met(
+        result="refused", message=line.rpartition("cannot be loaded: ")[2].removeprefix("error: ")[:200]
+    )
+
+
+def _process(arguments: Sequence[str], runtime: Runtime, log: Path, timeout: float) -> int:
+    with log.open("wb") as output:
+        try:
+            return subprocess.run(
+                [sys.executable, "-m", "ci", *arguments],
+                cwd=ROOT,
+                env=dict(runtime.variables),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=timeout,
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentLacking(
+                f"QNN {runtime.qnn}: no answer after {timeout:g} s",
+                remedy=f"read {log}; --timeout gives more",
+            ) from error
+
+
+def _sqnr(reference: Path, other: Path) -> float:
+    """In dB, the worst of all outputs; infinite where they are equal, -infinite where one is not finite."""
+    import numpy as np
+
+    worst = math.inf
+    with np.load(reference) as wanted, np.load(other) as given:
+        if sorted(wanted.files) != sorted(given.files):
+            return -math.inf
+        for name in wanted.files:
+            signal, noise = wanted[name].astype("f8"), wanted[name].astype("f8") - given[name].astype("f8")
+            if not np.isfinite(noise).all():
+                return -math.inf
+            power = float((noise**2).sum())
+            if power:
+                worst = min(worst, 10 * math.log10(max(float((signal**2).sum()), 1e-30) / power))
+    return worst
+
+
+def write(agreed: Measured, found: Mapping[str, Mapping[str, Made]]) -> None:
+    programs = {name: dict(makers) for name, makers in agreed.programs.items() if name in found}
+    for name, makers in found.items():
+        for maker, made in makers.items():
+            before = programs.setdefault(name, {}).get(maker)
+            runtimes = {**(before.runtimes if before else {}), **made.runtimes}
+            programs[name][maker] = Made(sha256=made.sha256, runtimes=runtimes)
+    measured = Measured(schema=1, programs=programs)
+    text = json.dumps(measured.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
+    replace_text(MEASURED, text)
+    before_table, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ManifestError(
+            PAGE, "table", expected=f"the lines {BEGIN.strip()} and {END.strip()}", found="none"
+        )
+    replace_text(PAGE, before_table + BEGIN + "\n" + table_of(measured) + "\n" + END + after)
+
+
+def table_of(measured: Measured) -> str:
+    """One row a maker, one column a runtime: the worst of all programs."""
+    from packaging.version import Version
+
+    makers = sorted({maker for each in measured.programs.values() for maker in each}, key=Version)
+    lines = ["| made by | " + " | ".join(f"on {name}" for name in makers) + " |"]
+    lines.append("| --- |" + " --- |" * len(makers))
+    order: Sequence[Result] = ("refused", "differs", "same")
+    marks = {"same": "runs", "differs": "**differs**", "refused": "refused"}
+    for maker in makers:
+        cells = []
+        for runtime in makers:
+            met = [found for name in measured.programs if (found := measured.of(name, maker, runtime))]
+            worst = next((result for result in order if any(each.result == result for each in met)), None)
+            cells.append(marks[worst] if worst else "not measured")
+        lines.append(f"| {maker} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"

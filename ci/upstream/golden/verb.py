@@ -1,0 +1,42 @@
+"""`test_golden`: do programs of earlier QNN builds still load and run on later ones?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from provisioning.base.command_line import duration
+from provisioning.base.commands import typed
+from provisioning.base.settings import add_selection
+
+EXAMPLES = """\
+  nox -s test_golden
+  nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
+  nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/golden.md
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    parser.add_argument(
+        "--qnn",
+        action="append",
+        default=[],
+        metavar="VERSION",
+        help="only these builds of manifests/compat.toml; may be repeated [all]",
+    )
+    parser.add_argument(
+        "--update", action="store_true", help="write what was measured to manifests/golden.json and docs"
+    )
+    parser.add_argument(
+        "--timeout", type=duration, default=300, metavar="S", help="for each step [%(default)g]"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upstream.golden.stage import test_golden
+    from provisioning.base.settings import selection_of
+
+    command = typed("nox -s test_golden --", sys.argv[2:])
+    return test_golden(selection_of(args), args.qnn, args.update, args.timeout, command, os.environ)
