@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ci.suites.programs.compiled_onnx import read_model
 from ci.upstream.compare.stage import chosen, environment_of
@@ -67,7 +67,18 @@ class Runtime:
 
 
 def load_measured() -> Measured:
-    return load(MEASURED, Measured) if MEASURED.is_file() else Measured()
+    try:
+        return Measured.model_validate_json(MEASURED.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Measured(schema=1)
+    except ValidationError as error:
+        raise ManifestError(
+            MEASURED,
+            "(content)",
+            expected="what this command wrote",
+            found=f"{error.error_count()} differences",
+            remedy="nox -s test_golden -- --update",
+        ) from error
 
 
 def test_golden(
@@ -91,7 +102,7 @@ def test_golden(
             program: measure(program, runtimes, folder, golden.least_sqnr_db, timeout)
             for program in golden.programs
         }
-        judge(stage, found, Measured() if update else agreed)
+        judge(stage, found, Measured(schema=1) if update else agreed)
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
         if update:
             write(agreed, found)
