@@ -7,43 +7,61 @@ import sys
 from provisioning.base.command_line import Verb, main
 
 VERBS = {
-    "gate": Verb("ci.gate", "the stages that decide a pull request, and their summary"),
+    "gate": Verb("ci.gate", "the stages that decide a pull request, and their summary", "executorch"),
     "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
     "build_runner": Verb(
-        "ci.builds.emulator_runner", "build qnn_executor_runner against the executorch wheel"
+        "ci.builds.emulator_runner", "build qnn_executor_runner against the executorch wheel", "executorch"
     ),
-    "build_x86": Verb("ci.builds.x86", "build ExecuTorch's QNN adaptors, backend and runner from source"),
-    "build_android": Verb("ci.builds.android", "build the backend and the runner for Android from source"),
+    "build_x86": Verb(
+        "ci.builds.x86", "build ExecuTorch's QNN adaptors, backend and runner from source", "executorch"
+    ),
+    "build_android": Verb(
+        "ci.builds.android", "build the backend and the runner for Android from source", "executorch"
+    ),
     "build_linux_arm64": Verb(
-        "ci.builds.linux_arm64", "build the backend and the runner for embedded Linux from source"
+        "ci.builds.linux_arm64",
+        "build the backend and the runner for embedded Linux from source",
+        "executorch",
     ),
     "bundle": Verb("ci.device.bundle.verb", "the exact files that a device needs, checked as one"),
     "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and bring back what it says"),
-    "test_delegate": Verb("ci.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator"),
+    "test_delegate": Verb(
+        "ci.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator", "executorch"
+    ),
     "compare": Verb("ci.upstream.compare.verb", "compare one suite on several QNN builds"),
-    "compat": Verb("ci.upstream.compat.verb", "measure which QNN builds this executorch can drive"),
+    "compat": Verb(
+        "ci.upstream.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
+    ),
     "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
-    "test_lowering": Verb("ci.executorch.verb", "lower models to HTP and audit what was delegated"),
+    "test_lowering": Verb(
+        "ci.executorch.verb", "lower models to HTP and audit what was delegated", "executorch"
+    ),
     "test_emulator": Verb(
-        "ci.executorch.emulator_verb", "run lowered models on the HTP emulator and compare"
+        "ci.executorch.emulator_verb", "run lowered models on the HTP emulator and compare", "executorch"
     ),
     "matrix": Verb("ci.github.matrix", "print the suite as a CI matrix, balanced by length"),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
-    "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider"),
-    "test_golden": Verb("ci.upstream.golden.verb", "run programs of earlier QNN builds on later ones"),
-    "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator"),
-    "save-calls": Verb("ci.onnx.save_calls", "write QNN's calls for a model as C, to reproduce a bug"),
-    "to-dlc": Verb("ci.onnx.to_dlc", "write the QNN graph of a model as a DLC"),
-    "wrap-context": Verb("ci.executorch.wrap_context", "make an ExecuTorch program of a context binary"),
+    "test_golden": Verb(
+        "ci.upstream.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"
+    ),
+    "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
+    "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator", "onnx"),
+    "save-calls": Verb(
+        "ci.onnx.save_calls", "write QNN's calls for a model as C, to reproduce a bug", "onnx"
+    ),
+    "to-dlc": Verb("ci.onnx.to_dlc", "write the QNN graph of a model as a DLC", "onnx"),
+    "wrap-context": Verb(
+        "ci.executorch.wrap_context", "make an ExecuTorch program of a context binary", "executorch"
+    ),
     "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files agree"),
     "signing": Verb("ci.signing.verb", "inspect and verify the signatures of Hexagon libraries"),
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
-    "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene"),
-    "generate": Verb("ci.upkeep.generate", "regenerate committed schemas and catalogues"),
+    "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene", "lint"),
+    "generate": Verb("ci.upkeep.generate", "regenerate committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "what the workflows and actions under .github/ do"),
-    "rehearse": Verb("ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would"),
+    "rehearse": Verb("ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would", "lint"),
     "bench": Verb("ci.upkeep.bench", "performance claims as ratios, measured side by side"),
 }
 

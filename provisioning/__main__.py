@@ -11,8 +11,10 @@ VERBS = {
     "store": Verb("provisioning.verbs.store", "list, verify, repair and prune the store"),
     "env": Verb("provisioning.verbs.env", "print the environment of a target"),
     "shell": Verb("provisioning.verbs.shell", "open a shell, or run a command, in that environment"),
-    "validate": Verb("provisioning.verbs.validate", "tell whether an environment can do its work"),
-    "lock": Verb("provisioning.verbs.lock", "fill in hashes and regenerate every lock file"),
+    "validate": Verb(
+        "provisioning.verbs.validate", "tell whether an environment can do its work", "executorch"
+    ),
+    "lock": Verb("provisioning.verbs.lock", "fill in hashes and regenerate every lock file", "lint"),
 }
 
 if __name__ == "__main__":

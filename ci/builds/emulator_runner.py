@@ -35,6 +35,7 @@ from provisioning.base.settings import (
     ROOT,
     Selection,
     add_selection,
+    outputs_path,
     selection_of,
 )
 from provisioning.components import EXECUTORCH_RUNTIME
@@ -188,8 +189,8 @@ def plan_of(args: argparse.Namespace, selection: Selection) -> Plan:
         cmake=find_cmake(load_profile(selection.profile).host["cmake"].floor),
         ninja=find_ninja(),
         remap=tuple(args.remap),
-        folder=(args.build_dir or ROOT / "build" / "runner" / f"{target}{suffix}").absolute(),
-        dist=(args.output or ROOT / "dist" / target).absolute(),
+        folder=(args.build_dir or outputs_path() / "build" / "runner" / f"{target}{suffix}").absolute(),
+        dist=(args.output or outputs_path() / "dist" / target).absolute(),
         store=selection.store,
     )
 
@@ -364,8 +365,8 @@ def _backends(runner: Path) -> list[Metric]:
 def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
     """The same runner for this machine, whose outputs another machine's must give."""
     # Do not overwrite a build from source in dist/: it has a backend beside its runner.
-    from_source = (ROOT / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
-    aside = ROOT / "build" / "runner" / "dist" if from_source else None
+    from_source = (outputs_path() / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
+    aside = outputs_path() / "build" / "runner" / "dist" if from_source else None
     here = argparse.Namespace(
         **{**vars(args), "executorch": None, "output": aside, "build_dir": None, "build_type": BUILD_TYPES[0]}
     )

@@ -23,7 +23,7 @@ from ci.engine.dist import RUNNER
 from provisioning import overlay
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Finding, Severity
-from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, ROOT, Selection
+from provisioning.base.settings import DEFAULT_TARGET, OFFICIAL_PROFILE, Selection, outputs_path
 from provisioning.build_id import build_ids
 from provisioning.components import ANDROID_NDK, EXECUTORCH_SOURCE, QNN_SDK
 from provisioning.environment import Environment, resolve, users_own
@@ -67,8 +67,10 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
         launcher=Path(launcher) if launcher else None,
         extra=tuple(args.cmake_arg),
         jobs=args.jobs or default_jobs(),
-        root=(args.build_dir or ROOT / "build" / "executorch" / f"{selection.target}{suffix}").absolute(),
-        dist=(args.output or ROOT / "dist" / selection.target).absolute(),
+        root=(
+            args.build_dir or outputs_path() / "build" / "executorch" / f"{selection.target}{suffix}"
+        ).absolute(),
+        dist=(args.output or outputs_path() / "dist" / selection.target).absolute(),
     )
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from ci.engine.memo import Digests, key_of
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
-from provisioning.base.settings import ROOT
+from provisioning.base.settings import ROOT, outputs_path
 from provisioning.build_id import build_ids
 from provisioning.environment import HOST_LIBRARIES
 
-RUNNER = ROOT / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
+RUNNER = outputs_path() / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
 
 
 def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> dict[str, str]:

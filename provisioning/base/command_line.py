@@ -25,6 +25,8 @@ from provisioning.base.settings import user_path
 class Verb:
     module: str
     summary: str
+    environment: str = "tools"
+    """The locked environment that has its packages; qnn_ci.py chooses for those that need several."""
 
 
 class VerbModule(Protocol):
@@ -40,7 +42,7 @@ class VerbModule(Protocol):
 OWN_PACKAGES = ("ci", "provisioning")
 
 STARTED_IN = "QNN_CI_STARTED_IN"
-"""Set by the noxfile: the folder in which the user typed the command. Relative paths begin there."""
+"""Set by noxfile.py and `qnn-ci`: the folder in which the user typed. Relative paths begin there."""
 
 
 PATHS = (

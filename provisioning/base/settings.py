@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from provisioning.base.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "manifests"
+CLONE = (ROOT / "noxfile.py").is_file()
+"""False in an installed copy: build/, dist/ and Python environments are then in the user's cache."""
 
 TARGETS = ("x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows")
 WINDOWS = "aarch64-windows"
@@ -109,6 +112,17 @@ def user_path(text: str | Path, name: str, base: str = "") -> Path:
         raise UsageError(
             f"{name} {text}: there is no home directory of that user", remedy="write the path in full"
         ) from None
+
+
+def outputs_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of build/ and dist/."""
+    if CLONE:
+        return ROOT
+    # As platformdirs has it, which is slow to import and not installed where nox is.
+    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    # Two versions that are installed side by side have their own.
+    digest = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
+    return user_path(cache, "XDG_CACHE_HOME") / "qnn-ci" / "installed" / digest
 
 
 def store_path(flag: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:

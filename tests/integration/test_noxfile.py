@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -13,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import NoReturn
 
 import pytest
 
-from provisioning import torch_builds
+from provisioning import python_environments, torch_builds
+from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.python_environments import PythonEnvironments
 from tests.support.wheels import make_wheel
 
 UV = Path(sys.executable).with_name("uv")
@@ -92,15 +91,6 @@ def test_a_relative_path_counts_from_where_nox_was_started(tmp_path: Path) -> No
     assert done.stdout == f"no trees in {tmp_path / 'mine'}\n"
 
 
-@pytest.fixture(scope="module")
-def noxfile() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
-    assert spec is not None and spec.loader is not None
-    noxfile = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(noxfile)
-    return noxfile
-
-
 class TestTorch:
     """A real index, pip and uv, and a torch of a few bytes."""
 
@@ -108,14 +98,14 @@ class TestTorch:
     PLAIN = "torch-2.13.0-py3-none-any.whl"
 
     @pytest.fixture
-    def torch(self, tmp_path: Path, noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def torch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Where recorded builds are; none of the machine's own settings apply."""
         for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
         monkeypatch.setenv("UV_NO_CACHE", "1")
         monkeypatch.setenv("PIP_NO_INDEX", "1")
-        monkeypatch.setattr(noxfile, "TORCH", tmp_path / "torch")
+        monkeypatch.setattr(python_environments, "TORCH", tmp_path / "torch")
         (tmp_path / "torch").mkdir()
         (tmp_path / "links").mkdir()
         monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
@@ -131,39 +121,39 @@ class TestTorch:
         file = "cpu.txt" if "+cpu" in name else "index.txt"
         (torch / file).write_text(f"torch=={name.split('-')[1]} \\\n    --hash=sha256:{digest}\n")
 
-    def install(self, torch: Path, noxfile: ModuleType) -> str:
+    def install(self, torch: Path) -> str:
         """The version installed, or the error."""
         home = torch.parent / "home"
         try:
-            noxfile._install_torch(_Session(), home, "torch==2.13.0")
-        except _Stopped as error:
+            PythonEnvironments(home.parent, log=[].append).install_torch(home, "torch==2.13.0")
+        except EnvironmentLacking as error:
             assert not list(home.glob("lib/*/site-packages/torch*"))
-            return str(error)
+            return f"{error.message}: {error.remedy}"
         return next(home.glob("lib/*/site-packages/torch-*.dist-info")).name
 
     @pytest.mark.parametrize("installer", ["uv", "pip"])
     @pytest.mark.parametrize("name", [WHEEL, PLAIN])
     def test_a_recorded_build_is_installed(
-        self, torch: Path, noxfile: ModuleType, name: str, installer: str, monkeypatch: pytest.MonkeyPatch
+        self, torch: Path, name: str, installer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(shutil, "which", lambda _: str(UV) if installer == "uv" else None)
+        monkeypatch.setattr(python_environments, "uv_program", lambda: str(UV) if installer == "uv" else None)
         for each in (self.WHEEL, self.PLAIN):
             self.record(torch, each, "0" * 64)
         self.offer(torch, name)
-        assert self.install(torch, noxfile) == f"torch-{name.split('-')[1]}.dist-info"
+        assert self.install(torch) == f"torch-{name.split('-')[1]}.dist-info"
 
     @pytest.mark.parametrize("installer", ["uv", "pip"])
     def test_another_build_is_refused_with_the_command_that_accepts_it(
-        self, torch: Path, noxfile: ModuleType, installer: str, monkeypatch: pytest.MonkeyPatch
+        self, torch: Path, installer: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(shutil, "which", lambda _: str(UV) if installer == "uv" else None)
+        monkeypatch.setattr(python_environments, "uv_program", lambda: str(UV) if installer == "uv" else None)
         for name in (self.WHEEL, self.PLAIN):
             self.offer(torch, name, recorded=False)
-        error = self.install(torch, noxfile)
+        error = self.install(torch)
         assert "not on record" in error and "nox -s lock -- --torch" in error
 
     def test_the_command_records_what_the_users_index_has(
-        self, torch: Path, noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch
+        self, torch: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.record(torch, self.PLAIN, "0" * 64)
         self.offer(torch, self.WHEEL, recorded=False)
@@ -171,24 +161,7 @@ class TestTorch:
         monkeypatch.setattr(torch_builds, "INDEX", torch / "index.txt")
         monkeypatch.setattr(torch_builds, "requirement", lambda: "torch==2.13.0")
         assert torch_builds.record() and torch_builds.problems() == []
-        assert self.install(torch, noxfile) == "torch-2.13.0+cpu.dist-info"
-
-
-class _Stopped(Exception):
-    pass
-
-
-class _Session:
-    """What `_install_torch` uses of nox's session."""
-
-    def run(self, *command: str, env: dict[str, str], **_: object) -> str:
-        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
-
-    def warn(self, text: str) -> None: ...
-
-    def error(self, text: str) -> NoReturn:
-        raise _Stopped(text)
+        assert self.install(torch) == "torch-2.13.0+cpu.dist-info"
 
 
 def _environment(folder: Path, name: str, program: str, shell: str = sys.executable) -> None:

@@ -20,7 +20,7 @@ from tests.support.sources import parsed
 
 TABLE = gate_table()
 VERBS = {"ci": CI, "provisioning": PROVISIONING}
-COMMON = ("ci.__main__", "provisioning.__main__", "noxfile")
+COMMON = ("ci.__main__", "provisioning.__main__", "noxfile", "qnn_ci")
 TABLES = (*COMMON, "ci.upkeep.generate")
 """These name modules in a table, of which a stage starts one at most."""
 

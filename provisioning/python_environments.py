@@ -1,0 +1,150 @@
+"""The locked Python environments in which verbs run: made once for each lock file, by uv or by pip.
+
+noxfile.py and `qnn-ci` import it before any environment exists, where filelock is the only package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning import pip_settings
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.settings import MANIFESTS
+
+LOCKS = MANIFESTS / "locks"
+TORCH = MANIFESTS / "torch"
+
+IN_IMAGE = "QNN_CI_ENVIRONMENTS"
+"""In our images: the folder with environments that are there already, each beside its lock."""
+
+ACCEPT = "nox -s lock -- --torch"
+
+
+@dataclass(frozen=True)
+class PythonEnvironments:
+    """Those below one folder. `log` shows a line of progress."""
+
+    folder: Path
+    log: Callable[[str], None]
+
+    def interpreter(self, name: str) -> str:
+        """The Python of an environment, made or rebuilt first if it is not exactly its lock."""
+        lock_file = LOCKS / f"{name}.txt"
+        text = lock_file.read_text(encoding="utf-8")
+        in_image = Path(os.environ.get(IN_IMAGE) or os.devnull, name)
+        if _text(in_image / "lock.txt") == text:
+            return str(in_image / "bin" / "python")
+        home = self.folder / name
+        python = home / "bin" / "python"
+        wanted = hashlib.sha256(f"{sys.executable}\n{sys.version}\n{text}".encode()).hexdigest()
+        stamp = home / "qnn-ci.stamp"
+        if _text(stamp) == wanted:
+            return str(python)
+        from filelock import FileLock
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{home}.lock"):
+            if _text(stamp) != wanted:
+                begun = time.monotonic()
+                self.log(f"Making the {name} environment in {home}, once for this lock file")
+                # After a kill, the remains must not pass for the environment of an earlier lock file.
+                stamp.unlink(missing_ok=True)
+                shutil.rmtree(home, ignore_errors=True)
+                self._make(home)
+                for line in text.splitlines():
+                    if line.startswith("# torch: "):
+                        self.install_torch(home, line.removeprefix("# torch: "))
+                _run([*_installer(python), "--require-hashes", "--no-deps", "-r", str(lock_file)])
+                stamp.write_text(wanted, encoding="utf-8")
+                self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
+        return str(python)
+
+    def _make(self, home: Path) -> None:
+        uv = uv_program()
+        maker = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "virtualenv"]
+        _run([*maker, "--quiet", str(home)])
+
+    def install_torch(self, home: Path, requirement: str) -> None:
+        """The CPU build of the user's index, else of PyTorch's, else its own: only those on record."""
+        cpu, index = TORCH / "cpu.txt", TORCH / "index.txt"
+        for recorded in (cpu, index):
+            if not re.search(rf"^{re.escape(requirement)}(\+cpu)? ", _text(recorded), re.MULTILINE):
+                message = f"{recorded} has no {requirement}; record the builds of your index"
+                raise EnvironmentLacking(message, remedy=ACCEPT)
+        python = home / "bin" / "python"
+        output = ""
+        for recorded, pytorchs in ((cpu, False), (cpu, True), (index, False)):
+            if recorded == index:
+                why = f"not on record: {ACCEPT}" if _differs(output) else "not to be had"
+                self.log(f"a CPU build of torch is {why}; trying the index's own, of several GB")
+            command = _installer(python)
+            if pytorchs:
+                if pip_settings.no_index(os.environ):
+                    continue
+                command = [*self._uv(), "--python", str(python), "--torch-backend=cpu"]
+            output += _output([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
+            if any(home.glob("lib/python*/site-packages/torch-*.dist-info")):
+                return
+        if _differs(output):
+            raise EnvironmentLacking(
+                f"your index has {requirement} in a build that is not on record in {TORCH}, so it was not "
+                f"installed; if you trust your index, record it and start again",
+                remedy=ACCEPT,
+            )
+        raise EnvironmentLacking(f"{requirement} could not be installed:\n{output}")
+
+    def _uv(self) -> list[str]:
+        """The user's own uv, else that of the nox environment's lock."""
+        return _uv_install(*([uv] if (uv := uv_program()) else [self.interpreter("nox"), "-m", "uv"]))
+
+
+def uv_program() -> str | None:
+    """The user's own uv, else the one that was installed together with us."""
+    beside = Path(sys.executable).with_name("uv")
+    return shutil.which("uv") or (str(beside) if beside.is_file() else None)
+
+
+def _installer(python: Path) -> list[str]:
+    if uv := uv_program():
+        return [*_uv_install(uv), "--python", str(python)]
+    return [str(python), "-m", "pip", "install", "--quiet"]
+
+
+def _uv_install(*uv: str) -> list[str]:
+    # On a terminal, uv shows its progress.
+    quiet = [] if sys.stderr.isatty() else ["--quiet"]
+    return [*uv, "pip", "install", *quiet, *pip_settings.uv_flags(os.environ)]
+
+
+def _run(command: list[str]) -> None:
+    if code := subprocess.run(command, env=_variables(), check=False).returncode:
+        raise EnvironmentLacking(
+            f"{Path(command[0]).name} ended with exit code {code}, so the environment is not complete",
+            remedy="correct what it says above, then type the command again",
+        )
+
+
+def _output(command: list[str]) -> str:
+    done = subprocess.run(command, env=_variables(), capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def _variables() -> dict[str, str]:
+    return {**os.environ, **pip_settings.uv_variables(os.environ)}
+
+
+def _differs(output: str) -> bool:
+    return re.search("hash mismatch|do not match the hashes", output, re.IGNORECASE) is not None
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""

@@ -1,0 +1,71 @@
+"""`qnn-ci VERB`: each verb of `ci` and `provisioning`, in the locked environment that it needs.
+
+In the wheel this file is the package `qnn_ci`, and our packages and manifests lie beside it, in that folder.
+So a package of the user's that is called `ci` or `provisioning` is never in our way, nor ours in theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from ci.__main__ import VERBS as CI  # noqa: E402
+from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
+from provisioning.base import command_line  # noqa: E402
+from provisioning.base.settings import CLONE, outputs_path  # noqa: E402
+
+NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "rehearse")
+"""They work on our own sources, git history or Dockerfile."""
+
+
+def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
+    """The package of a verb and the environment it runs in."""
+    if verb == "shell":
+        in_image = bool(arguments) and arguments[0].startswith("--image")
+        return ("ci", "tools") if in_image else ("provisioning", "executorch")
+    if verb == "compare":
+        # Each lane has packages of its own.
+        words = " ".join(arguments).replace("=", " ").split()
+        return "ci", "executorch" if "executorch" in words else "onnx"
+    if verb == "bench":
+        return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"
+    package, table = ("ci", CI) if verb in CI else ("provisioning", PROVISIONING)
+    return package, table[verb].environment
+
+
+def main() -> int:
+    argv = sys.argv[1:]
+    verbs = {name: verb for name, verb in {**PROVISIONING, **CI}.items() if CLONE or name not in NEEDS_CLONE}
+    if not argv or argv[0] not in verbs:
+        return command_line.main("qnn-ci", "CI and provisioning for Qualcomm's NPUs.", verbs, argv)
+    return command_line.guarded(lambda: _start(argv[0], argv[1:]), debug="--debug" in argv)
+
+
+def _start(verb: str, arguments: Sequence[str]) -> int:
+    """Replace this process: signals, the terminal and the exit code are then the verb's own."""
+    from provisioning.python_environments import PythonEnvironments
+
+    package, environment = program_of(verb, arguments)
+    folder = ROOT / ".nox" if CLONE else outputs_path() / "environments"
+    python = PythonEnvironments(folder, _log).interpreter(environment)
+    here = str(Path.cwd())
+    os.environ[command_line.STARTED_IN] = here
+    os.environ.setdefault("QNN_CI_REPORTS", str(Path(here, "reports")))
+    # Python looks for -m in the working directory first: it must be ours, not the user's.
+    os.chdir(ROOT)
+    os.execv(python, [python, "-m", package, verb, *arguments])
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
