@@ -18,6 +18,7 @@ if str(ROOT) not in sys.path:
 from ci.__main__ import VERBS as CI  # noqa: E402
 from provisioning.__main__ import VERBS as PROVISIONING  # noqa: E402
 from provisioning.base import command_line  # noqa: E402
+from provisioning.base.errors import UsageError  # noqa: E402
 from provisioning.base.settings import CLONE, outputs_path  # noqa: E402
 
 NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "rehearse")
@@ -52,11 +53,16 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     from provisioning.python_environments import PythonEnvironments
 
     package, environment = program_of(verb, arguments)
+    if package == "ci" and verb == "shell" and not CLONE:
+        raise UsageError(
+            "shell --image works on the images of a clone",
+            remedy="clone the repository: nox -s shell -- --image",
+        )
     folder = ROOT / ".nox" if CLONE else outputs_path() / "environments"
     python = PythonEnvironments(folder, _log).interpreter(environment)
     here = str(Path.cwd())
     os.environ[command_line.STARTED_IN] = here
-    os.environ.setdefault("QNN_CI_REPORTS", str(Path(here, "reports")))
+    os.environ["QNN_CI_REPORTS"] = os.environ.get("QNN_CI_REPORTS") or str(Path(here, "reports"))
     # Python looks for -m in the working directory first: it must be ours, not the user's.
     os.chdir(ROOT)
     os.execv(python, [python, "-m", package, verb, *arguments])

@@ -1,0 +1,83 @@
+"""The command as a wheel installs it: our files in one package, run from a folder of the user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.toml import tomllib
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pyproject.toml tells the build backend to put into the wheel, put there by ourselves."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    site = tmp_path_factory.mktemp("a site") / "site-packages"
+    ignore = shutil.ignore_patterns("__pycache__")
+    for source, place in wheel["force-include"].items():
+        (site / place).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copyfile
+        copy(ROOT / source, site / place, **({"ignore": ignore} if (ROOT / source).is_dir() else {}))
+    return site / "qnn_ci"
+
+
+@pytest.fixture
+def qnn_ci(package: Path, tmp_path: Path) -> Command:
+    """Run the command where the user's own packages have our names; stand-ins for the environments."""
+    for name in ("tools", "executorch"):
+        python = tmp_path / "environments" / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        shutil.copyfile(MANIFESTS / "locks" / f"{name}.txt", python.parents[1] / "lock.txt")
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        python.chmod(0o755)
+    for name in ("ci", "provisioning", "tests", "manifests"):
+        (tmp_path / "home" / name).mkdir(parents=True)
+        (tmp_path / "home" / name / "__init__.py").write_text("raise SystemExit('the package of the user')\n")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("QNN_CI_")}
+    variables |= {
+        "QNN_CI_ENVIRONMENTS": str(tmp_path / "environments"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    start = "import sys; sys.path[0] = sys.argv.pop(1); import qnn_ci; sys.exit(qnn_ci.main())"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", start, str(package.parent), *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path / "home", env=variables, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def test_verbs_are_ours_and_paths_the_users(qnn_ci: Command, tmp_path: Path) -> None:
+    """Both packages, a child process of the gate, and the reports of all."""
+    home = tmp_path / "home"
+    assert qnn_ci("store", "list", "--store", "mine").stdout == f"no trees in {home / 'mine'}\n"
+    assert "14001" in qnn_ci("diagnose", "14001").stdout
+    done = qnn_ci("gate", "--only", "validate", "--store", "mine")
+    assert done.returncode == 3, done.stderr
+    assert {each.name for each in (home / "reports").glob("*.json")} >= {"gate.json", "validate.json"}
+
+
+def test_what_needs_a_clone_is_no_verb(qnn_ci: Command) -> None:
+    assert "compile" in qnn_ci("--help").stdout and " lint " not in qnn_ci("--help").stdout
+    assert qnn_ci("lint").returncode == 2
+    assert qnn_ci("shell", "--image", "wheels").returncode == 2
+
+
+def test_nothing_is_written_beside_the_package(qnn_ci: Command, package: Path, tmp_path: Path) -> None:
+    before = {each for each in package.rglob("*") if each.suffix != ".pyc"}
+    done = qnn_ci("build_runner", "--dry-run", "--store", "mine")
+    assert str(package / "dist") not in done.stdout and str(package / "build") not in done.stdout
+    assert str(tmp_path / "cache") in done.stdout, done.stderr
+    assert {each for each in package.rglob("*") if each.suffix != ".pyc"} == before
