@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base import toml
 from provisioning.base.settings import MANIFESTS, ROOT
-from provisioning.base.toml import tomllib
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -20,13 +20,15 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What pyproject.toml tells the build backend to put into the wheel, put there by ourselves."""
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wheel = toml.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     site = tmp_path_factory.mktemp("a site") / "site-packages"
     ignore = shutil.ignore_patterns("__pycache__")
     for source, place in wheel["force-include"].items():
         (site / place).parent.mkdir(parents=True, exist_ok=True)
-        copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copyfile
-        copy(ROOT / source, site / place, **({"ignore": ignore} if (ROOT / source).is_dir() else {}))
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, site / place, ignore=ignore)
+        else:
+            shutil.copyfile(ROOT / source, site / place)
     return site / "qnn_ci"
 
 

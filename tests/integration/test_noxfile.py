@@ -125,7 +125,7 @@ class TestTorch:
         """The version installed, or the error."""
         home = torch.parent / "home"
         try:
-            PythonEnvironments(home.parent, log=[].append).install_torch(home, "torch==2.13.0")
+            PythonEnvironments(home.parent, log=print).install_torch(home, "torch==2.13.0")
         except EnvironmentLacking as error:
             assert not list(home.glob("lib/*/site-packages/torch*"))
             return f"{error.message}: {error.remedy}"
