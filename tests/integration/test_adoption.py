@@ -10,7 +10,7 @@ from provisioning.base.settings import ROOT
 from tests.support.rehearsals import repository
 from tests.support.rehearsed import Rehearsed, example, rehearse
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.whole]
 
 SUITE = """
     schema = 1
@@ -81,7 +81,6 @@ def test_nothing_about_the_toolkit_itself_is_run_there(green: Rehearsed) -> None
     assert "| lint | left out&#58; it is about the toolkit, and not named in stages |" in summary
 
 
-@pytest.mark.whole
 def test_its_model_that_leaves_the_npu_makes_its_verdict_red(green: Rehearsed, tmp_path: Path) -> None:
     root = adopter(tmp_path / "models", "torch.erf(x)")
     red = rehearse(tmp_path / "reports", "qnn", "--root", str(root), "--row", "lowering 1/1")

@@ -38,6 +38,7 @@ def gate(scratch: Path, root: Path, *flags: str) -> Rehearsed:
 PASSED = ("plan", "provision", "verdict")
 
 
+@pytest.mark.whole
 def test_its_buck_and_cmake_files_are_compared(tmp_path: Path) -> None:
     root = repository(tmp_path / "my-executorch", miniature_tree.files() | workflow("buck_parity", "wheels"))
     done = gate(tmp_path, root)

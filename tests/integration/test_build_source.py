@@ -139,6 +139,7 @@ def test_the_tree_is_left_as_it_was(arm64: Built, given: Given) -> None:
     assert said == ""
 
 
+@pytest.mark.whole
 def test_of_one_tree_each_target_has_its_own_and_goes_on_with_it(tmp_path: Path, given: Given) -> None:
     """flatcc puts its library into the source folder: the second build would link that of the first."""
     tree = make_tree(tmp_path)
@@ -153,6 +154,7 @@ def test_of_one_tree_each_target_has_its_own_and_goes_on_with_it(tmp_path: Path,
     assert sorted(path.name for path in (tree / "third-party/flatcc").iterdir()) == ["CMakeLists.txt", "src"]
 
 
+@pytest.mark.whole
 def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
     tmp_path: Path, given: Given
 ) -> None:
@@ -174,6 +176,7 @@ def test_writing_into_the_tree_and_an_option_that_nothing_reads_are_reported(
     assert findings["build-option"]["subject"] == "SUPPORT_REGEX_LOOKAHEAD"
 
 
+@pytest.mark.whole
 def test_a_tree_that_is_named_by_a_link_is_built(given: Given, tmp_path: Path) -> None:
     (tmp_path / "et-main").symlink_to(given.tree)
     done = build(ARM64, tmp_path, tmp_path / "et-main", given.sdk)
@@ -186,6 +189,7 @@ def test_an_unchanged_tree_costs_no_compiling(arm64: Built, given: Given) -> Non
     assert not re.findall(r"Building CXX object", again.log)
 
 
+@pytest.mark.whole
 def test_another_folder_gives_the_same_bytes(arm64: Built, given: Given, tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "somewhere" / "else")
     sdk = make_sdk(tmp_path / "an-sdk")
@@ -194,6 +198,7 @@ def test_another_folder_gives_the_same_bytes(arm64: Built, given: Given, tmp_pat
     assert hashes(other.dist) == hashes(arm64.dist)
 
 
+@pytest.mark.whole
 def test_the_dry_run_prints_the_commands_that_the_build_runs(given: Given, arm64: Built) -> None:
     before = hashes(arm64.folder)
     printed = build(ARM64, arm64.folder, given.tree, given.sdk, "--dry-run")
@@ -203,6 +208,7 @@ def test_the_dry_run_prints_the_commands_that_the_build_runs(given: Given, arm64
     subprocess.run(["sh", "-n"], input=printed.out, text=True, check=True, timeout=60)
 
 
+@pytest.mark.whole
 def test_a_vendors_toolchain_file_is_enough(given: Given, arm64: Built, tmp_path: Path) -> None:
     """Its own flags stay: ours stand beside them."""
     file = tmp_path / "vendor.cmake"
@@ -228,6 +234,7 @@ def test_a_changed_source_is_compiled_alone(tmp_path: Path) -> None:
     assert again.manifest["changed"] is True
 
 
+@pytest.mark.whole
 def test_ccache_is_used_where_it_is(given: Given, tmp_path: Path) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -251,6 +258,7 @@ def test_a_compiler_error_is_shown_and_dist_stays_as_it_was(tmp_path: Path) -> N
     assert not done.dist.exists()
 
 
+@pytest.mark.whole
 def test_a_known_error_comes_with_its_cause(tmp_path: Path) -> None:
     """CMake 4 says it of a tree from before its time."""
     tree, sdk = make_tree(tmp_path), make_sdk(tmp_path / "sdk")
@@ -308,6 +316,7 @@ def test_an_interrupted_build_leaves_nothing_at_work_and_goes_on_later(
     assert (again.code, again.report["metrics"]["rebuilt_because"]) == (0, []), again.err
 
 
+@pytest.mark.whole
 def test_a_build_waits_with_its_files_for_another_that_puts_its_own_there(
     given: Given, tmp_path: Path
 ) -> None:
@@ -324,6 +333,7 @@ def test_a_build_waits_with_its_files_for_another_that_puts_its_own_there(
     assert (done.code, (done.dist / "manifest.json").is_file()) == (0, True), done.err
 
 
+@pytest.mark.whole
 def test_the_stores_tree_is_built_where_no_variable_names_one(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +355,7 @@ def test_the_stores_tree_is_built_where_no_variable_names_one(
     assert made["commit"] == getattr(pinned.parts[0].source, "commit", None)
 
 
+@pytest.mark.whole
 def test_the_commit_and_the_submodules_of_the_stores_tree_are_known(
     given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,7 +399,8 @@ def test_the_commit_and_the_submodules_of_the_stores_tree_are_known(
     assert f"pkg:github/gflags/gflags@{linked}" in (done.dist / "sbom.cdx.json").read_text("utf-8")
 
 
-@pytest.mark.parametrize("stage", [ARM64, pytest.param("build_android", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("stage", [ARM64, "build_android"])
 def test_a_tree_with_runners_of_language_models_gives_them_too(
     given: Given, tmp_path: Path, stage: str
 ) -> None:
@@ -400,6 +412,7 @@ def test_a_tree_with_runners_of_language_models_gives_them_too(
     assert runners == [RUNNER, "bin/qnn_llama_runner", "bin/llama_main"]
 
 
+@pytest.mark.whole
 def test_a_runner_that_the_tree_defines_and_does_not_make_is_missed(given: Given, tmp_path: Path) -> None:
     tree = make_tree(tmp_path)
     make_llama(tree)
@@ -408,6 +421,7 @@ def test_a_runner_that_the_tree_defines_and_does_not_make_is_missed(given: Given
     assert (done.code, "qnn_llama_runner" in done.err) == (1, True)
 
 
+@pytest.mark.whole
 def test_a_release_is_stripped_or_says_that_it_cannot_be(given: Given, arm64: Built, tmp_path: Path) -> None:
     done = build(ARM64, tmp_path, given.tree, given.sdk, "--release")
     assert (done.code, done.report["findings"]) == (0, []), done.err
@@ -447,6 +461,7 @@ def test_the_android_runner_starts_on_a_device_of_its_names(android: Built, tmp_
     assert (done.returncode, "cannot open nowhere.pte" in done.stderr) == (1, True), done.stderr
 
 
+@pytest.mark.whole
 def test_another_ndk_starts_anew_and_what_it_builds_for_a_newer_android_is_refused(
     given: Given, tmp_path: Path
 ) -> None:
@@ -488,6 +503,7 @@ def test_a_path_of_this_machine_in_a_binary_is_refused_and_the_last_good_build_s
     assert (done.code, done.rules(), hashes(done.dist)) == (1, {"build-paths"}, before), done.err
 
 
+@pytest.mark.whole
 def test_small_pages_are_refused_for_android(given: Given, tmp_path: Path) -> None:
     tree = make_tree(tmp_path)
     with (tree / "backends/qualcomm/CMakeLists.txt").open("a", encoding="utf-8") as listing:
@@ -524,6 +540,7 @@ def x86(given: Given, x86_tree: Path) -> Built:
     return build("build_x86", given.folder / "x86", x86_tree, given.sdk)
 
 
+@pytest.mark.whole
 @pytest.mark.heavy
 def test_each_adaptor_that_the_tree_defines_is_built(x86: Built) -> None:
     assert x86.code == 0, x86.err
@@ -534,6 +551,7 @@ def test_each_adaptor_that_the_tree_defines_is_built(x86: Built) -> None:
     ]
 
 
+@pytest.mark.whole
 @pytest.mark.heavy
 def test_the_overlay_is_imported_with_the_printed_python_path(x86: Built, tmp_path: Path) -> None:
     line = next(line for line in x86.out.splitlines() if line.startswith("export PYTHONPATH="))
@@ -573,6 +591,7 @@ def test_another_folder_gives_the_same_adaptors_and_install_puts_them_into_the_t
     assert not (other.dist / "overlay").exists()
 
 
+@pytest.mark.whole
 @pytest.mark.heavy
 def test_the_tree_has_none_of_it(x86: Built, x86_tree: Path) -> None:
     assert not (x86_tree / "backends" / "qualcomm" / "python").exists()

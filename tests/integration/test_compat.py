@@ -35,6 +35,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return RUNNER
 
 
+@pytest.mark.whole
 def test_measuring_the_profiles_build_gives_what_was_committed(runner: Path, tmp_path: Path) -> None:
     (build_id,) = build_ids(sdk_root() / "lib" / HOST_LIBRARIES / "libQnnHtp.so")
     executorch = importlib.metadata.version("executorch")

@@ -79,6 +79,7 @@ def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path:
     assert set(tests) == load_durations().keys()
 
 
+@pytest.mark.whole
 def test_the_shards_together_are_the_whole_suite(tmp_path: Path) -> None:
     parts = [listed(tmp_path, "--shard", f"{index}/4") for index in (1, 2, 3, 4)]
     assert sorted(test for part in parts for test in part) == sorted(listed(tmp_path))
@@ -99,6 +100,7 @@ def test_tests_pass_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -
     assert not (tmp_path / "reports" / "delegate" / "TestQNNQuantizedOperator.test_qnn_backend_abs").exists()
 
 
+@pytest.mark.whole
 def test_a_known_failure_is_named_with_its_cause_and_does_not_fail(tmp_path: Path) -> None:
     code, report = delegate(tmp_path, "-k", PER_CHANNEL, "--no-cache")
     assert (code, report.metrics["expected_failures"]) == (0, 1)
@@ -107,6 +109,7 @@ def test_a_known_failure_is_named_with_its_cause_and_does_not_fail(tmp_path: Pat
     assert "multiple of 4" in finding.message
 
 
+@pytest.mark.whole
 def test_a_test_that_takes_too_long_fails_and_leaves_nothing_running(tmp_path: Path) -> None:
     code, report = delegate(tmp_path, "-k", SLOW, "--no-cache", "--timeout", "20")
     assert (code, report.metrics["failed"]) == (1, 1)
@@ -114,6 +117,7 @@ def test_a_test_that_takes_too_long_fails_and_leaves_nothing_running(tmp_path: P
     assert not _processes_of(tmp_path)
 
 
+@pytest.mark.whole
 def test_a_killed_stage_takes_its_workers_and_their_runner_with_it(tmp_path: Path) -> None:
     stage = subprocess.Popen(
         command(tmp_path, "-k", SLOW, "--no-cache"),

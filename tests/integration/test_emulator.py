@@ -46,6 +46,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@pytest.mark.whole
 def test_alone_it_lowers_first_and_keeps_both(base: Path) -> None:
     one = suite(base, {"net": {}})
     first = run("test_emulator", base, "--suite", one)
@@ -54,6 +55,7 @@ def test_alone_it_lowers_first_and_keeps_both(base: Path) -> None:
     assert again.cached() == {"net"} and again.err.count("1 cached, 0 to do") == 2
 
 
+@pytest.mark.whole
 def test_another_runner_runs_it_again(base: Path) -> None:
     other = _runner(base, "#!/bin/sh\nexit 7\n")
     done = run(

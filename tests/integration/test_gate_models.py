@@ -173,6 +173,7 @@ def test_inputs_and_outputs_of_the_wrong_ones_are_kept(reports: dict[str, Report
     assert any(path.name.startswith("output_") for path in kept)
 
 
+@pytest.mark.whole
 def test_interrupted_it_leaves_no_process_and_says_what_did_not_run(tmp_path: Path) -> None:
     one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})
     process = subprocess.Popen(

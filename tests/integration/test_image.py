@@ -143,10 +143,12 @@ def inside(checkout: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
 
+@pytest.mark.whole
 def test_the_wheels_image_is_built_and_validates_inside(wheels: Stage) -> None:
     assert (wheels.code, wheels.report["metrics"]["validate"]["outcome"]) == (0, "pass"), wheels.said
 
 
+@pytest.mark.whole
 def test_the_image_says_what_it_is(
     wheels: Stage, root: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,23 +158,27 @@ def test_the_image_says_what_it_is(
     assert engine.attributes(plan.tag)["Config"]["Labels"] == labels(plan, BASE, base_id)
 
 
+@pytest.mark.whole
 def test_the_size_is_stated(wheels: Stage, engine: Engine) -> None:
     size = engine.attributes(plan_of("wheels").tag)["Size"]
     assert wheels.report["metrics"]["size"] == size
     assert f"{size / 1e9:.2f} GB in " in wheels.said
 
 
+@pytest.mark.whole
 def test_the_bill_of_materials_names_what_is_inside(wheels: Stage) -> None:
     path = next(Path(a["path"]) for a in wheels.report["artifacts"] if a["kind"] == "sbom")
     names = {one["name"] for one in json.loads(path.read_text())["components"]}
     assert {"g++", "executorch", "torch", "qnn-sdk-x86-64"} <= names
 
 
+@pytest.mark.whole
 def test_the_bill_of_materials_is_what_its_schema_calls_one(wheels: Stage) -> None:
     path = next(Path(a["path"]) for a in wheels.report["artifacts"] if a["kind"] == "sbom")
     assert faults(path.read_text(encoding="utf-8")) == ""
 
 
+@pytest.mark.whole
 def test_building_again_takes_all_from_the_cache(wheels: Stage, root: Path, tmp_path: Path) -> None:
     again = image(root, "wheels", "--no-validate", reports=tmp_path)
     assert again.report["metrics"]["layers"] == wheels.report["metrics"]["layers"]
@@ -180,6 +186,7 @@ def test_building_again_takes_all_from_the_cache(wheels: Stage, root: Path, tmp_
     assert metrics["context_seconds"] + metrics["build_seconds"] <= 5
 
 
+@pytest.mark.whole
 def test_a_change_of_project_code_builds_nothing_again(
     wheels: Stage, elsewhere: Path, tmp_path: Path
 ) -> None:
@@ -194,6 +201,7 @@ def test_a_change_of_project_code_builds_nothing_again(
     assert [step for step in steps if f"\n{step} CACHED\n" not in log] == []
 
 
+@pytest.mark.whole
 def test_what_a_caller_writes_belongs_to_the_caller(wheels: Stage, checkout: Path) -> None:
     done = inside(checkout, "sh", "-c", "whoami && echo made > made-inside")
     assert done.stdout == "dev\n", done.stderr
@@ -201,16 +209,19 @@ def test_what_a_caller_writes_belongs_to_the_caller(wheels: Stage, checkout: Pat
     assert (made.st_uid, made.st_gid) == (CALLER, CALLER)
 
 
+@pytest.mark.whole
 def test_the_image_cannot_be_written_to(wheels: Stage, checkout: Path) -> None:
     done = inside(checkout, "touch", "/opt/qnn-ci/mark")
     assert "Read-only file system" in done.stderr
 
 
+@pytest.mark.whole
 def test_validate_runs_inside_for_a_caller_who_is_not_root(wheels: Stage, checkout: Path) -> None:
     done = inside(checkout, "nox", "-s", "validate")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_a_delegate_test_runs_on_the_emulator_inside(wheels: Stage, checkout: Path) -> None:
     one = "TestQNNFloatingPointOperator and test_qnn_backend_abs"
     done = inside(
@@ -219,6 +230,7 @@ def test_a_delegate_test_runs_on_the_emulator_inside(wheels: Stage, checkout: Pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.whole
 def test_shell_image_is_the_shell_session(wheels: Stage, root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "ci", "shell", "--image", "wheels", "--", "sh", "-c", "id -u; exit 7"],
@@ -244,6 +256,7 @@ def wheels_by_editor(wheels: Stage, checkout: Path) -> list[str]:
     return [*argv, said["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]]
 
 
+@pytest.mark.whole
 def test_an_editor_finds_the_interpreter_and_the_checkout(wheels_by_editor: list[str]) -> None:
     asked = "import torch, executorch.exir, ci, os; print(os.access(os.environ['HOME'], os.W_OK))"
     done = subprocess.run([*wheels_by_editor, "-c", asked], capture_output=True, text=True, check=False)
@@ -274,6 +287,7 @@ def vendors(elsewhere: Path, tmp_path: Path) -> Iterator[Path]:
 VENDORS = "qnn-2.37-ndk-r26c"
 
 
+@pytest.mark.whole
 def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_otherwise(
     vendors: Path, wheels: Stage, engine: Engine, tmp_path: Path
 ) -> None:
@@ -302,6 +316,7 @@ def test_vendors_sdks_are_put_in_after_their_licences_were_accepted_and_never_ot
     assert len(made.report["metrics"]["layers"]) == len(shared) + len(plan.components)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("builder", ["docker", "buildah"])
 def test_an_image_built_twice_is_the_same(builder: str, root: Path, tmp_path: Path) -> None:
     stage = image(root, "base", "--check-reproducible", "--builder", builder, reports=tmp_path)
@@ -396,6 +411,7 @@ def test_a_user_whom_the_engine_does_not_know_may_not_use_it(engine: Engine) -> 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
+@pytest.mark.whole
 def test_a_job_without_network_has_none(wheels: Stage, engine: Engine) -> None:
     done = engine.run(Job(plan_of("wheels").tag, ["ls", "/sys/class/net"]))
     assert done.stdout.split() == ["lo"]

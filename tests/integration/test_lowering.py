@@ -88,6 +88,7 @@ class TestBadInput:
         assert not done.rules(case) and done.code == 1
 
 
+@pytest.mark.whole
 def test_what_changes_a_program_compiles_it_again_and_nothing_else_does(tmp_path: Path) -> None:
     cases: dict[str, dict[str, str]] = {
         name: {} for name in ("same", "judged", "source", "arguments", "scheme", "soc", "spec")
@@ -114,6 +115,7 @@ def test_what_changes_a_program_compiles_it_again_and_nothing_else_does(tmp_path
     assert second.cached() == {"same", "judged"}
 
 
+@pytest.mark.whole
 def test_another_sdk_compiles_it_again(tmp_path: Path) -> None:
     one = suite(tmp_path, {"net": {}})
     assert not run("test_lowering", tmp_path, "--suite", one).cached()
@@ -156,7 +158,14 @@ def test_a_suite_with_unknown_keys_is_a_usage_error(tmp_path: Path) -> None:
     assert done.code == 2 and "colour" in done.err and "try:" in done.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.whole),
+        signal.SIGTERM,
+        pytest.param(signal.SIGKILL, marks=pytest.mark.whole),
+    ],
+)
 def test_interrupted_it_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     one = suite(tmp_path, {f"net{index}": {"arguments": f"width = {8 + index}"} for index in range(8)})
     process = subprocess.Popen(

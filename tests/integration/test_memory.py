@@ -215,6 +215,7 @@ def clone(base: Path) -> Clone:
     return made
 
 
+@pytest.mark.whole
 def test_another_clone_shares_what_is_equal_and_not_what_differs(clone: Clone, base: Path) -> None:
     shutil.copytree(clone.folder, base / "other", symlinks=True)
     other = copy.copy(clone)
@@ -292,6 +293,7 @@ def test_a_change_of_any_recorded_input_does_work_again_in_an_environment_of_lin
     assert {"file", "entry", "modules", "variable", "native", "packages", "distribution"} <= set(done)
 
 
+@pytest.mark.whole
 def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> None:
     here = clone.folder
     with (here / "ci/here.py").open("a") as stream:
@@ -316,6 +318,7 @@ def test_each_change_does_the_work_again_and_once(clone: Clone, base: Path) -> N
     assert reasons(clone.run(base)) == [{}, {}]
 
 
+@pytest.mark.whole
 def test_a_rebuilt_backend_beside_a_runner_of_the_users_own_runs_all_again(clone: Clone, base: Path) -> None:
     dist = base / "dist"
     built = find_runner({})
@@ -336,6 +339,7 @@ def test_a_rebuilt_backend_beside_a_runner_of_the_users_own_runs_all_again(clone
         assert not ran()
 
 
+@pytest.mark.whole
 def test_an_overlay_of_executorch_counts_by_its_files(clone: Clone, base: Path) -> None:
     """As EXECUTORCH_ROOT with build_x86 puts it on PYTHONPATH: links to a tree, and adaptors just built."""
     import executorch
@@ -371,6 +375,7 @@ def test_an_overlay_of_executorch_counts_by_its_files(clone: Clone, base: Path) 
     assert not lowered()
 
 
+@pytest.mark.whole
 def test_our_own_code_that_does_the_work_counts(clone: Clone, base: Path) -> None:
     toolkit = base / "toolkit"
     for name in ("ci", "provisioning", "manifests"):
@@ -399,6 +404,7 @@ def test_our_own_code_that_does_the_work_counts(clone: Clone, base: Path) -> Non
     assert "ci/suites/compiler_log.py changed" in lowered()["same"]
 
 
+@pytest.mark.whole
 def test_an_editable_install_counts_by_its_files(clone: Clone, base: Path) -> None:
     """`pip install -e` in an environment of its own, with the tests' packages behind it."""
     venv, project = base / "venv", base / "project"

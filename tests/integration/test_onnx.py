@@ -85,6 +85,7 @@ class TestCompile:
             "net_ctx_qnn.bin",
         ]
 
+    @pytest.mark.whole
     def test_relative_paths_are_those_of_the_user(self, model: Path, tmp_path: Path) -> None:
         shutil.copy(model, tmp_path / "net.onnx")
         options = ("--option", "dump_json_qnn_graph=1", "--option", "json_qnn_graph_dir=graphs")
@@ -92,11 +93,13 @@ class TestCompile:
         assert (tmp_path / "out" / "net_ctx.json").is_file()
         assert list((tmp_path / "graphs").glob("*.json"))
 
+    @pytest.mark.whole
     def test_embeds_the_context_when_asked(self, model: Path, tmp_path: Path) -> None:
         onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
         assert json.loads((tmp_path / "out" / "net_ctx.json").read_text())["arch"] == 79
 
+    @pytest.mark.whole
     def test_calibrates_by_a_function_of_the_users(self, model: Path, tmp_path: Path) -> None:
         code = "import numpy as np\ndef some():\n    rng = np.random.default_rng(0)\n"
         code += "    for _ in range(3):\n        yield rng.standard_normal((1, 3, 8, 8)).astype(np.float32)\n"
@@ -106,6 +109,7 @@ class TestCompile:
         assert "by 2 samples" in said.stderr and "against float on 1 sample held back" in said.stdout
         assert re.search(r"[1-9][\d,]* bytes read from DDR in a run", said.stdout)
 
+    @pytest.mark.whole
     def test_fixes_a_named_dimension(self, tmp_path: Path) -> None:
         model = write(conv_model(("batch", 3, 8, 8)), tmp_path / "dynamic.onnx")
         said = onnx_command("compile", model, "-o", tmp_path / "out", code=1).stderr
@@ -113,16 +117,19 @@ class TestCompile:
         onnx_command("compile", model, "--dimension", "batch=2", "-o", tmp_path / "out")
         assert (tmp_path / "out" / "dynamic_ctx_qnn.bin").is_file()
 
+    @pytest.mark.whole
     def test_says_which_operators_took_longest(self, model: Path, tmp_path: Path) -> None:
         said = onnx_command("compile", model, "--profile-run", "-o", tmp_path / "out").stdout
         assert "conv" in said
         assert "cycles)" in said
 
+    @pytest.mark.whole
     def test_reads_external_data(self, tmp_path: Path) -> None:
         model = with_external_data(tmp_path / "model.onnx")
         onnx_command("compile", model, "-o", tmp_path / "out")
         assert (tmp_path / "out" / "model_ctx.onnx").is_file()
 
+    @pytest.mark.whole
     def test_takes_an_if_by_computing_both_branches(self, tmp_path: Path) -> None:
         """The provider does, whatever its documentation says of control flow."""
         model = write(if_model(), tmp_path / "if.onnx")
@@ -135,6 +142,7 @@ class TestCompile:
             with np.load(tmp_path / "y.npz") as found:
                 assert np.abs(found["y"] - expected).max() < 0.01
 
+    @pytest.mark.whole
     def test_sets_options_of_the_session_and_of_its_runs(self, model: Path, tmp_path: Path) -> None:
         given = {
             "ep.dynamic.qnn_htp_performance_mode": "burst",
@@ -189,6 +197,7 @@ class TestBadInput:
         said = self.refused(tmp_path / "out", model, "--precision", "u8u8", code=2)
         assert "needs calibration data" in said
 
+    @pytest.mark.whole
     def test_a_type_combination_that_htp_gets_wrong(self, model: Path, samples: Path, tmp_path: Path) -> None:
         arguments = (model, "--precision", "u16u16", "--calibrate", samples)
         assert "use u16s16" in self.refused(tmp_path / "out", *arguments, code=2)
@@ -209,10 +218,12 @@ class TestBadInput:
         said = self.refused(tmp_path / "out", compiled / "net_ctx.onnx", code=2)
         assert "is compiled already" in said and "onnx -- run" in said
 
+    @pytest.mark.whole
     def test_a_step_that_takes_too_long(self, model: Path, tmp_path: Path) -> None:
         said = self.refused(tmp_path / "out", model, "--timeout", "0.01", code=1)
         assert "no result after 0.01 s" in said and "--timeout" in said
 
+    @pytest.mark.whole
     def test_samples_of_one_value_are_warned_of(self, model: Path, tmp_path: Path) -> None:
         (tmp_path / "samples").mkdir()
         np.save(tmp_path / "samples" / "0.npy", np.zeros((1, 3, 8, 8), np.float32))
@@ -224,7 +235,7 @@ class TestBadInput:
         said = onnx_command("compile", model, "-o", "/proc/self/out", code=2).stderr
         assert "/proc/self/out cannot be written" in said
 
-    @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.whole), signal.SIGTERM])
     def test_an_interruption_leaves_nothing_behind(
         self, model: Path, tmp_path: Path, how: signal.Signals
     ) -> None:
@@ -248,6 +259,7 @@ class TestBadInput:
         assert not (tmp_path / "out").exists()
         assert list((tmp_path / "tmp").glob("qnn-ci*")) == []
 
+    @pytest.mark.whole
     def test_two_compiles_into_one_directory(self, model: Path, tmp_path: Path) -> None:
         out = tmp_path / "out"
         codes: list[tuple[int, str]] = []
@@ -312,6 +324,7 @@ class TestRun:
         said = onnx_command("run", copied / "net_ctx.onnx", "--input", samples / "0.npy", code=1).stderr
         assert "was changed after it was compiled" in said
 
+    @pytest.mark.whole
     def test_without_a_record_a_context_that_cannot_be_read_is_reported(
         self, copied: Path, samples: Path
     ) -> None:
@@ -323,6 +336,7 @@ class TestRun:
 
 
 class TestAudit:
+    @pytest.mark.whole
     def test_names_what_stays_on_the_cpu(self, tmp_path: Path) -> None:
         nodes = [
             helper.make_node("Relu", ["x"], ["r"], name="relu"),
@@ -332,6 +346,7 @@ class TestAudit:
         found = json.loads(onnx_command("audit", model, "--json", code=1).stdout)
         assert [(node["node"], node["operator"]) for node in found["unsupported"]] == [("determinant", "Det")]
 
+    @pytest.mark.whole
     def test_passes_a_model_that_htp_takes_whole(self, model: Path) -> None:
         assert "4 of 4 nodes on HTP, in 1 graph" in onnx_command("audit", model).stdout
 
@@ -359,6 +374,7 @@ class TestStage:
         report: dict[str, Any] = json.loads((folder / "reports" / "test_onnx.json").read_text())
         return report
 
+    @pytest.mark.whole
     def test_judges_and_remembers_a_model_of_the_users(
         self, model: Path, samples: Path, tmp_path: Path
     ) -> None:
@@ -489,6 +505,7 @@ for number, (name, value) in enumerate(json.loads(sys.argv[3])):
 COMPLAINTS = re.compile(r"[^\n]*(?:not valid|Invalid value|Invalid HTP|Ignoring malformed|only 0 or 1)[^\n]*")
 
 
+@pytest.mark.whole
 def test_every_value_of_the_table_is_one_that_the_provider_takes(model: Path, tmp_path: Path) -> None:
     """It says in its log what it does not take; and it does say so of one that is made up."""
     from ci.onnx.options import options

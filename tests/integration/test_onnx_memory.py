@@ -271,6 +271,7 @@ def test_where_nothing_changed_nothing_is_done_in_another_clone_either(original:
     assert cached(clone) == 2
 
 
+@pytest.mark.whole
 def test_a_changed_model_is_compiled_again_and_the_log_names_it(original: Path, clone: Path) -> None:
     changed("models/scale.json", "1")(clone)
     code, text = stage(clone, original.parent / "store")

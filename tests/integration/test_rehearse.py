@@ -10,7 +10,7 @@ from provisioning.base.findings import Outcome
 from tests.support import rehearsed
 from tests.support.rehearsed import Rehearsed
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.whole]
 
 ROW = "validate"
 """The only row of the gate that is run here; `nox -s rehearse -- pr` runs them all."""

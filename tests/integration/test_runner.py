@@ -308,6 +308,7 @@ print(json.dumps({name: tensor.flatten().tolist() for name, tensor in data.items
 """
 
 
+@pytest.mark.whole
 def test_records_intermediate_outputs_as_executorchs_inspector_reads_them(bench: Bench) -> None:
     ran = bench.program(
         "add", "--dump_intermediate_outputs", "--debug_output_path", "d.bin", "--etdump_path", "e.etdp"

@@ -40,6 +40,7 @@ def copied(into: Path) -> Path:
     return into
 
 
+@pytest.mark.whole
 def test_two_builds_anywhere_are_the_same_to_the_bit(dist: Path, tmp_path: Path) -> None:
     package = find_executorch(None, HERE).root
     for name in ("include", "lib", "share/cmake"):
@@ -141,6 +142,7 @@ def test_a_library_that_appears_has_it_built_again(bench: Bench) -> None:
         library.unlink()
 
 
+@pytest.mark.whole
 def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_checks(bench: Bench) -> None:
     """Whatever variables compilers and CMake would read."""
     before = digests(bench.folder / "dist")
@@ -204,6 +206,7 @@ def arm_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return store.provision("executorch-runtime", pin, want, locked=True).root
 
 
+@pytest.mark.whole
 def test_cross_compiles_for_arm_or_names_the_package_that_lacks(tmp_path: Path, arm_package: Path) -> None:
     result = build(tmp_path, "--target", "aarch64-linux", "--executorch", arm_package)
 

@@ -129,6 +129,7 @@ class Remembering:
         return self._known[segment, algorithm]
 
 
+@pytest.mark.whole
 def test_two_thousand_flipped_bits_are_caught_or_listed_as_outside_every_hash(
     signed: list[tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def test_without_its_time_stamp_an_expired_certificate_no_longer_counts(pair: Pa
     assert verify(catalogue, tmp_path, "--at", "2025-09-01")[:2] == (0, "known")
 
 
+@pytest.mark.whole
 def test_no_flipped_bit_of_a_catalogue_changes_what_it_says(pair: Path) -> None:
     whole = (pair / "libqnnhtpv73.cat").read_bytes()
     good = catalogues.parse(whole)
@@ -137,6 +138,7 @@ def validate(reports: Path, *flags: str, **environ: str) -> tuple[int, set[tuple
     return done.returncode, {(each["rule"], Path(each["subject"]).name) for each in findings}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("profile", PROFILES)
 def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str) -> None:
     flags = ("--profile", profile, "--target", WINDOWS, "--soc", PROFILES[profile])
