@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +117,8 @@ def outputs_path(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder of build/ and dist/."""
     if CLONE:
         return ROOT
+    import hashlib
+
     # As platformdirs has it, which is slow to import and not installed where nox is.
     cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
     # Two versions that are installed side by side have their own.
