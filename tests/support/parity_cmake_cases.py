@@ -222,6 +222,12 @@ LIBRARIES = (
         "m(yes)\n"
         "add_library(x ${s})"
     ),
+    (
+        "set(s a.cpp)\nmacro(inner f)\n add_library(x ${f} ${s})\nendmacro()\n"
+        "macro(outer s)\n inner(${s})\nendmacro()\nouter(b.cpp)"
+    ),
+    'string(REGEX REPLACE "^q" "" s "qqa.cpp")\nadd_library(x ${s} b.cpp)',
+    'string(REGEX MATCHALL "^[ab].cpp" s "a.cppb.cpp")\nadd_library(x ${s})',
     ("macro(m)\n return()\nendmacro()\nadd_library(x a.cpp b.cpp)\nm()\ntarget_sources(x PRIVATE c.cpp)"),
     ("function(m)\n return()\nendfunction()\nadd_library(x a.cpp)\nm()\ntarget_sources(x PRIVATE b.cpp)"),
     "function(f)\n set(s ${ARGV1} ${ARGN})\n add_library(x ${s})\nendfunction()\nf(a.cpp b.cpp)",

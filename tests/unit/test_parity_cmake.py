@@ -141,6 +141,7 @@ def test_what_is_made_of_something_unknown_is_not_known_either(text: str) -> Non
         ("foreach(i RANGE 1000000000000)\nendforeach()", "foreach(i RANGE 1000000000000)"),
         ("cmake_parse_arguments(PARSE_ARGV x)", "cmake_parse_arguments(PARSE_ARGV x)"),
         ("string(REGEX MATCH)", "string(REGEX MATCH)"),
+        ("list(REMOVE_AT s 0)", "list(REMOVE_AT s 0)"),
         ("set(s a b)\nlist(TRANSFORM s TOUPPER AT 1)", "list(TRANSFORM)"),
         ("set(s a b)\nlist(TRANSFORM s TOUPPER FOR 0 1)", "list(TRANSFORM)"),
         ("foreach(i RANGE 5 1 2)\nendforeach()", "foreach(i RANGE 5 1 2)"),

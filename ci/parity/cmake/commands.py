@@ -7,7 +7,7 @@ import itertools
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ci.parity.cmake.conditions import cmake_regex, matched
@@ -148,7 +148,8 @@ def _list_changed(
     if kind == "REMOVE_ITEM":
         return [element for element in value if element not in given]
     if kind == "REMOVE_AT":
-        gone = {int(one) % len(value) for one in given}
+        places = range(len(value))
+        gone = {places[int(one)] for one in given}
         return [element for position, element in enumerate(value) if position not in gone]
     if kind == "REMOVE_DUPLICATES":
         return list(dict.fromkeys(value))
@@ -249,13 +250,13 @@ def _string_answer(evaluator: Evaluator, words: list[str]) -> tuple[str, str] | 
     if kind == "REGEX":
         action, regex = given[0], cmake_regex(given[1])
         if action == "REPLACE":
-            return given[3], re.sub(regex, _replacement(given[2]), "".join(given[4:]))
+            return given[3], _replaced(regex, _replacement(given[2]), "".join(given[4:]))
         text = "".join(given[3:])
         if action == "MATCH":
             match = re.search(regex, text)
             matched(evaluator, match, evaluator.mark_in(given))
             return given[2], match[0] if match else ""
-        return given[2], ";".join(match[0] for match in re.finditer(regex, text))
+        return given[2], ";".join(match[0] for match in _matches(regex, text))
     if kind == "REPLACE":
         text = "".join(given[3:])
         return given[2], text.replace(given[0], given[1]) if given[0] else text
@@ -275,6 +276,24 @@ def _string_answer(evaluator: Evaluator, words: list[str]) -> tuple[str, str] | 
         found = given[0].rfind(given[1]) if "REVERSE" in given[3:] else given[0].find(given[1])
         return given[2], str(found)
     return None
+
+
+def _matches(regex: str, text: str) -> Iterator[re.Match[str]]:
+    """As CMake looks for them before policy CMP0186: what follows a match is a text of its own, with a
+    beginning that `^` matches."""
+    while match := re.search(regex, text):
+        if not match[0]:
+            raise ValueError("the expression matches an empty text")
+        yield match
+        text = text[match.end() :]
+
+
+def _replaced(regex: str, replacement: Callable[[re.Match[str]], str], text: str) -> str:
+    parts = []
+    for match in _matches(regex, text):
+        parts += [match.string[: match.start()], replacement(match)]
+        text = match.string[match.end() :]
+    return "".join([*parts, text])
 
 
 def _replacement(text: str) -> Callable[[re.Match[str]], str]:

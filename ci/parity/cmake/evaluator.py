@@ -157,9 +157,9 @@ class Evaluator:
             self.scope, self.folder = outer_scope, outer_folder
 
     def run_file(self, path: str) -> None:
-        outer = self.file
+        outer, macros = self.file, self.macros
         before = {name: self.value(name) for name in ("CMAKE_CURRENT_LIST_FILE", "CMAKE_CURRENT_LIST_DIR")}
-        self.file = path
+        self.file, self.macros = path, []
         self.assign("CMAKE_CURRENT_LIST_FILE", posixpath.join(SOURCE, path))
         self.assign("CMAKE_CURRENT_LIST_DIR", posixpath.join(SOURCE, posixpath.dirname(path)).rstrip("/"))
         try:
@@ -173,7 +173,7 @@ class Evaluator:
         except Return:
             pass
         finally:
-            self.file = outer
+            self.file, self.macros = outer, macros
             self.scope.variables.update(before)
 
     def deeper(self, work: Callable[[], None], place: Place) -> None:
@@ -468,9 +468,9 @@ class Evaluator:
             )
         if kind == "CACHE":
             return self.cache.get(name, "")
-        for macro in reversed(self.macros):
-            if name in macro:
-                return macro[name]
+        # CMake puts a macro's arguments into its own text, and into nothing that it calls.
+        if self.macros and name in self.macros[-1]:
+            return self.macros[-1][name]
         value = self.value(name)
         if value is None and name not in self.assigned:
             self.undefined.append(name)
