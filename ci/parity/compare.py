@@ -15,6 +15,15 @@ from ci.parity.mapping import Mapping, Pair
 from ci.parity.model import Glob, Item, Library, Place, Side, first_places, is_native, is_python, is_source
 from ci.parity.tree import Tree
 
+OF_THEIR_OWN = frozenset({"module", "executable"})
+"""CMake's kinds of target that are part of no other: a pattern of a pair does not take them."""
+
+TWIN = "_static"
+"""Buck's cxx_library declares a second target, with this at the end of its name, of the same files."""
+
+NEW = ("parity-missing-in-buck", "parity-unknown-file")
+"""Rules that find a file which Buck does not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -82,6 +91,9 @@ class Findings:
                 kept.append(found)
         if not self.incomplete:
             kept += self._stale(used)
+        for found in kept:
+            if old := renamed_from(found.what, kept):
+                found.message += f"; {old} is named and gone: was it renamed?"
         return tuple(sorted(kept, key=lambda found: (found.place, found.rule, found.what)))
 
     def _stale(self, used: set[int]) -> Iterator[Difference]:
@@ -111,6 +123,21 @@ class Findings:
             f"[[{table}]] {what} no longer applies: {why}",
             f"remove it from {self.source.name}",
         )
+
+
+def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
+    """The file that is named and does not exist, where in its directory this is the only new one of its
+    kind and that the only one gone."""
+
+    def beside(*rules: str) -> set[str]:
+        return {one.what for one in differences if one.rule in rules and kind_of(one.what) == kind_of(path)}
+
+    gone = beside("parity-missing-file")
+    return gone.pop() if len(gone) == 1 and beside(*NEW) == {path} else None
+
+
+def kind_of(path: str) -> tuple[str, str]:
+    return posixpath.dirname(path), posixpath.splitext(path)[1]
 
 
 def against_reply(found: Findings, variant: str, side: Side, reply: Reply) -> None:
@@ -179,7 +206,9 @@ def variant(found: Findings, name: str, buck: Side, cmake: Side) -> None:
         _missing_files(found, name, side)
     if buck.failed or cmake.stopped:
         found.incomplete = True
-    pairs = found.mapping.pairs_of(name, cmake.libraries)
+    pairs = found.mapping.pairs_of(
+        name, [one.name for one in cmake.libraries.values() if one.kind not in OF_THEIR_OWN]
+    )
     if not cmake.stopped:
         for pair in pairs:
             if not any(_package(label) in buck.failed for label in pair.buck):
@@ -378,8 +407,11 @@ def _dependencies(
         for name in names:
             library = side.libraries.get(name)
             for item in library.dependencies if library else ():
-                found.seen_dependency(item.name)
-                node = nodes.get(item.name)
+                known = item.name
+                if side is buck and known not in nodes and known not in side.libraries:
+                    known = known.removesuffix(TWIN)
+                found.seen_dependency(known)
+                node = nodes.get(known)
                 if node is None:
                     found.add(_unknown_dependency(found, pair, item, build), variant)
                 elif node != f"pair {pair.name}" and node not in one_sided:
@@ -434,7 +466,8 @@ def _unmapped(found: Findings, variant: str, buck: Side, cmake: Side) -> None:
         for library in side.libraries.values():
             if library.name in mapped or not any(is_native(item.name) for item in library.files):
                 continue
-            if side is cmake and any(fnmatchcase(library.name, pattern) for pattern in patterns):
+            free = side is cmake and library.kind not in OF_THEIR_OWN
+            if free and any(fnmatchcase(library.name, pattern) for pattern in patterns):
                 continue
             found.add(
                 Difference(

@@ -12,7 +12,7 @@ from collections.abc import Mapping as MappingOf
 from pathlib import PurePosixPath
 
 from ci.parity.check import Checked
-from ci.parity.compare import Difference
+from ci.parity.compare import NEW, Difference, kind_of, renamed_from
 from ci.parity.mapping import Mapping
 from ci.parity.model import Library, Side, is_python
 from ci.parity.starlark_text import Literal, literals, replaced, with_after, without
@@ -101,26 +101,61 @@ def _fixed(
     current: Checked,
     found: Difference,
 ) -> tuple[str, str, Checked] | None:
+    """The first change that removes all that is said of the file, else the first that removes this: a file
+    for both halves of a condition belongs into the list before it."""
     before = Counter(_identity(one) for one in current.differences)
+    alike = {one for one in before if one[1] == found.rule and one[2] == found.what}
+    second: tuple[str, str, Checked] | None = None
     for path, text in _candidates(tree, mapping, current, found):
         checked = check(tree.changed({path: text}), current.cmake)
         after = Counter(_identity(one) for one in checked.differences)
         if after <= before and after[_identity(found)] < before[_identity(found)]:
-            return path, text, checked
-    return None
+            if alike.isdisjoint(after):
+                return path, text, checked
+            second = second or (path, text, checked)
+    return second
 
 
 def _candidates(
     tree: Tree, mapping: Mapping, checked: Checked, found: Difference
 ) -> Iterator[tuple[str, str]]:
-    if found.rule in ("parity-missing-in-buck", "parity-unknown-file"):
+    if found.rule in NEW:
+        if posixpath.basename(found.what) == "__init__.py":
+            return
+        if _swapped(checked, found) or _left_out(checked, found):
+            return
         for file in _buck_files(tree, mapping, checked, found):
-            yield from ((file, text) for text in _with_file(tree, checked, file, found.what))
+            yield from ((file, text) for text in _with_file(tree, checked, file, found))
     elif found.rule == "parity-dependency-missing-in-buck":
         for file in _buck_files(tree, mapping, checked, found):
             yield from ((file, text) for text in _with_dependency(tree, mapping, file, found.what))
     elif found.place.file.endswith((".bzl", "/BUCK", "/TARGETS")):
+        if found.rule == "parity-exclude-empty" and tree.match(
+            found.what, posixpath.dirname(found.place.file)
+        ):
+            return  # The file exists, so somebody meant to leave it out.
+        if found.rule == "parity-missing-file" and any(
+            one.rule in NEW and kind_of(one.what) == kind_of(found.what) for one in checked.differences
+        ):
+            return  # Its name may stand for the new one.
         yield from ((found.place.file, text) for text in _without(tree, found))
+
+
+def _swapped(checked: Checked, found: Difference) -> bool:
+    """Whether the pair has a file of that name from another directory, as when a choice between the host's
+    and the device's files is the wrong way round. Adding the file would bring both."""
+    return any(
+        one.rule == "parity-missing-in-cmake"
+        and one.where == found.where
+        and posixpath.basename(one.what) == posixpath.basename(found.what)
+        for one in checked.differences
+    )
+
+
+def _left_out(checked: Checked, found: Difference) -> bool:
+    """Whether an exclude names the file, which somebody meant."""
+    globs = (glob for side in checked.buck.values() for glob in side.globs)
+    return any(glob.exclude and found.what in glob.matched for glob in globs)
 
 
 def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Difference) -> list[str]:
@@ -129,6 +164,9 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Differenc
     if found.rule == "parity-unknown-file":
         if not is_python(found.what):
             return []
+        if old := renamed_from(found.what, checked.differences):
+            named = [one.place.file for one in checked.differences if one.what == old]
+            return [path for path in dict.fromkeys(named) if path.endswith((".bzl", "/BUCK", "/TARGETS"))]
         # Only the nearest package may have a say in a file, and which of its libraries should is certain only
         # where there is one.
         folder = posixpath.dirname(found.place.file)
@@ -150,34 +188,34 @@ def _package_of(library: Library) -> str:
     return library.name.removeprefix("//").partition(":")[0]
 
 
-def _with_file(tree: Tree, checked: Checked, file: str, path: str) -> Iterator[str]:
+def _with_file(tree: Tree, checked: Checked, file: str, found: Difference) -> Iterator[str]:
     text = tree.read(file)
-    wanted = posixpath.relpath(path, posixpath.dirname(file))
+    wanted = posixpath.relpath(found.what, posixpath.dirname(file))
     suffix = PurePosixPath(wanted).suffix
-    found = literals(text)
-    excluded = [literal for literal in found if literal.value == wanted]
-    anchors = [literal for literal in found if literal.value.endswith(suffix) and literal.value != wanted]
+    anchors = [one for one in literals(text) if one.value.endswith(suffix) and one.value != wanted]
     # Of anchors alike, the one that comes before it in the alphabet.
     anchors.sort(key=lambda literal: literal.value, reverse=True)
     anchors.sort(key=lambda literal: (_distance(literal.value, wanted), literal.value > wanted))
-    dead = set(_dead(checked, file))
+    dead = set(_dead(checked, file, found))
     for literal in anchors:
         if (literal.line, literal.value) in dead:
             yield replaced(text, literal, _as(literal, wanted))
-    for literal in excluded:
-        yield without(text, literal)
+    if found.rule == "parity-unknown-file":
+        # A library that names its modules one by one leaves out the others on purpose.
+        anchors = [literal for literal in anchors if "*" in literal.value]
     for literal in anchors[:MOST_ANCHORS]:
         if "*" in literal.value or "/" not in wanted:
             yield with_after(text, literal, _as(literal, wanted))
         yield with_after(text, literal, wanted)
 
 
-def _dead(checked: Checked, file: str) -> Iterator[tuple[int, str]]:
-    """Lines and values of literals that stand for no file."""
+def _dead(checked: Checked, file: str, found: Difference) -> Iterator[tuple[int, str]]:
+    """Lines and values of literals that stand for no file: patterns, and the file that was renamed."""
+    old = renamed_from(found.what, checked.differences)
     for one in checked.differences:
         if one.place.file == file and one.rule == "parity-glob-empty":
             yield one.place.line, one.what
-        elif one.place.file == file and one.rule == "parity-missing-file":
+        elif one.place.file == file and one.rule == "parity-missing-file" and one.what == old:
             yield one.place.line, posixpath.relpath(one.what, posixpath.dirname(file))
 
 

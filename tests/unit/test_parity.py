@@ -104,6 +104,20 @@ def test_a_new_library_of_cmake_is_compared_without_being_named() -> None:
     assert f"{QUALCOMM}/new.cpp" in [one.what for one in _found(files, "parity-missing-in-buck")]
 
 
+@pytest.mark.parametrize("declaration", ["add_library(new MODULE new.cpp)", "add_executable(new new.cpp)"])
+def test_a_program_or_plugin_of_cmake_needs_a_pair_of_its_own(declaration: str) -> None:
+    files = _with(TOP_CMAKE, {"add_library(qnn_executorch_backend SHARED)\n": f"{declaration}\n"})
+    files[f"{QUALCOMM}/new.cpp"] = "// new\n"
+    assert [one.what for one in _found(files, "parity-unmapped-target")] == ["new"]
+
+
+def test_the_static_twin_of_a_buck_library_is_that_library() -> None:
+    files = _with(
+        RUNTIME_BUCK, {'"//executorch/runtime/core:core"': '"//executorch/runtime/core:core_static"'}
+    )
+    assert checked(files).differences == ()
+
+
 def test_a_package_of_python_that_no_library_has_is_one_finding() -> None:
     files = miniature_tree.files()
     files |= {f"{QUALCOMM}/pipeline/{name}.py": "# new\n" for name in ("__init__", "a", "deep/b", "deep/c")}
@@ -155,14 +169,39 @@ class TestMending:
         line = '            "PyQnnManagerAdaptor.cpp",\n'
         assert self.mended(_with(path, {line: line * 2}))[path] == miniature_tree.files()[path]
 
-    def test_a_module_is_added_to_the_only_library_of_its_package(self) -> None:
-        path = f"{QUALCOMM}/recipes/BUCK"
+    @pytest.mark.parametrize("path", ["recipes/new.py", "aot/__init__.py"])
+    def test_a_library_that_names_its_modules_one_by_one_gets_no_other(self, path: str) -> None:
         files = miniature_tree.files()
-        files[f"{QUALCOMM}/recipes/new.py"] = "# new\n"
-        assert '        "new.py",\n' in self.mended(files)[path]
-        # Of two, no tool can know which.
-        files[path] += 'python_library(name = "other", srcs = [], deps = ["//x:y.py"])\n'
+        files[f"{QUALCOMM}/{path}"] = "import os\n"
+        assert checked(files).differences
         assert self.mended(files) == files
+
+    def test_a_renamed_module_is_found_as_one_and_takes_the_place_of_the_old(self) -> None:
+        path = f"{QUALCOMM}/BUCK"
+        files = miniature_tree.files()
+        files[f"{QUALCOMM}/renamed.py"] = files.pop(f"{QUALCOMM}/export_utils.py")
+        [one] = _found(files, "parity-unknown-file")
+        assert "export_utils.py is named and gone" in one.message
+        assert self.mended(files)[path] == files[path].replace('["export_utils.py"]', '["renamed.py"]')
+        # Of two, no tool can know which.
+        files[f"{QUALCOMM}/another.py"] = "import os\n"
+        assert self.mended(files) == files
+
+    def test_the_hosts_files_are_not_added_where_the_devices_are_taken_by_mistake(self) -> None:
+        host, target = '["backends/htp/host/*.cpp"]', '["backends/htp/target/*.cpp"]'
+        files = _with(RUNTIME_BUCK, {host: "TARGET", target: host, "TARGET": target})
+        assert _found(files, "parity-missing-in-buck")
+        assert self.mended(files) == files
+
+    @pytest.mark.parametrize("file", ["QnnManager.cpp", "pal/src/windows/Path.cpp"])
+    def test_an_exclude_of_a_file_that_exists_stays(self, file: str) -> None:
+        files = _with(RUNTIME_BUCK, {'exclude = ["Logging.cpp"]': f'exclude = ["Logging.cpp", "{file}"]'})
+        assert checked(files).differences
+        assert self.mended(files) == files
+
+    def test_a_file_of_both_halves_of_a_condition_goes_into_the_common_list(self) -> None:
+        files = _with(RUNTIME_BUCK, {'                    "backends/htp/*.cpp",\n': ""})
+        assert self.mended(files)[RUNTIME_BUCK] == miniature_tree.files()[RUNTIME_BUCK]
 
     def test_a_pattern_that_would_bring_a_file_too_many_is_not_written(self) -> None:
         files = miniature_tree.files()
