@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +38,13 @@ def read(path: Path) -> Pe:
     """Raises BrokenPe, and OSError."""
     import pefile
 
-    if path.stat().st_size == 0:
+    size = path.stat().st_size
+    if size == 0:
         raise BrokenPe("it is empty")
     try:
-        with pefile.PE(str(path), fast_load=True) as pe:
-            size = path.stat().st_size
+        # Not opened by pefile, whose close() collects the garbage of the whole process.
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            pe = pefile.PE(data=data, fast_load=True)
             for section in pe.sections:
                 end = section.PointerToRawData + section.SizeOfRawData
                 if end > size:
