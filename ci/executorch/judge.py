@@ -64,7 +64,8 @@ def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
     message, log = failure.message, failure.log
     remedy = REMEDIES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
     remedy = failure.remedy or remedy.format(suite=program.suite, log=log)
-    if failure.kind in ("compile", "crash") and log and log.is_file():
+    explained = bool(failure.remedy)
+    if failure.kind in ("compile", "crash") and not explained and log and log.is_file():
         text = log.read_text(encoding="utf-8", errors="replace")
         if errors := NATIVE_ERROR.findall(text):
             message = f"{message.rstrip('.')}: {errors[0].strip()}"

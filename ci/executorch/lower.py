@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -34,6 +34,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from ci.engine.repository import repository_of
 from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
 from ci.executorch.audit import Watch, clones, cpu_kernels, left_on_cpu, module_path, partition_of
+from ci.executorch.guilty import Partitions, remedy_of
 from ci.executorch.suite import Case, Input, Run
 from ci.suites.compiler_log import Traffic, traffic
 from ci.suites.factory import (
@@ -130,10 +131,22 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         soc_model=QcomChipset[soc],
         backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
     )
-    with _step("compile"), _changed_inputs(loaded.model, samples[0]), watch.installed():
-        edge = to_edge_transform_and_lower_to_qnn(
-            module, copied(samples[0]), spec, skip_node_id_set=on_cpu[0], skip_node_op_set=on_cpu[1]
+
+    def lowered_with(nodes: Patterns) -> Any:
+        return to_edge_transform_and_lower_to_qnn(
+            module, copied(samples[0]), spec, skip_node_id_set=nodes, skip_node_op_set=on_cpu[1]
         )
+
+    def again(more: frozenset[str]) -> Any:
+        return lowered_with(Patterns("cpu_nodes", {*run.cpu_nodes, *more}))
+
+    with (
+        _step("compile"),
+        _guilty_named(log, again),
+        _changed_inputs(loaded.model, samples[0]),
+        watch.installed(),
+    ):
+        edge = lowered_with(on_cpu[0])
         lowered = edge.exported_program()
         left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         parts = partition_of(lowered)
@@ -371,6 +384,31 @@ def _changed_inputs(model: Any, sample: tuple[Tensor, ...]) -> Iterator[None]:
         message = f"the model changes its input in place{place}, which the delegate does not take"
         remedy = "make a new tensor there: x = x + 1 for x.add_(1), ReLU() for ReLU(inplace=True)"
         raise Failed("compile", message, remedy) from error
+
+
+@contextmanager
+def _guilty_named(log: Path, lower_again: Callable[[frozenset[str]], Any]) -> Iterator[None]:
+    """Name the operators that the compiler dies of, where leaving them on the CPU lets the rest lower."""
+    partitions = Partitions(log)
+    try:
+        with partitions.installed():
+            yield
+    except (Failed, BadFactory, MemoryError):
+        raise
+    except Exception as error:
+        if is_memory(error) or not (remedy := remedy_of(partitions, lower_again)):
+            raise
+        nodes = ", ".join(f'"{name}"' for one in remedy.suspects for name in one.nodes)
+        message = f"the compiler dies of {'; and of '.join(map(str, remedy.suspects))}"
+        parts = partition_of(remedy.lowered.exported_program())
+        delegates = sum(part["where"] != "cpu" for part in parts)
+        count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
+        fix = f"cpu_nodes = [{nodes}] in the run: tried, the rest lowers"
+        if delegates:
+            fix += f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
+        else:
+            fix += ", but nothing is left for the NPU"
+        raise Failed("compile", message, fix) from error
 
 
 def _new_text(log: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.findings import Severity
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
 from tests.support.processes import alive, descendants, wait_for
@@ -86,6 +88,24 @@ class TestBadInput:
     @pytest.mark.parametrize("case", ["good", "named", "changes"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 1
+
+
+def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_works(tmp_path: Path) -> None:
+    case = {
+        "factory": "lowering_models:recurrent",
+        "case": "inputs = [{ shape = [1, 3, 8] }]",
+        "scheme": "8a8w",
+    }
+    died = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"gru": case}))
+    (finding,) = died.report.findings
+    assert (died.code, finding.rule) == (1, "lowering-compile")
+    assert "aten.full.default" in finding.message and "lowering_models.py:" in finding.message
+    options = re.findall(r"cpu_nodes = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
+    assert len(options) == 3
+    followed = suite(tmp_path, {"gru": {**case, "run": "\n".join(options)}}, "followed.toml")
+    done = run("test_lowering", tmp_path, "--suite", followed)
+    assert not {each.rule for each in done.report.findings if each.severity == Severity.ERROR}
+    assert done.code == 0
 
 
 @pytest.mark.whole

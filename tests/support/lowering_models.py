@@ -151,3 +151,18 @@ def noise() -> Any:
 def alone(width: int = 32) -> Any:
     """The suite names its inputs."""
     return Net(width).eval()
+
+
+class Recurrent(nn.Module):
+    """At 8a8w, the zero start state becomes a partition of its own, which QNN cannot compile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gru(x)[0]
+
+
+def recurrent() -> Any:
+    return Recurrent().eval()
