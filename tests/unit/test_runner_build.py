@@ -96,7 +96,7 @@ def test_where_it_is_built_is_not_in_the_key() -> None:
 def test_a_build_from_source_for_this_machine_is_not_replaced_to_compare_anothers_runner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_source: bool
 ) -> None:
-    monkeypatch.setattr(emulator_runner, "ROOT", tmp_path)
+    monkeypatch.setattr(emulator_runner, "outputs_path", lambda: tmp_path)
     monkeypatch.setattr(emulator_runner, "plan_of", lambda args, _: args.output)
     (tmp_path / "dist" / "x86_64-linux").mkdir(parents=True)
     if from_source:
