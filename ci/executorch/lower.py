@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -386,17 +387,24 @@ def _changed_inputs(model: Any, sample: tuple[Tensor, ...]) -> Iterator[None]:
         raise Failed("compile", message, remedy) from error
 
 
+SEARCHED_SECONDS = 60
+"""A compile that failed after longer is not tried again in search of the operator."""
+
+
 @contextmanager
 def _guilty_named(log: Path, lower_again: Callable[[frozenset[str]], Any]) -> Iterator[None]:
     """Name the operators that the compiler dies of, where leaving them on the CPU lets the rest lower."""
     partitions = Partitions(log)
+    begun = time.monotonic()
     try:
         with partitions.installed():
             yield
     except (Failed, BadFactory, MemoryError):
         raise
     except Exception as error:
-        if is_memory(error) or not (remedy := remedy_of(partitions, lower_again)):
+        # A search of several lowerings must not turn a compile error into a time-out.
+        brief = time.monotonic() - begun < SEARCHED_SECONDS
+        if is_memory(error) or not brief or not (remedy := remedy_of(partitions, lower_again)):
             raise
         nodes = ", ".join(f'"{name}"' for one in remedy.suspects for name in one.nodes)
         message = f"the compiler dies of {'; and of '.join(map(str, remedy.suspects))}"
