@@ -46,7 +46,7 @@ def test_each_is_verified_and_inspected(signed: list[tuple[Path, Path]]) -> None
         one = inspection.inspect(place)
         assert verification.verify_file(place, ROOT_ONLY).verdict() == "verified"
         assert (one.kind, one.mbn_version, f"V{one.arch}Skel" in skel.name) == (
-            "rehearsal of signing",
+            "development rehearsal",
             6,
             True,
         )
