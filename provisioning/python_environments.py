@@ -28,6 +28,9 @@ IN_IMAGE = "QNN_CI_ENVIRONMENTS"
 
 ACCEPT = "nox -s lock -- --torch"
 
+UV_ENVIRONMENT = "nox"
+"""The environment whose lock has uv."""
+
 
 @dataclass(frozen=True)
 class PythonEnvironments:
@@ -59,21 +62,30 @@ class PythonEnvironments:
                 # After a kill, the remains must not pass for the environment of an earlier lock file.
                 stamp.unlink(missing_ok=True)
                 shutil.rmtree(home, ignore_errors=True)
-                self._make(home)
+                uv = self._uv_for(name)
+                maker = (
+                    [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "virtualenv"]
+                )
+                _run([*maker, "--quiet", str(home)])
                 for line in text.splitlines():
                     if line.startswith("# torch: "):
-                        self.install_torch(home, line.removeprefix("# torch: "))
-                _run([*_installer(python), "--require-hashes", "--no-deps", "-r", str(lock_file)])
+                        self.install_torch(home, line.removeprefix("# torch: "), uv)
+                _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)])
                 stamp.write_text(wanted, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
         return str(python)
 
-    def _make(self, home: Path) -> None:
-        uv = uv_program()
-        maker = [uv, "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "virtualenv"]
-        _run([*maker, "--quiet", str(home)])
+    def _uv_for(self, name: str) -> str | None:
+        """The user's own uv, else the locked one, which takes a third of pip's time; None: pip must do."""
+        if (own := uv_program()) or name == UV_ENVIRONMENT:
+            return own
+        try:
+            return str(Path(self.interpreter(UV_ENVIRONMENT)).with_name("uv"))
+        except EnvironmentLacking as error:
+            self.log(f"uv cannot be had ({error.message}); pip takes longer")
+            return None
 
-    def install_torch(self, home: Path, requirement: str) -> None:
+    def install_torch(self, home: Path, requirement: str, uv: str | None) -> None:
         """The CPU build of the user's index, else of PyTorch's, else its own: only those on record."""
         cpu, index = TORCH / "cpu.txt", TORCH / "index.txt"
         for recorded in (cpu, index):
@@ -86,11 +98,13 @@ class PythonEnvironments:
             if recorded == index:
                 why = f"not on record: {ACCEPT}" if _differs(output) else "not to be had"
                 self.log(f"a CPU build of torch is {why}; trying the index's own, of several GB")
-            command = _installer(python)
+            command = _installer(python, uv)
             if pytorchs:
                 if pip_settings.no_index(os.environ):
                     continue
-                command = [*self._uv(), "--python", str(python), "--torch-backend=cpu"]
+                if uv is None:
+                    continue
+                command = [*_installer(python, uv), "--torch-backend=cpu"]
             output += _output([*command, "--no-deps", "--require-hashes", "-r", str(recorded)])
             if any(home.glob("lib/python*/site-packages/torch-*.dist-info")):
                 return
@@ -102,10 +116,6 @@ class PythonEnvironments:
             )
         raise EnvironmentLacking(f"{requirement} could not be installed:\n{output}")
 
-    def _uv(self) -> list[str]:
-        """The user's own uv, else that of the nox environment's lock."""
-        return _uv_install(*([uv] if (uv := uv_program()) else [self.interpreter("nox"), "-m", "uv"]))
-
 
 def uv_program() -> str | None:
     """The user's own uv, else the one that was installed together with us."""
@@ -113,16 +123,13 @@ def uv_program() -> str | None:
     return shutil.which("uv") or (str(beside) if beside.is_file() else None)
 
 
-def _installer(python: Path) -> list[str]:
-    if uv := uv_program():
-        return [*_uv_install(uv), "--python", str(python)]
-    return [str(python), "-m", "pip", "install", "--quiet"]
-
-
-def _uv_install(*uv: str) -> list[str]:
+def _installer(python: Path, uv: str | None) -> list[str]:
+    if uv is None:
+        return [str(python), "-m", "pip", "install", "--quiet"]
     # On a terminal, uv shows its progress.
     quiet = [] if sys.stderr.isatty() else ["--quiet"]
-    return [*uv, "pip", "install", *quiet, *pip_settings.uv_flags(os.environ)]
+    flags = pip_settings.uv_flags(os.environ)
+    return [uv, "pip", "install", *quiet, *flags, "--python", str(python)]
 
 
 def _run(command: list[str]) -> None:

@@ -19,6 +19,7 @@ from tests.support.stand_in_ndk import GLIBC
 TARGET = "aarch64-linux"
 
 
+@pytest.mark.whole
 @pytest.mark.heavy
 @pytest.mark.needs("aarch64-linux-gnu-g++", "qemu-aarch64", "ssh", "sshd")
 def test_an_xnnpack_program_runs_on_an_emulated_board(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def _row(report: Report, case: str) -> Mapping[str, object]:
     return row
 
 
+@pytest.mark.whole
 class TestARunThatGoesWrong:
     @pytest.mark.parametrize("case", WRONG)
     def test_is_one_finding_that_says_how(self, mixed: Done, case: str) -> None:

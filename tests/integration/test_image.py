@@ -337,6 +337,7 @@ def clockwork(engine: Engine, tmp_path: Path) -> Order:
     return Order(context, "base", BASE, base_id, "qnn-ci/clockwork:latest", 5, {}, {}, tmp_path / "build.log")
 
 
+@pytest.mark.whole
 def test_what_buildah_builds_is_in_the_engine_and_nowhere_else(
     clockwork: Order, engine: Engine, tmp_path: Path
 ) -> None:
@@ -351,6 +352,7 @@ def test_what_buildah_builds_is_in_the_engine_and_nowhere_else(
     assert {path.name for path in tmp_path.iterdir()} == {"context", "build.log"}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("builder", ["docker", "buildah"])
 def test_what_differs_between_two_builds_is_named(
     builder: str, clockwork: Order, engine: Engine, tmp_path: Path
@@ -388,6 +390,7 @@ def nearly_full(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
         subprocess.run(["umount", small], check=True)
 
 
+@pytest.mark.whole
 def test_an_engine_whose_disk_is_full_is_an_exit_code_3_with_its_remedy(
     root: Path, nearly_full: Engine, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ class TestBadInput:
         assert not done.rules(case) and done.code == 1
 
 
+@pytest.mark.whole
 def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_works(tmp_path: Path) -> None:
     case = {
         "factory": "lowering_models:recurrent",

@@ -41,6 +41,7 @@ def _line(text: str) -> str:
     return f"ci/suites/models/operators.py:{number} `"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("case", "operator", "code", "says", "way_out"),
     [
@@ -64,6 +65,7 @@ def test_what_falls_back_is_named_with_line_reason_and_measured_way_out(
     assert found
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", DELEGATED)
 def test_what_is_suggested_and_exact_gelu_are_delegated_whole(done: Done, case: str) -> None:
     programs = done.report.metrics["programs"]
@@ -72,6 +74,7 @@ def test_what_is_suggested_and_exact_gelu_are_delegated_whole(done: Done, case: 
     assert rows and all((row["delegates"], row["cpu_operators"]) == (1, 0) for row in rows)
 
 
+@pytest.mark.whole
 def test_repeated_heads_fall_back_with_the_way_around(done: Done) -> None:
     found = _left(done, "op_repeated_attention")
     assert found and all(_line("k.repeat_interleave(") in finding.message for finding in found)

@@ -121,11 +121,12 @@ class TestTorch:
         file = "cpu.txt" if "+cpu" in name else "index.txt"
         (torch / file).write_text(f"torch=={name.split('-')[1]} \\\n    --hash=sha256:{digest}\n")
 
-    def install(self, torch: Path) -> str:
+    def install(self, torch: Path, installer: str = "uv") -> str:
         """The version installed, or the error."""
+        uv = str(UV) if installer == "uv" else None
         home = torch.parent / "home"
         try:
-            PythonEnvironments(home.parent, log=print).install_torch(home, "torch==2.13.0")
+            PythonEnvironments(home.parent, log=print).install_torch(home, "torch==2.13.0", uv)
         except EnvironmentLacking as error:
             assert not list(home.glob("lib/*/site-packages/torch*"))
             return f"{error.message}: {error.remedy}"
@@ -133,23 +134,19 @@ class TestTorch:
 
     @pytest.mark.parametrize("installer", ["uv", "pip"])
     @pytest.mark.parametrize("name", [WHEEL, PLAIN])
-    def test_a_recorded_build_is_installed(
-        self, torch: Path, name: str, installer: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(python_environments, "uv_program", lambda: str(UV) if installer == "uv" else None)
+    def test_a_recorded_build_is_installed(self, torch: Path, name: str, installer: str) -> None:
         for each in (self.WHEEL, self.PLAIN):
             self.record(torch, each, "0" * 64)
         self.offer(torch, name)
-        assert self.install(torch) == f"torch-{name.split('-')[1]}.dist-info"
+        assert self.install(torch, installer) == f"torch-{name.split('-')[1]}.dist-info"
 
     @pytest.mark.parametrize("installer", ["uv", "pip"])
     def test_another_build_is_refused_with_the_command_that_accepts_it(
-        self, torch: Path, installer: str, monkeypatch: pytest.MonkeyPatch
+        self, torch: Path, installer: str
     ) -> None:
-        monkeypatch.setattr(python_environments, "uv_program", lambda: str(UV) if installer == "uv" else None)
         for name in (self.WHEEL, self.PLAIN):
             self.offer(torch, name, recorded=False)
-        error = self.install(torch)
+        error = self.install(torch, installer)
         assert "not on record" in error and "nox -s lock -- --torch" in error
 
     def test_the_command_records_what_the_users_index_has(

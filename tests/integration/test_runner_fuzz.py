@@ -53,6 +53,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_mutated_input_is_taken_or_refused(

@@ -113,6 +113,7 @@ def test_without_its_licence_accepted_the_job_fails_and_says_what_to_accept(
     assert any("android-sdk" in one for one in done.jobs["build"]["annotations"])
 
 
+@pytest.mark.whole
 def test_an_ndk_of_the_users_own_is_used_as_it_is(tmp_path: Path, toolkit: Path) -> None:
     own = tmp_path / "my-ndk"
     for name, data in FILES.items():
