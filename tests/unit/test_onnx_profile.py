@@ -12,7 +12,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.onnx_models import model_of
 
 HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Event Level,Event Identifier\n"
-USER = 'File "/home/me/net.py", line 7, in forward\n    return self.norm(x)'
+USER = 'File "/src/me/net.py", line 7, in forward\n    return self.norm(x)'
 TORCH = 'File "/v/lib/python3.11/site-packages/torch/nn/norm.py", line 228, in forward\n    return'
 
 
@@ -58,7 +58,7 @@ def test_shares_are_those_of_the_users_lines_and_of_modules() -> None:
         of: [(where, round(share, 6)) for where, share in totals(found, of)] for of in ("line", "module")
     }
     added = ("(added by the provider)", 0.1)
-    assert rounded == {"line": [("/home/me/net.py:7", 0.7), added], "module": [("block.norm", 0.7), added]}
+    assert rounded == {"line": [("/src/me/net.py:7", 0.7), added], "module": [("block.norm", 0.7), added]}
 
 
 def test_several_profiles_of_a_program_show_how_far_its_shares_repeat() -> None:

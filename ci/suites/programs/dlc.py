@@ -37,7 +37,7 @@ def read_dlc(path: Path) -> Dlc:
     """Raises CheckFailed if it is none, or is damaged."""
     try:
         return _read(path)
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, struct.error, NotImplementedError) as error:
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, struct.error, RuntimeError) as error:
         raise CheckFailed(
             f"{path}: expected a DLC, found {error or type(error).__name__}",
             remedy="write it again: python -m ci to-dlc",
