@@ -54,10 +54,31 @@ class Library:
     dependencies: list[Item] = field(default_factory=list)
     renamed: dict[str, Item] = field(default_factory=dict)
     """Headers that are included by a name that is not the end of their path."""
+    definitions: list[Item] = field(default_factory=list)
+    """Preprocessor definitions, `NAME` or `NAME=VALUE`, without `-D`."""
+    options: list[Item] = field(default_factory=list)
+    """Compile options, one flag each."""
+    standard: Item | None = None
+    """The C++ standard by its number, `17`; None where the target itself sets none."""
+    whole: Place | None = None
+    """Where the build says that whoever links this library takes all of it."""
+    includes: list[Item] = field(default_factory=list)
+    """Directories of the tree in which headers are searched."""
 
     @property
     def compiled(self) -> list[Item]:
         return [item for item in self.files if is_source(item.name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A rule that makes files of others: `add_custom_command` or `genrule`."""
+
+    inputs: tuple[Item, ...]
+    """Files of the tree that it reads."""
+    command: tuple[str, ...]
+    """Its words, the program first; a program that a target builds is that target's name."""
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +97,7 @@ class Side:
     """One build system's view of the tree for one variant."""
 
     libraries: dict[str, Library] = field(default_factory=dict)
+    generated: list[Generated] = field(default_factory=list)
     globs: list[Glob] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     missing: list[Item] = field(default_factory=list)
