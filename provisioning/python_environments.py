@@ -28,6 +28,9 @@ IN_IMAGE = "QNN_CI_ENVIRONMENTS"
 
 ACCEPT = "nox -s lock -- --torch"
 
+SELDOM_IMPORTED = "/(tests?|models|pandas|sklearn|scipy|networkx|pip|setuptools|coremltools)/"
+"""Parts of packages of which hardly anything is imported: half of all that there is to compile."""
+
 UV_ENVIRONMENT = "nox"
 """The environment whose lock has uv."""
 
@@ -71,6 +74,8 @@ class PythonEnvironments:
                     if line.startswith("# torch: "):
                         self.install_torch(home, line.removeprefix("# torch: "), uv)
                 _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)])
+                if sys.dont_write_bytecode:
+                    _write_bytecode(python)
                 stamp.write_text(wanted, encoding="utf-8")
                 self.log(f"The {name} environment took {time.monotonic() - begun:.0f} s")
         return str(python)
@@ -138,6 +143,15 @@ def _run(command: list[str]) -> None:
             f"{Path(command[0]).name} ended with exit code {code}, so the environment is not complete",
             remedy="correct what it says above, then type the command again",
         )
+
+
+def _write_bytecode(python: Path) -> None:
+    """For a Python that must not write bytecode as it imports: each start would compile torch's sources, 4 s.
+
+    A package may hold files for another Python, which fail here and which nobody imports."""
+    places = python.parents[1].glob("lib/python*/site-packages")
+    options = ["-q", "-q", "-j", "0", "-x", SELDOM_IMPORTED]
+    subprocess.run([str(python), "-m", "compileall", *options, *map(str, places)], check=False)
 
 
 def _output(command: list[str]) -> str:

@@ -217,7 +217,7 @@ class _State:
     def __init__(self, roots: Roots, digests: Digests, environ: Mapping[str, str]) -> None:
         self.roots, self._digests, self._environ = roots, digests, environ
         self._known: dict[tuple[str, str], str] = {}
-        self._folders: dict[str, str] = {}
+        self.folders: dict[str, str] = {}
         self._packages_in: dict[str, list[Package]] = {}
 
     def of(self, kind: str, name: str) -> str:
@@ -238,9 +238,9 @@ class _State:
     def target(self, path: str) -> str:
         """Where a path leads over symbolic links, so that re-pointing one is a change."""
         folder, _, file = path.rpartition("/")
-        if folder not in self._folders:
-            self._folders[folder] = os.path.realpath(folder)
-        real = f"{self._folders[folder]}/{file}"
+        if folder not in self.folders:
+            self.folders[folder] = os.path.realpath(folder)
+        real = f"{self.folders[folder]}/{file}"
         if os.path.islink(real):
             real = os.path.realpath(real)
         here, there = self.roots.name(path), self.roots.name(real)
@@ -332,6 +332,8 @@ class Memo:
         self._state = self._today()
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}
+        self._commons: list[tuple[Touched, list[Input], list[str]]] = []
+        self._folders: dict[str, str] = {}
         self._count = itertools.count()
 
     def find(self, subject: str, key: Mapping[str, Json]) -> Entry | Miss:
@@ -368,15 +370,15 @@ class Memo:
         `common` is what a worker touched before any work: entries share it. What lies below `own` is no
         input: the work's other folders. What cannot be remembered, and what has no room, stays where it is,
         and the entry says why."""
-        common = common or Touched()
-        reasons = [*touched.unseen, *common.unseen]
         below = tuple(f"{each}/" for each in (*own, *([folder] if folder else ())))
+        reasons = [*touched.unseen]
         inputs = [*self._inputs(touched, reasons, below), *self._programs(touched)]
-        shared = list(self._inputs(common, reasons, below))
+        shared, more = self._shared(common, below) if common else ([], [])
+        reasons += more
         if reasons:
             return Entry(dict(result), folder, cached=False, not_remembered=reasons[0])
         try:
-            return self._write(subject, key, result, sorted(set(inputs)), sorted(set(shared)), folder)
+            return self._write(subject, key, result, sorted(set(inputs)), shared, folder)
         except OSError as error:
             return Entry(dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}")
 
@@ -474,6 +476,9 @@ class Memo:
 
     def _inputs(self, touched: Touched, reasons: list[str], own: tuple[str, ...]) -> Iterator[Input]:
         name, today = self.roots.name, self._today()
+        # A link to a folder that is re-pointed while we work leads to another file than the one recorded, or
+        # to equal bytes.
+        today.folders = self._folders
         folders: dict[str, None] = {}
         suspect = set(touched.suspect)
         for path, stamp in touched.opened.items():
@@ -518,6 +523,18 @@ class Memo:
         for folder, distribution in distributions_of(folders):
             named = f"{name(folder)}: {distribution}"
             yield "distribution", named, today.of("distribution", named)
+
+    def _shared(self, common: Touched, own: tuple[str, ...]) -> tuple[list[Input], list[str]]:
+        """The inputs of what a worker touched before any work, and what keeps them from being remembered.
+
+        Computed once: what changes later is another input than the worker had, which `find` sees."""
+        for known, inputs, reasons in self._commons:
+            if known is common:
+                return inputs, reasons
+        reasons = [*common.unseen]
+        inputs = sorted(set(self._inputs(common, reasons, own)))
+        self._commons.append((common, inputs, reasons))
+        return inputs, reasons
 
     def _programs(self, touched: Touched) -> Iterator[Input]:
         """Programs that were looked for in the folders of PATH."""

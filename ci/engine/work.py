@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-from ci.engine.jobs import Job, default_slots, memory_budget, run_jobs
+from ci.engine.jobs import Job, core_shares, default_slots, memory_budget, run_jobs
 from ci.engine.memo import Entry, Memo, Touched, key_of
 from ci.engine.progress import Line, failed, progress
 from ci.engine.workers.parent import Gone, Worker, WorkerSlot
@@ -178,6 +179,12 @@ def _run(
 ) -> dict[str, Result]:
     results: dict[str, Result] = {}
     noted: set[str] = set()
+    commons: WeakKeyDictionary[Worker, Touched] = WeakKeyDictionary()
+
+    def common_of(worker: Worker) -> Touched:
+        if worker not in commons:
+            commons[worker] = Touched.of(worker.touched)
+        return commons[worker]
 
     def once(task: Task, worker: Worker, shared: dict[str, Any]) -> Result:
         began = time.monotonic()
@@ -198,7 +205,7 @@ def _run(
             shutil.rmtree(done.evidence, ignore_errors=True)
         own = (*done.own, *([done.evidence] if done.evidence else ()))
         entry = task.memo.remember(
-            task.name, task.key, done.facts, done.touched, done.folder, Touched.of(worker.touched), own
+            task.name, task.key, done.facts, done.touched, done.folder, common_of(worker), own
         )
         if entry.not_remembered and entry.not_remembered not in noted:
             noted.add(entry.not_remembered)
@@ -218,10 +225,22 @@ def _run(
     ]
     slots = min(how.jobs or default_slots(), len(jobs))
     threads, count = max(1, default_slots() // slots), sum(map(len, groups.values()))
+    shares = core_shares(slots, threads)
+
+    def slot() -> WorkerSlot[Worker, Result]:
+        cores = next(shares)
+
+        def start() -> Worker:
+            worker = how.worker(threads, -(-count // slots))
+            worker.keep_to(cores)
+            return worker
+
+        return WorkerSlot(start, work)
+
     with progress(how.title, jobs, slots, line) as shown:
         run_jobs(
             jobs,
-            lambda: WorkerSlot(lambda: how.worker(threads, -(-count // slots)), work),
+            slot,
             slots=slots,
             memory=memory_budget(),
             observer=shown,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import json
 import logging
@@ -78,6 +79,14 @@ def device() -> Any:
             remedy="nox -s test_onnx, which installs versions that fit each other",
         )
     return found[0]
+
+
+def load() -> None:
+    """Do beforehand what every session needs, so that forks of this process have it."""
+    device()
+    installed_build()
+    # Stays open: a session would load it again, all 106 MB of it.
+    ctypes.CDLL(onnxruntime_qnn.get_qnn_htp_path())
 
 
 @cache

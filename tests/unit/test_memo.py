@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from ci.engine.interpreter import as_installed
 from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, key_of, native_variables, prune
 from ci.engine.repository import repository_of
+from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 from provisioning.base.settings import ROOT
 
@@ -559,6 +560,17 @@ def test_the_log_names_the_part_of_the_key_that_changed(place: Place) -> None:
     memo.remember("a", {"run": {"calibration": 4}}, {"value": 1}, Touched())
     miss = memo.find("a", {"run": {"calibration": 32}})
     assert miss == Miss("run.calibration: 4 → 32")
+
+
+def test_what_a_worker_read_before_any_work_counts_as_it_was_then(place: Place) -> None:
+    shared = place.write("shared.py", "one = 1")
+    common = Touched(opened={str(shared): stamp_of(shared.stat())})
+    memo = place.memo()
+    memo.remember("a", {"work": "a"}, {"value": 1}, Touched(), common=common)
+    later(shared, "one = 2")
+    memo.remember("b", {"work": "b"}, {"value": 1}, Touched(), common=common)
+    for name in ("a", "b"):
+        assert place.memo().find(name, {"work": name}) == Miss("shared.py changed")
 
 
 def test_a_result_keeps_its_files_and_is_gone_with_any_of_them(place: Place) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
-from ci.engine.jobs import Calls, Job, asked_shard, run_jobs, shard
+from ci.engine.jobs import Calls, Job, asked_shard, core_shares, run_jobs, shard
 from provisioning.base.errors import UsageError
 
 JOBS = st.lists(
@@ -179,3 +179,12 @@ def test_a_part_with_nothing_in_it_is_a_usage_error() -> None:
 def test_the_budget_is_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "available_memory", lambda: 2000)
     assert scheduler.memory_budget(0.5) == 1000
+
+
+def test_slots_that_fill_the_machine_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {2, 3, 6, 7})
+    shares = core_shares(2, 2)
+    assert [next(shares), next(shares)] == [{2, 3}, {6, 7}]
+    for slots, threads in ((1, 2), (3, 1)):
+        shares = core_shares(slots, threads)
+        assert [next(shares) for _ in range(slots)] == [{2, 3, 6, 7}] * slots

@@ -121,6 +121,13 @@ class Worker:
         """Not to be given another order."""
         return self.gone or self.resident > RECYCLE_AT
 
+    def keep_to(self, cores: set[int]) -> None:
+        """Run on these cores only, with all that it starts."""
+        with contextlib.suppress(ProcessLookupError):
+            # That it is gone is seen with the next order.
+            for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores)
+
     def ask(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """The reply to an order; raises Gone when the process, or the fork that did the order, ended."""
         assert self._process.stdin is not None
