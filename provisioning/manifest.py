@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
 
 from provisioning.base.documents import Model, Regex, load
-from provisioning.base.errors import ManifestError, UnknownName
+from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ComponentName
 from provisioning.sources import Https, Version
@@ -128,16 +128,40 @@ class Profile(Model):
         return self
 
 
+SocName = Annotated[str, StringConstraints(pattern=r"^[A-Z0-9]+$")]
+
+
 class Soc(Model):
     id: Annotated[int, Field(gt=0)]
     arch: Annotated[int, Field(ge=65, le=99)]
     vtcm_mb: Annotated[int, Field(gt=0)]
     lpai: Annotated[int, Field(ge=1)] | None = None
+    kernel_ids: tuple[Annotated[int, Field(gt=0)], ...] = ()
+    """What `/sys/devices/soc0/soc_id` of a device says, which is not QNN's number."""
+    sold_as: tuple[SocName, ...] = ()
+    """Other names of the chip."""
+    least_qnn: Annotated[str, StringConstraints(pattern=r"^\d+\.\d+\.\d+$")] | None = None
+    """The first QNN build that knows it; None where every build that was measured does."""
 
 
 class SocTable(Model):
     schema_: Literal[1] = Field(alias="schema")
-    socs: dict[Annotated[str, StringConstraints(pattern=r"^[A-Z0-9]+$")], Soc]
+    socs: dict[SocName, Soc]
+
+    @model_validator(mode="after")
+    def _is_unambiguous(self) -> SocTable:
+        owners: dict[str, str] = {}
+        for name, soc in self.socs.items():
+            for word in (
+                name,
+                *soc.sold_as,
+                f"id {soc.id}",
+                *(f"kernel id {each}" for each in soc.kernel_ids),
+            ):
+                if word in owners:
+                    raise ValueError(f"{word} for one chip, not for both {owners[word]} and {name}")
+                owners[word] = name
+        return self
 
 
 class PythonEnvironment(Model):
@@ -198,6 +222,15 @@ def load_environments() -> dict[str, PythonEnvironment]:
 
 def soc_named(name: str) -> Soc:
     socs = load_socs()
-    if name not in socs:
-        raise UnknownName(f"there is no SoC {name!r} in manifests/socs.toml", name.strip().upper(), socs)
-    return socs[name]
+    if name in socs:
+        return socs[name]
+    for known, soc in socs.items():
+        if name.strip().upper() in soc.sold_as:
+            raise UsageError(f"{name} is QNN's {known}", remedy=f"--soc {known}")
+        if name in map(str, soc.kernel_ids):
+            raise UsageError(
+                f"{name} is what the kernel calls {known} (/sys/devices/soc0/soc_id)", remedy=f"--soc {known}"
+            )
+        if name == str(soc.id):
+            raise UsageError(f"{name} is QNN's number of {known}", remedy=f"--soc {known}")
+    raise UnknownName(f"there is no SoC {name!r} in manifests/socs.toml", name.strip().upper(), socs)

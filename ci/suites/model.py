@@ -17,7 +17,7 @@ from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import DEFAULT_PROFILE
-from provisioning.manifest import load_socs, soc_named
+from provisioning.manifest import soc_named
 
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -95,8 +95,10 @@ class AnyRun(Model):
     @classmethod
     def _are_known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for soc in value:
-            if soc not in load_socs():
-                raise ValueError(f"a SoC of manifests/socs.toml, not {soc!r}")
+            try:
+                soc_named(soc)
+            except UsageError as error:
+                raise ValueError(f"a SoC of manifests/socs.toml: {error.message} ({error.remedy})") from None
         return value
 
 

@@ -120,6 +120,30 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
 
 
 @rule(
+    "soc-known",
+    Severity.ERROR,
+    Need.LIBRARIES,
+    summary="The QNN build knows each chosen chip",
+    why="""
+        A chip that is younger than the QNN build has no entry in its libraries. Compiling for it then ends in
+        "Request feature arch with value 85 unsupported" or in a model that runs on the CPU, and on the device
+        in "No Snapdragon SOC detected". manifests/socs.toml has the first build that was seen to know a chip.
+    """,
+    example="CQ8750S: QNN 2.37.1 does not know it, 2.47.0 was the first that did",
+    fix="use a profile with that QNN or a later one, or a chip that this one knows",
+)
+def soc_known(context: Context) -> Iterator[Problem]:
+    builds = {
+        held.removeprefix("v") for library in holders_of_build_ids(context) for held in library.build_ids
+    }
+    for name, soc in context.socs.items():
+        for build in sorted(builds):
+            if soc.least_qnn and version_key(build) < version_key(soc.least_qnn):
+                version = ".".join(build.split(".")[:3])
+                yield Problem(name, f"QNN {version} does not know it, {soc.least_qnn} was the first that did")
+
+
+@rule(
     "ndk-revision",
     Severity.ERROR,
     summary="The Android NDK is the revision that the profile pins",

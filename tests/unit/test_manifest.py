@@ -14,10 +14,12 @@ from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import TARGETS
 from provisioning.manifest import (
     Profile,
+    SocTable,
     Target,
     load_profile,
     load_socs,
     profile_names,
+    soc_named,
 )
 
 VALID = """\
@@ -136,3 +138,22 @@ class TestCommittedManifests:
     def test_socs_have_ids_of_their_own(self) -> None:
         ids = [soc.id for soc in load_socs().values()]
         assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("name", ["SM8750P", "sm8750p", "639", "69"])
+def test_another_name_or_number_of_a_chip_is_answered_with_the_one_to_type(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        soc_named(name)
+    assert caught.value.remedy == "--soc SM8750"
+
+
+def test_no_two_chips_share_a_number_or_a_name(tmp_path: Path) -> None:
+    twice = tmp_path / "socs.toml"
+    for extra in ("id = 57", "id = 1\nkernel_ids = [557]", 'id = 1\nsold_as = ["SM8650"]'):
+        twice.write_text(
+            "schema = 1\n[socs]\nSM8650 = { id = 57, arch = 75, vtcm_mb = 8, kernel_ids = [557] }\n"
+            f"[socs.SM1]\narch = 75\nvtcm_mb = 8\n{extra}\n",
+            encoding="utf-8",
+        )
+        with pytest.raises(ManifestError, match="both SM8650 and SM1"):
+            load(twice, SocTable)

@@ -240,6 +240,7 @@ ERRORS: list[tuple[str, str, Arrange]] = [
     ("glibc-version", "glibc", machine(glibc="2.31")),
     ("host-os", "host", machine(system="Darwin", machine="arm64")),
     ("required-libraries", f"lib/{X86}", removed(f"lib/{X86}/libQnnHtpPrepare.so")),
+    ("soc-known", "SM7950", changed(socs={"SM7950": soc_named("SM7950")})),
     ("soc-libraries", f"{IN_DSP}/{SKEL}", removed(f"{IN_DSP}/{SKEL}")),
     ("lpai-libraries", "libQnnLpaiSkel.so", removed("lib/lpai-v6/unsigned/libQnnLpaiSkel.so")),
     ("one-build-id", SKEL, dsp(SKEL, skel(75, OTHER_BUILD))),
