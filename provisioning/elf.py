@@ -37,6 +37,7 @@ _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH = 0, 1, 5, 10
 _DT_TEXTREL, _DT_RUNPATH, _DT_FLAGS = 22, 29, 30
 _DT_VERDEF, _DT_VERDEFNUM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 _DF_TEXTREL = 0x4
+_LONG_ANDROID_NOTE = 4 + 64 + 64
 _VER_FLG_WEAK = 0x2
 _STACK_EXECUTABLE_UNLESS_STATED = frozenset({X86_64, AARCH64, "EM_386", "EM_ARM"})
 
@@ -86,6 +87,8 @@ class Elf:
     beyond_end: str = ""
     """Section headers outside the file: `they end at byte 4489792 of 1048576`. Loaders do not read them."""
     android_api: int | None = None
+    ndk: tuple[str, str] | None = None
+    """The NDK's release and build number, of the Android note: `("r27d", "13750724")`."""
 
     @property
     def arch(self) -> int | None:
@@ -180,6 +183,11 @@ class _Segment(NamedTuple):
     align: int
 
 
+class _AndroidNote(NamedTuple):
+    api: int
+    ndk: tuple[str, str] | None
+
+
 class _File:
     """One open ELF file. Every number that it holds is checked against the file before it is followed."""
 
@@ -216,6 +224,7 @@ class _File:
         names = _Names(self, loads, tags)
         machine = MACHINES.get(self.machine, f"EM_{self.machine}")
         sections_end = self.sections_at + self.sections * self.section_size
+        android = next(self._android_notes(segments), None)
         return Elf(
             bits=64 if self.wide else 32,
             machine=machine,
@@ -231,7 +240,8 @@ class _File:
             textrel=_DT_TEXTREL in tags or bool(tags.get(_DT_FLAGS, 0) & _DF_TEXTREL),
             execstack=bool(stack.flags & _PF_X) if stack else machine in _STACK_EXECUTABLE_UNLESS_STATED,
             states_stack=stack is not None,
-            android_api=next(self._android_apis(segments), None),
+            android_api=android.api if android else None,
+            ndk=android.ndk if android else None,
             beyond_end=(
                 f"they end at byte {sections_end} of {self.size}"
                 if self.sections_at and sections_end > self.size
@@ -303,7 +313,7 @@ class _File:
                 return
             at += following
 
-    def _android_apis(self, segments: Sequence[_Segment]) -> Iterator[int]:
+    def _android_notes(self, segments: Sequence[_Segment]) -> Iterator[_AndroidNote]:
         for segment in segments:
             if segment.kind != _PT_NOTE or segment.size > _MOST_NOTES:
                 continue
@@ -313,8 +323,17 @@ class _File:
                 content = at + 12 + _aligned(name_size)
                 self.stream.seek(at + 12)
                 if self.stream.read(min(name_size, 8)) == b"Android\0" and size >= 4:
-                    yield self.numbers(content, "I", "the notes")[0]
+                    yield _AndroidNote(self.numbers(content, "I", "the notes")[0], self._ndk(content, size))
                 at = content + _aligned(size)
+
+    def _ndk(self, content: int, size: int) -> tuple[str, str] | None:
+        """Two texts of 64 bytes after the API level; notes of old NDKs end with the level."""
+        if size < _LONG_ANDROID_NOTE:
+            return None
+        self.numbers(content + size, "", "the notes")
+        self.stream.seek(content + 4)
+        release, build = self.stream.read(64), self.stream.read(64)
+        return _until_nul(release), _until_nul(build)
 
 
 class _Names:
@@ -345,6 +364,10 @@ def _offset_of(address: int, loads: Sequence[_Segment]) -> int:
         if load.address <= address < load.address + load.size:
             return address - load.address + load.offset
     raise _Damage(f"address {address:#x} of the dynamic segment is in no loaded segment")
+
+
+def _until_nul(text: bytes) -> str:
+    return text.partition(b"\0")[0].decode()
 
 
 def _aligned(size: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from provisioning import elf as elves
 from provisioning import loader_search as loader
 from provisioning.base.findings import Severity
+from provisioning.components import ANDROID_NDK
 from provisioning.elf import HEXAGON, Elf, highest_version
 from provisioning.loadable import Demands, Wrong, complaints
 from provisioning.validation import NotApplicable, Problem, rule, tables
@@ -275,6 +276,42 @@ def android_api(context: Context) -> Iterator[Problem]:
     demands = Demands(android_api=tables.validation().android.api)
     for library, elf in noted:
         yield from _complaints(Wrong.ANDROID_API, library, elf, demands)
+
+
+@rule(
+    "android-ndk",
+    Severity.WARNING,
+    Need.LIBRARIES,
+    summary="Android libraries are built by the NDK that the profile pins",
+    why="""
+        Libraries of two NDKs in one process hold two builds of the C++ library. They work together as long as
+        no C++ object passes between them. Release and build number are in the note that the NDK writes into
+        each library. For each other NDK there is one warning, which names the first of its libraries.
+    """,
+    example="lib/aarch64-android/libCustomOp.so: is built by NDK r27d (13750724), as are 3 others; profile"
+    " qnn-2.37 pins r26c (26.2.11394342)",
+    fix="build it with the pinned NDK, or pin the other one in the profile",
+)
+def android_ndk(context: Context) -> Iterator[Problem]:
+    pin = context.profile.components.get(ANDROID_NDK)
+    noted: dict[tuple[str, str], list[str]] = {}
+    for library, elf in context.of_system("aarch64-android"):
+        if elf.ndk is not None:
+            noted.setdefault(elf.ndk, []).append(library.place)
+    if pin is None:
+        raise NotApplicable(f"profile {context.profile.name} pins no NDK")
+    if not noted:
+        raise NotApplicable("no library names its NDK")
+    # Both numberings end in the build number: 26.2.11394342 is r26c (11394342).
+    pinned = pin.version.rpartition(".")[2]
+    for (release, build), places in noted.items():
+        if build != pinned:
+            others = f", as are {len(places) - 1} others" if len(places) > 1 else ""
+            yield Problem(
+                places[0],
+                f"is built by NDK {release} ({build}){others}; profile {context.profile.name} pins"
+                f" {tables.validation().ndk.named(pin.version)}",
+            )
 
 
 @rule(

@@ -98,6 +98,10 @@ class AndroidTable(Model):
 class NdkTable(Model):
     revisions: dict[Version, str]
 
+    def named(self, revision: str) -> str:
+        name = self.revisions.get(revision)
+        return f"{name} ({revision})" if name else revision
+
 
 class CatalogueRoot(Model):
     name: str

@@ -158,22 +158,18 @@ def soc_known(context: Context) -> Iterator[Problem]:
 )
 def ndk_revision(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, ANDROID_NDK)
+    ndk = tables.validation().ndk.named
     revision = tree.stated.get("source.properties")
     if revision is None:
         yield Problem(tree.named, "has no source.properties with a Pkg.Revision: it is no Android NDK")
         return
     pin = context.profile.components.get(ANDROID_NDK)
     if pin is None:
-        raise NotApplicable(f"profile {context.profile.name} pins no NDK; this one is {_ndk(revision)}")
+        raise NotApplicable(f"profile {context.profile.name} pins no NDK; this one is {ndk(revision)}")
     if revision != pin.version:
         yield Problem(
-            tree.named, f"is {_ndk(revision)}, profile {context.profile.name} pins {_ndk(pin.version)}"
+            tree.named, f"is {ndk(revision)}, profile {context.profile.name} pins {ndk(pin.version)}"
         )
-
-
-def _ndk(revision: str) -> str:
-    name = tables.validation().ndk.revisions.get(revision)
-    return f"{name} ({revision})" if name else revision
 
 
 @rule(

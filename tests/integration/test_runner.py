@@ -252,6 +252,33 @@ def test_metrics_tell_times_memory_and_outputs(bench: Bench) -> None:
     assert 1000 < metrics["peak_rss_kb"] < 1_000_000
 
 
+def test_metrics_tell_the_lpai_options_that_the_backend_took(bench: Bench) -> None:
+    options = {"fps": 30, "ftrt_ratio": 50, "client_perf_type": 2, "affinity": 2, "core_selection": 3}
+    flags = [word for name, value in options.items() for word in (f"--lpai_{name}", str(value))]
+
+    plain = bench.program("add", "--metrics_path", "m.json")
+    assert plain.code == 0, plain.err
+    assert json.loads(bench.read("m.json"))["runtime_options"] == {}
+
+    ran = bench.program("add", *flags, "--lpai_core_selection=0x3", "--metrics_path", "m.json")
+    assert ran.code == 0, ran.err
+    assert json.loads(bench.read("m.json"))["runtime_options"] == {
+        f"qnn_runtime_lpai_{name}": value for name, value in options.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "flag", ["fps=0", "fps=-1", "fps=4294967297", "ftrt_ratio=0", "client_perf_type=3", "affinity=hard",
+             "core_selection=-1", "core_selection=0x"],
+)  # fmt: skip
+def test_nonsense_for_the_lpai_is_a_usage_error(bench: Bench, flag: str) -> None:
+    ran = bench.program("add", f"--lpai_{flag}", "--metrics_path", "m.json")
+
+    assert ran.code == 2
+    assert f"--lpai_{flag.partition('=')[0]}" in ran.err
+    assert not (bench.folder / "out").exists() and not (bench.folder / "m.json").exists()
+
+
 def test_peak_memory_is_the_runners_own_and_not_that_of_who_started_it(bench: Bench) -> None:
     ballast = bytearray(os.urandom(1 << 20)) * 200
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from provisioning import loader_search as loader
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT, Selection, selection_of
 from provisioning.environment import resolve
 from provisioning.manifest import load_profile
+from provisioning.sources.wheel import Wheel
 from provisioning.validation.scan import libraries
 
 PIN = load_profile(DEFAULT_PROFILE).components["qnn-sdk"]
@@ -275,3 +277,31 @@ def test_what_the_linker_was_told_is_read_back(flags: tuple[str, ...], fact: str
 def test_the_hosts_cache_knows_its_c_library() -> None:
     found = loader.read_cache()["libc.so.6"]
     assert any(elf.identity(path) == (64, 62) for path in found)
+
+
+def test_the_ndk_of_a_real_android_wheel_is_named(tmp_path: Path) -> None:
+    wheel = Wheel(
+        type="wheel",
+        package="markupsafe",
+        version="3.0.4",
+        filename="markupsafe-3.0.4-cp313-cp313-android_24_arm64_v8a.whl",
+        sha256="de8b364c423ef0a4bad9069657d617f9a5d2b2062457a89b1fa16ee199c399c1",
+    ).fetch(tmp_path)
+    (tmp_path / "tree").mkdir()
+    with zipfile.ZipFile(wheel.path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".so"))
+        (tmp_path / "tree" / "libSpeedups.so").write_bytes(archive.read(name))
+
+    flags = ("--tree", str(tmp_path / "tree"), "--profile", "qnn-2.37", "--target", "aarch64-android")
+    code, report = validate(tmp_path / "reports", *flags, "--rule", "android-ndk")
+
+    findings = report["findings"]
+    assert isinstance(findings, list)
+    assert code == 0
+    assert [(each["severity"], each["subject"], each["message"]) for each in findings] == [
+        (
+            "warning",
+            "libSpeedups.so",
+            "is built by NDK r27d (13750724); profile qnn-2.37 pins r26c (26.2.11394342)",
+        )
+    ]

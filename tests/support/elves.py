@@ -34,6 +34,8 @@ class Library:
     textrel: bool = False
     execstack: bool = False
     android_api: int | None = None
+    ndk: tuple[str, str] = ("r26c", "11394342")
+    """In the Android note; empty texts leave only the API level there, as old NDKs do."""
     content: bytes = b""
     """Bytes that the loaded segment also holds: a build id, for one."""
 
@@ -90,7 +92,9 @@ class _Writer:
         interpreter = library.interpreter.encode() + b"\0" if library.interpreter else b""
         note = b""
         if library.android_api is not None:
-            note = struct.pack("<III8sI4x", 8, 4, 1, b"Android", library.android_api)
+            texts = b"".join(text.encode().ljust(64, b"\0") for text in library.ndk if text)
+            level = struct.pack("<I", library.android_api)
+            note = struct.pack("<III8s", 8, 4 + len(texts), 1, b"Android") + level + texts
 
         kinds = [_PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK]
         kinds += [_PT_INTERP] * bool(interpreter) + [_PT_NOTE] * bool(note)

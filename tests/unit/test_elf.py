@@ -60,7 +60,12 @@ def test_the_hexagon_arch_is_in_the_low_ten_bits(flags: int, arch: int | None) -
 
 def test_segment_alignment_and_the_android_note_are_read() -> None:
     elf = elf_of(RICH)
-    assert (elf.alignments, elf.android_api) == ((0x4000,), 30)
+    assert (elf.alignments, elf.android_api, elf.ndk) == ((0x4000,), 30, ("r26c", "11394342"))
+
+
+def test_the_note_of_an_old_ndk_names_its_api_level_alone() -> None:
+    elf = elf_of(Library(android_api=21, ndk=("", "")))
+    assert (elf.android_api, elf.ndk) == (21, None)
 
 
 @pytest.mark.parametrize("fault", ["textrel", "execstack"])

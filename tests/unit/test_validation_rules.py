@@ -276,6 +276,7 @@ WARNINGS: list[tuple[str, str, Arrange]] = [
     ("needed-resolved", "libX.so", host("libX.so", needed=("libc++.so.1",))),
     ("symbol-versions", "libX.so", host("libX.so", versions=TOO_NEW)),
     ("android-page-size", "libQnnHtp.so", android(alignment=0x1000)),
+    ("android-ndk", "libQnnHtp.so", android(android_api=30, ndk=("r27d", "13750724"))),
     ("absolute-rpath", "libX.so", host("libX.so", runpath="$ORIGIN:/build/out/lib")),
     ("library-path-missing", "LD_LIBRARY_PATH", library_path("{sdk}", "{base}/nowhere")),
     ("variables-contradict", "QNN_CI_PROFILE", environ({"QNN_CI_PROFILE": "wheels"})),

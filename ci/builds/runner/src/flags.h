@@ -27,6 +27,12 @@ struct Flags {
   int64_t htp_performance_mode = 0;
   int64_t profile_level = 0;
   std::string heap_profiling_path;
+  // Defaults of ExecuTorch's generate_lpai_compiler_spec.
+  int64_t lpai_fps = 1;
+  int64_t lpai_ftrt_ratio = 10;
+  int64_t lpai_client_perf_type = 1;
+  int64_t lpai_affinity = 1;
+  int64_t lpai_core_selection = 0;
   std::string metrics_path;
   bool help = false;
   bool version = false;

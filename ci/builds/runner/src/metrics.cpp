@@ -91,9 +91,13 @@ std::string Metrics::as_json() const {
   const auto inference = [&](const InferenceMetrics& run) {
     return "\n    {\"warm_up_ms\": " + array(run.warm_up_ms, number) + ", \"ms\": " + array(run.ms, number) + "}";
   };
+  std::string set;
+  for (const auto& [key, value] : options) {
+    set += (set.empty() ? "" : ", ") + quoted(key) + ": " + std::to_string(value);
+  }
   return "{\n  \"schema\": 1,\n  \"executorch\": " + quoted(executorch) + ",\n  \"model\": " + quoted(model) +
       ",\n  \"model_bytes\": " + std::to_string(model_bytes) + ",\n  \"method\": " + quoted(method) +
-      ",\n  \"backends\": " + array(backends, quoted) + ",\n  \"load_ms\": " + number(load_ms) +
+      ",\n  \"backends\": " + array(backends, quoted) + ",\n  \"runtime_options\": {" + set + "},\n  \"load_ms\": " + number(load_ms) +
       ",\n  \"first_output_ms\": " + number(first_output_ms) + ",\n  \"mean_ms\": " + number(mean_ms()) +
       ",\n  \"peak_rss_kb\": " + std::to_string(peak_rss_kb()) + ",\n  \"outputs\": " + array(outputs, output) + ",\n  \"inferences\": " +
       array(inferences, inference) + "\n}\n";

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct Metrics {
   size_t model_bytes = 0;
   std::string method;
   std::vector<std::string> backends;
+  // Runtime options that the command line set, by the backend's key.
+  std::map<std::string, int64_t> options;
   double load_ms = 0;
   // From the start of main until all outputs of the first inference were written.
   double first_output_ms = 0;

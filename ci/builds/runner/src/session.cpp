@@ -1,8 +1,10 @@
 #include "session.h"
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,29 +35,55 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-void set_qnn_options(const Flags& flags) {
-  et::BackendOptions<4> options;
-  size_t count = 0;
-  const auto set = [&](const char* flag, const auto& key, auto value) {
-    if (flags.has(flag)) {
-      ++count;
-      static_cast<void>(options.set_option(key, value));
-    }
+struct IntegerOption {
+  const char* flag;
+  const char* key;
+  int64_t Flags::*member;
+};
+
+constexpr IntegerOption kIntegerOptions[] = {
+    {"log_level", "qnn_runtime_log_level", &Flags::log_level},
+    {"htp_performance_mode", "qnn_runtime_htp_performance_mode", &Flags::htp_performance_mode},
+    {"profile_level", "qnn_runtime_profile_level", &Flags::profile_level},
+    {"lpai_fps", "qnn_runtime_lpai_fps", &Flags::lpai_fps},
+    {"lpai_ftrt_ratio", "qnn_runtime_lpai_ftrt_ratio", &Flags::lpai_ftrt_ratio},
+    {"lpai_client_perf_type", "qnn_runtime_lpai_client_perf_type", &Flags::lpai_client_perf_type},
+    {"lpai_affinity", "qnn_runtime_lpai_affinity", &Flags::lpai_affinity},
+    {"lpai_core_selection", "qnn_runtime_lpai_core_selection", &Flags::lpai_core_selection},
+};
+constexpr const char* kHeapProfiling = "heap_profiling_path";
+
+// Returns the integer options that were set, by key.
+std::map<std::string, int64_t> set_qnn_options(const Flags& flags) {
+  std::vector<et::BackendOption> options;
+  std::map<std::string, int64_t> set;
+  const auto add = [&](const char* key, et::OptionValue value) {
+    et::BackendOption& option = options.emplace_back();
+    std::strncpy(option.key, key, sizeof option.key - 1);
+    option.value = value;
   };
-  set("log_level", "qnn_runtime_log_level", static_cast<int>(flags.log_level));
-  set("htp_performance_mode", "qnn_runtime_htp_performance_mode", static_cast<int>(flags.htp_performance_mode));
-  set("profile_level", "qnn_runtime_profile_level", static_cast<int>(flags.profile_level));
-  set("heap_profiling_path", "qnn_runtime_heap_profiling_path", flags.heap_profiling_path.c_str());
-  if (count == 0) {
-    return;
+  for (const IntegerOption& option : kIntegerOptions) {
+    if (flags.has(option.flag)) {
+      const int64_t value = flags.*(option.member);
+      add(option.key, static_cast<int>(value));
+      set[option.key] = value;
+    }
   }
-  if (flags.heap_profiling_path.size() >= et::kMaxOptionValueLength) {
-    throw Failure(
-        ExitCode::usage,
-        "--heap_profiling_path: expected fewer than " + std::to_string(et::kMaxOptionValueLength) + " bytes, found " +
-            std::to_string(flags.heap_profiling_path.size()));
+  if (flags.has(kHeapProfiling)) {
+    std::array<char, et::kMaxOptionValueLength> path{};
+    if (flags.heap_profiling_path.size() >= path.size()) {
+      throw Failure(
+          ExitCode::usage,
+          "--heap_profiling_path: expected fewer than " + std::to_string(path.size()) + " bytes, found " +
+              std::to_string(flags.heap_profiling_path.size()));
+    }
+    flags.heap_profiling_path.copy(path.data(), path.size() - 1);
+    add("qnn_runtime_heap_profiling_path", path);
   }
-  const et::Error error = et::set_option("QnnBackend", options.view());
+  if (options.empty()) {
+    return set;
+  }
+  const et::Error error = et::set_option("QnnBackend", et::Span<et::BackendOption>(options.data(), options.size()));
   if (error != et::Error::Ok) {
     throw Failure(
         ExitCode::option_refused,
@@ -63,6 +91,7 @@ void set_qnn_options(const Flags& flags) {
         et::get_backend_class("QnnBackend") == nullptr ? "leave the flags marked QNN out: this runner has no QNN backend"
                                                        : "");
   }
+  return set;
 }
 
 bool shares_memory(const Flags& flags) {
@@ -221,7 +250,7 @@ void run_session(const Flags& flags, Clock::time_point started) {
 
   doing = "checking the inputs";
   const Plan plan = make_plan(flags, signature);
-  set_qnn_options(flags);
+  const std::map<std::string, int64_t> options = set_qnn_options(flags);
   const bool shared = shares_memory(flags);
 
   const bool profiling = !flags.etdump_path.empty();
@@ -239,6 +268,7 @@ void run_session(const Flags& flags, Clock::time_point started) {
   metrics.model_bytes = file.bytes();
   metrics.method = signature.method;
   metrics.backends = signature.backends;
+  metrics.options = options;
 
   doing = "loading the method";
   const auto loading = Clock::now();
