@@ -16,7 +16,7 @@ from collections.abc import Mapping as MappingOf
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from ci.parity.model import Glob, Item, Library, Place, Side, Trouble, is_source
+from ci.parity.model import Generated, Glob, Item, Library, Place, Side, Trouble, is_source
 from ci.parity.starlark_text import TOKEN, Literal, literals, nearest
 from ci.parity.tree import Tree, normal
 
@@ -25,24 +25,33 @@ if TYPE_CHECKING:
 
     from ci.parity.mapping import Buck, Load, Value, Variant
 
-FILES = ("srcs", "headers", "exported_headers", "raw_headers", "public_headers")
-DEPENDENCIES = ("deps", "exported_deps", "runtime_deps")
-KNOWN = frozenset((*FILES, *DEPENDENCIES, "name"))
+FILES = ("srcs", "src", "headers", "exported_headers", "raw_headers", "public_headers")
+DEPENDENCIES = ("deps", "exported_deps", "runtime_deps", "fbcode_deps", "fbcode_exported_deps")
+FLAGS = ("preprocessor_flags", "exported_preprocessor_flags", "compiler_flags", "exported_compiler_flags")
 
 MOST_SECONDS = 10.0
 """For one directory, which takes some milliseconds: a loop without end is a finding too."""
 
 _UNKNOWN_FILES = re.compile(r"(?:^|_)(?:srcs|headers|sources)$")
 _UNKNOWN_DEPENDENCIES = re.compile(r"(?:^|_)deps$")
-_EXTERNAL = frozenset({"external_deps", "exported_external_deps"})
-"""Names of packages outside any repository, which have no counterpart on the CMake side."""
+_NOT_COMPARED = frozenset({"external_deps", "exported_external_deps", "xplat_deps", "xplat_exported_deps"})
+"""Names of packages outside any repository, and what the open-source build takes off."""
+
+_ANY_SYSTEM = "ovr_config//os:"
+"""A constraint on an operating system that no variant is for does not hold."""
+
+_UNKNOWN_BRANCH = "select() on "
+"""How an element begins that stands for a branch which may be taken."""
+
+TWIN = "_static"
 
 _LABELS = (":", "//", "@")
 """How what another target makes begins."""
 
 _PRELUDE = ":prelude"
-_FIRST_LINE = f'load("{_PRELUDE}", "glob", "select", "native", "read_config", "package_name", "oncall")\n'
-"""Before each file, so that the interpreter's line numbers are one too many: `_place_at` takes it off."""
+_GLOBALS = ("glob", "select", "native", "read_config", "package_name", "oncall")
+"""Loaded in a line before each file, so that the interpreter's line numbers are one too many: `_place_at`
+takes it off."""
 
 _LOAD = re.compile(r"""\bload\(\s*(["'])(?P<label>[^"'\n]+)\1(?P<names>[^)]*)\)""")
 _LOADED = re.compile(r"""(?:(?P<own>\w+)\s*=\s*)?["'](?P<name>\w+)["']""")
@@ -59,7 +68,9 @@ _FUNCTIONS = (
 def glob(include, exclude = [], **options):
     return _glob(call_stack(), include, exclude, sorted(options.keys()))
 def select(branches):
-    return branches[_select(call_stack(), branches.keys())]
+    key, unknown = _select(branches.keys())
+    value = branches[key] if key != None else []
+    return value + unknown if unknown and type(value) == "list" else value
 def read_config(section, key, default = None):
     return _read_config(section, key, default)
 def package_name():
@@ -67,7 +78,6 @@ def package_name():
 def oncall(*names): pass
 def _rule(kind):
     return lambda **given: _record(call_stack(), kind, given)
-def _other(**given): pass
 def _text(name):
     return lambda *given: "//:".join([name] + [str(one) for one in given])
 def _calls(_kind = None, **given):
@@ -76,33 +86,56 @@ def _answer(value):
     return lambda *given, **named: value
 def _stranger(name, label):
     return lambda *given, **named: fail("{}() comes from {}, ".format(name, label) + STRANGE)
-native = struct(glob = glob, read_config = read_config, package_name = package_name)
 """
 )
 
 
-def evaluate(tree: Tree, rules: Buck, variant: Variant, constraints: frozenset[str], root: str) -> Side:
-    """Every library under `root`. `constraints` are those that any variant names."""
-    evaluation = _Evaluation(tree, rules, variant, constraints)
-    for package in packages(tree, rules, root):
-        evaluation.run(package)
+def evaluate(
+    tree: Tree, rules: Buck, variants: Sequence[Variant], constraints: frozenset[str], roots: Sequence[str]
+) -> dict[tuple[str, bool], Side]:
+    """Every library under the roots, by variant and by what `runtime.is_oss` says. `constraints` are those
+    that any variant of the mapping names. A package that asks for neither is evaluated once."""
+    evaluation = _Evaluation(tree, rules, constraints)
+    sides = {(variant.name, answer): Side() for variant in variants for answer in (True, False)}
+    for package in packages(tree, rules, roots):
+        kept: dict[tuple[str | None, bool | None], Side] = {}
+        for variant in variants:
+            for answer in (True, False):
+                part = next(
+                    (
+                        part
+                        for (name, open_source), part in kept.items()
+                        if name in (None, variant.name) and open_source in (None, answer)
+                    ),
+                    None,
+                )
+                if part is None:
+                    part = evaluation.run(package, variant, open_source=answer)
+                    key = variant.name if evaluation.by_variant else None
+                    kept[key, answer if evaluation.by_answer else None] = part
+                sides[variant.name, answer].add(part)
     evaluation.forget()
-    return evaluation.side
+    return sides
 
 
-def packages(tree: Tree, rules: Buck, root: str) -> list[str]:
+def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:
     names = {*rules.files, "targets.bzl"}
-    folders = {posixpath.dirname(path) for path in tree.under(root) if posixpath.basename(path) in names}
-    return sorted(folders)
+    paths = (path for root in roots for path in tree.under(root))
+    return sorted({posixpath.dirname(path) for path in paths if posixpath.basename(path) in names})
 
 
 class _Evaluation:
-    def __init__(self, tree: Tree, rules: Buck, variant: Variant, constraints: frozenset[str]) -> None:
+    def __init__(self, tree: Tree, rules: Buck, constraints: frozenset[str]) -> None:
         import starlark
 
         self.sl = starlark
-        self.tree, self.rules, self.variant, self.constraints = tree, rules, variant, constraints
+        self.tree, self.rules, self.constraints = tree, rules, constraints
         self.side = Side()
+        self.selected: tuple[str, ...] = ()
+        self.settings: MappingOf[str, str] = {}
+        self.open_source = True
+        self.by_variant = self.by_answer = False
+        """Whether the package at hand depends on the variant, and on what `is_oss` says."""
         self.package = ""
         self.loaded: dict[str, Any] = {}
         """By path or label, for the package at hand: macros know the package that they are called from."""
@@ -117,8 +150,11 @@ class _Evaluation:
         self.deadline = time.monotonic() + MOST_SECONDS
         self.options: Any = starlark.EvalOptions(check_cancelled=lambda: time.monotonic() > self.deadline)
 
-    def run(self, package: str) -> None:
+    def run(self, package: str, variant: Variant, *, open_source: bool) -> Side:
         self.package = package
+        self.selected, self.settings, self.open_source = variant.select, variant.read_config, open_source
+        self.by_variant = self.by_answer = False
+        self.side = Side(packages={package})
         self.loaded = {}
         self.deadline = time.monotonic() + MOST_SECONDS
         own = [name for name in self.rules.files if posixpath.join(package, name) in self.tree.files]
@@ -131,6 +167,7 @@ class _Evaluation:
                 self._guarded(path, f"{self.tree.read(path)}\n{self.rules.entry}()\n")
             else:
                 self._guarded(path, self.tree.read(path))
+        return self.side
 
     def forget(self) -> None:
         """Let go of the interpreter's modules, which hold our functions where no garbage collector looks."""
@@ -147,7 +184,13 @@ class _Evaluation:
 
     def _module(self, path: str, text: str) -> Any:
         module = self.sl.Module()
-        ast = self.sl.parse(path, _FIRST_LINE + text, self._dialect)
+        self.by_answer = self.by_answer or "is_oss" in text
+        names = [*_GLOBALS]
+        if posixpath.basename(path) in self.rules.files:
+            # A .bzl file reaches the rules through `native` alone.
+            names += [name for name in self._rule_names if not re.search(rf"\b{name}\b[\"']", text)]
+        first = f"load({', '.join(json.dumps(name) for name in (_PRELUDE, *names))})\n"
+        ast = self.sl.parse(path, first + text, self._dialect)
         self.open.append(path)
         try:
             self.sl.eval_with(self.options, module, ast, self.globals, self.sl.FileLoader(self._load))
@@ -184,15 +227,38 @@ class _Evaluation:
                 self.loaded[key] = self._module(path, self.tree.read(path))
         return self.loaded[key]
 
+    @property
+    def _rule_names(self) -> tuple[str, ...]:
+        return (*self.rules.rules, *self.rules.other_rules)
+
     def _path_of(self, label: str) -> str | None:
+        """First as Buck itself would look for it, by the cells of .buckconfig."""
         folder, _, name = label.rpartition(":")
         if not folder and label.startswith(":"):
             return posixpath.join(posixpath.dirname(self.open[-1]), name)
         if not folder:
             # The older form: a path with slashes alone.
             folder, _, name = label.rpartition("/")
+        cell, slashes, below = folder.removeprefix("@").partition("//")
+        if slashes and (begins := self._cells.get(cell)) is not None:
+            path = normal(posixpath.join(begins, below, name))
+            if path in self.tree.files:
+                return path
         where = self._in_tree(folder)
         return None if where is None else posixpath.join(where, name)
+
+    @cached_property
+    def _cells(self) -> dict[str, str]:
+        """Where in the tree each cell begins, by its name and its aliases."""
+        found: dict[str, str] = {}
+        for section in ("repositories", "cells"):
+            if self._config.has_section(section):
+                found |= {name: normal(path or "") for name, path in self._config.items(section, raw=True)}
+        for section in ("repository_aliases", "cell_aliases"):
+            if self._config.has_section(section):
+                aliases = self._config.items(section, raw=True)
+                found |= {name: found[cell] for name, cell in aliases if cell in found}
+        return found
 
     def _in_tree(self, folder: str) -> str | None:
         for prefix, begins in sorted(self.rules.cells.items(), key=lambda cell: -len(cell[0])):
@@ -220,14 +286,12 @@ class _Evaluation:
         globals_ |= {name: f"make_answer({_literal(value)})" for name, value in given.answers.items()}
         globals_ |= {name: f"make_text({json.dumps(name)})" for name in given.texts}
         globals_ |= {name: _literal(value) for name, value in given.values.items()}
-        rules = {
-            **{name: f'make_rule("{name}")' for name in self.rules.rules},
-            **dict.fromkeys(self.rules.other_rules, "other"),
-        }
+        rules = {name: f'make_rule("{name}")' for name in self._rule_names}
         fields = {
             **rules,
             **{name: f'make_text("{name}")' for name in self.rules.texts},
             **{name: _literal(value) for name, value in self.rules.fields.items()},
+            "is_oss": _literal(self.open_source),
         }
         made = ", ".join(f"{name} = {value}" for name, value in fields.items())
         globals_ |= dict.fromkeys(given.rules, f"struct({made})")
@@ -237,7 +301,7 @@ class _Evaluation:
         return self._made(label, lines + self._strangers(label, globals_))
 
     def _made(self, label: str, lines: list[str]) -> Any:
-        names = ("make_rule", "make_text", "make_answer", "make_stranger", "other", "calls")
+        names = ("make_rule", "make_text", "make_answer", "make_stranger", "calls")
         key = (label, *lines)
         if key not in self.stand_ins:
             lines = [f'load("{_PRELUDE}", {", ".join(map(json.dumps, names))})', *lines]
@@ -258,6 +322,8 @@ class _Evaluation:
         }
         for name, function in functions.items():
             module.add_callable(name, function)
+        rules = "".join(f"{name} = _rule({json.dumps(name)})\n" for name in self._rule_names)
+        fields = ("glob", "read_config", "package_name", *self._rule_names)
         text = (
             _FUNCTIONS
             + """
@@ -265,9 +331,9 @@ make_rule = _rule
 make_text = _text
 make_answer = _answer
 make_stranger = _stranger
-other = _other
 calls = _calls
 """
+            + f"{rules}native = struct({', '.join(f'{name} = {name}' for name in fields)})\n"
         )
         self.sl.eval(module, self.sl.parse(_PRELUDE, text, self._dialect), self.globals)
         return module.freeze()
@@ -308,21 +374,24 @@ calls = _calls
         found = {posixpath.dirname(path) for path in self.tree.files if posixpath.basename(path) in names}
         return tuple(sorted(found))
 
-    def _select(self, stack: str, keys: list[str]) -> str:
-        for key in keys:
-            if key != "DEFAULT" and key not in self.constraints:
-                raise LookupError(f"select() on {key}, which no variant of the mapping names")
-        for key in self.variant.select:
+    def _select(self, keys: list[str]) -> tuple[str | None, list[str]]:
+        """The branch to take, and a word for each that may have to be taken instead."""
+        unknown = [
+            f"{_UNKNOWN_BRANCH}{key}, which no variant of the mapping names"
+            for key in keys
+            if key != "DEFAULT" and key not in self.constraints and not key.startswith(_ANY_SYSTEM)
+        ]
+        self.by_variant = self.by_variant or not self.constraints.isdisjoint(keys)
+        for key in (*self.selected, "DEFAULT"):
             if key in keys:
-                return key
-        if "DEFAULT" in keys:
-            return "DEFAULT"
-        raise LookupError(
-            f"select() has no branch for {self.variant.name} and no DEFAULT, but {sorted(keys)}"
-        )
+                return key, unknown
+        if not unknown:
+            unknown = [f"{_UNKNOWN_BRANCH}{sorted(keys)}, of which none holds, and no DEFAULT"]
+        return None, unknown
 
     def _read_config(self, section: str, key: str, default: object) -> object:
-        if (given := self.variant.read_config.get(f"{section}.{key}")) is not None:
+        if (given := self.settings.get(f"{section}.{key}")) is not None:
+            self.by_variant = True
             return given
         return self._config.get(section, key, raw=True, fallback=default)
 
@@ -343,47 +412,93 @@ calls = _calls
             raise ValueError(f"{kind}() without a name")
         place = self._place(stack, name)
         library = Library(f"//{self.package}:{name}", kind, place)
+        declared = {library.name} if given.get("define_static_target") is False else twins(library.name)
+        self.side.declared |= declared
+        namespace = given.get("header_namespace")
+        library.namespace = namespace if isinstance(namespace, str) else ""
         for attribute, value in given.items():
-            if attribute in FILES:
-                for path in _paths(attribute, value):
-                    self._add_file(library, path, stack)
-                for said, path in _renamed(value):
-                    full = normal(posixpath.join(self.package, path))
-                    library.renamed[said] = Item(full, self._place(stack, said))
-            elif attribute in DEPENDENCIES:
-                for label in _texts(attribute, value):
-                    item = Item(self._label(label), self._place(stack, label))
-                    library.dependencies.append(item)
-            elif attribute in _EXTERNAL or not value or isinstance(value, (bool, int)):
-                continue
-            elif _UNKNOWN_FILES.search(attribute) or _UNKNOWN_DEPENDENCIES.search(attribute):
-                self.side.troubles.append(
-                    Trouble(place, attribute, f"{library.name} has {attribute}, which is not understood here")
-                )
+            try:
+                self._attribute(library, attribute, value, stack)
+            except ValueError as error:
+                self._not_understood(place, attribute, f"{library.name}: {error}")
+        if kind in self.rules.other_rules:
+            self.side.named += library.files
+            if isinstance(command := given.get("cmd"), str):
+                words = command.partition("&&")[0].split()
+                program = re.search(r"[\w.+-]+(?=\)*$)", words[1] if words[:1] == ["$(exe"] else words[0])
+                words = [program[0] if program else "", *words[2 if words[:1] == ["$(exe"] else 1 :]]
+                self.side.generated.append(Generated(tuple(library.files), tuple(words), place))
+            return
         known = self.side.libraries.get(library.name)
         if known is None:
             self.side.libraries[library.name] = library
         elif _same(known) != _same(library):
-            self.side.troubles.append(
-                Trouble(
-                    place,
-                    library.name,
-                    f"{library.name} is declared again, and otherwise than in {known.place}",
-                )
-            )
+            why = f"{library.name} is declared again, and otherwise than in {known.place}"
+            self._not_understood(place, library.name, why)
 
-    def _add_file(self, library: Library, path: str, stack: str) -> None:
-        if path.startswith(_LABELS):
+    def _attribute(self, library: Library, attribute: str, value: object, stack: str) -> None:
+        if attribute in FILES:
+            for path in self._elements(library, attribute, _files_of(value)):
+                self._add_file(library, path, stack)
+            for said, path in _renamed(value, library.namespace):
+                full = normal(posixpath.join(self.package, path))
+                library.renamed[said] = Item(full, self._place(stack, path))
+        elif attribute in DEPENDENCIES:
+            for label in self._elements(library, attribute, value):
+                item = Item(self._label(label), self._place(stack, label))
+                library.dependencies.append(item)
+                self.side.labels.append(item)
+        elif attribute in FLAGS:
+            for flag in self._elements(library, attribute, value):
+                self._add_flag(library, flag, self._place(stack, flag))
+        elif attribute == "resources":
+            if isinstance(value, dict):
+                # Of a Python library the keys are the files, of a C++ one the values.
+                value = list(value if library.kind.startswith("python_") else value.values())
+            for path in self._elements(library, attribute, value):
+                self._add_file(library, path, stack, into=self.side.named)
+        elif attribute == "link_whole":
+            library.whole = library.place if value else None
+        elif attribute == "platforms":
+            library.platforms = tuple(str(one) for one in value) if isinstance(value, (list, tuple)) else ()
+            library.platforms = library.platforms or ((value,) if value and isinstance(value, str) else ())
+        elif attribute in _NOT_COMPARED or not value or isinstance(value, (bool, int)):
+            return
+        elif _UNKNOWN_FILES.search(attribute) or _UNKNOWN_DEPENDENCIES.search(attribute):
+            why = f"{library.name} has {attribute}, which is not understood here"
+            self._not_understood(library.place, attribute, why)
+
+    def _elements(self, library: Library, attribute: str, value: object) -> Iterator[str]:
+        for text in _texts(attribute, value):
+            if text.startswith(_UNKNOWN_BRANCH):
+                self._not_understood(library.place, f"{library.name} {attribute}", text)
+            else:
+                yield text
+
+    def _not_understood(self, place: Place, what: str, why: str) -> None:
+        self.side.troubles.append(Trouble(place, what, why))
+
+    def _add_flag(self, library: Library, flag: str, place: Place) -> None:
+        if flag.startswith("-D"):
+            library.definitions.append(Item(flag[2:].strip(), place))
+        elif flag.startswith("-std="):
+            library.standard = Item(re.sub(r"\D+", "", flag), place)
+        else:
+            library.options.append(Item(flag, place))
+
+    def _add_file(self, library: Library, path: str, stack: str, into: list[Item] | None = None) -> None:
+        if path.startswith(_LABELS) or re.match(r"\w+//", path):
+            self.side.labels.append(Item(self._label(path), self._place(stack, path)))
             return
         full = normal(posixpath.join(self.package, path))
         item = Item(full, self._place_of_file(stack, path, full))
         if full in self.tree.files:
-            library.files.append(item)
+            (library.files if into is None else into).append(item)
         else:
             self.side.missing.append(item)
 
     def _label(self, label: str) -> str:
-        folder, colon, name = label.partition(":")
+        folder, colon, name = label.partition("[")[0].partition(":")
         if not folder:
             return f"//{self.package}:{name}"
         where = self._in_tree(folder)
@@ -435,23 +550,23 @@ def _place_at(match: re.Match[str]) -> Place:
     return Place(match["file"], max(int(match["line"]) - 1, 1))
 
 
-def _paths(attribute: str, value: object) -> Iterator[str]:
+def _files_of(value: object) -> object:
     """Files of `srcs` and of headers: a list, or a dict from name to file; a source may come with flags."""
     if isinstance(value, dict):
-        yield from _texts(attribute, list(cast("MappingOf[str, object]", value).values()))
-        return
-    for element in cast("list[object]", value) if isinstance(value, list) else [value]:
-        yield from _texts(attribute, element[:1] if isinstance(element, list) else [element])
+        return list(cast("MappingOf[str, object]", value).values())
+    elements = cast("list[object]", value) if isinstance(value, (list, tuple)) else [value]
+    return [element[0] if isinstance(element, (list, tuple)) and element else element for element in elements]
 
 
-def _renamed(value: object) -> Iterator[tuple[str, str]]:
-    """Of a dict from name to file, those whose name is not the end of the file's path."""
+def _renamed(value: object, namespace: str) -> Iterator[tuple[str, str]]:
+    """Of a dict from name to file, those which are included by a name that is not the end of the path."""
     pairs = cast("MappingOf[object, object]", value) if isinstance(value, dict) else {}
     for name, path in pairs.items():
         if not isinstance(name, str) or not isinstance(path, str) or path.startswith(_LABELS):
             continue
-        if not f"/{path}".endswith(f"/{name}"):
-            yield name, path
+        included = posixpath.join(namespace, name)
+        if not f"/{path}".endswith(f"/{included}"):
+            yield included, path
 
 
 def _texts(attribute: str, value: object) -> Iterator[str]:
@@ -474,7 +589,14 @@ def _same(library: Library) -> object:
 
 
 def _literal(value: Value) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_literal(one) for one in value)}]"
     return ("True" if value else "False") if isinstance(value, bool) else json.dumps(value)
+
+
+def twins(label: str) -> set[str]:
+    """Buck's wrappers declare a second target, of the same files, for whoever links statically."""
+    return {label, f"{label}{TWIN}"}
 
 
 def duplicates(library: Library) -> list[Item]:

@@ -17,9 +17,9 @@ from ci.parity.tree import Tree
 @dataclass(frozen=True, slots=True)
 class Checked:
     differences: tuple[Difference, ...]
-    buck: MappingOf[str, Side]
+    buck: MappingOf[tuple[str, bool], Side]
+    """By variant, and by what `is_oss` says."""
     cmake: MappingOf[str, Side]
-    """Each side by variant."""
 
 
 def check(
@@ -34,15 +34,15 @@ def check(
     side of an earlier check, when no CMake file has changed since."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
     found = compare.Findings(mapping, source)
-    bucks: dict[str, Side] = {}
+    bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
     cmakes: dict[str, Side] = {}
     for variant in mapping.variants:
-        bucks[variant.name] = buck.evaluate(tree, mapping.buck, variant, constraints, mapping.scope.root)
         side = cmake[variant.name] if cmake else evaluate(tree, project(mapping, variant))
         cmakes[variant.name] = side
         if reply := (replies or {}).get(variant.name):
             compare.against_reply(found, variant.name, side, reply)
-        compare.variant(found, variant.name, bucks[variant.name], side)
+        for answer in (True, False):
+            compare.variant(found, variant, bucks[variant.name, answer], side)
     compare.tree(found, tree, bucks, cmakes)
     pins.check(found, tree)
     return Checked(found.settled(), bucks, cmakes)

@@ -9,17 +9,30 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from ci.parity.buck import duplicates
+from ci.parity.buck import TWIN, duplicates, twins
 from ci.parity.file_api import Reply
-from ci.parity.mapping import Mapping, Pair
-from ci.parity.model import Glob, Item, Library, Place, Side, first_places, is_native, is_python, is_source
+from ci.parity.mapping import Mapping, Pair, Variant
+from ci.parity.model import (
+    Generated,
+    Glob,
+    Item,
+    Library,
+    Place,
+    Side,
+    first_places,
+    is_header,
+    is_native,
+    is_python,
+    is_source,
+)
+from ci.parity.starlark_text import literals
 from ci.parity.tree import Tree
 
 OF_THEIR_OWN = frozenset({"module", "executable"})
 """CMake's kinds of target that are part of no other: a pattern of a pair does not take them."""
 
-TWIN = "_static"
-"""Buck's cxx_library declares a second target, with this at the end of its name, of the same files."""
+SCHEMAS = (".fbs", ".idl")
+"""Files of which code is generated."""
 
 NEW = ("parity-missing-in-buck", "parity-unknown-file")
 """Rules that find a file which Buck does not have."""
@@ -66,6 +79,8 @@ class Findings:
         self.mapping, self.source = mapping, source
         self._found: dict[tuple[str, Place, str, str], Difference] = {}
         self._seen_dependencies: set[str] = set()
+        self.nodes: dict[str, str] = {}
+        """The dependency of the mapping that a name stands for, by the name."""
         self.incomplete = False
         """Whether something was not evaluated, so that entries may only seem to be unused."""
 
@@ -74,8 +89,18 @@ class Findings:
         if variant and variant not in kept.variants:
             kept.variants.append(variant)
 
-    def seen_dependency(self, name: str) -> None:
+    def node_of(self, name: str) -> str | None:
+        """The `[[dependencies]]` that names it, or has a pattern for it."""
         self._seen_dependencies.add(name)
+        if name not in self.nodes:
+            for entry in self.mapping.dependencies:
+                if any(fnmatchcase(name, pattern) for pattern in (*entry.buck, *entry.cmake)):
+                    self.nodes[name] = entry.name
+                    break
+        return self.nodes.get(name)
+
+    def _is_seen(self, *patterns: str) -> bool:
+        return any(fnmatchcase(name, pattern) for name in self._seen_dependencies for pattern in patterns)
 
     def settled(self) -> tuple[Difference, ...]:
         kept = []
@@ -104,13 +129,13 @@ class Findings:
                 )
         for position, dependency in enumerate(self.mapping.dependencies):
             if dependency.buck and dependency.cmake:
-                if self._seen_dependencies.isdisjoint((*dependency.buck, *dependency.cmake)):
+                if not self._is_seen(*dependency.buck, *dependency.cmake):
                     yield self.stale(
                         "dependencies", position, dependency.name, "no mapped library depends on it"
                     )
                 continue
             for name in (*dependency.buck, *dependency.cmake):
-                if name not in self._seen_dependencies:
+                if not self._is_seen(name):
                     yield self.stale("dependencies", position, name, "no mapped library depends on it")
 
     def stale(self, table: str, position: int, what: str, why: str) -> Difference:
@@ -199,8 +224,9 @@ def reached(side: Side, library: Library) -> list[Item]:
     return files
 
 
-def variant(found: Findings, name: str, buck: Side, cmake: Side) -> None:
+def variant(found: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
     """All that can be said of one variant."""
+    name = variant.name
     for side in (buck, cmake):
         _troubles(found, name, side)
         _missing_files(found, name, side)
@@ -215,6 +241,9 @@ def variant(found: Findings, name: str, buck: Side, cmake: Side) -> None:
                 _targets_exist(found, name, pair, buck, cmake)
                 _files(found, name, pair, buck, cmake)
                 _dependencies(found, name, pair, pairs, buck, cmake)
+                _dependencies_within(found, name, pair, buck, cmake)
+                _flags(found, name, pair, buck, cmake)
+                _platforms(found, variant, pair, buck)
     _unmapped(found, name, buck, cmake)
     elsewhere = {label for pair in found.mapping.pairs for label in pair.buck}
     here = {label for pair in pairs for label in pair.buck}
@@ -225,28 +254,60 @@ def variant(found: Findings, name: str, buck: Side, cmake: Side) -> None:
     _renamed(found, name, buck)
 
 
-def tree(found: Findings, tree: Tree, bucks: MappingOf[str, Side], cmakes: MappingOf[str, Side]) -> None:
+def tree(
+    found: Findings, tree: Tree, bucks: MappingOf[tuple[str, bool], Side], cmakes: MappingOf[str, Side]
+) -> None:
     """What only all variants together tell."""
     sides = [*bucks.values(), *cmakes.values()]
     _globs(found, [use for side in sides for use in side.globs])
-    _alone(found, bucks, cmakes)
+    _alone(found, sides)
+    _labels(found, tree, list(bucks.values()))
+    _packages(found, tree, list(bucks.values()))
     if any(side.stopped for side in sides):
         return
+    _schemas(found, list(bucks.values()), list(cmakes.values()))
     failed = {package for side in sides for package in side.failed}
     known = {item.name for side in sides for library in side.libraries.values() for item in library.files}
+    known |= {item.name for side in sides for item in side.named}
+    known |= {item.name for side in sides for rule in side.generated for item in rule.inputs}
     scope = found.mapping.scope
+    included = _include_directories(found, list(cmakes.values()))
     unknown = [
         path
-        for path in sorted(tree.under(scope.root))
+        for root in scope.roots
+        for path in sorted(tree.under(root))
         if path not in known
         and path.endswith(scope.suffixes)
         and not any(path.startswith(f"{package}/") for package in failed)
     ]
     _unknown_modules(found, tree, [path for path in unknown if is_python(path)], known)
     for path in unknown:
-        if not is_python(path):
+        place = next((place for folder, place in included.items() if path.startswith(f"{folder}/")), None)
+        if is_header(path) and place is not None:
+            _reached_header(found, path, place)
+        elif not is_python(path):
             message = f"no build knows {path}"
             _unknown(found, path, path, message, "name it in CMakeLists.txt and in targets.bzl, or delete it")
+
+
+def _include_directories(found: Findings, cmakes: Sequence[Side]) -> dict[str, Place]:
+    """Those below a root: whatever header lies there, CMake's targets can include it."""
+    roots = tuple(f"{root}/" for root in found.mapping.scope.roots)
+    items = (item for side in cmakes for library in side.libraries.values() for item in library.includes)
+    return first_places(item for item in items if item.name.startswith(roots))
+
+
+def _reached_header(found: Findings, path: str, place: Place) -> None:
+    found.add(
+        Difference(
+            "parity-missing-in-buck",
+            place,
+            path,
+            "tree",
+            f"CMake reaches {path} by this include directory, and no Buck library names it",
+            "name it in the exported_headers of its library, or delete it",
+        )
+    )
 
 
 def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set[str]) -> None:
@@ -366,7 +427,12 @@ def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
             ),
             variant,
         )
+    reach = [
+        item.name for name in pair.cmake if name in cmake.libraries for item in cmake.libraries[name].includes
+    ]
     for path in sorted(left.keys() - right.keys()):
+        if is_header(path) and any(folder in ("", "..") or path.startswith(f"{folder}/") for folder in reach):
+            continue
         found.add(
             Difference(
                 "parity-missing-in-cmake",
@@ -394,24 +460,16 @@ def _native(side: Side, names: Iterable[str]) -> Iterator[Item]:
 def _dependencies(
     found: Findings, variant: str, pair: Pair, pairs: Sequence[Pair], buck: Side, cmake: Side
 ) -> None:
-    nodes = {name: f"pair {one.name}" for one in pairs for name in (*one.buck, *one.cmake)}
-    one_sided: set[str] = set()
-    for entry in found.mapping.dependencies:
-        for name in (*entry.buck, *entry.cmake):
-            nodes.setdefault(name, entry.name)
-        if not (entry.buck and entry.cmake):
-            one_sided.add(entry.name)
+    of_pairs = {name: f"pair {one.name}" for one in pairs for name in (*one.buck, *one.cmake)}
+    one_sided = {one.name for one in found.mapping.dependencies if not (one.buck and one.cmake)}
     sides: list[dict[str, Item]] = []
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         linked: dict[str, Item] = {}
         for name in names:
             library = side.libraries.get(name)
             for item in library.dependencies if library else ():
-                known = item.name
-                if side is buck and known not in nodes and known not in side.libraries:
-                    known = known.removesuffix(TWIN)
-                found.seen_dependency(known)
-                node = nodes.get(known)
+                known = _twin_of(side, item.name)
+                node = of_pairs.get(known) or found.node_of(known)
                 if node is None:
                     found.add(_unknown_dependency(found, pair, item, build), variant)
                 elif node != f"pair {pair.name}" and node not in one_sided:
@@ -444,6 +502,232 @@ def _dependencies(
             ),
             variant,
         )
+
+
+def _twin_of(side: Side, name: str) -> str:
+    """The library that a label means: its own, or that of which it is the twin."""
+    return name if name in side.libraries else name.removesuffix(TWIN) if name.startswith("//") else name
+
+
+def _dependencies_within(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+    """Between the Buck libraries of one pair, by the files: what CMake links where Buck has one library for
+    several of its targets."""
+    owner = {
+        item.name: name
+        for name in pair.buck
+        if name in buck.libraries
+        for item in buck.libraries[name].files
+        if is_source(item.name)
+    }
+    part = {
+        name: {owner[item.name] for item in cmake.libraries[name].compiled if item.name in owner}
+        for name in pair.cmake
+        if name in cmake.libraries
+    }
+    linked: dict[tuple[str, str], Item] = {}
+    for name, owners in part.items():
+        for item in cmake.libraries[name].dependencies:
+            for left in owners:
+                for right in part.get(item.name, ()):
+                    if left != right:
+                        linked.setdefault((left, right), item)
+    for (left, right), item in linked.items():
+        if right not in {_twin_of(buck, one.name) for one in buck.libraries[left].dependencies}:
+            found.add(
+                Difference(
+                    "parity-dependency-missing-in-buck",
+                    item.place,
+                    right,
+                    pair.name,
+                    f"CMake links {item.name} (of {right}) here, and {left} does not depend on that",
+                    f"add it to the deps of {left}",
+                ),
+                variant,
+            )
+
+
+def _flags(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
+    left = [buck.libraries[name] for name in pair.buck if name in buck.libraries]
+    right = [cmake.libraries[name] for name in pair.cmake if name in cmake.libraries]
+    if not left or not right:
+        return
+    compared = found.mapping.flags.options
+    for rule, remedy, ours, theirs in (
+        (
+            "parity-definition-differs",
+            "give it to both: preprocessor_flags, target_compile_definitions",
+            [item for library in left for item in library.definitions],
+            [item for library in right for item in library.definitions],
+        ),
+        (
+            "parity-option-differs",
+            "give it to both: compiler_flags, target_compile_options",
+            [item for library in left for item in library.options if _any_of(item.name, compared)],
+            [item for library in right for item in library.options if _any_of(item.name, compared)],
+        ),
+    ):
+        here, there = first_places(ours), first_places(theirs)
+        for name in sorted(here.keys() ^ there.keys()):
+            has, lacks = ("Buck", "CMake") if name in here else ("CMake", "Buck")
+            found.add(
+                Difference(
+                    rule,
+                    here.get(name) or there[name],
+                    name,
+                    pair.name,
+                    f"{has} compiles {pair.name} with {name}, and {lacks} does not",
+                    remedy,
+                ),
+                variant,
+            )
+    ours_standard = next((one.standard for one in left if one.standard), None)
+    theirs_standard = next((one.standard for one in right if one.standard), None)
+    if ours_standard and theirs_standard and ours_standard.name != theirs_standard.name:
+        found.add(
+            Difference(
+                "parity-standard-differs",
+                ours_standard.place,
+                ours_standard.name,
+                pair.name,
+                f"Buck compiles {pair.name} as C++{ours_standard.name}, CMake as C++{theirs_standard.name}"
+                f" ({theirs_standard.place})",
+                "choose one of them for both",
+            ),
+            variant,
+        )
+    whole = [one.whole for one in left if one.whole], [one.whole for one in right if one.whole]
+    if bool(whole[0]) != bool(whole[1]):
+        has, lacks = ("Buck", "CMake") if whole[0] else ("CMake", "Buck")
+        found.add(
+            Difference(
+                "parity-whole-archive-differs",
+                (whole[0] or whole[1])[0],
+                pair.name,
+                pair.name,
+                f"{has} links all of {pair.name}, what nothing calls included, and {lacks} drops that",
+                "Buck: link_whole = True; CMake: executorch_target_link_options_shared_lib",
+            ),
+            variant,
+        )
+
+
+def _any_of(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _platforms(found: Findings, variant: Variant, pair: Pair, buck: Side) -> None:
+    for name in pair.buck:
+        library = buck.libraries.get(name)
+        if library and library.platforms and variant.platform and variant.platform not in library.platforms:
+            found.add(
+                Difference(
+                    "parity-platforms-differ",
+                    library.place,
+                    variant.platform,
+                    name,
+                    f"{name} is for {', '.join(library.platforms)}, and CMake builds {pair.name} for"
+                    f" {variant.name}",
+                    f"add {variant.platform} to its platforms",
+                ),
+                variant.name,
+            )
+
+
+def _schemas(found: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) -> None:
+    """Which files code is generated of, and by which program with which flags."""
+
+    def by_input(sides: Sequence[Side]) -> dict[str, Generated]:
+        rules = (rule for side in sides for rule in side.generated)
+        suffixes = tuple(one for one in found.mapping.scope.suffixes if one in SCHEMAS)
+        return {item.name: rule for rule in rules for item in rule.inputs if item.name.endswith(suffixes)}
+
+    left, right = by_input(bucks), by_input(cmakes)
+    for path in sorted(left.keys() | right.keys()):
+        one, other = left.get(path), right.get(path)
+        has, lacks = ("Buck", "CMake") if one else ("CMake", "Buck")
+        if not (one and other):
+            place = (one or other or left[path]).place
+            _schema(found, place, path, path, f"{has} generates code of {path}, and {lacks} does not")
+            continue
+        here, there = _chosen(found, one), _chosen(found, other)
+        for flag in sorted(here ^ there):
+            has, lacks = ("Buck", "CMake") if flag in here else ("CMake", "Buck")
+            place = (one if flag in here else other).place
+            _schema(found, place, flag, path, f"{has} generates code of {path} with {flag}, {lacks} without")
+        if one.command[:1] != other.command[:1]:
+            message = f"Buck generates code of {path} by {one.command[0]}, and CMake by {other.command[0]}"
+            _schema(found, one.place, path, path, message)
+
+
+def _chosen(found: Findings, rule: Generated) -> set[str]:
+    return {word for word in rule.command if _any_of(word, found.mapping.flags.schemas)}
+
+
+def _schema(found: Findings, place: Place, what: str, path: str, message: str) -> None:
+    remedy = "Buck: genrule; CMake: add_custom_command"
+    found.add(Difference("parity-schema-differs", place, what, path, message, remedy))
+
+
+def _labels(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
+    """Every label of a package in the tree has to be declared there."""
+    evaluated = {package for side in bucks for package in side.packages}
+    failed = {package for side in bucks for package in side.failed}
+    declared = {label for side in bucks for label in side.declared}
+    names = (*found.mapping.buck.files, "targets.bzl")
+    build_files = {posixpath.dirname(path) for path in tree.files if posixpath.basename(path) in names}
+    tops = {folder.partition("/")[0] for folder in build_files}
+    for item in {item.name: item for side in bucks for item in side.labels}.values():
+        package, _, name = item.name.removeprefix("//").partition(":")
+        if not item.name.startswith("//") or item.name.startswith("//:") or package in failed:
+            continue
+        if package in evaluated:
+            missing = item.name not in declared
+        elif package in build_files:
+            missing = not _names_it(tree, package, name)
+        else:
+            missing = tree.whole and package.partition("/")[0] in tops
+        if missing:
+            found.add(
+                Difference(
+                    "parity-label-missing",
+                    item.place,
+                    item.name,
+                    item.place.file,
+                    f"{item.name} is named here, and no Buck file declares it",
+                    "correct the label, or declare the target",
+                )
+            )
+
+
+def _names_it(tree: Tree, package: str, name: str) -> bool:
+    """Whether a package outside the scope, which is not evaluated, says a name that may be the target's."""
+    known = {
+        literal.value
+        for path in tree.match("*", package)
+        if path.endswith((".bzl", "/BUCK", "/TARGETS"))
+        for literal in literals(tree.read(path))
+    }
+    if not twins(name.removesuffix(TWIN)).isdisjoint(known):
+        return True
+    patterns = [value.replace("{}", "*") for value in known if "{}" in value]
+    return any(name.startswith(f"{value}_") for value in known if value) or _any_of(name, patterns)
+
+
+def _packages(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
+    for package in sorted({package for side in bucks for package in side.packages}):
+        names = found.mapping.buck.files
+        if not any(posixpath.join(package, name) in tree.files for name in names):
+            path = posixpath.join(package, "targets.bzl")
+            found.add(
+                Difference(
+                    "parity-package-missing",
+                    Place(path, 1),
+                    path,
+                    "tree",
+                    f"{path} has none of {', '.join(names)} beside it, so Buck never runs it",
+                    f"add a {names[0]} that calls {found.mapping.buck.entry}()",
+                )
+            )
 
 
 def _unknown_dependency(found: Findings, pair: Pair, item: Item, build: str) -> Difference:
@@ -539,7 +823,7 @@ def _twice(found: Findings, variant: str, item: Item, where: str, how: str) -> N
 def _heavy(found: Findings, variant: str, buck: Side) -> None:
     for rule in found.mapping.heavy:
         for library in buck.libraries.values():
-            if library.name in rule.allowed:
+            if _any_of(library.name, rule.allowed):
                 continue
             for item in library.dependencies:
                 if any(fnmatchcase(item.name, pattern) for pattern in rule.dependencies):
@@ -592,8 +876,8 @@ def _globs(found: Findings, uses: list[Glob]) -> None:
         )
 
 
-def _alone(found: Findings, bucks: MappingOf[str, Side], cmakes: MappingOf[str, Side]) -> None:
-    known = {name for side in (*bucks.values(), *cmakes.values()) for name in side.libraries}
+def _alone(found: Findings, sides: Sequence[Side]) -> None:
+    known = {name for side in sides for name in side.libraries}
     if found.incomplete:
         return
     for position, alone in enumerate(found.mapping.alone):

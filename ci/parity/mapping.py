@@ -18,7 +18,7 @@ MAPPING = MANIFESTS / "parity.toml"
 
 Reason = Annotated[str, StringConstraints(min_length=10)]
 Label = Annotated[str, StringConstraints(pattern=r"^//[^:]*:[^:/]+$")]
-Value: TypeAlias = str | bool | dict[str, str]
+Value: TypeAlias = str | bool | dict[str, str] | list[str | bool]
 Rule = Annotated[str, StringConstraints(pattern=r"^parity-[a-z-]+$")]
 
 
@@ -29,7 +29,13 @@ class Scope(Model):
     """Which files of the tree are anyone's business."""
 
     root: str
+    also: tuple[str, ...] = ()
+    """More directories, as that of the examples."""
     suffixes: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return (self.root, *self.also)
 
 
 class Load(Model):
@@ -57,7 +63,8 @@ class Buck(Model):
     rules: Annotated[tuple[str, ...], Field(min_length=1)]
     """Rule functions that declare a library of files."""
     other_rules: tuple[str, ...]
-    """Rule functions whose files no build compiles into a library."""
+    """Rule functions whose files no build compiles into a library: they have to exist, and labels may name
+    them."""
     fields: dict[str, str | bool] = Field(default_factory=dict)
     """Constants of the struct of rules."""
     texts: tuple[str, ...] = ()
@@ -83,6 +90,17 @@ class Variant(Model):
     """Buck's constraints that hold; a branch for one that no variant names is reported."""
     read_config: dict[str, str] = Field(default_factory=dict)
     """`section.key`, over what the tree's .buckconfig says."""
+    platform: str | None = None
+    """The one of Buck's `platforms` that it is; libraries that name others are not built for it."""
+
+
+class Flags(Model):
+    """Which compile options are compared; the others differ as the two builds' compilers and defaults do."""
+
+    options: tuple[str, ...] = ()
+    """Patterns of flags."""
+    schemas: tuple[str, ...] = ()
+    """Patterns of the flags of the programs that generate code."""
 
 
 class Pair(Model):
@@ -110,8 +128,8 @@ class Alone(Model):
 
 
 class Dependency(Model):
-    """A library outside the pairs, under the names that each build has for it. One with names on one side
-    only is a difference that is meant, so it has a reason."""
+    """A library outside the pairs, under the names (or patterns) that each build has for it. One with names
+    on one side only is a difference that is meant, so it has a reason."""
 
     name: Name
     buck: tuple[str, ...] = ()
@@ -188,6 +206,7 @@ class Mapping(Model):
     buck: Buck
     cmake: CMake
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)]
+    flags: Flags = Flags()
     pairs: tuple[Pair, ...]
     alone: tuple[Alone, ...] = ()
     dependencies: tuple[Dependency, ...] = ()

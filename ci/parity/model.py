@@ -54,6 +54,8 @@ class Library:
     dependencies: list[Item] = field(default_factory=list)
     renamed: dict[str, Item] = field(default_factory=dict)
     """Headers that are included by a name that is not the end of their path."""
+    namespace: str = ""
+    """Buck's `header_namespace`, before the names of headers."""
     definitions: list[Item] = field(default_factory=list)
     """Preprocessor definitions, `NAME` or `NAME=VALUE`, without `-D`."""
     options: list[Item] = field(default_factory=list)
@@ -64,6 +66,8 @@ class Library:
     """Where the build says that whoever links this library takes all of it."""
     includes: list[Item] = field(default_factory=list)
     """Directories of the tree in which headers are searched."""
+    platforms: tuple[str, ...] = ()
+    """Buck's; empty where it names none."""
 
     @property
     def compiled(self) -> list[Item]:
@@ -98,6 +102,14 @@ class Side:
 
     libraries: dict[str, Library] = field(default_factory=dict)
     generated: list[Generated] = field(default_factory=list)
+    named: list[Item] = field(default_factory=list)
+    """Files that rules name which compile nothing: `genrule`, `export_file`, `filegroup`, resources."""
+    labels: list[Item] = field(default_factory=list)
+    """Targets that Buck's rules name, by label."""
+    declared: set[str] = field(default_factory=set)
+    """Labels of every Buck rule, also of those that compile nothing."""
+    packages: set[str] = field(default_factory=set)
+    """Directories that Buck evaluated."""
     globs: list[Glob] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     missing: list[Item] = field(default_factory=list)
@@ -106,6 +118,15 @@ class Side:
     """Directories (of Buck) that could not be evaluated to their end."""
     stopped: bool = False
     """Whether evaluation ended early, so that nothing is to be concluded from what is not there."""
+
+    def add(self, part: Side) -> None:
+        self.libraries |= part.libraries
+        for name in ("generated", "named", "labels", "globs", "troubles", "missing"):
+            getattr(self, name).extend(getattr(part, name))
+        self.declared |= part.declared
+        self.packages |= part.packages
+        self.failed |= part.failed
+        self.stopped = self.stopped or part.stopped
 
 
 def is_source(path: str) -> bool:

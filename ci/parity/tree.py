@@ -12,8 +12,9 @@ from pathlib import Path
 
 from provisioning.base.errors import CheckFailed
 
-SKIPPED = frozenset({".git", ".hg", "__pycache__", "node_modules", "third-party", "cmake-out", "buck-out"})
-"""Directories that hold none of the tree's own build files; build directories are known by CMakeCache.txt."""
+SKIPPED = frozenset({".git", ".hg", "__pycache__", "node_modules", "cmake-out", "buck-out"})
+"""Directories that hold none of the tree's own build files; build directories are known by CMakeCache.txt,
+and submodules by their `.git`."""
 
 
 MOST_SECONDS = 20
@@ -39,6 +40,11 @@ class Tree:
         made = Tree(self.root, {**self.over, **over}, listing=self._listed)
         made._texts = self._texts
         return made
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether it is a checkout, so that what is not there does not exist."""
+        return (self.root / ".git").exists()
 
     @cached_property
     def files(self) -> frozenset[str]:
@@ -179,8 +185,10 @@ def _walk(root: Path) -> Iterator[str]:
         prefix, folder = pending.pop()
         with os.scandir(folder) as entries:
             found = list(entries)
-        if prefix and any(entry.name == "CMakeCache.txt" for entry in found):
+        if prefix and any(entry.name in ("CMakeCache.txt", ".git") for entry in found):
             continue
+        if prefix == "third-party/":
+            found = [entry for entry in found if not entry.is_dir(follow_symlinks=False)]
         for entry in found:
             name = prefix + entry.name
             if entry.is_dir(follow_symlinks=False):

@@ -142,7 +142,7 @@ def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
     stage.metrics["cmake_files"] = sum(name == "CMakeLists.txt" or name.endswith(".cmake") for name in names)
     stage.metrics["buck_libraries"] = len(next(iter(found.buck.values())).libraries)
     stage.metrics["cmake_libraries"] = len(next(iter(found.cmake.values())).libraries)
-    stage.metrics["variants"] = len(found.buck)
+    stage.metrics["variants"] = len(found.cmake)
 
 
 def _alike(found: Checked) -> dict[tuple[str, str, str], list[Difference]]:

@@ -62,8 +62,13 @@ KINDS = {
 
 PYTHON = {
     "_passes": 62,
+    "_passes/backends/gpu": 1,
+    "_passes/backends/htp": 2,
+    "_passes/backends/lpai": 2,
     "builders": 98,
     "debugger": 6,
+    "genai_pipeline": 3,
+    "genai_pipeline/stages": 4,
     "partition": 4,
     "quantizer": 6,
     "quantizer/annotators": 9,
@@ -106,7 +111,6 @@ def files() -> dict[str, str]:
         **_cmake(),
         **_pins(),
         f"{QUALCOMM}/serialization/qc_compiler_spec.fbs": "table Options {}\n",
-        f"{QUALCOMM}/aot/ir/qcir.fbs": "table Graph {}\n",
     }
 
 
@@ -139,8 +143,10 @@ def _native() -> dict[str, str]:
 def _python() -> dict[str, str]:
     found = {f"{QUALCOMM}/{name}.py": "# module\n" for name in ("qnn_preprocess", "export_utils")}
     found |= {f"{QUALCOMM}/recipes/{name}.py": "# module\n" for name in ("__init__", "provider", "types")}
+    found[f"{QUALCOMM}/__init__.py"] = "from .scripts.download_qnn_sdk import VERSION\n"
     # Of the tests Buck has a few.
     found |= {f"{QUALCOMM}/tests/{name}.py": "# tests\n" for name in ("models", "utils", "conftest")}
+    found[f"{QUALCOMM}/tests/test_qnn_delegate.py"] = "# tests\n"
     found |= {f"{QUALCOMM}/tests/rework/htp/op/v{arch}/test.py": "# tests\n" for arch in (68, 73, 79)}
     found |= {f"{QUALCOMM}/{folder}/__init__.py": "# (c)\n" for folder in ("aot", "aot/python", "tests")}
     for package, count in PYTHON.items():
@@ -152,13 +158,13 @@ def _python() -> dict[str, str]:
 def _buck() -> dict[str, str]:
     folders = {
         "": _BUCK_TOP,
-        "aot/ir": _BUCK_IR,
         "aot/python": _BUCK_PYTHON,
         "aot/wrappers": _BUCK_WRAPPERS,
         "runtime": _BUCK_RUNTIME,
-        "_passes": _python_library("passes", '["*.py"]'),
+        "_passes": _python_library("passes", '["*.py", "backends/*/*.py"]'),
         "builders": _python_library("builders", '[\n            "*.py",\n        ]'),
         "debugger": _python_library("debugger", '["**/*.py"]'),
+        "genai_pipeline": _python_library("genai_pipeline", '["**/*.py"]'),
         "partition": _BUCK_PARTITION,
         "quantizer": _python_library(
             "quantizer",
@@ -172,12 +178,107 @@ def _buck() -> dict[str, str]:
     for folder, text in folders.items():
         where = f"{QUALCOMM}/{folder}".rstrip("/")
         found[f"{where}/targets.bzl"] = text
-        if folder in ("", "runtime", "aot/python", "partition"):
-            found[f"{where}/BUCK"] = _BUCK_FILE
+        found[f"{where}/BUCK"] = _BUCK_FILE
     found[f"{QUALCOMM}/BUCK"] += _BUCK_FILE_TOP
     found[f"{QUALCOMM}/tests/BUCK"] = _BUCK_TESTS
     found[f"{QUALCOMM}/recipes/BUCK"] = _BUCK_RECIPES
+    found[f"{QUALCOMM}/third-party/BUCK"] = _BUCK_THIRD_PARTY
+    found[".buckconfig"] = _BUCKCONFIG
+    found["runtime/core/targets.bzl"] = _BUCK_CORE
+    found["runtime/core/BUCK"] = _BUCK_FILE
+    shim = "shim_et/xplat/executorch/backends/qualcomm"
+    found[f"{shim}/third-party/third_party_libs.bzl"] = _SHIM_LIBRARIES
+    found[f"{shim}/qnn_version.bzl"] = 'def get_qnn_library_version():\n    return "2.37"\n'
     return found
+
+
+_BUCKCONFIG = """\
+[buildfile]
+  name = TARGETS
+
+[repositories]
+  root = .
+  prelude = third-party/prelude
+  shim_et = shim_et
+
+[repository_aliases]
+  ovr_config = prelude
+  toolchains = shim_et
+  fbcode = shim_et
+  fbcode_macros = shim_et
+  fbsource = shim_et
+
+[cxx]
+  cxxflags = -g -std=c++17
+"""
+
+_SHIM_LIBRARIES = """\
+load("@fbsource//xplat/executorch/backends/qualcomm/qnn_version.bzl", "get_qnn_library_version")
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")
+
+_INSIDE = "fbsource//third-party/qualcomm/qnn/qnn-{}:".format(get_qnn_library_version())
+_HERE = "//backends/qualcomm/third-party:"
+
+# By name: the target inside Meta, and the open one.
+_LIBRARIES = {
+    "api": (_INSIDE + "api", _HERE + "qnn_api"),
+    "app_sources": (_INSIDE + "app_sources", _HERE + "qnn_app_sources"),
+    "qnn_offline_compile_libs": (_INSIDE + "qnn_offline_compile_libs", _HERE + "qnn_offline_compile_libs"),
+    "log": ("fbsource//third-party/toolchains:log", _HERE + "log"),
+    "pybind11": ("fbsource//third-party/pybind11:pybind11", "//third-party:pybind11"),
+}
+
+def qnn_third_party_dep(name):
+    if name not in _LIBRARIES:
+        fail("no such library: " + name)
+    return _LIBRARIES[name][1 if runtime.is_oss else 0]
+"""
+
+_BUCK_THIRD_PARTY = """\
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")
+
+oncall("executorch")
+
+_SDK = native.read_config("qualcomm", "qnn_sdk_root", "")
+_SOURCES = [":qnn_files[QnnModel.cpp]"] + select({
+    "DEFAULT": [":qnn_files[linux/QnnModelPal.cpp]"],
+    "ovr_config//os:windows": [":qnn_files[windows/QnnModelPal.cpp]"],
+})
+
+runtime.genrule(
+    name = "qnn_files",
+    outs = {name: [name] for name in ("QnnModel.cpp", "linux/QnnModelPal.cpp", "windows/QnnModelPal.cpp")},
+    cmd = "cp -r {}/share/QNN/converter/jni/. $OUT".format(_SDK) if _SDK else "mkdir -p $OUT",
+)
+
+runtime.cxx_library(
+    name = "qnn_api",
+    exported_preprocessor_flags = ["-I$(location :qnn_files)"],
+    exported_headers = {},
+    linker_flags = select({"DEFAULT": [], "ovr_config//build_mode:opt": ["-s"]}),
+)
+
+runtime.cxx_library(
+    name = "qnn_app_sources",
+    srcs = _SOURCES if _SDK else [],
+    header_namespace = "",
+    deps = [":qnn_api"],
+)
+
+filegroup(name = "qnn_offline_compile_libs", srcs = [])
+
+runtime.cxx_library(name = "log", exported_headers = {})
+"""
+
+_BUCK_CORE = """\
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "get_aten_mode_options", "runtime")
+
+def define_common_targets():
+    for aten_mode in get_aten_mode_options():
+        suffix = "_aten" if aten_mode else ""
+        runtime.cxx_library(name = "core" + suffix)
+        runtime.cxx_library(name = "event_tracer" + suffix)
+"""
 
 
 _BUCK_FILE = """\
@@ -230,8 +331,15 @@ oncall("executorch")
 fbcode_target(_kind = runtime.python_library,
     name = "models",
     srcs = ["models.py"],
+    deps = ["//caffe2:torch"],
+)
+
+fbcode_target(_kind = runtime.python_library,
+    name = "test_qnn_delegate",
+    srcs = ["test_qnn_delegate.py"],
     deps = [
-        "//caffe2:torch",
+        ":models",
+        "//executorch/backends/qualcomm/quantizer:quantizer",
     ] + ([] if runtime.is_oss else ["//executorch/extension/pybindings:portable_lib"]),
 )
 
@@ -296,10 +404,14 @@ def generate_schema_header(rule_name, srcs, headers, default_header):
         srcs = srcs,
         outs = {header: [header] for header in headers},
         default_outs = [default_header],
-        cmd = " ".join(
-            ["$(exe {})".format(runtime.external_dep_location("flatc")), "--cpp"] +
-            ["-o ${OUT}", "${SRCS}"],
-        ),
+        cmd = " ".join([
+            "$(exe {})".format(runtime.external_dep_location("flatc")),
+            "--cpp",
+            "--cpp-std c++11",
+            "--scoped-enums",
+            "-o ${OUT}",
+            "${SRCS}",
+        ] + ["&& echo >> ${OUT}/" + header for header in headers]),
     )
 
 def define_common_targets():
@@ -322,21 +434,6 @@ def define_common_targets():
         name = "preprocess",
         srcs = ["qnn_preprocess.py"],
         deps = ["//executorch/backends/qualcomm/_passes:passes"],
-    )
-"""
-)
-
-_BUCK_IR = (
-    _LOAD_RUNTIME
-    + """\
-load("@fbsource//xplat/executorch/backends/qualcomm:targets.bzl", "generate_schema_header")
-
-def define_common_targets():
-    generate_schema_header("qcir_generated", ["qcir.fbs"], ["qcir_generated.h"], "qcir_generated.h")
-    runtime.cxx_library(
-        name = "qcir_schema",
-        srcs = [],
-        exported_headers = {"qcir_generated.h": ":qcir_generated[qcir_generated.h]"},
     )
 """
 )
@@ -450,17 +547,17 @@ def define_common_targets():
         ],
     )
 
-    # Included as <pal/…>.
+    # Included as <pal/…>, as by CMake's include directory.
     runtime.cxx_library(
         name = "pal",
         srcs = glob([
             "pal/src/linux/*.cpp",
         ]),
         exported_headers = {
-            "pal/DynamicLoading.h": "pal/include/pal/DynamicLoading.h",
-            "pal/Path.h": "pal/include/pal/Path.h",
+            "DynamicLoading.h": "pal/include/pal/DynamicLoading.h",
+            "Path.h": "pal/include/pal/Path.h",
         },
-        header_namespace = "",
+        header_namespace = "pal",
         platforms = [ANDROID, CXX],
     )
 
@@ -502,7 +599,11 @@ def define_common_targets():
                 "qnn_lib": qnn_third_party_dep("qnn_offline_compile_libs"),
             } if include_aot_qnn_lib else {
             }),
-            preprocessor_flags = ["-DQNN_LOG={}".format(native.read_config("qnn", "log", "1"))],
+            compiler_flags = select({
+                "DEFAULT": [],
+                "ovr_config//os:macos": ["-Wno-unused-lambda-capture"],
+                "ovr_config//os:android": ["-Wno-unused-function"],
+            }),
             deps = [
                 qnn_third_party_dep("api"),
                 qnn_third_party_dep("app_sources"),
@@ -600,7 +701,9 @@ foreach(fbs_file ${_qnn_schema__srcs})
 endforeach()
 add_custom_command(
   OUTPUT ${_qnn_schema__outputs}
-  COMMAND ${CMAKE_COMMAND} -E touch ${_qnn_schema__outputs}
+  COMMAND
+    flatc --cpp --cpp-std c++11 --scoped-enums -o
+    "${_qnn_schema__include_dir}/executorch/backends/qualcomm" ${_qnn_schema__srcs}
   WORKING_DIRECTORY ${EXECUTORCH_SOURCE_DIR}
   COMMENT "Generating qnn_schema headers"
   VERBATIM
@@ -637,11 +740,23 @@ if(${ANDROID})
 endif()
 
 add_compile_options("-Wall" "-Werror" "-Wno-sign-compare")
+add_compile_definitions(C10_USING_CUSTOM_GENERATED_MACROS)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   add_compile_options("-Wno-error=attributes")
 endif()
 
-include_directories(BEFORE ${QNN_SDK_ROOT}/include/QNN)
+if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+  add_compile_options("-O3" "-ffunction-sections" "-frtti")
+endif()
+
+# Let files say "include <executorch/path/to/header.h>".
+get_filename_component(
+  _common_include_directories "${EXECUTORCH_SOURCE_DIR}/.." ABSOLUTE
+)
+include_directories(
+  BEFORE ${_common_include_directories} ${QNN_SDK_ROOT}/include/QNN
+  ${QNN_EXECUTORCH_ROOT_DIR}/runtime/pal/include
+)
 include(${CMAKE_CURRENT_LIST_DIR}/cmake/Schema.cmake)
 
 #
@@ -723,7 +838,7 @@ target_link_libraries(
 target_link_libraries(
   qnn_executorch_backend
   PRIVATE qnn_executorch_header qnn_schema qnn_manager executorch_core
-          extension_tensor qnn_backend_options
+          qnn_backend_options
 )
 target_link_libraries(utils PRIVATE qnn_executorch_logging)
 target_link_libraries(
@@ -788,6 +903,13 @@ if(${CMAKE_SYSTEM_PROCESSOR} MATCHES "x86_64")
             wrappers
             qnn_executorch_logging
   )
+  if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+    set(_pybind_compile_options -Wno-deprecated-declarations -fPIC -fexceptions)
+    target_compile_options(
+      PyQnnManagerAdaptor PUBLIC ${_pybind_compile_options}
+    )
+  endif()
+
   pybind11_extension(PyQnnManagerAdaptor)
   if(NOT MSVC AND NOT ${CMAKE_BUILD_TYPE} MATCHES RelWithDebInfo)
     pybind11_strip(PyQnnManagerAdaptor)
@@ -874,8 +996,6 @@ else()
 endif()
 target_sources(
   qnn_pal
-  PUBLIC ${CMAKE_CURRENT_LIST_DIR}/pal/include/pal/DynamicLoading.h
-         ${CMAKE_CURRENT_LIST_DIR}/pal/include/pal/Path.h
   PRIVATE ${CMAKE_CURRENT_LIST_DIR}/pal/src/${_pal}/DynamicLoading.cpp
           ${CMAKE_CURRENT_LIST_DIR}/pal/src/${_pal}/Path.cpp
 )
@@ -991,8 +1111,10 @@ endif()
 add_custom_command(
   OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch_skel.c
          ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch.h
-  COMMAND ${CMAKE_COMMAND} -E touch ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch_skel.c
-          ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch.h
+  COMMAND
+    ${HEXAGON_SDK_ROOT}/ipc/fastrpc/qaic/Ubuntu/qaic
+    ${CMAKE_CURRENT_SOURCE_DIR}/qnn_executorch.idl -I ${HEXAGON_SDK_ROOT}/incs -o
+    ${CMAKE_CURRENT_BINARY_DIR}
   COMMENT "Codegen for fastrpc files"
 )
 
@@ -1019,12 +1141,13 @@ def _pins() -> dict[str, str]:
         f"{QUALCOMM}/scripts/download_qnn_sdk.py": 'VERSION = CONFIG.get("QNN_VERSION", "2.37.0.250724")\n',
         f"{QUALCOMM}/scripts/install_qnn_sdk.sh": 'setup_android_ndk() {\n    NDK_VERSION="r26c"\n}\n',
         ".ci/docker/build.sh": (
-            "case $1 in\n  *-android)\n    ANDROID_NDK_VERSION=r26c\n    ;;\n"
+            "case $1 in\n  *-android)\n    ANDROID_NDK_VERSION=r28c\n    ;;\n"
             "  *-qnn-sdk)\n    ANDROID_NDK_VERSION=r26c\n    ;;\nesac\n"
         ),
         "docs/source/backends-qualcomm.md": (
             "# Qualcomm AI Engine Backend\n\n"
             "- [Android NDK](https://developer.android.com/ndk). This example is verified with NDK 26c.\n"
-            "- [QNN 2.37.0](https://softwarecenter.qualcomm.com/) is what the project tests with.\n"
+            "- [QNN 2.37.0](https://softwarecenter.qualcomm.com/api/download/software/sdks/"
+            "Qualcomm_AI_Runtime_Community/All/2.37.0.250724/v2.37.0.250724.zip) is what we test with.\n"
         ),
     }

@@ -102,7 +102,7 @@ def test_cmake_says_of_each_construct_what_the_evaluators_tests_say(tmp_path: Pa
 
 def test_a_build_is_the_reference(root: Path, tmp_path: Path) -> None:
     with (root / QUALCOMM / "CMakeLists.txt").open("a", encoding="utf-8") as top:
-        top.write("add_custom_target(qnn_codegen SOURCES aot/ir/qcir.fbs)\n")
+        top.write("add_custom_target(qnn_codegen SOURCES serialization/qc_compiler_spec.fbs)\n")
     build = configure(root, tmp_path / "build", "host")
     reports = tmp_path / "reports"
     argv = ["buck_parity", "--executorch", str(root), "--reports", str(reports), "--build", f"host={build}"]

@@ -23,6 +23,7 @@ DOCS = "docs/source/backends-qualcomm.md"
 CONFIG = f"{QUALCOMM}/scripts/qnn_config.sh"
 DOWNLOAD = f"{QUALCOMM}/scripts/download_qnn_sdk.py"
 INSTALL = f"{QUALCOMM}/scripts/install_qnn_sdk.sh"
+VERSION_BZL = "shim_et/xplat/executorch/backends/qualcomm/qnn_version.bzl"
 DOCKER = ".ci/docker/build.sh"
 BUCK_FILES = (RUNTIME_BUCK, WRAPPERS_BUCK, PYTHON_BUCK, QUANTIZER_BUCK, f"{QUALCOMM}/targets.bzl")
 CMAKE_FILES = (TOP_CMAKE, RUNTIME_CMAKE, BACKENDS_CMAKE, WRAPPERS_CMAKE)
@@ -142,7 +143,7 @@ def a_heavy_dependency_comes_in(rng: random.Random, files: Files) -> Expected:
 @drift
 def a_source_is_only_on_disk_and_in_the_globs(rng: random.Random, files: Files) -> Expected:
     folder = rng.choice(["", "backends/", *(f"backends/{kind}/" for kind in ("gpu", "htp", "lpai"))])
-    path = f"{QUALCOMM}/runtime/{folder}{_name(rng)}{rng.choice(['.cpp', '.h'])}"
+    path = f"{QUALCOMM}/runtime/{folder}{_name(rng)}.cpp"
     files[path] = "// new\n"
     return Expected(("parity-missing-in-cmake",), path)
 
@@ -157,7 +158,7 @@ def a_half_gets_a_file_that_cmake_lacks(rng: random.Random, files: Files) -> Exp
 @drift
 def cmake_drops_a_file(rng: random.Random, files: Files) -> Expected:
     path = rng.choice([BACKENDS_CMAKE, RUNTIME_CMAKE, WRAPPERS_CMAKE])
-    names = re.findall(r"\$\{CMAKE_CURRENT_LIST_DIR\}/([\w/]+\.(?:cpp|h))", files[path])
+    names = re.findall(r"\$\{CMAKE_CURRENT_LIST_DIR\}/([\w/]+\.cpp)", files[path])
     if not names:
         raise Inapplicable(path)
     name = rng.choice(sorted(names))
@@ -235,7 +236,7 @@ def no_build_knows_a_python_package(rng: random.Random, files: Files) -> Expecte
 @drift
 def a_header_goes_by_another_name(rng: random.Random, files: Files) -> Expected:
     name = rng.choice(PLATFORM)
-    _swap(files, RUNTIME_BUCK, f'"pal/{name}.h": ', f'"pal/{name}{rng.choice(["s.h", ".hpp"])}": ')
+    _swap(files, RUNTIME_BUCK, f'"{name}.h": ', f'"{name}{rng.choice(["s.h", ".hpp"])}": ')
     return Expected(("parity-header-renamed",), f"pal/include/pal/{name}.h")
 
 
@@ -270,7 +271,7 @@ def the_platform_layer_grows_in_buck_alone(rng: random.Random, files: Files) -> 
 @drift
 def a_mapped_header_is_dropped(rng: random.Random, files: Files) -> Expected:
     name = rng.choice(PLATFORM)
-    _swap(files, RUNTIME_BUCK, f'            "pal/{name}.h": "pal/include/pal/{name}.h",\n', "")
+    _swap(files, RUNTIME_BUCK, f'            "{name}.h": "pal/include/pal/{name}.h",\n', "")
     return Expected(("parity-missing-in-buck",), f"pal/include/pal/{name}.h")
 
 
@@ -588,8 +589,8 @@ def a_dsp_is_chosen_by_what_nothing_sets(rng: random.Random, files: Files) -> Ex
 
 @drift
 def a_select_asks_for_an_unknown_platform(rng: random.Random, files: Files) -> Expected:
-    name = _name(rng).lower()
-    _swap(files, RUNTIME_BUCK, '"ovr_config//os:android"', f'"ovr_config//os:{name}"')
+    old = '"ovr_config//os:android": [":logging"]'
+    _swap(files, RUNTIME_BUCK, old, f'"ovr_config//cpu:{_name(rng).lower()}": [":logging"]')
     return Expected(("parity-not-evaluated",), "runtime")
 
 
@@ -826,9 +827,10 @@ def a_source_that_both_get(rng: random.Random, files: Files) -> None:
 def a_version_is_raised_everywhere(rng: random.Random, files: Files) -> None:
     for path in (CONFIG, DOWNLOAD, DOCS):
         files[path] = files[path].replace("2.37.0", "2.39.1")
+    files[VERSION_BZL] = files[VERSION_BZL].replace("2.37", "2.39")
     for path in (DOCKER, INSTALL):
-        files[path] = files[path].replace("r26c", "r28c")
-    files[DOCS] = files[DOCS].replace("26c", rng.choice(["28c", "r28c"]))
+        files[path] = files[path].replace("r26c", "r27b")
+    files[DOCS] = files[DOCS].replace("26c", rng.choice(["27b", "r27b"]))
 
 
 @edit

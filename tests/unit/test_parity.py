@@ -23,7 +23,7 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
 from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
-from tests.support.parity_mutations import CONFIG, DOCKER, DOCS, RUNTIME_BUCK, TOP_CMAKE
+from tests.support.parity_mutations import CONFIG, DOCKER, DOCS, RUNTIME_BUCK, TOP_CMAKE, VERSION_BZL
 
 SAMPLE = (3, 7, 16, 21, 40, 65)
 """A few random cases, for CI; tests/integration/test_parity_mutations.py has the many."""
@@ -287,7 +287,9 @@ class TestPins:
         [
             (DOCS, "QNN 2.37.0", "QNN 2.37.1"),
             (DOCS, "NDK 26c", "NDK 27b"),
-            (DOCKER, "ANDROID_NDK_VERSION=r26c\n    ;;\nesac", "ANDROID_NDK_VERSION=r28c\n    ;;\nesac"),
+            (DOCKER, "ANDROID_NDK_VERSION=r26c", "ANDROID_NDK_VERSION=r27b"),
+            (DOCS, "v2.37.0.250724", "v2.36.0.250627"),
+            (VERSION_BZL, '"2.37"', '"2.36"'),
         ],
     )
     def test_a_place_that_says_otherwise_drifts(self, path: str, old: str, new: str) -> None:

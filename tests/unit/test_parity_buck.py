@@ -14,6 +14,7 @@ from ci.parity.tree import Tree, glob_regex
 from tests.support.parity_cases import mapping, tree_of
 
 RUNTIME = 'load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")\n'
+LIBRARY = 'runtime.cxx_library(name = "x", srcs = select('
 CODE = {f"p/{name}": "" for name in ("a.cpp", "a.h", "sub/b.cpp", "sub/deep/c.cpp", ".hidden.cpp")}
 
 
@@ -23,7 +24,8 @@ def run(
     tree = tree_of({**CODE, **(others or {}), f"p/{name}": RUNTIME + text})
     variants = mapping().variants
     constraints = frozenset(key for one in variants for key in one.select)
-    return evaluate(tree, mapping().buck, variants[variant], constraints, "p")
+    one = variants[variant]
+    return evaluate(tree, mapping().buck, [one], constraints, ("p",))[one.name, True]
 
 
 def sources(side: Side) -> list[str]:
@@ -163,8 +165,8 @@ def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
         ('load("@elsewhere//:x.bzl", "x")\nif x:\n    y = 1\n', 2, "outside the tree"),
         ('load(":gone.bzl", "x")\n', 2, "does not exist"),
         ('runtime.new_rule(name = "x")\n', 2, "new_rule"),
-        ('\n\nselect({"ovr_config//os:none": 1, "DEFAULT": 2})\n', 4, "no variant"),
-        ('select({"ovr_config//os:android": 1})\n', 2, "no branch"),
+        (f'{LIBRARY}{{"config//:x": [], "DEFAULT": []}}))\n', 2, "no variant"),
+        (f'{LIBRARY}{{"ovr_config//os:android": []}}))\n', 2, "no DEFAULT"),
         ('fail("stop here")\n', 2, "stop here"),
         ('runtime.cxx_library(name = "x", srcs = [1])\n', 2, "expected text"),
         ('runtime.cxx_library(name = "x", platform_srcs = ["a.cpp"])\n', 2, "platform_srcs"),
@@ -250,7 +252,8 @@ def test_what_git_ignores_is_not_of_the_tree(tmp_path: Path) -> None:
 
 def test_a_directory_is_listed_without_build_directories(tmp_path: Path) -> None:
     root = tmp_path
-    for name in ("a.cpp", "build/CMakeCache.txt", "build/b.cpp", "third-party/c.cpp", ".git/d"):
+    names = ("a.cpp", "build/CMakeCache.txt", "build/b.cpp", "third-party/x/c.cpp", ".git/d", "x/.git")
+    for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("")
     assert Tree(root).files == {"a.cpp"}

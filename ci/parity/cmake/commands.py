@@ -19,10 +19,11 @@ from ci.parity.cmake.evaluator import (
     Evaluator,
     Return,
     Stopped,
+    Text,
     source_of,
     split,
 )
-from ci.parity.model import Glob, Item, Library, Place
+from ci.parity.model import Generated, Glob, Item, Library, Place
 from ci.parity.tree import glob_regex
 
 if TYPE_CHECKING:
@@ -39,15 +40,20 @@ _STANDARD_MODULES = re.compile(
 # fmt: off
 _WITHOUT_EFFECT = (
     "cmake_minimum_required", "cmake_policy", "install", "export", "add_custom_target",
-    "add_dependencies", "add_compile_options", "add_compile_definitions", "add_definitions",
-    "remove_definitions", "add_link_options", "include_directories", "link_directories",
-    "block", "mark_as_advanced", "source_group", "target_include_directories",
-    "target_compile_definitions", "target_compile_options", "target_compile_features",
+    "add_dependencies", "remove_definitions", "add_link_options", "link_directories",
+    "block", "mark_as_advanced", "source_group", "target_compile_features",
     "target_link_options", "target_link_directories", "target_precompile_headers", "enable_testing",
     "add_test", "set_tests_properties", "set_directory_properties", "define_property",
     "enable_language", "configure_package_config_file", "write_basic_package_version_file",
 )
 # fmt: on
+
+
+_FLAGS = (
+    *("add_compile_options", "add_compile_definitions", "add_definitions", "include_directories"),
+    *("target_compile_options", "target_compile_definitions", "target_include_directories"),
+)
+_WHOLE = ("executorch_target_link_options_shared_lib", "target_link_options_shared_lib")
 
 
 def _set(evaluator: Evaluator, command: Command) -> None:
@@ -495,6 +501,9 @@ def _add_target(evaluator: Evaluator, command: Command) -> None:
         evaluator.trouble(place, name, f"{name} is declared again")
         return
     library = evaluator.side.libraries[name] = Library(name, kind.lower(), place)
+    evaluator.own.append(library)
+    if standard := evaluator.value("CMAKE_CXX_STANDARD"):
+        library.standard = Item(standard, evaluator.origin(standard, place))
     if "IMPORTED" in words:
         library.kind = "imported"
         return
@@ -520,6 +529,42 @@ def _target_sources(evaluator: Evaluator, command: Command) -> None:
         elif taking:
             evaluator.add_files(library, [text], scope)
         before = text.value
+
+
+def _flags(evaluator: Evaluator, command: Command) -> None:
+    """Of one target, or of all of a directory and those below it."""
+    arguments = command.arguments
+    library = None
+    if command.name.startswith("target_"):
+        library = evaluator.library(evaluator.expand(arguments[0]), command)
+        arguments = arguments[1:]
+        if library is None:
+            return
+    scope = "PRIVATE"
+    for text in evaluator.texts(arguments):
+        value = text.value
+        if value in _SCOPES:
+            scope = value
+        if value in _SCOPES or value in ("BEFORE", "AFTER", "SYSTEM") or "$<" in value or not value:
+            continue
+        kind = command.name.rpartition("_")[2]
+        if kind == "directories":
+            folder = evaluator.folder_of(value)
+            if folder is None:
+                continue
+            kind, value = "includes", folder
+        elif kind == "definitions" or value.startswith("-D"):
+            kind, value = "definitions", value.removeprefix("-D")
+        item = Item(value, text.place, scope)
+        if library is not None:
+            getattr(library, kind).append(item)
+        else:
+            evaluator.wide.append((kind, item))
+
+
+def _whole(evaluator: Evaluator, command: Command) -> None:
+    if library := evaluator.library(evaluator.expand(command.arguments[0]), command):
+        library.whole = Place(evaluator.file, command.line)
 
 
 def _target_link_libraries(evaluator: Evaluator, command: Command) -> None:
@@ -591,14 +636,26 @@ def _execute_process(evaluator: Evaluator, command: Command) -> None:
 
 
 def _add_custom_command(evaluator: Evaluator, command: Command) -> None:
-    outputs = False
+    words: dict[str, list[Text]] = {}
+    keyword = ""
     for text in evaluator.texts(command.arguments):
-        if text.value in ("OUTPUT", "BYPRODUCTS"):
-            outputs = True
-        elif re.fullmatch(r"[A-Z_]+", text.value):
-            outputs = False
-        elif outputs and (path := evaluator.path(text.value)) is not None:
+        if re.fullmatch(r"[A-Z_]+", text.value):
+            keyword = text.value
+        else:
+            words.setdefault(keyword, []).append(text)
+    for text in words.get("OUTPUT", []) + words.get("BYPRODUCTS", []):
+        if (path := evaluator.path(text.value)) is not None:
             evaluator.generated.add(path)
+    folder = words["WORKING_DIRECTORY"][0].value if "WORKING_DIRECTORY" in words else ""
+    inputs = []
+    for text in words.get("COMMAND", [])[1:] + words.get("DEPENDS", []):
+        path = evaluator.path(posixpath.join(folder, text.value))
+        if path in evaluator.tree.files and path is not None:
+            inputs.append(Item(path, text.place))
+    line = [posixpath.basename(text.value) for text in words.get("COMMAND", [])]
+    evaluator.side.generated.append(
+        Generated(tuple(inputs), tuple(line), Place(evaluator.file, command.line))
+    )
 
 
 def _configure_file(evaluator: Evaluator, command: Command) -> None:
@@ -682,6 +739,8 @@ def _project(evaluator: Evaluator, command: Command) -> None:
 
 COMMANDS: Mapping[str, Callable[[Evaluator, Command], None]] = {
     **dict.fromkeys(_WITHOUT_EFFECT, _nothing),
+    **dict.fromkeys(_FLAGS, _flags),
+    **dict.fromkeys(_WHOLE, _whole),
     "add_custom_command": _add_custom_command,
     "add_executable": _add_target,
     "add_library": _add_target,

@@ -122,6 +122,10 @@ class Evaluator:
         self.depth = 0
         self.steps = 0
         self.commands: Mapping[str, Callable[[Evaluator, Command], None]] = COMMANDS
+        self.wide: list[tuple[str, Item]] = []
+        """Flags and include directories of a whole directory, by the field of a library that they go to."""
+        self.own: list[Library] = []
+        """The libraries of the directory."""
         self.guarded: set[str] = set()
         """Files that said include_guard()."""
 
@@ -148,12 +152,18 @@ class Evaluator:
     def directory(self, folder: str, binary: str) -> None:
         """What add_subdirectory does, in a scope of its own."""
         outer_scope, outer_folder = self.scope, self.folder
+        outer_wide, outer_own = self.wide, self.own
         self.scope, self.folder = Scope(above=outer_scope), folder
+        self.wide, self.own = [*outer_wide], []
         try:
             self.assign("CMAKE_CURRENT_SOURCE_DIR", posixpath.join(SOURCE, folder))
             self.assign("CMAKE_CURRENT_BINARY_DIR", binary)
             self.run_file(posixpath.join(folder, "CMakeLists.txt"))
         finally:
+            for library in self.own:
+                for kind, item in self.wide:
+                    getattr(library, kind).append(item)
+            self.wide, self.own = outer_wide, outer_own
             self.scope, self.folder = outer_scope, outer_folder
 
     def run_file(self, path: str) -> None:
@@ -591,6 +601,10 @@ class Evaluator:
         if full == SOURCE:
             return ""
         return normal(full[len(SOURCE) + 1 :]) if full.startswith(SOURCE + "/") else None
+
+    def folder_of(self, text: str) -> str | None:
+        """The same of a directory; the one above the tree is `..`."""
+        return ".." if self.absolute(text) == posixpath.dirname(SOURCE) else self.path(text)
 
 
 def split(value: str) -> list[str]:
