@@ -29,13 +29,27 @@ ONNX_PACKAGES = "onnx-packages"
 """The component of a build's Python packages as they are, to be put on PYTHONPATH."""
 
 
-class Runtime(Model):
-    """The onnxruntime wheel of a build that today's does not take."""
+EXECUTORCH_PACKAGE = "executorch-package"
+"""The component of another executorch version as it is, to be put on PYTHONPATH."""
+
+
+class PinnedWheel(Model):
+    """An x86-64 wheel that stands in for the installed one of its package."""
 
     version: Version
     filename: str
     sha256: Sha256
     size: int
+
+    def part(self, package: str) -> Part:
+        return Part(name=package, source=Wheel(type="wheel", package=package, **self.model_dump()))
+
+
+class Release(PinnedWheel):
+    """An executorch version to be measured beside the profile's."""
+
+    def package(self) -> Component:
+        return Component(version=self.version, parts=(self.part("executorch"),))
 
 
 class Build(Model):
@@ -48,15 +62,14 @@ class Build(Model):
     filename: str
     sha256: Sha256
     size: int
-    onnxruntime: Runtime | None = None
-    """None: the ONNX lane's own."""
+    onnxruntime: PinnedWheel | None = None
+    """One for a build that today's onnxruntime refuses; None: the ONNX lane's own."""
 
     def packages(self) -> Component:
         """This build's packages for Python, whole."""
         parts = [Part(name=self.package, source=self._wheel())]
-        if (runtime := self.onnxruntime) is not None:
-            source = Wheel(type="wheel", package="onnxruntime", **runtime.model_dump())
-            parts.append(Part(name="onnxruntime", source=source))
+        if self.onnxruntime is not None:
+            parts.append(self.onnxruntime.part("onnxruntime"))
         return Component(version=self.qnn, parts=tuple(parts))
 
     def _wheel(self) -> Wheel:
@@ -93,6 +106,7 @@ class Builds(Model):
     profile: str
     soc: str
     builds: tuple[Build, ...]
+    executorch: tuple[Release, ...] = ()
 
     def components(self) -> list[Component]:
         """The components that measuring provisions."""

@@ -1,4 +1,4 @@
-"""The page's section on QNN builds side by side: the report of `compare`."""
+"""The page's section on QNN builds or executorch versions side by side: the report of `compare`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def comparison_section(reports: Sequence[Report]) -> Element | None:
     if report is None or not programs:
         return None
     base = str(report.metrics.get("base"))
-    section = element("section", element("h2", f"QNN builds beside {base}"), id="builds")
+    section = element("section", element("h2", f"What changes beside {_title(base)}"), id="builds")
     for build, counts in _mapping(report.metrics.get("verdicts")).items():
         words = ", ".join(f"{_mapping(counts).get(verdict, 0)} {verdict}" for verdict in ORDER)
-        section.append(element("p", f"QNN {build}: {words}", class_="soft"))
+        section.append(element("p", f"{_title(build)}: {words}", class_="soft"))
     rows = {
         name: {qnn: _mapping(each) for qnn, each in _mapping(row).items()} for name, row in programs.items()
     }
@@ -41,10 +41,10 @@ def _program(name: str, builds: Mapping[str, Mapping[str, Metric]], base: str) -
     newest = {qnn: builds[qnn] for qnn in (base, *(qnn for qnn in builds if qnn != base))}
     for qnn, row in newest.items():
         if error := row.get("error"):
-            whole.append(element("p", f"QNN {qnn}: {error}", class_="fail"))
+            whole.append(element("p", f"{_title(qnn)}: {error}", class_="fail"))
         changes = row.get("differences")
         if isinstance(changes, list) and changes:
-            whole.append(element("p", f"QNN {qnn}: {'; '.join(map(str, changes))}"))
+            whole.append(element("p", f"{_title(qnn)}: {'; '.join(map(str, changes))}"))
     whole.extend(bars("SQNR against float", _bars_of(newest, base, "figures", "sqnr_db", "dB")))
     for key, title in COSTS.items():
         whole.extend(bars(title, _bars_of(newest, base, "costs", key, "")))
@@ -60,7 +60,11 @@ def _bars_of(
         value = _number(row, group, key)
         if value is not None:
             text = f"{value:.1f} {unit}" if unit else size(int(value))
-            yield Bar(f"QNN {qnn}", value, mark, text, row.get("judgement") != "worse")
+            yield Bar(_title(qnn), value, mark, text, row.get("judgement") != "worse")
+
+
+def _title(name: str) -> str:
+    return name if name.startswith("executorch ") else f"QNN {name}"
 
 
 def _judgement(verdict: str) -> Element:

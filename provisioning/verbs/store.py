@@ -137,6 +137,7 @@ def _gc(args: argparse.Namespace) -> int:
     builds = compat.load_builds()
     known |= {definition_of(QNN_SDK, component) for component in builds.components()}
     known |= {definition_of(compat.ONNX_PACKAGES, build.packages()) for build in builds.builds}
+    known |= {definition_of(compat.EXECUTORCH_PACKAGE, each.package()) for each in builds.executorch}
     found = Store(store_path(args.store)).gc(
         lambda tree: tree.inventory.definition in known,
         older_than=args.older_than,

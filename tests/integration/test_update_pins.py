@@ -29,6 +29,14 @@ NOXFILE = """
     def image(session):
         assert session.posargs == ["--lock"]
         pathlib.Path("manifests/image-packages.txt").write_text("git 1:2.40\\n")
+
+
+    @nox.session(python=False)
+    def compare(session):
+        assert "==1.1" in pathlib.Path("manifests/locks/lint.txt").read_text()
+        table = pathlib.Path("reports/compare/table.md")
+        table.parent.mkdir(parents=True)
+        table.write_text("| program | 2.51.0 | 2.50.40 |\\n")
     """
 """In place of sessions that ask the package index and Debian."""
 
@@ -61,6 +69,10 @@ def test_the_pull_request_has_the_newer_locks_and_nothing_that_is_no_manifest(pr
 
 def test_what_it_would_change_is_in_the_log(proposed: Rehearsed) -> None:
     assert "\n-ruff==1.0\n+ruff==1.1\n" in proposed.log("propose")
+
+
+def test_the_pull_request_says_what_each_qnn_build_does_with_them(proposed: Rehearsed) -> None:
+    assert "body: | program | 2.51.0 | 2.50.40 |" in proposed.log("propose")
 
 
 def test_neither_the_working_tree_nor_a_branch_is_touched(proposed: Rehearsed, root: Path) -> None:

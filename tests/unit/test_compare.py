@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from ci.report.html import html
 from ci.suites.baseline import load_tolerances
 from ci.upstream.compare.judge import differences, verdict_of
-from ci.upstream.compare.stage import Choice, Measurement, chosen, judge, table_of
+from ci.upstream.compare.stage import Choice, Measurement, Stack, chosen, judge, stacks, table_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report, StageRun
 
@@ -74,33 +75,69 @@ def test_builds_are_those_of_the_manifest_and_at_least_two() -> None:
             chosen(names)
 
 
-def judged(first: str, second: str) -> StageRun:
+QNN_50, QNN_51 = (Stack(build) for build in chosen(["2.50.40", "2.51.0"]))
+
+
+def choice(lane: str = "onnx", qnn: Sequence[str] = (), executorch: Sequence[str] = ()) -> Choice:
+    return Choice(lane, tuple(qnn), tuple(executorch), None, ())
+
+
+def judged(first: Stack, second: Stack) -> StageRun:
     stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
     programs = {"net/fp16/SM8650": ROW, "other/u8u8/SM8650": ROW}
     lost = {"net/fp16/SM8650": REFUSED, "other/u8u8/SM8650": row(sqnr_db=45.0)}
     measurements = [
-        Measurement(first, f"v{first}.1", programs, {}),
-        Measurement(second, f"v{second}.1", lost, {"net/fp16/SM8650": "no kernel for Erf"}),
+        Measurement(first, programs, {}),
+        Measurement(second, lost, {"net/fp16/SM8650": "no kernel for Erf"}),
     ]
-    judge(stage, measurements, Choice("onnx", (), None, ()))
+    judge(stage, measurements, choice())
     return stage
 
 
 def test_a_program_lost_by_an_upgrade_fails_the_stage_and_says_why(tmp_path: Path) -> None:
-    stage = judged("2.50.40", "2.51.0")
+    stage = judged(QNN_50, QNN_51)
     assert stage.close(tmp_path) == 1
     (finding,) = stage.findings
     assert finding.subject == "net/fp16/SM8650 on QNN 2.51.0" and "no kernel for Erf" in finding.message
 
 
 def test_what_an_earlier_build_lacked_is_no_loss(tmp_path: Path) -> None:
-    assert judged("2.51.0", "2.50.40").close(tmp_path) == 0
+    assert judged(QNN_51, QNN_50).close(tmp_path) == 0
 
 
 def test_the_table_and_the_page_show_the_worst_first(tmp_path: Path) -> None:
-    stage = judged("2.50.40", "2.51.0")
+    stage = judged(QNN_50, QNN_51)
     rows = [line for line in table_of(stage.metrics).splitlines() if "SM8650" in line]
     assert rows[0].startswith("| net/") and "**worse**" in rows[0] and "**better**" in rows[1]
     stage.close(tmp_path)
     page = html([Report.read(tmp_path / "compare.json")])
     assert page.index("net/fp16/SM8650") < page.index("other/u8u8/SM8650")
+
+
+def test_the_executorch_lane_compares_versions_on_the_qnn_that_they_drive() -> None:
+    newest_first = stacks(choice("executorch"))
+    assert [(each.executorch, each.build.qnn) for each in newest_first] == [
+        (version, "2.49.40") for version in ("1.5.1", "1.5.0", "1.4.1")
+    ]
+    assert newest_first[0].release is None and newest_first[0].age > newest_first[1].age
+    named = stacks(choice("executorch", executorch=["1.4.1", "1.5.1"]))
+    assert [each.name for each in named] == ["executorch 1.4.1", "executorch 1.5.1"]
+    both = stacks(choice("executorch", ["2.49.40", "2.51.0"], ["1.5.1"]))
+    assert [each.name for each in both] == [
+        "executorch 1.5.1 with QNN 2.49.40",
+        "executorch 1.5.1 with QNN 2.51.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        choice("onnx", executorch=["1.4.1", "1.5.1"]),
+        choice("executorch", executorch=["1.4.1"]),
+        choice("executorch", executorch=["1.4.1", "0.1"]),
+        choice("executorch", ["9.9"], ["1.4.1"]),
+    ],
+)
+def test_what_cannot_be_compared_is_a_usage_error(refused: Choice) -> None:
+    with pytest.raises(UsageError):
+        stacks(refused)

@@ -297,6 +297,8 @@ def create_pull_request(inputs: Mapping[str, str], place: Place) -> Done:
         place.print(f"  {line}")
     for name in ("commit-message", "body"):
         place.log(f"{name}: {inputs.get(name, '')}")
+    if body := inputs.get("body-path"):
+        place.log(f"body: {place.path(body).read_text(encoding='utf-8')}")
     place.log(_git(*git, "diff", "--", *added).stdout)
     return Done({"pull-request-operation": "created", "pull-request-number": "0"})
 
@@ -349,7 +351,8 @@ EQUIVALENTS: dict[str, Equivalent] = {
     ),
     "peter-evans/create-pull-request": Equivalent(
         "what would be in it",
-        frozenset({"add-paths", "branch", "title", "body", "commit-message", "delete-branch", "token"}),
+        frozenset({"add-paths", "branch", "title", "body", "commit-message", "delete-branch", "token"})
+        | {"body-path"},
         create_pull_request,
         outputs=frozenset({"pull-request-operation", "pull-request-number"}),
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from ci.suites.baseline import load_tolerances
+from ci.upstream import releases
 from ci.upstream.compare.judge import RANK, Row, differences, verdict_of
 from provisioning import compat
 from provisioning.base import progress
@@ -20,7 +21,7 @@ from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownN
 from provisioning.base.files import replace_text
 from provisioning.base.findings import Artifact, Metric, Outcome, Report, Severity, StageRun
 from provisioning.base.settings import ROOT, Selection
-from provisioning.compat import ONNX_PACKAGES, Build
+from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
@@ -32,14 +33,18 @@ STAGES: Mapping[str, Sequence[str]] = {
 }
 
 PAGE = ROOT / "docs" / "compare.md"
-BEGIN, END = "<!-- measured builds -->\n", "<!-- end of measured builds -->\n"
+TABLES = {
+    "onnx": ("<!-- measured builds -->\n", "<!-- end of measured builds -->\n"),
+    "executorch": ("<!-- measured executorch -->\n", "<!-- end of measured executorch -->\n"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     lane: str
     builds: tuple[str, ...]
-    """The first is what the others are compared with; empty: all, the newest first."""
+    """QNN versions; the first is what the others are compared with."""
+    executorch: tuple[str, ...]
     suite: Path | None
     flags: tuple[str, ...]
     """For the lane's stages."""
@@ -47,9 +52,35 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """One QNN build, in the ExecuTorch lane with one executorch version."""
+
+    build: Build
+    executorch: str = ""
+    """Empty: the lane has none, or all stacks have the installed one."""
+    release: Release | None = None
+    """None: the installed one."""
+    several_builds: bool = True
+
+    @property
+    def name(self) -> str:
+        if not self.executorch:
+            return self.build.qnn
+        beside = f" with QNN {self.build.qnn}" if self.several_builds else ""
+        return f"executorch {self.executorch}{beside}"
+
+    @property
+    def age(self) -> tuple[Version, Version]:
+        return Version(self.executorch or "0"), Version(self.build.qnn)
+
+
+def title_of(name: str) -> str:
+    return name if name.startswith("executorch ") else f"QNN {name}"
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
-    qnn: str
-    build_id: str
+    stack: Stack
     programs: Mapping[str, Row]
     errors: Mapping[str, str]
     """What each program that failed was refused for."""
@@ -58,19 +89,49 @@ class Measurement:
 def compare(selection: Selection, choice: Choice, command: str, environ: Mapping[str, str]) -> int:
     stage = StageRun("compare", selection.profile, selection.target, command)
     with stage.reported(selection.reports, "compare-not-measured"):
-        measurements = [measure(build, selection, choice, environ, stage) for build in chosen(choice.builds)]
+        measurements = [measure(each, selection, choice, environ, stage) for each in stacks(choice)]
         judge(stage, measurements, choice)
+        table = Path(selection.reports).absolute() / "compare" / "table.md"
+        replace_text(table, f"`{command}` gives:\n\n{table_of(stage.metrics)}")
+        stage.artifacts.append(Artifact.of("table", table))
         if choice.write_docs:
-            write_docs(stage)
+            write_docs(stage, choice.lane)
     return stage.close(selection.reports)
 
 
-def chosen(names: Sequence[str]) -> list[Build]:
+def stacks(choice: Choice) -> list[Stack]:
+    if choice.lane == "onnx":
+        if choice.executorch:
+            raise UsageError("--executorch chooses for the ExecuTorch lane: add --lane executorch")
+        return [Stack(build) for build in chosen(choice.builds)]
+    if len(choice.builds) > 1 and not choice.executorch:
+        return [Stack(build) for build in chosen(choice.builds)]
+    table = compat.load_builds()
+    names = list(dict.fromkeys(choice.executorch)) or releases.versions(table)
+    builds = chosen(choice.builds, least=1) if choice.builds else [own_build(table)]
+    found = [
+        Stack(build, name, releases.release_named(name, table), len(builds) > 1)
+        for name in names
+        for build in builds
+    ]
+    if len(found) < 2:
+        known = ", ".join(releases.versions(table))
+        raise UsageError("one stack cannot be compared", remedy=f"name a second --executorch of: {known}")
+    return found
+
+
+def own_build(table: Builds) -> Build:
+    """The one that the profile pins."""
+    pinned = load_profile(table.profile).components[QNN_SDK]
+    return next(build for build in table.builds if build.build_id == pinned.build_id)
+
+
+def chosen(names: Sequence[str], least: int = 2) -> list[Build]:
     builds = {build.qnn: build for build in reversed(compat.load_builds().builds)}
     if unknown := [name for name in names if name not in builds]:
         raise UnknownName(f"--qnn {unknown[0]}: manifests/compat.toml has no such build", unknown[0], builds)
     found = [builds[name] for name in dict.fromkeys(names)] or list(builds.values())
-    if len(found) < 2:
+    if len(found) < least:
         raise UsageError(
             "one build cannot be compared", remedy=f"name a second --qnn of: {', '.join(builds)}"
         )
@@ -78,11 +139,13 @@ def chosen(names: Sequence[str]) -> list[Build]:
 
 
 def measure(
-    build: Build, selection: Selection, choice: Choice, environ: Mapping[str, str], stage: StageRun
+    stack: Stack, selection: Selection, choice: Choice, environ: Mapping[str, str], stage: StageRun
 ) -> Measurement:
-    sys.stderr.write(f"QNN {build.qnn}\n")
-    variables = environment_of(build, selection, choice.lane, environ)
-    folder = Path(selection.reports).absolute() / "compare" / build.qnn
+    title = title_of(stack.name)
+    sys.stderr.write(f"{title}\n")
+    variables = environment_of(stack.build, selection, choice.lane, environ)
+    variables = releases.variables_of(stack.release, Store(selection.store), variables)
+    folder = folder_of(selection, stack)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     programs: dict[str, Row] = {}
@@ -108,13 +171,17 @@ def measure(
         stage.artifacts.append(Artifact.of("stage-log", log))
         report = _report(folder / f"{name}.json", log)
         if unmeasured := _of_this_machine(report):
-            raise EnvironmentLacking(f"QNN {build.qnn}: {unmeasured}", remedy=f"read {log}")
+            raise EnvironmentLacking(f"{title}: {unmeasured}", remedy=f"read {log}")
         for program, row in _rows(report).items():
             programs[program] = {**programs.get(program, {}), **row}
         for finding in report.findings:
             if finding.severity is Severity.ERROR:
                 errors.setdefault(finding.subject, finding.message.partition("\n")[0])
-    return Measurement(build.qnn, build.build_id, programs, errors)
+    return Measurement(stack, programs, errors)
+
+
+def folder_of(selection: Selection, stack: Stack) -> Path:
+    return Path(selection.reports).absolute() / "compare" / stack.name.replace(" ", "-")
 
 
 def environment_of(
@@ -140,23 +207,23 @@ def environment_of(
 
 
 def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) -> None:
-    """Compare each build with the first; what became worse is an error of the program's."""
+    """Compare each stack with the first; what became worse is an error of the program's."""
     base, *others = measurements
     tolerances = load_tolerances()
-    counts = {other.qnn: {"better": 0, "same": 0, "worse": 0} for other in others}
+    counts = {other.stack.name: {"better": 0, "same": 0, "worse": 0} for other in others}
     programs: dict[str, Metric] = {}
     names = dict.fromkeys(name for each in measurements for name in each.programs)
     if not names:
-        raise UsageError("no build gave a single program", remedy="read the logs below reports/compare/")
+        raise UsageError("nothing gave a single program", remedy="read the logs below reports/compare/")
     for name in names:
         before = base.programs.get(name, {})
-        builds: dict[str, Metric] = {base.qnn: _shown(before, base.errors.get(name, ""))}
+        row: dict[str, Metric] = {base.stack.name: _shown(before, base.errors.get(name, ""))}
         for other in others:
             after = other.programs.get(name, {})
             found = differences(before, after, tolerances)
             verdict = verdict_of(found)
-            counts[other.qnn][verdict] += 1
-            builds[other.qnn] = {
+            counts[other.stack.name][verdict] += 1
+            row[other.stack.name] = {
                 **_shown(after, other.errors.get(name, "")),
                 "judgement": verdict,
                 "differences": [str(each) for each in found],
@@ -166,32 +233,32 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                 stage.add(
                     "compare-worse",
                     # That an earlier build was worse speaks for the upgrade.
-                    Severity.ERROR if Version(other.qnn) > Version(base.qnn) else Severity.NOTE,
-                    f"{name} on QNN {other.qnn}",
+                    Severity.ERROR if other.stack.age > base.stack.age else Severity.NOTE,
+                    f"{name} on {title_of(other.stack.name)}",
                     "; ".join(str(each) for each in found if each.verdict == "worse")
                     + (f": {refused}" if refused else ""),
-                    f"stay with {base.qnn} for it, or measure it on a device: the emulator does not show"
-                    " everything; reports/compare/ has both reports",
+                    f"stay with {title_of(base.stack.name)} for it, or measure it on a device: the emulator"
+                    " does not show everything; reports/compare/ has both reports",
                 )
             elif not before.get("figures") and not after.get("figures"):
                 stage.add(
                     "compare-refused",
                     Severity.NOTE,
-                    f"{name} on QNN {other.qnn}",
-                    f"neither build runs it: {other.errors.get(name, 'no verdict')}",
-                    f"read reports/compare/{other.qnn}/",
+                    f"{name} on {title_of(other.stack.name)}",
+                    f"neither of the two runs it: {other.errors.get(name, 'no verdict')}",
+                    f"read reports/compare/{other.stack.name.replace(' ', '-')}/",
                 )
-        programs[name] = builds
+        programs[name] = row
     stage.metrics |= {
         "lane": choice.lane,
-        "base": base.qnn,
-        "builds": {each.qnn: each.build_id for each in measurements},
-        "verdicts": {qnn: dict(each) for qnn, each in counts.items()},
+        "base": base.stack.name,
+        "builds": {each.stack.name: each.stack.build.build_id for each in measurements},
+        "verdicts": {name: dict(each) for name, each in counts.items()},
         "comparison": programs,
     }
-    for qnn, each in counts.items():
+    for other_name, each in counts.items():
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in each.items())
-        sys.stderr.write(f"QNN {qnn} against {base.qnn}: {verdicts}\n")
+        sys.stderr.write(f"{title_of(other_name)} against {title_of(base.stack.name)}: {verdicts}\n")
 
 
 def _shown(row: Row, error: str) -> dict[str, Metric]:
@@ -229,14 +296,15 @@ def _rows(report: Report) -> dict[str, Row]:
     )
 
 
-def write_docs(stage: StageRun) -> None:
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+def write_docs(stage: StageRun, lane: str) -> None:
+    first, last = TABLES[lane]
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
         raise ManifestError(
-            PAGE, "table", expected=f"the lines {BEGIN.strip()} and {END.strip()}", found="none"
+            PAGE, "table", expected=f"the lines {first.strip()} and {last.strip()}", found="none"
         )
-    replace_text(PAGE, before + BEGIN + "\n" + table_of(stage.metrics) + "\n" + END + after)
+    replace_text(PAGE, before + begin + "\n" + table_of(stage.metrics) + "\n" + end + after)
 
 
 def table_of(metrics: Mapping[str, Metric]) -> str:

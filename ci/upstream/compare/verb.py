@@ -1,4 +1,4 @@
-"""`compare`: one suite on two or more QNN builds, side by side."""
+"""`compare`: one suite on two or more stacks, side by side: QNN builds, or executorch versions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from provisioning.base.settings import add_selection
 EXAMPLES = """\
   nox -s compare -- --qnn 2.51.0 --qnn 2.50.40 --tag pr
   nox -s compare -- --qnn 2.49.40 --qnn 2.51.0 --suite models-onnx.toml --soc SM8750
+  nox -s compare -- --lane executorch --executorch 1.4.1 --executorch 1.5.1 --tag pr
   nox -s compare -- --tag pr --write-docs          every build of manifests/compat.toml, into docs/compare.md
 """
 
@@ -26,7 +27,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="VERSION",
         help="a build of manifests/compat.toml; the first is what the others are compared with"
-        " [all of them, the newest first]",
+        " [onnx: all of them, the newest first; executorch: the profile's]",
+    )
+    parser.add_argument(
+        "--executorch",
+        action="append",
+        default=[],
+        metavar="VERSION",
+        help="the profile's version or one of manifests/compat.toml, for --lane executorch; the first is what"
+        " the others are compared with [all of them, the newest first]",
     )
     parser.add_argument(
         "--lane", choices=("onnx", "executorch"), default="onnx", help="through what [%(default)s]"
@@ -42,8 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--write-docs", action="store_true", help="put the table of what was measured into docs/compare.md"
     )
     parser.epilog = (parser.epilog or "") + (
-        "\nExit code: 0 nothing is worse on a later build than on the first, 1 something is;"
-        " 3 a build could not be measured.\n"
+        "\nExit code: 0 nothing is worse on a later version than on the first, 1 something is;"
+        " 3 a version could not be measured.\n"
     )
 
 
@@ -55,5 +64,7 @@ def run(args: argparse.Namespace) -> int:
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
     flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    choice = Choice(args.lane, tuple(args.qnn), args.suite, tuple(flags), args.write_docs)
+    choice = Choice(
+        args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.write_docs
+    )
     return compare(selection_of(args), choice, command, os.environ)

@@ -1,0 +1,54 @@
+"""Other executorch versions beside the installed one: wheels of the store, put before it on PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+
+from provisioning.base import progress
+from provisioning.base.errors import EnvironmentLacking, UnknownName
+from provisioning.compat import EXECUTORCH_PACKAGE, Builds, Release
+from provisioning.manifest import load_profile
+from provisioning.store import Store, Want
+
+
+def versions(table: Builds) -> list[str]:
+    """The profile's executorch, then the manifest's others, the newest first."""
+    return [own_version(table), *(release.version for release in reversed(table.executorch))]
+
+
+def own_version(table: Builds) -> str:
+    return load_profile(table.profile).packages["executorch"]
+
+
+def release_named(version: str, table: Builds) -> Release | None:
+    """None: the profile's own, which is installed."""
+    if version not in versions(table):
+        raise UnknownName(
+            f"--executorch {version}: manifests/compat.toml has no such version", version, versions(table)
+        )
+    return next((release for release in table.executorch if release.version == version), None)
+
+
+def variables_of(release: Release | None, store: Store, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process that imports this executorch."""
+    if release is None:
+        return dict(environ)
+    wanted = re.search(r"-cp(\d)(\d+)-", release.filename)
+    if wanted and (int(wanted[1]), int(wanted[2])) != sys.version_info[:2]:
+        raise EnvironmentLacking(
+            f"manifests/compat.toml has executorch {release.version} for Python {wanted[1]}.{wanted[2]},"
+            f" and this is {sys.version_info[0]}.{sys.version_info[1]}",
+            remedy=f"install nox with Python {wanted[1]}.{wanted[2]}",
+        )
+    tree = store.provision(
+        EXECUTORCH_PACKAGE,
+        release.package(),
+        Want(targets=frozenset({"x86_64-linux"})),
+        locked=True,
+        progress=progress.for_stream(),
+    )
+    known = [str(tree.root), *filter(None, [environ.get("PYTHONPATH")])]
+    return {**environ, "PYTHONPATH": os.pathsep.join(known)}
