@@ -421,6 +421,8 @@ calls = _calls
                 self._attribute(library, attribute, value, stack)
             except ValueError as error:
                 self._not_understood(place, attribute, f"{library.name}: {error}")
+        if library.standard is None and kind.startswith("cxx_"):
+            library.standard = self._default_standard
         if kind in self.rules.other_rules:
             self.side.named += library.files
             if isinstance(command := given.get("cmd"), str):
@@ -458,7 +460,7 @@ calls = _calls
             for path in self._elements(library, attribute, value):
                 self._add_file(library, path, stack, into=self.side.named)
         elif attribute == "link_whole":
-            library.whole = library.place if value else None
+            library.whole = self._place_of_attribute(library, attribute) if value else None
         elif attribute == "platforms":
             library.platforms = tuple(str(one) for one in value) if isinstance(value, (list, tuple)) else ()
             library.platforms = library.platforms or ((value,) if value and isinstance(value, str) else ())
@@ -477,6 +479,25 @@ calls = _calls
 
     def _not_understood(self, place: Place, what: str, why: str) -> None:
         self.side.troubles.append(Trouble(place, what, why))
+
+    def _place_of_attribute(self, library: Library, attribute: str) -> Place:
+        """The first line that names it from the library's name on."""
+        lines = self.tree.read(library.place.file).split("\n")
+        at = library.place.line
+        found = (
+            at + more for more, line in enumerate(lines[at - 1 :]) if re.match(rf"\s*{attribute}\b", line)
+        )
+        return Place(library.place.file, next(found, at))
+
+    @cached_property
+    def _default_standard(self) -> Item | None:
+        """What .buckconfig gives every C++ library."""
+        flags = self._config.get("cxx", "cxxflags", raw=True, fallback="") or ""
+        match = re.search(r"-std=\S*?(\d+)\b", flags)
+        if match is None:
+            return None
+        before = self.tree.read(".buckconfig").partition(match[0])[0]
+        return Item(match[1], Place(".buckconfig", before.count("\n") + 1))
 
     def _add_flag(self, library: Library, flag: str, place: Place) -> None:
         if flag.startswith("-D"):

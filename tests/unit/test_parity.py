@@ -23,7 +23,18 @@ from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
 from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
-from tests.support.parity_mutations import CONFIG, DOCKER, DOCS, RUNTIME_BUCK, TOP_CMAKE, VERSION_BZL
+from tests.support.parity_mutations import (
+    BACKENDS_CMAKE,
+    CONFIG,
+    DOCKER,
+    DOCS,
+    RUNTIME_BUCK,
+    TOP_CMAKE,
+    VERSION_BZL,
+    WRAPPERS_BUCK,
+)
+
+SCHEMA_CMAKE = f"{QUALCOMM}/cmake/Schema.cmake"
 
 SAMPLE = (3, 7, 16, 21, 40, 65)
 """A few random cases, for CI; tests/integration/test_parity_mutations.py has the many."""
@@ -141,6 +152,145 @@ def test_a_deliberate_difference_is_silent_only_where_it_is_meant() -> None:
     assert [one.what for one in _found(files, "parity-compiled-twice")] == [
         f"{QUALCOMM}/aot/python/Other.cpp"
     ]
+
+
+LINK = "target_link_libraries(qnn_executorch_logging PRIVATE qnn_schema)\n"
+DEPS = "\n        deps = [\n            qnn_third_party_dep"
+SDK = 'qnn_third_party_dep("api"),'
+FLAG = "\n        compiler_flags = [{}],\n        deps = [\n            qnn_third_party_dep"
+DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
+    # The file, what is replaced in it by what, the rule, and the file and text of the finding's line.
+    "a, a source of CMake alone": (
+        *(BACKENDS_CMAKE, "", "target_sources(qnn_graph PRIVATE new/New.cpp)\n"),
+        *("parity-missing-in-buck", BACKENDS_CMAKE, "new/New.cpp"),
+    ),
+    "c, an exclude that names nothing": (
+        *(RUNTIME_BUCK, 'exclude = ["Logging.cpp"]', 'exclude = ["Logging.cpp", "backends/lpai/x/y.cpp"]'),
+        *("parity-exclude-empty", RUNTIME_BUCK, "backends/lpai/x/y.cpp"),
+    ),
+    "d, a mapped dependency of CMake alone": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_link_libraries(wrappers PRIVATE extension_tensor)\n"),
+        *("parity-dependency-missing-in-buck", TOP_CMAKE, "wrappers PRIVATE extension_tensor"),
+    ),
+    "d, a mapped dependency of Buck alone": (
+        *(TOP_CMAKE, "target_link_libraries(wrappers PRIVATE qnn_executorch_logging)\n", ""),
+        *("parity-dependency-missing-in-cmake", WRAPPERS_BUCK, "qualcomm/runtime:logging"),
+    ),
+    "d, an unmapped dependency of CMake": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_link_libraries(wrappers PRIVATE zlib)\n"),
+        *("parity-dependency-unmapped", TOP_CMAKE, "zlib"),
+    ),
+    "d, an unmapped dependency of Buck": (
+        *(
+            WRAPPERS_BUCK,
+            'qnn_third_party_dep("api"),',
+            'qnn_third_party_dep("api"),\n            "//zlib:zlib",',
+        ),
+        *("parity-dependency-unmapped", WRAPPERS_BUCK, "//zlib:zlib"),
+    ),
+    "d, a dependency between libraries of one pair": (
+        *(RUNTIME_BUCK, '                ":pal",\n', ""),
+        *("parity-dependency-missing-in-buck", TOP_CMAKE, "qnn_pal"),
+    ),
+    "e, a definition of Buck alone": (
+        *(WRAPPERS_BUCK, DEPS, FLAG.format('"-DNEW=1"')),
+        *("parity-definition-differs", WRAPPERS_BUCK, "-DNEW=1"),
+    ),
+    "e, a definition of CMake alone": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_definitions(wrappers PRIVATE NEW=1)\n"),
+        *("parity-definition-differs", TOP_CMAKE, "NEW=1"),
+    ),
+    "e, a flag of Buck alone": (
+        *(
+            WRAPPERS_BUCK,
+            "\n        deps = [\n            qnn_third_party_dep",
+            FLAG.format('"-fno-exceptions"'),
+        ),
+        *("parity-option-differs", WRAPPERS_BUCK, "-fno-exceptions"),
+    ),
+    "e, a flag of CMake alone": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -fno-exceptions)\n"),
+        *("parity-option-differs", TOP_CMAKE, "-fno-exceptions"),
+    ),
+    "e, a flag behind a choice of the system": (
+        *(RUNTIME_BUCK, '["-Wno-unused-function"]', '["-Wno-unused-function", "-fno-exceptions"]'),
+        *("parity-option-differs", RUNTIME_BUCK, "-fno-exceptions"),
+    ),
+    "e, another standard in Buck": (
+        *(WRAPPERS_BUCK, DEPS, FLAG.format('"-std=c++20"')),
+        *("parity-standard-differs", WRAPPERS_BUCK, "-std=c++20"),
+    ),
+    "e, another standard in CMake": (
+        *(TOP_CMAKE, "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
+        *("parity-standard-differs", ".buckconfig", "-std=c++17"),
+    ),
+    "e, link_whole of Buck alone": (
+        *(TOP_CMAKE, "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n", ""),
+        *("parity-whole-archive-differs", RUNTIME_BUCK, "link_whole = True"),
+    ),
+    "e, the whole archive of CMake alone": (
+        *(RUNTIME_BUCK, "            link_whole = True,\n", ""),
+        *("parity-whole-archive-differs", TOP_CMAKE, "executorch_target_link_options_shared_lib"),
+    ),
+    "e, a flag of flatc": (
+        *(SCHEMA_CMAKE, "--scoped-enums", "--scoped-enums --gen-mutable"),
+        *("parity-schema-differs", SCHEMA_CMAKE, "add_custom_command"),
+    ),
+    "e, a platform of CMake alone": (
+        *(WRAPPERS_BUCK, "platforms = [ANDROID, CXX]", "platforms = [ANDROID]"),
+        *("parity-platforms-differ", WRAPPERS_BUCK, 'name = "wrappers"'),
+    ),
+    "i, a label that nothing declares": (
+        *(RUNTIME_BUCK, '":logging",', '":loging",'),
+        *("parity-label-missing", RUNTIME_BUCK, '":loging"'),
+    ),
+    "i, a label of another package": (
+        *(WRAPPERS_BUCK, '"//executorch/runtime/core:core"', '"//executorch/runtime/core:cores"'),
+        *("parity-label-missing", WRAPPERS_BUCK, "runtime/core:cores"),
+    ),
+    "j, a heavy dependency behind is_oss": (
+        *(f"{QUALCOMM}/tests/BUCK", 'deps = [":models"],', "deps = [] if runtime.is_oss else [HEAVY],"),
+        *("parity-heavy-dependency", f"{QUALCOMM}/tests/BUCK", "kernels/quantized:aot_lib"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_a_drift_is_found_on_its_line(name: str) -> None:
+    path, old, new, rule, file, text = DRIFTS[name]
+    new = new.replace("HEAVY", '"//executorch/kernels/quantized:aot_lib"')
+    files = _with(path, {old: new}) if old else {**miniature_tree.files()}
+    if not old:
+        files[path] += new
+        files[f"{BACKENDS}/new/New.cpp"] = "// new\n"
+    lines = {
+        (one.place.file, files[one.place.file].split("\n")[one.place.line - 1]) for one in _found(files, rule)
+    }
+    assert any(where == file and text in line for where, line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("folder", "old", "new", "rule"),
+    [
+        ("runtime", "SharedBuffer.cpp", "Shared.cpp", "parity-missing-in-cmake"),
+        ("runtime", "SharedBuffer.h", "Shared.h", "parity-missing-file"),
+        ("runtime/pal/include/pal", "Path.h", "Paths.h", "parity-missing-in-buck"),
+        ("recipes", "types.py", "kinds.py", "parity-unknown-file"),
+        ("serialization", "qc_compiler_spec.fbs", "spec.fbs", "parity-unknown-file"),
+    ],
+)
+def test_g_a_renamed_file_is_found(folder: str, old: str, new: str, rule: str) -> None:
+    files = miniature_tree.files()
+    files[f"{QUALCOMM}/{folder}/{new}"] = files.pop(f"{QUALCOMM}/{folder}/{old}")
+    found = {(one.rule, one.what.rpartition("/")[2]) for one in checked(files).differences}
+    assert ("parity-missing-file", old) in found
+    assert (rule, new) in found or rule == "parity-missing-file"
+
+
+@pytest.mark.parametrize("folder", ["aot", "quantizer/annotators/deep", "utils/deep"])
+def test_h_a_python_file_that_no_library_has_is_found(folder: str) -> None:
+    files = {**miniature_tree.files(), f"{QUALCOMM}/{folder}/new.py": "import os\n"}
+    assert [one.place.file for one in checked(files).differences] == [f"{QUALCOMM}/{folder}/new.py"]
 
 
 @pytest.mark.parametrize("seed", SAMPLE)
