@@ -79,6 +79,7 @@ def test_a_stage_after_it_says_its_outcome_and_uploads_its_reports(with_qnn: Reh
     assert "## ✅ 1 stage passed" in with_qnn.jobs["job"]["summary"]
 
 
+@pytest.mark.whole
 def test_nox_alone_can_be_had(tmp_path: Path) -> None:
     steps = example(ACTIONS / "setup-nox" / "README.md", "- uses: ")
     done = run(tmp_path, steps + "- run: nox --version\n")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from ci.engine.jobs import Job, shard
 from ci.upstream.ledger import load_durations, load_ledger
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT
+from tests.support.runner import dist, runner_reports
 from tests.support.sdk import sdk_root
 
+__all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 TWO = "*TestQNNFloatingPointOperator.test_qnn_backend_abs or *TestQNNQuantizedOperator.test_qnn_backend_abs"
@@ -25,17 +28,12 @@ PER_CHANNEL = "*TestQNNFloatingPointOperator.test_qnn_backend_fp16a8w_conv2d"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def runner(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Build it where the stage looks for it; quick when it is there already."""
-    command = [
-        sys.executable,
-        "-m",
-        "ci",
-        "build_runner",
-        "--reports",
-        str(tmp_path_factory.mktemp("reports")),
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=600)
+def store(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for all tests: it remembers which tests the suite has."""
+    sdk_root()  # from the user's own
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QNN_CI_STORE", str(tmp_path_factory.mktemp("store")))
+        yield
 
 
 def command(base: Path, *flags: str) -> list[str]:
@@ -92,10 +90,9 @@ def test_four_shards_of_the_suite_are_equally_long() -> None:
 
 
 def test_tests_pass_on_the_emulator_and_a_second_run_is_cached(tmp_path: Path) -> None:
-    store = str(tmp_path / "store")
-    code, report = delegate(tmp_path, "-k", TWO, "--store", store)
+    code, report = delegate(tmp_path, "-k", TWO, "--jobs", "1")
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 2, 0)
-    code, report = delegate(tmp_path, "-k", TWO, "--store", store)
+    code, report = delegate(tmp_path, "-k", TWO)
     assert (code, report.metrics["passed"], report.metrics["cached"]) == (0, 2, 2)
     assert not (tmp_path / "reports" / "delegate" / "TestQNNQuantizedOperator.test_qnn_backend_abs").exists()
 

@@ -11,7 +11,9 @@ import pytest
 from ci.engine.installed import find_runner
 from provisioning.base.findings import Report
 from tests.support.lowering_suites import Done, environment, run, suite
+from tests.support.runner import dist, runner_reports
 
+__all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 WRONG = {"hangs": "emulator-timeout", "crashes": "emulator-run", "nan": "emulator-not-finite"}
@@ -40,10 +42,8 @@ def _runner(folder: Path, script: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("emulator")
-    assert run("build_runner", base).code == 0
-    return base
+def base(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulator")
 
 
 @pytest.mark.whole

@@ -22,11 +22,14 @@ from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, command, environment, run, suite
 from tests.support.processes import alive, descendants, wait_for
+from tests.support.runner import dist, runner_reports
 
+__all__ = ["dist", "runner_reports"]
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(1200)]
 
 RIGHT: dict[str, dict[str, str]] = {
-    **{name: {} for name in ("good", "wrong_weight", "wrong_scheme", "undelegated", "dearer")},
+    "good": {},
+    "dearer": {},
     "wrong_program": {"arguments": "width = 40"},
     # Good in itself: its program, in which one weight is another, takes the place of wrong_program's.
     "donor": {"arguments": "width = 40, changed = true"},
@@ -39,27 +42,20 @@ WRONG: dict[str, dict[str, str]] = {
 }
 
 
-def _suite(base: Path, thresholds: Mapping[str, str], changes: Mapping[str, Mapping[str, str]]) -> Path:
-    cases = {
-        name: {
-            "scheme": "16a8w",
-            **each,
-            "thresholds": thresholds.get(name, "sqnr_db = 0"),
-            **changes.get(name, {}),
-        }
-        for name, each in RIGHT.items()
-    }
-    return suite(base, cases)
+def _suite(base: Path, cases: Mapping[str, Mapping[str, str]]) -> Path:
+    defaults = {"scheme": "16a8w", "thresholds": "sqnr_db = 0"}
+    return suite(base, {name: {**defaults, **case} for name, case in cases.items()})
 
 
 def _thresholds(path: Path) -> dict[str, str]:
-    found = {}
+    """Of each case; a wrong one is held to those of the good one that it differs from."""
+    figures = {}
     for name, case in load_suite(path).cases.items():
         thresholds = case.runs[0].thresholds
         assert thresholds is not None
-        figures = thresholds.model_dump(exclude_none=True).items()
-        found[name] = ", ".join(f"{figure} = {value}" for figure, value in figures)
-    return found
+        values = thresholds.model_dump(exclude_none=True).items()
+        figures[name] = ", ".join(f"{figure} = {value}" for figure, value in values)
+    return {name: figures.get(name, figures["good"]) for name in (*RIGHT, *WRONG)}
 
 
 def _give_program(base: Path, done: Done, giver: str, taker: str) -> None:
@@ -80,11 +76,10 @@ def _give_program(base: Path, done: Done, giver: str, taker: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A suite after a run in which everything was right, with its thresholds and its baseline."""
     base = tmp_path_factory.mktemp("gate")
-    path = _suite(base, {}, {})
-    assert run("build_runner", base).code == 0
+    path = _suite(base, RIGHT)
     assert run("test_emulator", base, "--suite", path, "--update-thresholds", "--update-baseline").code == 0
     assert run("test_lowering", base, "--suite", path, "--update-baseline").code == 0
     return base
@@ -92,11 +87,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gate(base: Path) -> Done:
-    path = _suite(base, _thresholds(base / "suite.toml"), WRONG)
+    thresholds = _thresholds(base / "suite.toml")
+    cases = {name: {**case, "thresholds": thresholds[name]} for name, case in {**RIGHT, **WRONG}.items()}
+    path = _suite(base, cases)
     _give_program(base, run("test_lowering", base, "--suite", path), "donor", "wrong_program")
-    stages = [
-        part for stage in ("build_runner", "test_lowering", "test_emulator") for part in ("--only", stage)
-    ]
+    stages = [part for stage in ("test_lowering", "test_emulator") for part in ("--only", stage)]
     return run("gate", base, *stages, "--suite", path)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runner import Bench, bench, dist, programs
+from tests.support.runner import Bench, bench, dist, programs, runner_reports
 
-__all__ = ["bench", "dist", "programs"]
+__all__ = ["bench", "dist", "programs", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
 EXACT = ("add", "two", "unplanned", "last", "count", "state", "lookup", "types")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.runner import Bench, bench, dist, programs
+from tests.support.runner import Bench, bench, dist, programs, runner_reports
 
-__all__ = ["bench", "dist", "programs"]
+__all__ = ["bench", "dist", "programs", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
 

@@ -17,9 +17,9 @@ from ci.builds.emulator_runner import _provisioned, find_executorch
 from provisioning import elf
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.settings import ROOT, Selection
-from tests.support.runner import build, dist
+from tests.support.runner import build, build_in_place, dist, runner_reports
 
-__all__ = ["dist"]
+__all__ = ["dist", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
 HERE = Selection("wheels", "x86_64-linux", "SM8650", Path("store"), Path("reports"))
@@ -64,11 +64,11 @@ def test_the_runner_holds_no_path_of_this_machine(dist: Path) -> None:
     assert elf.read(dist / "bin" / "qnn_executor_runner").runpath == ("$ORIGIN/../lib",)
 
 
-def test_nothing_changed_nothing_is_built(dist: Path) -> None:
+def test_nothing_changed_nothing_is_built(dist: Path, tmp_path: Path) -> None:
     before = digests(dist)
-    result = build(dist.parent)
+    result = build_in_place(tmp_path)
     assert result.returncode == 0, result.stderr
-    report = json.loads((dist.parent / "reports" / "build_runner.json").read_text(encoding="utf-8"))
+    report = json.loads((tmp_path / "build_runner.json").read_text(encoding="utf-8"))
     assert report["metrics"]["cached"] is True
     assert digests(dist) == before
 
@@ -167,8 +167,8 @@ def test_a_changed_file_is_replaced_by_what_was_there_once_a_build_passes_its_ch
     assert "up to date" in bench.run("--dry-run", CXXFLAGS="-O0").stdout
 
 
-def test_the_report_names_every_file_of_dist(dist: Path) -> None:
-    report = json.loads((dist.parent / "reports" / "build_runner.json").read_text(encoding="utf-8"))
+def test_the_report_names_every_file_of_dist(dist: Path, runner_reports: Path) -> None:
+    report = json.loads((runner_reports / "build_runner.json").read_text(encoding="utf-8"))
 
     named = {str(Path(item["path"]).relative_to(dist)): item["sha256"] for item in report["artifacts"]}
     assert named == digests(dist)

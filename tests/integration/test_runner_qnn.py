@@ -13,10 +13,10 @@ import pytest
 
 from provisioning.base.settings import DEFAULT_SOC, ROOT, Selection, store_path
 from provisioning.environment import resolve
-from tests.support.runner import Bench, dist
+from tests.support.runner import Bench, dist, runner_reports
 from tests.support.sdk import sdk_root
 
-__all__ = ["dist"]
+__all__ = ["dist", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
 

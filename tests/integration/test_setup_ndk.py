@@ -105,6 +105,7 @@ def test_a_job_gets_the_ndk_of_a_profile_verified(tmp_path: Path, toolkit: Path)
     assert f"the NDK {REVISION} is " in done.log("build")
 
 
+@pytest.mark.whole
 def test_without_its_licence_accepted_the_job_fails_and_says_what_to_accept(
     tmp_path: Path, toolkit: Path
 ) -> None:

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from provisioning.base.settings import ROOT
 
 FILE = """
@@ -38,9 +36,8 @@ def _run(folder: Path, *flags: str, **environ: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("flags", [[], ["-n", "2"]])
-def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path, flags: list[str]) -> None:
-    lines = _run(tmp_path, *flags).splitlines()
+def test_what_did_not_run_is_counted_in_a_line_a_kind(tmp_path: Path) -> None:
+    lines = _run(tmp_path, "-n", "1").splitlines()
     assert "2 checks did not run without openssl: apt-get install openssl" in lines
     assert "1 check did not run without shellcheck: apt-get install shellcheck" in lines
     (engine,) = (line for line in lines if line.startswith("1 checks marked engine did not run: needs "))

@@ -38,6 +38,9 @@ class Changes:
         kind, name, _ = one
         if kind in ("variable", "native", "program"):
             return True
+        if kind == "entry" and any(Path(self.roots.path(name)).glob("**/*.toml")):
+            # Without its suite there is no program to look for.
+            return False
         folder = name.rpartition(": ")[0] if kind in ("modules", "packages", "distribution") else name
         parent = os.path.realpath(Path(self.roots.path(folder)).parent)
         return f"{parent}/".startswith(f"{self.base}/")

@@ -81,6 +81,9 @@ def environment(**more: str) -> dict[str, str]:
 
 def command(stage: str, base: Path, *flags: str | Path) -> list[str]:
     given = [str(flag) for flag in flags]
+    if stage in ("test_lowering", "test_emulator") and "--jobs" not in given:
+        # A worker needs ten seconds to start, and other tests run beside this one.
+        given += ["--jobs", "1"]
     return [
         sys.executable, "-m", "ci", stage, *given,
         "--store", str(base / "store"), "--reports", str(base / "reports"),

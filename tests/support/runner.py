@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from ci.engine.installed import RUNNER
 from provisioning.base.settings import ROOT
 
 
@@ -90,13 +91,21 @@ def build(
     into: Path, *flags: str | Path, cwd: Path = ROOT, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`build_runner` as it is typed, with everything it writes below `into`."""
+    outputs = ("-o", str(into / "dist"), "--build-dir", str(into / "tree"), "--store", str(into / "store"))
+    return _build_runner(into / "reports", *outputs, *map(str, flags), cwd=cwd, environ=environ)
+
+
+def build_in_place(reports: Path) -> subprocess.CompletedProcess[str]:
+    """`build_runner` as it is typed, where stages look for the runner, with the user's own store."""
+    with FileLock(f"{reports}.lock"):
+        return _build_runner(reports, cwd=ROOT)
+
+
+def _build_runner(
+    reports: Path, *flags: str, cwd: Path, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "ci", "build_runner", "--jobs", "2"),
-            *("-o", str(into / "dist"), "--build-dir", str(into / "tree")),
-            *("--reports", str(into / "reports"), "--store", str(into / "store")),
-            *map(str, flags),
-        ],
+        [*(sys.executable, "-m", "ci", "build_runner", "--jobs", "2", "--reports", str(reports)), *flags],
         cwd=cwd,
         env={**os.environ, **(environ or {})},
         capture_output=True,
@@ -107,11 +116,17 @@ def build(
 
 
 @pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    into = shared_folder(tmp_path_factory) / "runner"
-    result = build(into)
+def runner_reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the build in place, which all tests share: a clone that has it already does not build it again."""
+    reports = shared_folder(tmp_path_factory) / "runner"
+    result = build_in_place(reports)
     assert result.returncode == 0, result.stdout + result.stderr
-    return into / "dist"
+    return reports
+
+
+@pytest.fixture(scope="session")
+def dist(runner_reports: Path) -> Path:
+    return RUNNER.parents[1]
 
 
 @pytest.fixture(scope="session")
