@@ -148,6 +148,12 @@ def test_onnx(session: nox.Session) -> None:
 
 
 @nox.session
+def test_llm(session: nox.Session) -> None:
+    """Let language models speak on the HTP emulator, and hold them to the float model."""
+    run_verb(session, "test_llm")
+
+
+@nox.session
 def buck_parity(session: nox.Session) -> None:
     """Check that ExecuTorch's Buck and CMake files build the same; `-- --fix` corrects Buck's."""
     run_verb(session, "buck_parity")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.metadata
 import json
 import logging
@@ -13,13 +12,11 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime as ort
-import onnxruntime_qnn
 
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import simplify_gathers
@@ -27,13 +24,11 @@ from ci.onnx.options import Settings
 from ci.onnx.precision import Precision
 from ci.onnx.profile import RUNS
 from ci.suites.compiler_log import Traffic, traffic
-from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.build_id import build_ids
+from ci.suites.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
+from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc
 
-PROVIDER = "QNNExecutionProvider"
 TRACE = "qnn_op_trace.json"
-ERRORS_ONLY, VERBOSE = 3, 0
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PREFIX = "QnnLogging]"
 """The end of what ONNX Runtime puts before a line of QNN's."""
@@ -63,35 +58,6 @@ class NotOnProvider(CheckFailed):
     def __init__(self, audit: Audit, message: str, remedy: str) -> None:
         super().__init__(message, remedy=remedy)
         self.audit = audit
-
-
-@cache
-def device() -> Any:
-    """The provider's device; registers the provider, which can be done once a process."""
-    # QNN says what a graph costs only where this, at registration too, and the session are at their most
-    # talkative.
-    ort.set_default_logger_severity(VERBOSE)
-    ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
-    found = [each for each in ort.get_ep_devices() if each.ep_name == PROVIDER]
-    if not found:
-        raise EnvironmentLacking(
-            "onnxruntime-qnn registers no device, so nothing can be compiled",
-            remedy="nox -s test_onnx, which installs versions that fit each other",
-        )
-    return found[0]
-
-
-def load() -> None:
-    """Do beforehand what every session needs, so that forks of this process have it."""
-    device()
-    installed_build()
-    # Stays open: a session would load it again, all 106 MB of it.
-    ctypes.CDLL(onnxruntime_qnn.get_qnn_htp_path())
-
-
-@cache
-def installed_build() -> str:
-    return ", ".join(build_ids(Path(onnxruntime_qnn.get_qnn_htp_path())))
 
 
 def packages() -> dict[str, str]:
@@ -237,10 +203,7 @@ def _provider_options(
 ) -> dict[str, str]:
     options = {
         **settings.provider,
-        "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
-        "soc_model": str(soc.id),
-        "htp_arch": str(soc.arch),
-        "offload_graph_io_quantization": "0",
+        **htp_options(soc),
     }
     if precision is not None:
         options["enable_htp_fp16_precision"] = "0" if precision.quantized else "1"

@@ -31,6 +31,7 @@ from ci.onnx.profile import slowest
 from ci.onnx.samples import calibration_samples, checked, divided
 from ci.onnx.suite import Case, Run
 from ci.suites.accuracy import Pair, Unusable, compare
+from ci.suites.qnn_provider import installed_build
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
@@ -153,7 +154,7 @@ def write_context(
             f"{path}: {len(outside)} nodes are not in the context: {', '.join(outside[:5])}",
             remedy="python -m ci onnx audit says why",
         )
-    build = provider.installed_build()
+    build = installed_build()
     found = read_context(path)
     if not found.build_ids or not found.soc_id:
         raise CheckFailed(
@@ -248,12 +249,12 @@ def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
     context = read_context(path)
     soc = soc_named(order["soc"])
     if not order.get("as_it_is"):
-        require_fit(context, provider.installed_build(), soc_id=soc.id, arch=soc.arch)
+        require_fit(context, installed_build(), soc_id=soc.id, arch=soc.arch)
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
     outputs = provider.reloaded(path, soc, Settings(**order["settings"]), [sample], profile=profile)
     save(Path(order["outputs"]), outputs)
-    return {"build_id": provider.installed_build()}
+    return {"build_id": installed_build()}
 
 
 def order_audit(order: Mapping[str, Any]) -> dict[str, Any]:

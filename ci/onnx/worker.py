@@ -31,12 +31,12 @@ def start_forking() -> Answer:
         importlib.import_module(name)
     import torch
 
-    from ci.onnx import provider
+    from ci.suites import qnn_provider
 
     # A fork can have threads of its own only if this process never had any.
     torch.set_num_threads(1)
     _warm_up()
-    provider.load()
+    qnn_provider.load()
     return answer_in_fork
 
 

@@ -20,8 +20,8 @@ def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
     repeatable(group, "-k", "WORD", "part of a name CASE/RUN/SOC", dest="words")
 
 
-def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Returns the group, for what one stage has beside."""
+def add_how(parser: argparse.ArgumentParser, *, baseline: bool = True) -> argparse._ArgumentGroup:
+    """Returns the group, for what one stage has beside. `baseline`: whether the stage keeps one."""
     group = parser.add_argument_group("how")
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
@@ -35,9 +35,10 @@ def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     )
     group.add_argument("--no-cache", action="store_true", help="do also what is cached, and remember it")
     group.add_argument("--why", action="store_true", help="say of each program why it is done again")
-    group.add_argument(
-        "--update-baseline", action="store_true", help="write what was measured to manifests/baselines"
-    )
+    if baseline:
+        group.add_argument(
+            "--update-baseline", action="store_true", help="write what was measured to manifests/baselines"
+        )
     return group
 
 

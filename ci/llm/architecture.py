@@ -1,0 +1,183 @@
+"""A checkpoint of the Llama family in the Hugging Face format: its config.json, and its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ci.llm.arrays import Array
+from provisioning.base.errors import CheckFailed, UsageError
+
+FAMILIES = {"llama": "Llama 3, SmolLM 2", "qwen2": "Qwen 2.5", "qwen3": "Qwen 3"}
+"""By `model_type`: what is read, and what has it."""
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    words: int
+    width: int
+    layers: int
+    heads: int
+    groups: int
+    """Heads of keys and of values."""
+    size: int
+    """Of a head."""
+    hidden: int
+    eps: float
+    theta: float
+    scaling: Mapping[str, Any] | None
+    """Llama 3's scaling of rotary frequencies, by the names of config.json."""
+    tied: bool
+    """The output head is the embedding."""
+    bias: bool
+    """Queries, keys and values have one."""
+    head_norms: bool
+    """Queries and keys are normalized head by head."""
+    context: int
+    bos: int | None
+    eos: tuple[int, ...]
+
+    def rotation(self, positions: Array) -> tuple[Array, Array]:
+        """Cosines and sines, one row a position."""
+        angles = np.outer(positions.astype(np.float64), self.frequencies())
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def frequencies(self) -> Array:
+        plain: Array = self.theta ** (-np.arange(0, self.size, 2, dtype=np.float64) / self.size)
+        if self.scaling is None:
+            return plain
+        low, high = float(self.scaling["low_freq_factor"]), float(self.scaling["high_freq_factor"])
+        turns = float(self.scaling["original_max_position_embeddings"]) * plain / (2 * math.pi)
+        kept = np.clip((turns - low) / (high - low), 0, 1)
+        scaled: Array = plain * kept + plain / float(self.scaling["factor"]) * (1 - kept)
+        return scaled
+
+
+def read_architecture(folder: Path) -> Architecture:
+    """Raises UsageError for what is no checkpoint of these families."""
+    config = _config(folder)
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
+        raise UsageError(
+            f"{folder}: expected the model_type {known}; found {kind}", remedy="name such a model"
+        )
+    if "quantization_config" in config:
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise UsageError(
+            f"{folder} is quantized already ({method}), and its weights cannot be quantized again",
+            remedy="take the checkpoint that it was made from",
+        )
+    try:
+        heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+        eos = config.get("eos_token_id")
+        return Architecture(
+            words=int(config["vocab_size"]),
+            width=width,
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            groups=int(config.get("num_key_value_heads") or heads),
+            size=int(config.get("head_dim") or width // heads),
+            hidden=int(config["intermediate_size"]),
+            eps=float(config["rms_norm_eps"]),
+            theta=float(config.get("rope_theta", 10000.0)),
+            scaling=_scaling(folder, config),
+            tied=bool(config.get("tie_word_embeddings", kind != "llama")),
+            bias=bool(config.get("attention_bias", kind == "qwen2")),
+            head_norms=kind == "qwen3",
+            context=int(config["max_position_embeddings"]),
+            bos=config.get("bos_token_id"),
+            eos=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        )
+    except KeyError as error:
+        raise UsageError(f"{folder}/config.json: {error} is missing", remedy="download it again") from None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if (folder / "adapter_config.json").is_file() and not path.is_file():
+        raise UsageError(
+            f"{folder} holds adapters alone, without the model that they change",
+            remedy="merge first: PeftModel.from_pretrained(…).merge_and_unload().save_pretrained(OUT)",
+        )
+    if not path.is_file():
+        gguf = next(folder.glob("*.gguf"), None) if folder.is_dir() else None
+        found = f"found {gguf.name}" if gguf else "found none"
+        raise UsageError(
+            f"{folder}: expected a Hugging Face checkpoint with config.json; {found}",
+            remedy="name the folder of the checkpoint as it was published, not a conversion of it",
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}", remedy="download it again") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{path}: expected an object", remedy="download it again")
+    return config
+
+
+def _scaling(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    scaling: dict[str, Any] = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise UsageError(
+            f"{folder}/config.json: rope_scaling: expected llama3 or none; found {kind}",
+            remedy="remove rope_scaling if prompts stay within the length that the model was trained for",
+        )
+    return scaling
+
+
+def shards_of(folder: Path) -> dict[str, Path]:
+    """The file of each tensor. Raises CheckFailed where a file is missing or incomplete."""
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / INDEX
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    else:
+        files = ["model.safetensors"]
+    found: dict[str, Path] = {}
+    for name in files:
+        path = folder / name
+        if not path.is_file():
+            raise CheckFailed(f"{folder} lacks {name}", remedy="download the checkpoint again")
+        try:
+            with safe_open(path, framework="np") as shard:
+                found |= dict.fromkeys(shard.keys(), path)
+        except SafetensorError as error:
+            raise CheckFailed(
+                f"{path} is damaged or incomplete: {error}", remedy="download it again"
+            ) from None
+    return found
+
+
+def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
+    """Torch tensors in float32, by name, one at a time. `names` says the shapes."""
+    import torch
+    from safetensors import safe_open
+
+    shards = shards_of(folder)
+    if missing := sorted(set(names) - set(shards)):
+        raise CheckFailed(
+            f"{folder} lacks the weight {missing[0]} (and {len(missing) - 1} more)",
+            remedy="download it again",
+        )
+    for path in sorted({shards[name] for name in names}):
+        with safe_open(path, framework="pt") as shard:
+            for name in (name for name in names if shards[name] == path):
+                tensor = shard.get_tensor(name)
+                if tuple(tensor.shape) != names[name]:
+                    raise CheckFailed(
+                        f"{path}: {name}: expected {names[name]} by config.json, found {tuple(tensor.shape)}",
+                        remedy="take config.json and weights of one model",
+                    )
+                yield name, tensor.to(torch.float32)

@@ -1,0 +1,11 @@
+"""Names for arrays, as numpy has them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+Sample: TypeAlias = dict[str, Array]
+"""The inputs or the outputs of one call, by name."""

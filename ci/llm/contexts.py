@@ -1,0 +1,132 @@
+"""Graphs compiled to QNN contexts and run, on the HTP emulator or as written on the CPU. Only for workers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from ci.llm.architecture import Architecture
+from ci.llm.arrays import Array, Sample
+from ci.llm.graphs import Encoding, call
+from ci.suites.qnn_provider import ERRORS_ONLY, device, htp_options
+from provisioning.base.errors import CheckFailed
+from provisioning.manifest import Soc
+
+GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
+
+
+def on_cpu(model: Path) -> Any:
+    options = _options()
+    # Optimizing would compute quantized operators in integers, which round elsewhere.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: int) -> tuple[Path, Any]:
+    """The context binary, and the session on the emulator that made it.
+
+    Genie takes a model's parts by the names of their graphs: `number` comes first in the name."""
+    folder.mkdir(parents=True)
+    options = _options()
+    for name, value in {
+        "session.disable_cpu_ep_fallback": "1",
+        "ep.context_enable": "1",
+        "ep.context_embed_mode": "0",
+        "ep.context_file_path": str(folder / "graph_ctx.onnx"),
+    }.items():
+        options.add_session_config_entry(name, value)
+    provider = {**htp_options(soc), "enable_htp_fp16_precision": "1" if fp16 else "0"}
+    options.add_provider_for_devices([device()], provider)
+    # Registering made it talkative for all sessions.
+    ort.set_default_logger_severity(ERRORS_ONLY)
+    try:
+        session = ort.InferenceSession(str(model), options)
+    except Exception as error:
+        raise CheckFailed(
+            f"{model.name} cannot be compiled: {' '.join(str(error).split())[:600]}",
+            remedy="python -m ci diagnose explains QNN's codes",
+        ) from error
+    session.disable_fallback()
+    binary, *more = folder.glob("*.bin")
+    if more:
+        raise CheckFailed(
+            f"{model.name} became {1 + len(more)} contexts, and Genie takes one", remedy="report it"
+        )
+    _name_graph(binary, number)
+    return binary, session
+
+
+def _name_graph(binary: Path, number: int) -> None:
+    """ONNX Runtime names it by a hash; the new name is as long, since lengths are part of the file."""
+    data = binary.read_bytes()
+    names = set(GRAPH.findall(data))
+    if len(names) != 1:
+        raise CheckFailed(f"{binary}: expected one graph that ONNX Runtime named, found {len(names)}")
+    old = names.pop()
+    new = b"%03d" % number
+    new = new.ljust(len(old), b"0")
+    binary.write_bytes(data.replace(b"Provider_" + old + b"_1_0", b"Provider_" + new + b"_1_0"))
+
+
+def _options() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = ERRORS_ONLY
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+@dataclass
+class Reader:
+    """Reads tokens with one graph, and keeps its cache."""
+
+    shape: Architecture
+    session: Any
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._sizes = {value.name: value.shape for value in self.session.get_inputs()}
+        self._outputs = [value.name for value in self.session.get_outputs()]
+        self.count, self.context = self._sizes["attention_mask"][-2:]
+        self.restart()
+
+    def restart(self) -> None:
+        self.position = 0
+        self._caches: Sample = {
+            name: self._integers(name, np.zeros(size, np.float32))
+            for name, size in self._sizes.items()
+            if name.startswith("past_")
+        }
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        """The logits after each token."""
+        rows = []
+        for start in range(0, len(tokens), self.count):
+            some = tokens[start : start + self.count]
+            inputs = call(self.shape, self.context, self.count, some, self.position, {})
+            inputs = {name: self._integers(name, values) for name, values in inputs.items()}
+            outputs = dict(
+                zip(self._outputs, self.session.run(self._outputs, {**inputs, **self._caches}), strict=True)
+            )
+            for name, cache in self._caches.items():
+                new = outputs[name.replace("_in", "_out")]
+                axis = 3 if "_key_" in name else 2
+                # What lies beyond the cache is read in this call alone.
+                room = min(len(some), cache.shape[axis] - self.position)
+                there = (slice(None),) * axis + (slice(self.position, self.position + room),)
+                here = (slice(None),) * axis + (slice(0, room),)
+                cache[there] = new[here]
+            self.position += len(some)
+            logits = outputs["logits"].reshape(self.count, -1)[: len(some)]
+            rows.append(self.encodings["logits"].floats(logits) if "logits" in self.encodings else logits)
+        return np.concatenate(rows).astype(np.float32)
+
+    def _integers(self, name: str, values: Array) -> Array:
+        return self.encodings[name].integers(values) if name in self.encodings else values

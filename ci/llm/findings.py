@@ -1,0 +1,135 @@
+"""What is wrong with what a model said, and the row of the report that shows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ci.engine.work import Result
+from ci.llm.judge import EXCUSED, Figure, close, misses
+from ci.llm.suite import SUITES, Program
+from ci.suites.findings import verdict
+from provisioning.base.findings import Finding, Metric, Severity
+
+LISTEN = {
+    "prefill_htp": "prefill on HTP",
+    "decode_htp": "decode on HTP",
+    "prefill_cpu": "prefill on the CPU",
+    "decode_cpu": "decode on the CPU",
+}
+"""Whose logits are held to float's."""
+
+
+def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
+    """Of the float model."""
+    if result.failure:
+        yield Finding("llm-training", Severity.ERROR, case, result.failure.message, result.failure.remedy)
+    elif not result.facts["perplexity"] <= most:
+        yield Finding(
+            "llm-training",
+            Severity.ERROR,
+            case,
+            f"perplexity on held-out text: expected at most {most:g}, found {result.facts['perplexity']:.2f};"
+            " a model that has learned less hides mistakes",
+            "train longer, or raise perplexity in the suite",
+        )
+
+
+def findings_of(program: Program, result: Result) -> Iterator[Finding]:
+    again = SUITES.repeat(program)
+
+    def error(rule: str, message: str, remedy: str = "") -> Finding:
+        return Finding(
+            rule, Severity.ERROR, program.name, message, f"{remedy}; then {again}" if remedy else again
+        )
+
+    if failure := result.failure:
+        yield error(f"llm-{failure.kind}", failure.message, failure.remedy)
+        return
+    if program.run.limits is None:
+        yield from (error("llm-text", message) for message in text_problems(result.facts["texts"]))
+        return
+    limits = program.run.limits.model_dump()
+    for name, words in LISTEN.items():
+        figures = figures_from(result.facts["figures"][name])
+        for miss in misses(figures, limits):
+            yield error(
+                "llm-accuracy", f"{words}: {miss}", "raise the precision, or calibrate with other text"
+            )
+        for near in close(figures, limits):
+            yield Finding(
+                "llm-limit-close",
+                Severity.WARNING,
+                program.name,
+                f"{words}: {near}",
+                "move the limit, or judge more text",
+            )
+    choices = result.facts["choices"]
+    # A share of n tokens has this standard error, and Genie's choices are fewer than those of the limit.
+    share = limits["first_choice"]
+    least = share - 3 * math.sqrt(share * (1 - share) / choices["prefixes"])
+    if choices["first_choice"] < least:
+        yield error(
+            "llm-accuracy",
+            f"Genie chooses as float after {choices['first_choice']:.0%} of {choices['prefixes']} prefixes,"
+            f" expected at least {least:.0%}",
+            "look for what Genie's configuration and the graphs do differently",
+        )
+
+
+def text_problems(texts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Each text that leaves float's, and too many excuses."""
+    for text in texts:
+        if difference := text["difference"]:
+            yield (
+                f"after {text['prompt_text'][-40:]!r} token {difference['place']} is"
+                f" {_token(difference['found'])} ({difference['found_logit']:.3f}), and float says"
+                f" {_token(difference['expected'])} ({difference['expected_logit']:.3f}):"
+                f" {text['found_text'][:80]!r} for {text['expected_text'][:80]!r}"
+            )
+        elif text["found_stop"] != text["expected_stop"] and not text["excused"]:
+            yield (
+                f"after {text['prompt_text'][-40:]!r} it ended by {text['found_stop']},"
+                f" and float by {text['expected_stop']}"
+            )
+    compared, excused = (sum(text["compared"] for text in texts), sum(len(text["excused"]) for text in texts))
+    if excused > EXCUSED * compared:
+        yield f"{excused} of {compared} tokens are excused as near ties, and at most {EXCUSED:.0%} may be"
+
+
+def _token(number: int) -> str:
+    return "its end" if number == -1 else str(number)
+
+
+def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
+    return {name: Figure(**figure) for name, figure in facts.items()}
+
+
+def row(program: Program, result: Result, findings: Sequence[Finding]) -> dict[str, Metric]:
+    """For the report: figures, and every text beside float's."""
+    shown: dict[str, Metric] = {
+        "verdict": verdict(findings),
+        "cached": result.cached,
+        "seconds": round(result.seconds, 1),
+        "precision": program.run.precision,
+        "through": program.run.through,
+        "soc": program.soc,
+    }
+    if result.failure:
+        return shown
+    facts = result.facts
+    shown |= {name: facts[name] for name in ("bytes", "figures", "choices", "peak", "speed") if name in facts}
+    texts: list[Metric] = [
+        {
+            "prompt": text["prompt_text"],
+            "text": text["found_text"],
+            "float": text["expected_text"],
+            "stopped": text["found_stop"],
+            "float_stopped": text["expected_stop"],
+            "difference": text["difference"],
+            "excused": len(text["excused"]),
+        }
+        for text in facts["texts"]
+    ]
+    return {**shown, "texts": texts}

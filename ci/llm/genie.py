@@ -1,0 +1,173 @@
+"""Genie: its configuration, written from the model, and what it says, in a process of its own.
+
+Genie says nothing of most mistakes, and speaks nonsense or crashes. So all that it reads is checked before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.engine.workers.parent import how_it_ended
+from ci.llm.architecture import Architecture
+from provisioning.base.diagnosis import explain
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.settings import ROOT
+from provisioning.manifest import Soc
+
+CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """What Genie answered to one prompt."""
+
+    tokens: tuple[int, ...]
+    stopped: str
+    """`eos`, `length`, or `context` when that was full."""
+    seconds: float
+    first_seconds: float
+    """To the first token."""
+
+
+BLOCK, CONTEXT_BLOCK = 32, 128
+
+
+def require_sizes(context: int, counts: Sequence[int]) -> None:
+    """Refuse sizes with which Genie speaks nonsense and says nothing: prefill by 16, a context of 64."""
+    if context % CONTEXT_BLOCK:
+        raise UsageError(
+            f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
+            remedy=f"take {context + -context % CONTEXT_BLOCK}",
+        )
+    for count in counts:
+        if count != 1 and count % BLOCK:
+            raise UsageError(
+                f"prefill by {count} tokens: Genie needs a multiple of {BLOCK}",
+                remedy=f"take {count + -count % BLOCK}",
+            )
+
+
+def write_config(
+    folder: Path,
+    shape: Architecture,
+    contexts: Sequence[Path],
+    soc: Soc,
+    *,
+    context: int,
+    most: int,
+    name: str = CONFIG,
+) -> Path:
+    """The configuration and the extension file that it names. Their paths are relative to `folder`."""
+    if shape.bos is None or not shape.eos:
+        raise UsageError(
+            "the model names no token that begins a text, or none that ends it, and Genie wants both",
+            remedy="add bos_token_id and eos_token_id to config.json",
+        )
+    extension = {
+        "devices": [
+            {
+                "soc_id": soc.id,
+                "dsp_arch": f"v{soc.arch}",
+                "cores": [{"core_id": 0, "perf_profile": "burst", "rpc_control_latency": 100}],
+            }
+        ]
+    }
+    (folder / EXTENSION).write_text(json.dumps(extension, indent=2) + "\n", encoding="utf-8")
+    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.size // 2, "rope-theta": shape.theta}
+    if shape.theta == int(shape.theta):
+        rope["rope-theta"] = int(shape.theta)
+    if shape.scaling is not None:
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        rope["rope-scaling"] = {
+            "rope-type": "llama3",
+            **{name.replace("_", "-"): shape.scaling[name] for name in names},
+        }
+    backend = {
+        "version": 1,
+        "use-mmap": False,
+        "spill-fill-bufsize": 0,
+        "mmap-budget": 0,
+        "poll": False,
+        "cpu-mask": "0x1",
+        "kv-dim": shape.size,
+        "allow-async-init": False,
+    }
+    config = {
+        "dialog": {
+            "version": 1,
+            "type": "basic",
+            "max-num-tokens": most,
+            "context": {
+                "version": 1,
+                "size": context,
+                "n-vocab": shape.words,
+                "bos-token": shape.bos,
+                "eos-token": shape.eos[0] if len(shape.eos) == 1 else list(shape.eos),
+            },
+            "sampler": {"version": 1, "seed": 42, "temp": 1.0, "top-k": 1, "top-p": 1.0},
+            "tokenizer": {"version": 1, "path": "tokenizer.json"},
+            "engine": {
+                "version": 1,
+                "n-threads": 1,
+                "backend": {"version": 1, "type": "QnnHtp", "QnnHtp": backend, "extensions": EXTENSION},
+                "model": {
+                    "version": 1,
+                    "type": "binary",
+                    "binary": {"version": 1, "ctx-bins": [path.name for path in contexts]},
+                    "positional-encoding": rope,
+                },
+            },
+        }
+    }
+    path = folder / name
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def speak(config: Path, prompts: Sequence[Sequence[int]], *, timeout: float) -> list[Spoken]:
+    """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
+    have none. The process starts in the configuration's folder, where relative paths lead."""
+    request = json.dumps({"config": config.name, "prompts": [list(prompt) for prompt in prompts]})
+    command = [sys.executable, "-m", "ci.llm.genie_process"]
+    try:
+        ended = subprocess.run(
+            [*command, str(config.parent)],
+            input=request,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CheckFailed(
+            f"Genie gave no answer in {timeout:g} s", remedy="give it longer with --timeout"
+        ) from None
+    replies = [line for line in ended.stdout.splitlines() if line.startswith('{"tokens"')]
+    if ended.returncode or len(replies) != len(prompts):
+        raise refusal(f"{ended.stdout}\n{ended.stderr}", how_it_ended(ended.returncode))
+    most = json.loads(config.read_text(encoding="utf-8"))["dialog"]["max-num-tokens"]
+    return [_spoken(json.loads(reply), most) for reply in replies]
+
+
+def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:
+    tokens = tuple(reply["tokens"])
+    stopped = "context" if reply["stopped"] == "context" else "length" if len(tokens) >= most else "eos"
+    return Spoken(tokens, stopped, reply["seconds"], reply["first_seconds"])
+
+
+def refusal(output: str, how: str) -> CheckFailed:
+    """What Genie printed, in words."""
+    known = explain(f"{output}\nGenie {how}")
+    said = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
+    words = f": {said[-1][:300]}" if said else ""
+    if known:
+        return CheckFailed(f"Genie {how}{words}. {known[0].cause}", remedy=known[0].fix, output=output)
+    return CheckFailed(f"Genie {how}{words}", remedy="python -m ci diagnose LOG", output=output)

@@ -1,0 +1,99 @@
+"""`python -m ci.llm.genie_process FOLDER`: the process in which Genie works, and sometimes crashes.
+
+Reads {"config": file, "prompts": [[token, …], …]} and writes a line of JSON for each prompt. One that fills
+the context must be the last: Genie answers no other after it, not even after a reset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+COMPLETE = 0
+CONTEXT_EXCEEDED = 4
+TOKENS = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p
+)
+
+
+def library() -> Path:
+    """Without importing onnxruntime-qnn, which loads more than Genie needs."""
+    spec = importlib.util.find_spec("onnxruntime_qnn")
+    if spec is None or spec.origin is None:
+        sys.exit("onnxruntime-qnn, which has libGenie.so, is not installed")
+    return Path(spec.origin).with_name("libGenie.so")
+
+
+class Dialog:
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.genie = ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+        handle, self._dialog = ctypes.c_void_p(), ctypes.c_void_p()
+        self.genie.GenieDialog_create.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        for name in ("GenieDialog_reset", "GenieDialog_free"):
+            getattr(self.genie, name).argtypes = [ctypes.c_void_p]
+        self.genie.GenieDialog_tokenQuery.argtypes = [
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_uint32),
+            ctypes.c_uint32,
+            ctypes.c_int,
+            TOKENS,
+            ctypes.c_void_p,
+        ]
+        text = json.dumps(config).encode()
+        self._check(
+            "GenieDialogConfig_createFromJson",
+            self.genie.GenieDialogConfig_createFromJson(text, ctypes.byref(handle)),
+        )
+        self._check("GenieDialog_create", self.genie.GenieDialog_create(handle, ctypes.byref(self._dialog)))
+
+    def answer(self, prompt: list[int]) -> dict[str, Any]:
+        tokens: list[int] = []
+        times: list[float] = []
+
+        def take(given: Any, count: int, _code: int, _: Any) -> None:
+            times.append(time.monotonic())
+            tokens.extend(int(given[index]) for index in range(count))
+
+        began = time.monotonic()
+        array = (ctypes.c_uint32 * len(prompt))(*prompt)
+        status = self.genie.GenieDialog_tokenQuery(
+            self._dialog, array, len(prompt), COMPLETE, TOKENS(take), None
+        )
+        seconds = time.monotonic() - began
+        if status not in (0, CONTEXT_EXCEEDED):
+            self._check("GenieDialog_tokenQuery", status)
+        if not status:
+            self._check("GenieDialog_reset", self.genie.GenieDialog_reset(self._dialog))
+        return {
+            "tokens": tokens,
+            "stopped": "context" if status else "end",
+            "seconds": seconds,
+            "first_seconds": (times[0] if times else time.monotonic()) - began,
+        }
+
+    def _check(self, what: str, status: int) -> None:
+        if status:
+            sys.stdout.flush()
+            sys.stderr.write(f"{what}: status {status}\n")
+            sys.stderr.flush()
+            # Genie crashes when it is taken down after a failure.
+            os._exit(3)
+
+
+def main() -> None:
+    os.chdir(sys.argv[1])
+    request = json.load(sys.stdin)
+    dialog = Dialog(json.loads(Path(request["config"]).read_text(encoding="utf-8")))
+    for prompt in request["prompts"]:
+        print(json.dumps(dialog.answer(prompt)), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""A decoder as ONNX: exported, and quantized by samples of its own inputs. Imported only by workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ci.llm.architecture import Architecture
+from ci.llm.arrays import Array, Sample
+
+OPSET = 18
+FAR = -1000.0
+"""What Genie adds to the scores of places that it hides, in a mask of floats."""
+MARGIN = 1.1
+"""Caches hold values that calibration has not seen: their range is so much wider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How integers stand for floats: (integer - zero) * scale."""
+
+    dtype: str
+    scale: float
+    zero: int
+
+    def integers(self, values: Array) -> Array:
+        limits = np.iinfo(self.dtype)
+        rounded = np.rint(values / np.float32(self.scale)) + self.zero
+        integers: Array = rounded.clip(limits.min, limits.max).astype(self.dtype)
+        return integers
+
+    def floats(self, integers: Array) -> Array:
+        values: Array = (integers.astype(np.float32) - self.zero) * np.float32(self.scale)
+        return values
+
+
+def export(decoder: Any, path: Path) -> None:
+    import torch
+
+    with torch.no_grad(), quiet():
+        torch.onnx.export(
+            decoder,
+            decoder.example(),
+            str(path),
+            input_names=decoder.inputs,
+            output_names=decoder.outputs,
+            dynamo=True,
+            opset_version=OPSET,
+            external_data=True,
+            verbose=False,
+        )
+
+
+def call(
+    shape: Architecture, context: int, count: int, tokens: Sequence[int], position: int, caches: Sample
+) -> Sample:
+    """The inputs of a graph of `count` places for tokens that begin at `position`. Token 0 fills the places
+    that are left; nothing looks back at it. `caches` are those of this graph."""
+    past, used = context - count, len(tokens)
+    ids = np.zeros((1, count), np.int32)
+    ids[0, :used] = tokens
+    mask = np.full((1, 1, count, context), FAR, np.float32)
+    mask[..., :position] = 0
+    mask[..., past:][..., np.tril(np.ones((count, count), bool))] = 0
+    cos, sin = shape.rotation(np.arange(position, position + count))
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids_cos": cos[None, None],
+        "position_ids_sin": sin[None, None],
+        **caches,
+    }
+
+
+def samples(decoder: Any, rows: Sequence[Sequence[int]], context: int, count: int) -> list[Sample]:
+    """Inputs of a graph of `count` places while it reads these rows. `decoder` takes a whole row at once."""
+    import torch
+
+    found = []
+    for row in rows:
+        assert len(row) == decoder.count == decoder.context
+        empty = {
+            name: tensor.numpy()
+            for name, tensor in zip(decoder.inputs, decoder.example(), strict=True)
+            if name.startswith("past_")
+        }
+        whole = call(decoder.shape, len(row), len(row), row, 0, empty)
+        with torch.no_grad():
+            _, *new = decoder(*(torch.from_numpy(whole[name]) for name in decoder.inputs))
+        named = {
+            name.replace("_out", "_in"): tensor.numpy()
+            for name, tensor in zip(decoder.outputs[1:], new, strict=True)
+        }
+        for start in _starts(len(row), count):
+            caches = {}
+            for name, values in named.items():
+                axis = 3 if "_key_" in name else 2
+                shape = list(values.shape)
+                shape[axis] = context - count
+                caches[name] = np.zeros(shape, np.float32)
+                before = (slice(None),) * axis + (slice(0, start),)
+                caches[name][before] = values[before]
+            found.append(call(decoder.shape, context, count, row[start : start + count], start, caches))
+    return found
+
+
+def _starts(length: int, count: int) -> list[int]:
+    """All blocks of a longer graph; of single tokens the first, which see the least, and every fourth."""
+    if count > 1:
+        return list(range(0, length - count, count))
+    return [start for start in range(length - 1) if start < 8 or start % 4 == 3]
+
+
+def quantize(
+    model: Path,
+    calibration: Sequence[Sample],
+    written: Path,
+    *,
+    activations: str,
+    weights: str,
+    encodings: Mapping[str, Encoding],
+) -> None:
+    """With QuantizeLinear and DequantizeLinear around every operator, and integers at its inputs and outputs.
+    `encodings` are those that all graphs of a model must share."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType
+    from onnxruntime.quantization import quantize as run_quantizer
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
+
+    class Samples(CalibrationDataReader):
+        left = iter(calibration)
+
+        def get_next(self) -> Sample | None:
+            return next(self.left, None)
+
+    with quiet():
+        prepared = written.with_name("preprocessed.onnx")
+        source = prepared if qnn_preprocess_model(str(model), str(prepared)) else model
+        tensors = _sharing(onnx.load(str(source)).graph, encodings)
+        overrides = {
+            name: [
+                {
+                    "quant_type": QuantType[f"Q{encoding.dtype.replace('u', 'U').replace('i', 'I')}"],
+                    "scale": np.array(encoding.scale, np.float32),
+                    "zero_point": np.array(encoding.zero, encoding.dtype),
+                }
+            ]
+            for name, encoding in tensors.items()
+        }
+        config = get_qnn_qdq_config(
+            str(source),
+            Samples(),
+            activation_type=QuantType[activations],
+            weight_type=QuantType[weights],
+            init_overrides=overrides,
+        )
+        run_quantizer(str(source), str(written), config)
+    _integers_at_the_edges(written)
+
+
+def shared_encodings(calibration: Sequence[Sample], cache: str) -> dict[str, Encoding]:
+    """Genie refuses two graphs of a model that encode a tensor differently: all have these."""
+    limits = np.iinfo(cache)
+    found = {
+        "position_ids_cos": Encoding("uint16", 2 / 65535, 32768),
+        "position_ids_sin": Encoding("uint16", 2 / 65535, 32768),
+        "attention_mask": Encoding("uint16", -FAR / 65535, 65535),
+    }
+    for name in (name for name in calibration[0] if name.startswith("past_")):
+        largest = max(float(np.abs(sample[name]).max()) for sample in calibration) * MARGIN
+        # Around the middle, so that zero, an empty place, is exact.
+        found[name] = Encoding(cache, 2 * largest / limits.max, int(limits.max + 1) // 2)
+    return found
+
+
+def _sharing(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
+    """A cache's output, and what it is made of by operators that only move data, have the encoding of its
+    input; so has their concatenation."""
+    makers = {output: node for node in graph.node for output in node.output}
+    found = dict(encodings)
+    for name, encoding in encodings.items():
+        if not name.startswith("past_"):
+            continue
+        found[
+            next(node.output[0] for node in graph.node if node.op_type == "Concat" and name in node.input)
+        ] = encoding
+        tensor = name.replace("_in", "_out")
+        found[tensor] = encoding
+        while makers[tensor].op_type in ("Transpose", "Reshape", "Unsqueeze"):
+            tensor = makers[tensor].input[0]
+            found[tensor] = encoding
+    return found
+
+
+def _integers_at_the_edges(path: Path) -> None:
+    """Take the conversions at inputs and outputs away: Genie converts by itself, and caches stay integers."""
+    model = onnx.load(str(path))
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            readers.setdefault(name, []).append(node)
+    makers = {output: node for node in graph.node for output in node.output}
+    for value in graph.input:
+        users = readers.get(value.name, [])
+        if users and all(user.op_type == "QuantizeLinear" for user in users):
+            value.type.tensor_type.elem_type = constants[users[0].input[2]].data_type
+            for user in users:
+                _replace_input(readers.get(user.output[0], []), user.output[0], value.name)
+                graph.node.remove(user)
+    for value in graph.output:
+        converter = makers[value.name]
+        if converter.op_type != "DequantizeLinear":
+            continue
+        integers, others = converter.input[0], readers.get(value.name, [])
+        value.type.tensor_type.elem_type = constants[converter.input[2]].data_type
+        _replace_input(readers[integers], integers, value.name)
+        maker = makers[integers]
+        maker.output[list(maker.output).index(integers)] = value.name
+        if others:
+            converter.output[0] = f"{value.name}_float"
+            _replace_input(
+                [other for other in others if other is not converter], value.name, converter.output[0]
+            )
+        else:
+            graph.node.remove(converter)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+
+
+def _replace_input(nodes: Sequence[Any], old: str, new: str) -> None:
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            if name == old:
+                node.input[index] = new
+
+
+def edge_encodings(path: Path) -> dict[str, Encoding]:
+    """Of the inputs and outputs that are integers."""
+    graph = onnx.load(str(path)).graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    edges = {value.name for value in (*graph.input, *graph.output)}
+    found: dict[str, Encoding] = {}
+    for node in graph.node:
+        name = {"DequantizeLinear": node.input[:1], "QuantizeLinear": node.output[:1]}.get(node.op_type, [])
+        if name and name[0] in edges:
+            scale, zero = (numpy_helper.to_array(constants[each]) for each in node.input[1:3])
+            found[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
+    return found
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Exporter and quantizer advise what has been done already."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,123 @@
+"""`test_llm`: every chosen program made, heard and judged, unless it is remembered."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from ci.engine.jobs import Job, asked_shard
+from ci.engine.memo import Memo, roots_of
+from ci.engine.work import How, Result, do
+from ci.engine.workers.parent import Worker
+from ci.llm.findings import findings_of, model_findings, row
+from ci.llm.suite import SUITES, Program
+from ci.llm.work import program_task, require_installed, setup_of, training
+from ci.suites.findings import verdict
+from ci.suites.flags import check_args
+from ci.suites.stage import finish
+from provisioning.base.commands import typed
+from provisioning.base.findings import Metric, StageRun
+from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+
+PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
+
+
+def run(args: argparse.Namespace) -> int:
+    selection = selection_of(args)
+    check_args(args)
+    programs = chosen(args, selection)
+    if args.list:
+        for program in programs:
+            sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
+        return 0
+    stage = StageRun("test_llm", selection.profile, DEFAULT_TARGET, typed("nox -s test_llm --", sys.argv[2:]))
+    with stage.reported(selection.reports, "llm-not-run"):
+        require_installed()
+        models, results = work(args, programs, selection)
+        judge(stage, programs, models, results)
+    return finish(stage, selection)
+
+
+def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
+    suites = [path.absolute() for path in args.suite or ()]
+    programs = SUITES.choose(
+        SUITES.all_programs(suites, selection.named_socs, profile=selection.profile),
+        tags=args.tag or (),
+        words=args.words or (),
+        cases=args.case or (),
+    )
+    if args.shard:
+        mine = {job.name for job in asked_shard([Job(one.name) for one in programs], args.shard)}
+        programs = [program for program in programs if program.name in mine]
+    return programs
+
+
+def work(
+    args: argparse.Namespace, programs: Sequence[Program], selection: Selection
+) -> tuple[dict[str, Result], dict[str, Result]]:
+    """The results of training by case, and of the programs by name."""
+    logs = selection.reports.absolute() / "llm"
+    memo = Memo(
+        selection.store,
+        "llm",
+        roots_of(SUITES.shipped, selection.store),
+        reuse=not (args.no_cache or args.keep),
+    )
+    cases = {program.case_name: program.case for program in programs}
+
+    def workers(kind: str) -> Callable[[int, int], Worker]:
+        return lambda threads, count: Worker(setup_of(kind, logs, args.timeout))
+
+    def accept(name: str, result: Result) -> bool:
+        case = name.partition("/")[0]
+        return not list(model_findings(case, cases[case].perplexity, result))
+
+    trainings = {case: training(memo, case, logs, args.timeout) for case in cases}
+    trained = do(
+        list(trainings.values()),
+        How("models", workers("train"), args.jobs, args.why, share=True),
+        accept=accept,
+    )
+    models = {case: trained[task.name] for case, task in trainings.items()}
+    named = {program.name: program for program in programs}
+    tasks = [
+        program_task(program, memo, model.folder, model.facts["weights"], logs, args.timeout, keep=args.keep)
+        for program in programs
+        if (model := models[program.case_name]).folder is not None and model.failure is None
+    ]
+
+    def passes(name: str, result: Result) -> bool:
+        return verdict(list(findings_of(named[name], result))) == "pass"
+
+    results = (
+        do(tasks, How("programs", workers("speak"), args.jobs, args.why), accept=passes) if tasks else {}
+    )
+    return models, results
+
+
+def judge(
+    stage: StageRun, programs: Sequence[Program], models: Mapping[str, Result], results: Mapping[str, Result]
+) -> None:
+    cases = {program.case_name: program.case for program in programs}
+    for name, case in cases.items():
+        stage.findings += model_findings(name, case.perplexity, models[name])
+    rows: dict[str, Metric] = {}
+    for program in programs:
+        # Without a model there is nothing to hear; its failure is a finding already.
+        if program.name in results:
+            findings = list(findings_of(program, results[program.name]))
+            stage.findings += findings
+            rows[program.name] = row(program, results[program.name], findings)
+    stage.metrics |= {
+        "selected": len(programs),
+        "cached": sum(result.cached for result in results.values()),
+        "not_run": len(programs) - len(rows),
+        "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
+        "perplexity": {
+            name: round(result.facts["perplexity"], 2) for name, result in models.items() if result.facts
+        },
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "programs": rows,
+    }

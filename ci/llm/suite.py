@@ -1,0 +1,82 @@
+"""The suite: which models speak, through what, in which precision, and what they must reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ci.suites.model import AnyCase, AnyProgram, AnyRun, NotNegative, Share, Suites, Thresholds, Word
+from provisioning.base.documents import Model, load
+from provisioning.base.settings import MANIFESTS
+
+SHIPPED = MANIFESTS / "suites" / "llm.toml"
+
+
+class Limits(Model):
+    """What a quantized model must reach on held-out text, compared with the float model."""
+
+    first_choice: Share
+    """The share of tokens at which both choose the same."""
+    perplexity_ratio: Annotated[float, Field(ge=1)]
+    divergence: NotNegative
+    """Kullback-Leibler, the mean, in nats."""
+    divergence_99: NotNegative
+    """That of which 99 % of the tokens have less."""
+    regret: NotNegative
+    """What float loses by the model's choices, the mean, in logits."""
+
+
+class Run(AnyRun):
+    precision: Literal["fp16", "u16u8"]
+    through: Literal["genie"] = "genie"
+    cache: Literal["uint8", "uint16"] = "uint8"
+    """Of keys and values, where activations are integers."""
+    limits: Limits | None = None
+    prompts: Annotated[int, Field(ge=1)] = 2
+    """Texts for each length of prompt."""
+
+    @property
+    def kind(self) -> str:
+        return f"{self.through}-{self.precision}"
+
+    @property
+    def quantized(self) -> bool:
+        return self.precision != "fp16"
+
+    @property
+    def effective_thresholds(self) -> Thresholds | None:
+        return None
+
+    @model_validator(mode="after")
+    def _can_fail(self) -> Run:
+        if self.quantized and self.limits is None:
+            raise ValueError("limits, or a quantized model could say anything")
+        if self.limits and not self.quantized:
+            raise ValueError("no limits: fp16 must say what float says")
+        return self
+
+
+class Case(AnyCase):
+    perplexity: Annotated[float, Field(gt=1)]
+    """The most of the float model on held-out text: one that has learned nothing shows no mistake."""
+    runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+
+
+class Suite(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    cases: dict[Word, Case] = Field(alias="case", min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Program(AnyProgram[Case, Run]):
+    pass
+
+
+def load_suite(path: Path) -> Suite:
+    return load(path, Suite)
+
+
+SUITES = Suites("test_llm", SHIPPED, Program, lambda path: load_suite(path).cases)

@@ -1,0 +1,150 @@
+"""Models trained, and programs of them made and heard, by workers; remembered by all that they depend on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.engine.jobs import Job
+from ci.engine.memo import Memo, Touched, native_variables
+from ci.engine.work import Done, Failure, empty_folder
+from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.llm.suite import Program
+from provisioning.base.commands import session
+from provisioning.base.errors import EnvironmentLacking
+from provisioning.base.findings import Metric
+
+NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
+MEMORY = 1500 << 20
+JUDGED_LATER = {"limits", "tags", "socs", "label"}
+"""Fields of a run that decide nothing of what is made and measured."""
+
+
+def require_installed() -> None:
+    for module in NEEDED:
+        if importlib.util.find_spec(module) is None:
+            raise EnvironmentLacking(
+                f"{module.replace('_', '-')} is not installed in {sys.executable}",
+                remedy="nox -s test_llm makes .nox/llm, whose bin/python has it",
+            )
+
+
+def setup_of(work: str, logs: Path, timeout: float) -> Setup:
+    environment = {
+        **os.environ,
+        "PYTHONWARNINGS": "ignore",
+        "ORT_DISABLE_TELEMETRY": "1",
+        "HF_HUB_OFFLINE": "1",
+        # More threads would add in another order, and train another model.
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    # The provider and Genie bring their own QNN libraries; another SDK's must not come first.
+    environment.pop("LD_LIBRARY_PATH", None)
+    return Setup(
+        command=("-m", "ci.llm.worker", work),
+        environment=environment,
+        logs=logs,
+        timeout=timeout,
+        imports="onnxruntime, onnxruntime-qnn and transformers",
+        remedy="nox -s test_llm",
+        forks=True,
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """Training, or one program."""
+
+    name: str
+    key: Mapping[str, Metric]
+    memo: Memo
+    cost: Job
+    logs: Path
+    order: Mapping[str, Any]
+    keeps_files: bool
+    """Whether what is written is the result."""
+    timeout: float
+    keep: bool = False
+
+    @property
+    def group(self) -> str:
+        return self.name
+
+    @property
+    def log(self) -> Path:
+        return self.logs / f"{self.name}.log"
+
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        into = self.memo.scratch() if self.keeps_files else empty_folder(self.logs / self.name)
+        order = {**self.order, "into": str(into.absolute()), "log": str(self.log.absolute())}
+        reply = worker.ask({**order, "timeout": self.timeout})
+        if error := reply.get("error"):
+            shutil.rmtree(into, ignore_errors=True)
+            return Failure(error["kind"], error["message"], error["remedy"], self.log)
+        self.log.unlink(missing_ok=True)
+        touched = Touched.of(reply.pop("touched"))
+        if self.keeps_files:
+            return Done(reply, touched, folder=into, own=(self.logs,))
+        return Done(reply, touched, evidence=None if self.keep else into, own=(into, self.logs))
+
+    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+        remedy = "give it longer with --timeout" if gone.kind == "timeout" else session("diagnose", self.log)
+        return Failure(gone.kind, gone.sentence(self.log), remedy, self.log, of_machine=gone.of_machine)
+
+
+def _common() -> dict[str, Metric]:
+    return {
+        "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
+        "variables": native_variables(os.environ),
+    }
+
+
+def training(memo: Memo, case: str, logs: Path, timeout: float) -> Task:
+    return Task(
+        name=f"{case}/model",
+        key={"what": "train", **_common()},
+        memo=memo,
+        cost=Job(f"{case}/model", 90.0, MEMORY),
+        logs=logs,
+        order={"do": "train"},
+        keeps_files=True,
+        timeout=timeout,
+    )
+
+
+def program_task(
+    program: Program, memo: Memo, model: Path, weights: str, logs: Path, timeout: float, *, keep: bool
+) -> Task:
+    return Task(
+        name=program.name,
+        key={
+            "what": "speak",
+            "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
+            "soc": program.soc,
+            "weights": weights,
+            **_common(),
+        },
+        memo=memo,
+        cost=Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY),
+        logs=logs,
+        order={
+            "do": program.run.through,
+            "run": json.loads(program.run.model_dump_json()),
+            "soc": program.soc,
+            "model": str(model),
+            "timeout": timeout,
+        },
+        keeps_files=False,
+        timeout=timeout,
+        keep=keep,
+    )

@@ -1,0 +1,61 @@
+"""The process in which models are trained, compiled and run: a crash takes down nothing else."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import traceback
+from typing import Any
+
+from ci.engine.workers.child import Answer, Meter, serve
+from provisioning.base.errors import INTERNAL, ToolkitError
+
+READING = ("tokenizers", "transformers.models.llama.modeling_llama")
+COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
+NEEDED = {"train": READING, "speak": (*READING, *COMPILING)}
+"""By what the worker does."""
+
+ORDERS = {"train": ("ci.llm.tiny", "order_train"), "genie": ("ci.llm.steps", "order_genie")}
+"""Imported in the fork: a change of what judges does not train again."""
+
+
+def start(work: str) -> Answer:
+    """Import what every model needs before the first fork."""
+    import torch
+
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
+    for name in NEEDED[work]:
+        importlib.import_module(name)
+    if work == "speak":
+        importlib.import_module("ci.suites.qnn_provider").load()
+    return answer
+
+
+def answer(order: dict[str, Any]) -> dict[str, Any]:
+    """What the order's function gives, or what went wrong as `error`."""
+    meter = Meter()
+    try:
+        module, function = ORDERS[order["do"]]
+        reply = getattr(importlib.import_module(module), function)(order)
+    except ToolkitError as error:
+        traceback.print_exc()
+        sys.stdout.write(error.output)
+        return {"error": {"kind": "refused", "message": error.message, "remedy": error.remedy}}
+    except Exception as error:
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:1000]
+        return {
+            "error": {
+                "kind": "unforeseen",
+                "message": f"{order['do']}: {type(error).__name__}: {text}",
+                "remedy": f"the traceback is in {order['log']}",
+                "exit_code": INTERNAL,
+            }
+        }
+    return {**reply, **meter.read()}
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[-1]), functools.partial(start, sys.argv[1]), forks=True)

@@ -1,0 +1,65 @@
+"""Small checkpoints in the Hugging Face format with random weights, written without transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SMALL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "float32",
+}
+
+
+def write_checkpoint(folder: Path, **changes: Any) -> Path:
+    """With a tokenizer of bytes. Weights are so large that choices are clear."""
+    import torch
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from ci.llm.architecture import read_architecture
+    from ci.llm.decoder import Decoder
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SMALL | changes))
+    shape = read_architecture(folder)
+    generator = np.random.default_rng(3)
+    weights = {}
+    for name, tensor in Decoder(shape, 1, shape.context).state_dict().items():
+        values = generator.standard_normal(tuple(tensor.shape))
+        scaled = 1 + values / 10 if name.endswith("norm.weight") else values * tensor.shape[-1] ** -0.5
+        stored = torch.from_numpy(scaled.astype(np.float32))
+        weights[name if name.startswith("lm_head") else f"model.{name}"] = stored
+    if shape.tied:
+        del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[: shape.words]
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder

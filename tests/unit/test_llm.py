@@ -1,0 +1,316 @@
+"""Is what a language model says taken for what float says only where it is?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ci.engine.work import Failure, Result
+from ci.llm.architecture import Architecture, read_architecture, shards_of
+from ci.llm.findings import findings_of, model_findings
+from ci.llm.genie import require_sizes, write_config
+from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
+from ci.llm.suite import SUITES, Program
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.manifest import soc_named
+
+EOS = 9
+EXPECTED = (3, 4, 5, 6)
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def compared(
+    spoken: Sequence[int], stopped: str = "eos", near: dict[int, int] | None = None, forced: str = "eos"
+) -> Comparison:
+    """Against EXPECTED, which ends by EOS. Float hardly prefers its choice to `near` (place to token). What
+    is spoken after a forced token is as float has it, and ends by `forced`."""
+    logits = np.zeros((len(EXPECTED) + 1, 10), np.float32)
+    logits[np.arange(len(EXPECTED) + 1), [*EXPECTED, EOS]] = 5
+    for place, token in (near or {}).items():
+        logits[place][token] = 4.99
+
+    def speak(tokens: Sequence[int]) -> tuple[Sequence[int], str]:
+        return (EXPECTED[len(tokens) :], forced) if tokens else (spoken, stopped)
+
+    return compare_text([7], EXPECTED, "eos", logits, [EOS], 20, speak)
+
+
+class TestTexts:
+    def test_the_same_text_has_no_difference(self) -> None:
+        one = compared(EXPECTED)
+        assert one.difference is None and not one.excused and one.tokens == 5
+
+    @pytest.mark.parametrize(
+        ("spoken", "stopped", "place"),
+        [
+            ((3, 8, 5, 6), "eos", 1),
+            ((3, 4, 5), "eos", 3),
+            ((), "eos", 0),
+            ((3, 4, 5, 6, 7), "eos", 4),
+            (EXPECTED, "context", 4),
+        ],
+        ids=["other token", "ends early", "says nothing", "goes on", "other reason"],
+    )
+    def test_what_float_clearly_does_not_say_is_a_difference(
+        self, spoken: Sequence[int], stopped: str, place: int
+    ) -> None:
+        one = compared(spoken, stopped)
+        assert one.difference is not None and one.difference.place == place
+
+    def test_a_near_tie_is_excused_and_what_follows_is_still_compared(self) -> None:
+        one = compared((3, 8, 8, 8), near={1: 8})
+        assert one.difference is None and len(one.excused) == 1
+        assert one.excused[0].lost == pytest.approx(0.01, abs=1e-3)
+        wrong = compared((3, 8, 8, 8), near={1: 8}, forced="context")
+        assert wrong.difference is not None
+
+    def test_an_end_that_float_nearly_chose_is_excused(self) -> None:
+        assert compared((3, 4), near={2: EOS}).difference is None
+        assert compared((3, 4)).difference is not None
+
+
+def reading(noise: float, size: int = 8) -> dict[str, Any]:
+    generator = np.random.default_rng(2)
+    windows = []
+    for _ in range(size):
+        reference = generator.standard_normal((40, 16)) * 3
+        following = [int(row.argmax()) for row in reference]
+        windows.append(
+            window_of(reference + noise * generator.standard_normal((40, 16)), reference, following)
+        )
+    return figures_of(windows)
+
+
+LIMITS = {
+    "first_choice": 0.9,
+    "perplexity_ratio": 1.1,
+    "divergence": 0.05,
+    "divergence_99": 0.5,
+    "regret": 0.05,
+}
+
+
+class TestFigures:
+    def test_the_same_logits_are_perfect(self) -> None:
+        figures = {name: figure.value for name, figure in reading(0).items()}
+        perfect = {"first_choice": 1, "perplexity_ratio": 1, "divergence": 0, "divergence_99": 0, "regret": 0}
+        assert figures == pytest.approx(perfect, abs=1e-12)
+        assert not misses(reading(0), LIMITS)
+
+    def test_noise_misses_every_limit(self) -> None:
+        assert len(misses(reading(3), LIMITS)) == len(LIMITS)
+
+    def test_what_is_not_a_number_misses_every_limit(self) -> None:
+        figures = reading(0)
+        broken = {name: replace(figure, value=float("nan")) for name, figure in figures.items()}
+        assert len(misses(broken, LIMITS)) == len(LIMITS)
+
+    def test_fewer_windows_have_larger_errors(self) -> None:
+        assert reading(1, 4)["first_choice"].error > reading(1, 24)["first_choice"].error
+
+
+def checkpoint(folder: Path, **changes: Any) -> Path:
+    config = {name: value for name, value in (CONFIG | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"model_type": "mamba"}, "mamba"),
+            ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+            ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+            ({"hidden_size": None}, "hidden_size"),
+        ],
+    )
+    def test_what_cannot_be_read_is_refused_by_name(
+        self, tmp_path: Path, changes: dict[str, Any], named: str
+    ) -> None:
+        with pytest.raises(UsageError, match=named):
+            read_architecture(checkpoint(tmp_path, **changes))
+
+    @pytest.mark.parametrize("file", ["adapter_config.json", "model.gguf", "tokenizer.model"])
+    def test_a_folder_without_a_checkpoint_is_refused(self, tmp_path: Path, file: str) -> None:
+        (tmp_path / file).touch()
+        with pytest.raises(UsageError):
+            read_architecture(tmp_path)
+
+    def test_a_half_downloaded_shard_is_named(self, tmp_path: Path) -> None:
+        from safetensors.numpy import save_file
+
+        shard = tmp_path / "model.safetensors"
+        save_file({"weight": np.ones((64, 64), np.float32)}, shard)
+        shard.write_bytes(shard.read_bytes()[:-100])
+        with pytest.raises(CheckFailed, match=r"model\.safetensors"):
+            shards_of(tmp_path)
+        index = {"weight_map": {"weight": "model-1.safetensors", "other": "model-2.safetensors"}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckFailed, match=r"model-1\.safetensors"):
+            shards_of(tmp_path)
+
+    def test_scaling_leaves_fast_turns_and_divides_slow_ones(self, tmp_path: Path) -> None:
+        scaled = read_architecture(checkpoint(tmp_path))
+        plain = replace(scaled, scaling=None)
+        ratio = plain.frequencies() / scaled.frequencies()
+        assert ratio[0] == 1 and ratio[-1] == pytest.approx(8)
+
+
+class TestConfiguration:
+    def read(self, folder: Path, **changes: Any) -> dict[str, Any]:
+        shape = replace(read_architecture(checkpoint(folder)), **changes)
+        path = write_config(
+            folder, shape, [folder / "a.bin", folder / "b.bin"], soc_named("SM8750"), context=128, most=5
+        )
+        dialog: dict[str, Any] = json.loads(path.read_text())["dialog"]
+        return dialog
+
+    def test_it_says_what_the_model_says(self, tmp_path: Path) -> None:
+        dialog = self.read(tmp_path)
+        engine = dialog["engine"]
+        assert dialog["context"] == {
+            "version": 1, "size": 128, "n-vocab": 512, "bos-token": 0, "eos-token": 1,
+        }  # fmt: skip
+        assert engine["backend"]["QnnHtp"]["kv-dim"] == 16
+        rope = engine["model"]["positional-encoding"]
+        assert (rope["rope-dim"], rope["rope-theta"]) == (8, 500000)
+        assert rope["rope-scaling"] == {
+            "rope-type": "llama3",
+            "factor": 8.0,
+            "low-freq-factor": 1.0,
+            "high-freq-factor": 4.0,
+            "original-max-position-embeddings": 64,
+        }
+        extension = json.loads((tmp_path / engine["backend"]["extensions"]).read_text())
+        assert extension["devices"][0]["soc_id"] == 69 and extension["devices"][0]["dsp_arch"] == "v79"
+
+    @pytest.mark.parametrize("changes", [{"bos": None}, {"eos": ()}])
+    def test_a_model_without_beginning_or_end_is_refused(
+        self, tmp_path: Path, changes: dict[str, Any]
+    ) -> None:
+        with pytest.raises(UsageError):
+            self.read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(("context", "prefill"), [(64, 32), (128, 8), (200, 32)])
+def test_sizes_with_which_genie_speaks_nonsense_are_refused(context: int, prefill: int) -> None:
+    require_sizes(128, [32, 1])
+    with pytest.raises(UsageError):
+        require_sizes(context, [prefill, 1])
+
+
+def program(word: str) -> Program:
+    [one] = SUITES.choose(SUITES.all_programs([]), words=[f"tiny/{word}/"])
+    return one
+
+
+def text(**changes: Any) -> dict[str, Any]:
+    names = ("prompt_text", "found_text", "expected_text")
+    plain: dict[str, Any] = {
+        "difference": None,
+        "excused": [],
+        "compared": 50,
+        "found_stop": "eos",
+        "expected_stop": "eos",
+    }
+    return {**dict.fromkeys(names, "text"), **plain, **changes}
+
+
+def rules(one: Program, result: Result) -> list[str]:
+    return [finding.rule for finding in findings_of(one, result)]
+
+
+DIFFERENCE = {"place": 3, "expected": 4, "found": 5, "expected_logit": 7.0, "found_logit": 5.0}
+
+
+class TestVerdicts:
+    @pytest.mark.parametrize(
+        ("texts", "found"),
+        [
+            ([text(), text()], []),
+            ([text(), text(difference=DIFFERENCE)], ["llm-text"]),
+            ([text(found_stop="context")], ["llm-text"]),
+            ([text(excused=[DIFFERENCE]), text()], []),
+            ([text(excused=[DIFFERENCE]), text(compared=49)], ["llm-text"]),
+        ],
+        ids=["equal", "another token", "another end", "1 % excused", "more excused"],
+    )
+    def test_fp16_must_say_what_float_says(self, texts: list[dict[str, Any]], found: list[str]) -> None:
+        assert rules(program("genie-fp16"), Result({"texts": texts})) == found
+
+    def quantized(self, share: float = 0.97, **figures: float) -> list[str]:
+        best = {
+            "first_choice": 1.0,
+            "perplexity_ratio": 1.0,
+            "divergence": 0.0,
+            "divergence_99": 0.0,
+            "regret": 0.0,
+        }
+        good = {name: {"value": value, "error": 1e-6} for name, value in best.items()}
+        bad = {name: {"value": value, "error": 1e-6} for name, value in (best | figures).items()}
+        where = {"prefill_htp": good, "decode_htp": bad, "prefill_cpu": good, "decode_cpu": good}
+        facts = {"figures": where, "choices": {"prefixes": 100, "first_choice": share}, "texts": []}
+        return rules(program("genie-u16u8"), Result(facts))
+
+    def test_quantized_decode_is_held_to_each_limit(self) -> None:
+        assert self.quantized() == []
+        for name, value in {
+            "first_choice": 0.5,
+            "perplexity_ratio": 7.5,
+            "divergence": 1,
+            "regret": 1,
+        }.items():
+            assert self.quantized(**{name: value}) == ["llm-accuracy"]
+
+    def test_genies_own_choices_count(self) -> None:
+        assert self.quantized(share=0.5) == ["llm-accuracy"]
+
+    def test_a_program_that_failed_and_a_model_that_learned_nothing_are_errors(self) -> None:
+        failed = Result(failure=Failure("crash", "ended by SIGSEGV"))
+        assert rules(program("genie-fp16"), failed) == ["llm-crash"]
+        assert list(model_findings("tiny", 18, failed))
+        assert list(model_findings("tiny", 18, Result({"perplexity": 400.0})))
+        assert list(model_findings("tiny", 18, Result({"perplexity": float("nan")})))
+        assert not list(model_findings("tiny", 18, Result({"perplexity": 14.0})))
+
+
+def test_a_quantized_run_without_limits_is_refused(tmp_path: Path) -> None:
+    suite = tmp_path / "llm.toml"
+    run = '[[case.mine.run]]\nprecision = "u16u8"\nsocs = ["SM8650"]\n'
+    suite.write_text(f"schema = 1\n[case.mine]\nperplexity = 20\n{run}")
+    with pytest.raises(UsageError, match="limits"):
+        SUITES.all_programs([suite])
+
+
+def test_rotation_depends_on_the_position(tmp_path: Path) -> None:
+    shape: Architecture = read_architecture(checkpoint(tmp_path))
+    cos, sin = shape.rotation(np.array([0, 5]))
+    assert cos.shape == (2, 8) and not sin[0].any()
+    assert np.arctan2(sin[1], cos[1])[0] == pytest.approx(5 - 2 * np.pi, abs=1e-5)
