@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -97,25 +98,46 @@ def evaluate(
     that any variant of the mapping names. A package that asks for neither is evaluated once."""
     evaluation = _Evaluation(tree, rules, constraints)
     sides = {(variant.name, answer): Side() for variant in variants for answer in (True, False)}
-    for package in packages(tree, rules, roots):
-        kept: dict[tuple[str | None, bool | None], Side] = {}
+    for name in packages(tree, rules, roots):
+        package = _kept(tree, rules, name)
         for variant in variants:
             for answer in (True, False):
-                part = next(
-                    (
-                        part
-                        for (name, open_source), part in kept.items()
-                        if name in (None, variant.name) and open_source in (None, answer)
-                    ),
-                    None,
-                )
-                if part is None:
-                    part = evaluation.run(package, variant, open_source=answer)
-                    key = variant.name if evaluation.by_variant else None
-                    kept[key, answer if evaluation.by_answer else None] = part
-                sides[variant.name, answer].add(part)
+                sides[variant.name, answer].add(package.side(evaluation, variant, open_source=answer))
     evaluation.forget()
     return sides
+
+
+@dataclass(slots=True)
+class _Package:
+    """A directory as it was evaluated, for as long as what it was made of is the same."""
+
+    name: str
+    rules: Buck
+    listing: tuple[str, ...]
+    reads: dict[str, str] = field(default_factory=dict)
+    parts: dict[tuple[str | None, bool | None], Side] = field(default_factory=dict)
+
+    def side(self, evaluation: _Evaluation, variant: Variant, *, open_source: bool) -> Side:
+        for (name, answer), part in self.parts.items():
+            if name in (None, variant.name) and answer in (None, open_source):
+                return part
+        part = evaluation.run(self.name, variant, open_source=open_source)
+        self.reads |= evaluation.reads
+        key = variant.name if evaluation.by_variant else None
+        self.parts[key, open_source if evaluation.by_answer else None] = part
+        return part
+
+
+def _kept(tree: Tree, rules: Buck, name: str) -> _Package:
+    listing = tuple(tree.under(name))
+    kept: list[_Package] = tree.evaluated.setdefault(name, [])
+    for package in kept:
+        same = (path in tree.files and tree.read(path) == text for path, text in package.reads.items())
+        if package.rules is rules and package.listing == listing and all(same):
+            return package
+    del kept[1:]  # The first is of the tree before any change, which others go back to.
+    kept.append(_Package(name, rules, listing))
+    return kept[-1]
 
 
 def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:
@@ -131,6 +153,8 @@ class _Evaluation:
         self.sl = starlark
         self.tree, self.rules, self.constraints = tree, rules, constraints
         self.side = Side()
+        self.reads: dict[str, str] = {}
+        """Texts that the package at hand was made of."""
         self.selected: tuple[str, ...] = ()
         self.settings: MappingOf[str, str] = {}
         self.open_source = True
@@ -155,6 +179,7 @@ class _Evaluation:
         self.selected, self.settings, self.open_source = variant.select, variant.read_config, open_source
         self.by_variant = self.by_answer = False
         self.side = Side(packages={package})
+        self.reads = {".buckconfig": self.tree.read(".buckconfig")} if self._has_config else {}
         self.loaded = {}
         self.deadline = time.monotonic() + MOST_SECONDS
         own = [name for name in self.rules.files if posixpath.join(package, name) in self.tree.files]
@@ -185,6 +210,8 @@ class _Evaluation:
     def _module(self, path: str, text: str) -> Any:
         module = self.sl.Module()
         self.by_answer = self.by_answer or "is_oss" in text
+        if path in self.tree.files:
+            self.reads[path] = self.tree.read(path)
         names = [*_GLOBALS]
         if posixpath.basename(path) in self.rules.files:
             # A .bzl file reaches the rules through `native` alone.
@@ -396,9 +423,13 @@ calls = _calls
         return self._config.get(section, key, raw=True, fallback=default)
 
     @cached_property
+    def _has_config(self) -> bool:
+        return ".buckconfig" in self.tree.files
+
+    @cached_property
     def _config(self) -> configparser.ConfigParser:
         config = configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=True)
-        if ".buckconfig" in self.tree.files:
+        if self._has_config:
             try:
                 config.read_string(self.tree.read(".buckconfig"))
             except configparser.Error as error:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from ci.parity.buck import TWIN, duplicates, twins
 from ci.parity.file_api import Reply
@@ -47,12 +48,14 @@ class Source:
 
     def line(self, table: str, position: int) -> int:
         """The line on which the given one of `[[table]]` begins."""
-        lines = [
-            number
-            for number, line in enumerate(self.text.splitlines(), 1)
-            if re.match(rf"\s*\[\[\s*{table}\s*\]\]", line)
-        ]
+        lines = _lines_of(self.text, table)
         return lines[position] if position < len(lines) else 1
+
+
+@lru_cache
+def _lines_of(text: str, table: str) -> list[int]:
+    begins = re.compile(rf"\s*\[\[\s*{table}\s*\]\]").match
+    return [number for number, line in enumerate(text.splitlines(), 1) if begins(line)]
 
 
 @dataclass(slots=True)
@@ -158,7 +161,7 @@ def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
         return {one.what for one in differences if one.rule in rules and kind_of(one.what) == kind_of(path)}
 
     gone = beside("parity-missing-file")
-    return gone.pop() if len(gone) == 1 and beside(*NEW) == {path} else None
+    return gone.pop() if len(gone) == 1 and beside(*NEW, "parity-missing-in-cmake") == {path} else None
 
 
 def kind_of(path: str) -> tuple[str, str]:

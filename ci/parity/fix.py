@@ -103,17 +103,31 @@ def _fixed(
 ) -> tuple[str, str, Checked] | None:
     """The first change that removes all that is said of the file, else the first that removes this: a file
     for both halves of a condition belongs into the list before it."""
-    before = Counter(_identity(one) for one in current.differences)
+    before = _told(current)
     alike = {one for one in before if one[1] == found.rule and one[2] == found.what}
     second: tuple[str, str, Checked] | None = None
     for path, text in _candidates(tree, mapping, current, found):
         checked = check(tree.changed({path: text}), current.cmake)
-        after = Counter(_identity(one) for one in checked.differences)
-        if after <= before and after[_identity(found)] < before[_identity(found)]:
-            if alike.isdisjoint(after):
+        after = _told(checked)
+        gone = before.keys() - after.keys()
+        if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):
+            continue  # Something is new.
+        if found.rule not in NEW and not gone <= alike:
+            continue  # Something else is gone, which nobody asked for.
+        if _identity(found) in gone:
+            if alike <= gone:
                 return path, text, checked
             second = second or (path, text, checked)
     return second
+
+
+def _told(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
+    """Each finding with the variants that it is for, and how often."""
+    counted = Counter((_identity(one), name) for one in checked.differences for name in one.variants or [""])
+    found: dict[tuple[str, ...], frozenset[tuple[str, int]]] = {}
+    for (identity, name), times in counted.items():
+        found[identity] = found.get(identity, frozenset()) | {(name, number) for number in range(times)}
+    return found
 
 
 def _candidates(
@@ -236,7 +250,9 @@ def _distance(value: str, wanted: str) -> tuple[int, int, int]:
 def _with_dependency(tree: Tree, mapping: Mapping, file: str, node: str) -> Iterator[str]:
     text = tree.read(file)
     names = next((entry.buck for entry in mapping.dependencies if entry.name == node), ())
-    if not names:
+    if node.startswith("//"):
+        names = (node,)
+    elif not names:
         names = next((pair.buck for pair in mapping.pairs if f"pair {pair.name}" == node), ())
     if len(names) != 1:
         return

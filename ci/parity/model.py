@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".S"})
-HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".inc"})
-PYTHON_SUFFIXES = frozenset({".py", ".pyi"})
+SOURCE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".S")
+HEADER_SUFFIXES = (".h", ".hh", ".hpp", ".inc")
+PYTHON_SUFFIXES = (".py", ".pyi")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -130,20 +129,20 @@ class Side:
 
 
 def is_source(path: str) -> bool:
-    return posixpath.splitext(path)[1] in SOURCE_SUFFIXES
+    return path.endswith(SOURCE_SUFFIXES)
 
 
 def is_header(path: str) -> bool:
-    return posixpath.splitext(path)[1] in HEADER_SUFFIXES
+    return path.endswith(HEADER_SUFFIXES)
 
 
 def is_python(path: str) -> bool:
-    return posixpath.splitext(path)[1] in PYTHON_SUFFIXES
+    return path.endswith(PYTHON_SUFFIXES)
 
 
 def is_native(path: str) -> bool:
     """Whether both builds have a say in it; Python is Buck's alone."""
-    return is_source(path) or is_header(path)
+    return path.endswith((*SOURCE_SUFFIXES, *HEADER_SUFFIXES))
 
 
 def first_places(items: Iterable[Item]) -> dict[str, Place]:

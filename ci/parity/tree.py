@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from provisioning.base.errors import CheckFailed
 
@@ -38,8 +39,13 @@ class Tree:
     def changed(self, over: Mapping[str, str | None]) -> Tree:
         """The same tree with more changes; nothing is read again from disk."""
         made = Tree(self.root, {**self.over, **over}, listing=self._listed)
-        made._texts = self._texts
+        made._texts, made.evaluated = self._texts, self.evaluated
         return made
+
+    @cached_property
+    def evaluated(self) -> dict[str, list[Any]]:
+        """What evaluations of this tree and of changed ones keep for the next, by directory."""
+        return {}
 
     @cached_property
     def whole(self) -> bool:

@@ -32,8 +32,21 @@ def tree_of(files: Files) -> Tree:
     return Tree(Path("miniature"), dict(files), listing=frozenset())
 
 
+@cache
+def clean() -> tuple[Tree, Checked]:
+    """The miniature tree, checked once: others are changes of it."""
+    tree = tree_of(miniature_tree.files())
+    return tree, check(tree, mapping(), source=source())
+
+
+def changed(files: Files) -> Tree:
+    tree, _ = clean()
+    other = {path: text for path, text in files.items() if tree.over.get(path) != text}
+    return tree.changed({**other, **dict.fromkeys(tree.over.keys() - files.keys())})
+
+
 def checked(files: Files, *, by: Mapping | None = None) -> Checked:
-    return check(tree_of(files), by or mapping(), source=source())
+    return check(changed(files), by or mapping(), source=source())
 
 
 def check_tree(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:

@@ -22,7 +22,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
-from tests.support.parity_cases import case, check_tree, checked, mapping, tree_of
+from tests.support.parity_cases import case, changed, check_tree, checked, mapping, tree_of
 from tests.support.parity_mutations import (
     BACKENDS_CMAKE,
     CONFIG,
@@ -301,9 +301,7 @@ def test_a_random_case(seed: int) -> None:
 
 class TestMending:
     def mended(self, files: dict[str, str]) -> dict[str, str]:
-        tree = tree_of(files)
-        changed = fix.fix(tree, mapping(), check_tree)
-        return {**files, **changed}
+        return {**files, **fix.fix(changed(files), mapping(), check_tree)}
 
     def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:
         assert checked(self.mended(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()
@@ -313,6 +311,12 @@ class TestMending:
         clean = miniature_tree.files()[path]
         files = _with(path, {'            "PyQnnManagerAdaptor.cpp",\n': '            "Adaptor.cpp",\n'})
         assert self.mended(files)[path] == clean
+
+    def test_a_dependency_within_a_pair_comes_back_once_and_its_twin_does_too(self) -> None:
+        files = _with(RUNTIME_BUCK, {'                ":pal",\n': ""})
+        assert checked(self.mended(files)).differences == ()
+        files = _with(RUNTIME_BUCK, {'":pal",': '":pal_static",'})
+        assert self.mended(files) == files
 
     def test_a_source_named_twice_is_named_once(self) -> None:
         path = f"{QUALCOMM}/aot/python/targets.bzl"
@@ -386,7 +390,7 @@ class TestVerb:
         path = f"{QUALCOMM}/aot/python/targets.bzl"
         files = _with(path, {'            "PyQnnManagerAdaptor.cpp",\n': '            "Adaptor.cpp",\n'})
         file = root / path
-        before = files[path].replace("\n", "\r\n").encode()
+        before = files[path].rstrip("\n").replace("\n", "\r\n").encode()
         file.write_bytes(before)
         code, report = self.run(root, "--fix", "--dry-run")
         assert (code, [artifact.kind for artifact in report.artifacts]) == (0, ["patch"])
@@ -395,6 +399,7 @@ class TestVerb:
         after = file.read_bytes()
         assert b"PyQnnManagerAdaptor.cpp" in after
         assert after.count(b"\n") == after.count(b"\r\n") > 0
+        assert not after.endswith(b"\n")
         file.write_bytes(before)
         patch = root.parent / "reports" / "buck_parity.patch"
         subprocess.run(["git", "apply", "-p1", str(patch)], cwd=root, check=True)
