@@ -19,6 +19,7 @@ from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
 from ci.executorch.judge import costs_of, failure_finding, missing_kernels, repeat
+from ci.executorch.reload import judged, reloads
 from ci.executorch.stage import Plan, identity, plan_of, print_list
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
@@ -90,6 +91,22 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
     if args.update_thresholds:
         plan = with_thresholds(plan, figures)
     judge(stage, plan, compiled, measured)
+    if args.reload:
+        _reload(args, plan, compiled, measured, environ, stage)
+
+
+def _reload(
+    args: argparse.Namespace,
+    plan: Plan,
+    compiled: Mapping[str, Result],
+    measured: Mapping[str, Result],
+    environ: Mapping[str, str],
+    stage: StageRun,
+) -> None:
+    runnable = {name: compiled[name] for name, result in measured.items() if ran(result)}
+    again = reloads(plan, runnable, plan.found.merged(environ), jobs=args.jobs, timeout=args.run_timeout)
+    stage.findings += judged(plan, again)
+    stage.metrics["loaded again"] = len(again)
 
 
 def ran(result: Result) -> bool:

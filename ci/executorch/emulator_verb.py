@@ -14,6 +14,7 @@ EXAMPLES = """\
   nox -s test_emulator -- --tag pr
   nox -s test_emulator -- -k llama_decode/16a4w --soc SM8750
   nox -s test_emulator -- --update-thresholds
+  nox -s test_emulator -- --reload
   nox -s build_android test_emulator
 """
 
@@ -28,6 +29,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=300,
         metavar="S",
         help="end a run after S seconds [%(default)g]",
+    )
+    group.add_argument(
+        "--reload",
+        action="store_true",
+        help="also load each program twice, and beside another one, in one process: outputs must stay equal"
+        " and memory must not grow",
     )
 
 

@@ -49,8 +49,9 @@ def base(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.whole
 def test_alone_it_lowers_first_and_keeps_both(base: Path) -> None:
     one = suite(base, {"net": {}})
-    first = run("test_emulator", base, "--suite", one)
-    assert first.code == 0 and "0 cached, 1 to do" in first.err
+    first = run("test_emulator", base, "--suite", one, "--reload")
+    assert first.code == 0 and first.err.count("0 cached, 1 to do") == 3
+    assert first.report.metrics["loaded again"] == 1
     again = run("test_emulator", base, "--suite", one)
     assert again.cached() == {"net"} and again.err.count("1 cached, 0 to do") == 2
 

@@ -1,0 +1,151 @@
+"""`test_emulator --reload`: each program loaded twice, and beside another one, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.engine.jobs import Job
+from ci.engine.memo import Touched
+from ci.engine.work import Done, Failure, How, Result, do
+from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
+from ci.executorch.judge import repeat
+from ci.executorch.stage import Plan
+from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.base.units import size
+
+SECONDS, MEMORY = 4.0, 1200 << 20
+LEAST_GROWTH = 1 << 20
+"""Bytes with each load that may be the allocator's own."""
+
+
+@dataclass(frozen=True)
+class Reload(ProgramTask):
+    compiled: Result
+    neighbour: tuple[str, Result] | None
+    """Another program of the same chip, as one app has several models."""
+    log: Path
+
+    def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        other = {"name": self.neighbour[0], **_files(self.neighbour[1])} if self.neighbour else None
+        reply = worker.ask({**_files(self.compiled), "other": other, "log": str(self.log)})
+        touched = Touched.of(reply.pop("touched"))
+        folders = [each.folder for each in (self.compiled, *(self.neighbour or ())[1:]) if each.folder]
+        return Done(reply, touched, own=(self.log.parent, *folders))
+
+    def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
+        return Failure(gone.kind, gone.sentence(self.log), log=self.log, of_machine=gone.of_machine)
+
+
+def _files(compiled: Result) -> dict[str, Any]:
+    assert compiled.folder is not None
+    folder = str(compiled.folder)
+    return {"compiled": folder, "program": f"{folder}/{PROGRAM}", "inputs": compiled.facts["inputs"]}
+
+
+def reloads(
+    plan: Plan,
+    programs: Mapping[str, Result],
+    environment: Mapping[str, str],
+    *,
+    jobs: int | None,
+    timeout: float,
+) -> dict[str, Result]:
+    """The result for every program that ran, by name."""
+    known = {program.name: program for program in plan.programs}
+    memos = memos_of(plan.programs, "reload", plan.settings, environment)
+    tasks = []
+    for name, compiled in programs.items():
+        assert compiled.folder is not None
+        memo = memos[known[name].suite]
+        neighbour = neighbour_of(name, programs, {each: program.soc for each, program in known.items()})
+        key: dict[str, Metric] = {
+            "program": dict(memo.files_of(compiled.folder, without=LOG)),
+            "QNN": dict(plan.basis.sdk),
+            **search_key(memo.roots, environment),
+        }
+        if neighbour and (folder := neighbour[1].folder):
+            key["beside"] = {"name": neighbour[0], **memo.files_of(folder, without=LOG)}
+        log = plan.settings.logs / "reload" / f"{name}.log"
+        tasks.append(Reload(known[name], key, memo, Job(name, SECONDS, MEMORY), compiled, neighbour, log))
+
+    def worker(threads: int, count: int) -> Worker:
+        return Worker(
+            Setup(
+                command=("-m", "ci.executorch.reload_worker"),
+                environment={**environment, "OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"},
+                logs=plan.settings.logs,
+                timeout=timeout,
+                imports="executorch.runtime",
+                remedy="run it as `nox -s test_emulator -- --reload`, which installs what it needs",
+                forks=True,
+            )
+        )
+
+    def accept(name: str, result: Result) -> bool:
+        return not list(findings_of(name, "", result))
+
+    return do(tasks, How("programs loaded again", worker, jobs, plan.settings.why), accept=accept)
+
+
+def neighbour_of(
+    name: str, programs: Mapping[str, Result], socs: Mapping[str, str]
+) -> tuple[str, Result] | None:
+    """The next program of the same chip, in a ring."""
+    same = [each for each in programs if socs[each] == socs[name]]
+    other = same[(same.index(name) + 1) % len(same)]
+    return None if other == name else (other, programs[other])
+
+
+def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
+    def wrong(rule: str, message: str) -> Finding:
+        return Finding(f"emulator-reload-{rule}", Severity.ERROR, name, message, again)
+
+    if result.failure:
+        yield wrong(result.failure.kind, f"loading it again: {result.failure.message}")
+        return
+    for message in result.facts["wrong"]:
+        yield wrong("outputs", message)
+    growth, one_load = int(result.facts["growth"]), int(result.facts["one_load"])
+    if growth > max(LEAST_GROWTH, one_load // 2):
+        yield wrong(
+            "memory",
+            f"each load leaves {size(growth)} of memory behind after its release"
+            f" (one more load takes {size(one_load)})",
+        )
+
+
+def judged(plan: Plan, results: Mapping[str, Result]) -> list[Finding]:
+    """The findings of all programs, and in one note what the runtime does to a program of two loads."""
+    names = {program.name: program for program in plan.programs}
+    found = [
+        finding
+        for name, result in results.items()
+        for finding in findings_of(name, f"{repeat(names[name], 'test_emulator')} --reload", result)
+    ]
+    broken = {
+        name: str(result.facts["released"])
+        for name, result in results.items()
+        if result.facts.get("released")
+    }
+    return [*found, *_release_note(broken, len(results))]
+
+
+def _release_note(broken: Mapping[str, str], count: int) -> Sequence[Finding]:
+    if not broken:
+        return ()
+    first = next(iter(broken))
+    return [
+        Finding(
+            "emulator-reload-release",
+            Severity.NOTE,
+            "test_emulator",
+            f"{len(broken)} of {count} programs, loaded twice in one process, fail once one of the two is"
+            f" released; {first}: {broken[first]}. executorch keeps one QNN context for both",
+            "load a program once and share it, or keep both until neither runs: docs/findings.md",
+        )
+    ]

@@ -1,0 +1,115 @@
+"""The process that loads programs again: each order in a fork, with ExecuTorch's runtime of the wheel."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ci.engine.workers.child import Answer, serve
+
+LOADS = 5
+"""Loads of which the memory after each is compared."""
+
+
+def start() -> Answer:
+    for name in ("numpy", "executorch.runtime"):
+        importlib.import_module(name)
+    import torch
+
+    # A fork can have threads of its own only if this process never had any.
+    torch.set_num_threads(1)
+    return reloaded
+
+
+class Loaded:
+    """A program in memory; the runtime has a context of QNN for each."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        from executorch.runtime import Runtime
+
+        self.inputs = [
+            [_tensor(Path(order["compiled"]), row) for row in inference] for inference in order["inputs"]
+        ]
+        self._program = Runtime.get().load_program(Path(order["program"]))
+        self._method = self._program.load_method("forward")
+
+    def outputs(self) -> list[bytes]:
+        """Of each inference, the outputs' bytes. The runtime keeps one buffer for all runs."""
+        assert self._method is not None
+        found = []
+        for inference in self.inputs:
+            for output in self._method.execute(inference):
+                found.append(output.contiguous().numpy().tobytes())
+        return found
+
+
+def reloaded(order: dict[str, Any]) -> dict[str, Any]:
+    """What went wrong as `wrong`, and bytes of memory: of one load, and of growth with each load."""
+    wrong: list[str] = []
+
+    def expect(program: Loaded, outputs: list[bytes], when: str) -> None:
+        if program.outputs() != outputs:
+            wrong.append(when)
+
+    one = Loaded(order)
+    first = one.outputs()
+    expect(one, first, "its second run gives other outputs than the first")
+    alone = _resident()
+    two = Loaded(order)
+    expect(two, first, "loaded a second time in one process, it gives other outputs")
+    one_load = _resident() - alone
+    expect(one, first, "after it was loaded a second time, the first one gives other outputs")
+    del one, two
+    if other := order["other"]:
+        one, beside = Loaded(order), Loaded(other)
+        others = beside.outputs()
+        name = other["name"]
+        expect(one, first, f"with {name} loaded in the same process, it gives other outputs")
+        expect(beside, others, f"after it ran, {name} in the same process gives other outputs")
+        del one, beside
+    after = []
+    for _ in range(LOADS):
+        expect(Loaded(order), first, "loaded again after it was released, it gives other outputs")
+        after.append(_resident())
+    # The first of them still fills what was released before.
+    growth = max(0, after[-1] - after[1]) // (LOADS - 2)
+    facts = {"wrong": list(dict.fromkeys(wrong)), "one_load": max(0, one_load), "growth": growth}
+    return {**facts, "released": _after_a_release(order, first)}
+
+
+def _after_a_release(order: Mapping[str, Any], first: list[bytes]) -> str:
+    """What happens to a loaded program when the same one, loaded beside it, is released; empty: nothing."""
+    one, two = Loaded(order), Loaded(order)
+    two.outputs()
+    del two
+    try:
+        return "" if one.outputs() == first else "it gives other outputs"
+    except RuntimeError as error:
+        return str(error)
+
+
+def _tensor(folder: Path, row: Mapping[str, Any]) -> Any:
+    import numpy as np
+    import torch
+
+    dtype = getattr(torch, row["dtype"])
+    array = np.fromfile(folder / row["file"], np.uint8)
+    return torch.from_numpy(array).view(dtype).reshape(row["shape"])
+
+
+def _resident() -> int:
+    gc.collect()
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    serve(int(sys.argv[1]), start, forks=True)

@@ -1,0 +1,100 @@
+"""`test_emulator --reload`: a program that differs when it is loaded again, or leaks, is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ci.engine.work import Result
+from ci.executorch import reload_worker
+from ci.executorch.reload import findings_of, neighbour_of
+
+ORDER = {"name": "one", "other": {"name": "two", "other": None}}
+
+
+class Healthy:
+    """Stands for a loaded program."""
+
+    alive: list[str] = []  # noqa: RUF012
+    loads = 0
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.name = order["name"]
+        type(self).loads += 1
+        self.alive.append(self.name)
+
+    def __del__(self) -> None:
+        self.alive.remove(self.name)
+
+    def outputs(self) -> list[bytes]:
+        return [self.name.encode()]
+
+
+class DiffersAfterRelease(Healthy):
+    def outputs(self) -> list[bytes]:
+        return [b"other" if 4 < self.loads < 9 else self.name.encode()]
+
+
+class DiffersBesideAnother(Healthy):
+    def outputs(self) -> list[bytes]:
+        return [b"other" if {*self.alive} == {"one", "two"} and self.name == "one" else self.name.encode()]
+
+
+class DiffersTwice(Healthy):
+    def outputs(self) -> list[bytes]:
+        return [b"other" if self.alive.count("one") > 1 else self.name.encode()]
+
+
+class Dies(Healthy):
+    def __del__(self) -> None:
+        super().__del__()
+        type(self).deleted = True
+
+    deleted = False
+
+    def outputs(self) -> list[bytes]:
+        if self.deleted and self.alive == ["one"] and self.loads > 9:
+            raise RuntimeError("DelegateHandle has been deleted")
+        return super().outputs()
+
+
+@pytest.mark.parametrize(
+    ("program", "wrong", "released"),
+    [
+        (Healthy, 0, ""),
+        (DiffersAfterRelease, 1, ""),
+        (DiffersBesideAnother, 1, ""),
+        (DiffersTwice, 2, ""),
+        (Dies, 0, "DelegateHandle has been deleted"),
+    ],
+)
+def test_a_program_that_differs_when_it_is_loaded_again_is_found(
+    program: type[Healthy], wrong: int, released: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload_worker, "Loaded", program)
+    program.loads = 0
+    facts = reload_worker.reloaded(dict(ORDER))
+    assert (len(facts["wrong"]), facts["released"]) == (wrong, released)
+    assert len(list(findings_of("one", "", Result(facts)))) == wrong
+
+
+def test_memory_that_each_load_leaves_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bytes] = []
+
+    class Leaks(Healthy):
+        def __init__(self, order: Mapping[str, Any]) -> None:
+            super().__init__(order)
+            kept.append(bytes(bytearray(b"x") * (8 << 20)))
+
+    monkeypatch.setattr(reload_worker, "Loaded", Leaks)
+    facts = reload_worker.reloaded({"name": "one", "other": None})
+    assert [each.rule for each in findings_of("one", "", Result(facts))] == ["emulator-reload-memory"]
+
+
+def test_a_program_is_loaded_beside_one_of_the_same_chip() -> None:
+    results = {name: Result() for name in ("a", "b", "c")}
+    socs = {"a": "SM8650", "b": "SM8750", "c": "SM8650"}
+    beside = {name: neighbour_of(name, results, socs) for name in results}
+    assert {name: found and found[0] for name, found in beside.items()} == {"a": "c", "b": None, "c": "a"}
