@@ -157,7 +157,7 @@ def module_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
 
 
-def partition_of(program: Any) -> list[dict[str, object]]:
+def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
     """The lowered graph as runs of operators, in order: which delegate, or the CPU, and what is in each."""
     graph = program.graph_module.graph
     parts: list[dict[str, object]] = []
@@ -176,7 +176,7 @@ def partition_of(program: Any) -> list[dict[str, object]]:
             )
             parts.append(
                 {
-                    "where": f"htp {delegates}",
+                    "where": f"{backend} {delegates}",
                     "count": sum(inner.values()),
                     "operators": dict(inner.most_common()),
                 }

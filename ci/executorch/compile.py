@@ -14,7 +14,8 @@ from typing import Any
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job, memory_budget
 from ci.engine.memo import Memo, Roots, Touched, native_variables, roots_of
-from ci.engine.work import Done, Failure, How, Result, do
+from ci.engine.progress import Line
+from ci.engine.work import Done, Failure, How, Result, do, line_of
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY, WARM
@@ -66,7 +67,7 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
     """What is known before any work. The code and the files that the work touches, it discovers itself."""
     return {
         "case": program.case.model_dump(
-            mode="json", include={"factory", "arguments", "inputs", "inferences"}
+            mode="json", include={"factory", "arguments", "inputs", "inferences", "backend"}
         ),
         "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
         "soc": program.soc,
@@ -190,8 +191,16 @@ def compile_programs(
         )
 
     how = How(f"programs for QNN {basis.build_id}", worker, settings.jobs, settings.why, share=True)
+
+    def line(result: Result) -> Line:
+        if not (lacks := result.facts.get("lacks")):
+            return line_of(result)
+        return Line(
+            "quantized", f"SQNR {result.facts['figures']['sqnr_db']:.1f} dB in PyTorch; {lacks} is missing"
+        )
+
     # That a runtime refuses the program may be for want of memory: it is looked at each time.
-    return do(tasks, how, accept=lambda _, result: not result.facts.get("loads"))
+    return do(tasks, how, accept=lambda _, result: not result.facts.get("loads"), line=line)
 
 
 def memos_of(

@@ -81,6 +81,18 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, environ: Mapping[str, str]) -> None:
     runner = ready_runner(environ, selection.reports)
     plan = plan_of(args, selection, environ, "emulator")
+    for program in plan.programs:
+        if program.backend != "htp":
+            plan.refused.setdefault(
+                program.name,
+                Finding(
+                    "emulator-backend",
+                    Severity.ERROR,
+                    program.name,
+                    f"the emulator has the HTP alone, and this program is for the {program.backend}",
+                    repeat(program, "test_lowering"),
+                ),
+            )
     compiled = plan.compiled(environ)
     measured = measure(args, plan, runner, compiled, environ)
     figures = {name: rounded(each.facts["figures"]) for name, each in measured.items() if ran(each)}

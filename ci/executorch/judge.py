@@ -83,6 +83,9 @@ def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
 def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """An operator over the budget is an error; one within it is told as a note."""
     left: Sequence[Mapping[str, Any]] = facts["left"]
+    if program.backend == "lpai":
+        # Inputs are quantized and outputs dequantized by ExecuTorch's CPU kernels, which do it more exactly.
+        left = [each for each in left if "quantize_per" not in each["operator"]]
     over = len(left) > program.cpu_budget
     for each in left:
         allowed = f"{len(left)} of at most {program.cpu_budget} operators on the CPU"
@@ -141,11 +144,13 @@ def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Find
         yield wrong("loads", f"ExecuTorch's runtime does not take the program: {said}", again)
     for index, delegate in enumerate(inside.delegates):
         if delegate.context is not None:
-            for rule, message in faults_of(delegate, program.soc, build_id):
+            for rule, message in faults_of(delegate, program.soc, build_id, program.backend):
                 yield wrong(rule, f"delegate {index}: {message}", again)
 
 
-def faults_of(delegate: Delegate, soc_name: str, build_id: str) -> Iterator[tuple[str, str]]:
+def faults_of(
+    delegate: Delegate, soc_name: str, build_id: str, backend: str = "htp"
+) -> Iterator[tuple[str, str]]:
     soc = soc_named(soc_name)
     context, options = delegate.context or Context(0, (), (), (), ()), delegate.options
     if delegate.segment is None:
@@ -160,6 +165,8 @@ def faults_of(delegate: Delegate, soc_name: str, build_id: str) -> Iterator[tupl
                 "online-prepare",
                 "expected a graph compiled ahead of time, found one for the device to compile",
             )
+        if options.processor != backend:
+            yield "backend", f"expected options for the {backend}, found some for the {options.processor}"
         if (options.soc_id, options.arch) != (soc.id, soc.arch):
             yield (
                 "soc",
@@ -170,12 +177,20 @@ def faults_of(delegate: Delegate, soc_name: str, build_id: str) -> Iterator[tupl
             yield "precision", not_in_fp16(soc_name)
         if options.vtcm_mb != soc.vtcm_mb:
             yield "vtcm", f"expected options for {soc.vtcm_mb} MB of VTCM, found {options.vtcm_mb}"
-    for rule, what, expected, found in (
-        ("build-id", "QNN build", (build_id,), context.build_ids),
-        ("soc", "SoC", (soc_name,), context.socs),
-        ("arch", "HTP arch", (soc.arch,), context.arches),
-        ("vtcm", "bytes of VTCM", (soc.vtcm_mb << 20,), context.vtcm_bytes),
-    ):
+    facts: list[tuple[str, str, tuple[object, ...], tuple[object, ...]]] = [
+        ("build-id", "QNN build", (build_id,), context.build_ids)
+    ]
+    # The compiler for the HTP alone writes these into its graph.
+    facts += (
+        []
+        if backend != "htp"
+        else [
+            ("soc", "SoC", (soc_name,), context.socs),
+            ("arch", "HTP arch", (soc.arch,), context.arches),
+            ("vtcm", "bytes of VTCM", (soc.vtcm_mb << 20,), context.vtcm_bytes),
+        ]
+    )
+    for rule, what, expected, found in facts:
         if found != expected:
             named = ", ".join(map(str, found)) or "none"
             yield rule, f"expected {what} {expected[0]} in the compiled graph, found {named}"
@@ -201,7 +216,11 @@ def costs_of(compiled: Result) -> dict[str, float]:
 def cost(
     program: Program, compiled: Result, build_id: str, baseline: Baseline, tolerances: Tolerances
 ) -> Iterator[Finding]:
-    if compiled.facts["delegates"] and compiled.facts["graphs"] < compiled.facts["delegates"]:
+    if (
+        program.backend == "htp"
+        and compiled.facts["delegates"]
+        and compiled.facts["graphs"] < compiled.facts["delegates"]
+    ):
         yield Finding(
             "cost-unknown",
             Severity.ERROR,

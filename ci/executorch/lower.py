@@ -18,6 +18,7 @@ from executorch.backends.qualcomm.quantizer.quantizer import ModuleQConfig, QnnQ
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
 from executorch.backends.qualcomm.utils.utils import (
     generate_htp_compiler_spec,
+    generate_lpai_compiler_spec,
     generate_qnn_executorch_compiler_spec,
     to_edge_transform_and_lower_to_qnn,
 )
@@ -33,6 +34,7 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ci.engine.repository import repository_of
+from ci.executorch import lpai
 from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
 from ci.executorch.audit import Watch, clones, cpu_kernels, left_on_cpu, module_path, partition_of
 from ci.executorch.guilty import Partitions, remedy_of
@@ -119,18 +121,30 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     expected = infer_all(loaded.model, samples)
+    backend = run.backend or case.backend
     module: Any = loaded.model
     patterns: list[Patterns] = []
     reference = expected
     losses: list[dict[str, object]] = []
+    on_lpai: dict[str, Any] = {}
     if run.scheme != "fp16":
-        module, patterns, losses = _quantized(loaded, samples[0], batches, run, soc, search_path)
+        module, patterns, losses = _quantized(loaded, samples[0], batches, run, backend, soc, search_path)
         reference = [run_copied(module, sample) for sample in samples]
+    if backend == "lpai":
+        for pattern in patterns:
+            pattern.require_used()
+        on_lpai = lpai.before_compile(module, expected, reference, case.non_finite)
+        if on_lpai["lacks"]:
+            return {**on_lpai, "losses": losses, "notes": [list(note) for note in loaded.notes]}
     watch = Watch(_new_text(log))
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
     spec = generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset[soc],
-        backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
+        backend_options=(
+            generate_lpai_compiler_spec()
+            if backend == "lpai"
+            else generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16"))
+        ),
     )
 
     def lowered_with(nodes: Patterns) -> Any:
@@ -150,7 +164,7 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         edge = lowered_with(on_cpu[0])
         lowered = edge.exported_program()
         left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
-        parts = partition_of(lowered)
+        parts = partition_of(lowered, backend)
         program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
     for each in (*patterns, *on_cpu):
         each.require_used()
@@ -163,7 +177,8 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         "partition": parts,
         "losses": losses,
         "notes": [list(note) for note in loaded.notes],
-        "delegates": sum(str(part["where"]).startswith("htp") for part in parts),
+        "delegates": sum(part["where"] != "cpu" for part in parts),
+        **on_lpai,
         "ddr": reduce(operator.add, graphs, Traffic()).as_json(),
         "graphs": len(graphs),
         "inputs": _save(into, "input", samples),
@@ -197,10 +212,12 @@ def _quantized(
     sample: tuple[Tensor, ...],
     batches: Sequence[tuple[Tensor, ...]],
     run: Run,
+    backend: str,
     soc: str,
     search_path: Path,
 ) -> tuple[Any, list[Patterns], list[dict[str, object]]]:
-    quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
+    kinds = {"htp": QnnExecuTorchBackendType.kHtpBackend, "lpai": QnnExecuTorchBackendType.kLpaiBackend}
+    quantizer = QnnQuantizer(kinds[backend], QcomChipset[soc])
     quantizer.set_default_quant_config(
         _dtype(run.scheme),
         is_qat=run.qat,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ci.engine.jobs import Job, asked_shard
 from ci.engine.work import Result
+from ci.executorch.backends import findings_before_compile, only_library_missing, refusal
 from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
 from ci.executorch.judge import artifact, cost, costs_of, delegation, failure_finding, program_file, repeat
 from ci.executorch.suite import Program, all_programs, choose
@@ -111,7 +112,9 @@ def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[
     arches = sdk_arches(sdk)
     for program in programs:
         arch = soc_named(program.soc).arch
-        if arches and arch > max(arches):
+        if finding := refusal(program, build_id):
+            yield program.name, finding
+        elif arches and arch > max(arches):
             yield (
                 program.name,
                 Finding(
@@ -136,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         if args.update_baseline:
             update(plan, results)
         judge(stage, plan, results)
-    return finish(stage, selection)
+    return finish(stage, selection, lacking=only_library_missing(stage.findings))
 
 
 def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
@@ -152,7 +155,9 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
             findings = [failure_finding(program, result.failure, "test_lowering")]
         else:
             cached += result.cached
-            findings = [
+            findings = [*findings_before_compile(program, result.facts)] if program.backend == "lpai" else []
+        if result is not None and compiled(result):
+            findings += [
                 *delegation(program, result.facts),
                 *notes(program, result.facts, repeat(program, "test_lowering")),
                 *artifact(program, result, plan.basis.build_id),
@@ -171,6 +176,11 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
     }
 
 
+def compiled(result: Result) -> bool:
+    """Whether there is a program: one for the LPAI may end with its quantized model."""
+    return not result.failure and not result.facts.get("lacks")
+
+
 def row(
     program: Program,
     result: Result | None,
@@ -184,7 +194,9 @@ def row(
         "verdict": verdict(findings),
         "command": repeat(program, "test_lowering"),
     }
-    if result is None or result.failure:
+    if result is not None and program.backend == "lpai" and not result.failure:
+        shown["figures"] = dict(result.facts["figures"])
+    if result is None or not compiled(result):
         return shown
     facts = result.facts
     return shown | {
@@ -203,6 +215,7 @@ def row(
 
 def identity(program: Program) -> dict[str, Metric]:
     return {
+        "backend": program.backend,
         "case": program.case_name,
         "run": program.run.name,
         "scheme": program.run.scheme,
@@ -217,7 +230,7 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
         values: dict[str, dict[str, object]] = {}
         for program in plan.programs:
             result = results.get(program.name)
-            if program.suite == suite and result and not result.failure:
+            if program.suite == suite and result and compiled(result):
                 fields: dict[str, object] = dict(costs_of(result))
                 values[program.name] = fields | {
                     "build_id": plan.basis.build_id,

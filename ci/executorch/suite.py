@@ -14,6 +14,7 @@ from provisioning.base.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "lowering.toml"
 
+Backend = Literal["htp", "lpai", "gpu"]
 Scheme = Literal["fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w"]
 QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
 """What ExecuTorch's quantizer has for quantization-aware training."""
@@ -55,6 +56,8 @@ class Input(Model):
 
 class Run(AnyRun):
     scheme: Scheme
+    backend: Backend | None = None
+    """The processor; [the case's]."""
     emulator_fault: str = ""
     """Part of the runner's error, for a program that lowers but is known not to run: it has no thresholds."""
     qat: bool = False
@@ -86,7 +89,8 @@ class Run(AnyRun):
 
     @property
     def kind(self) -> str:
-        return f"{self.scheme}-qat" if self.qat else self.scheme
+        scheme = f"{self.scheme}-qat" if self.qat else self.scheme
+        return f"{self.backend}-{scheme}" if self.backend not in (None, "htp") else scheme
 
     @model_validator(mode="after")
     def _fits(self) -> Run:
@@ -110,7 +114,7 @@ class Case(AnyCase):
     """`module:function`, called with `arguments`; gives the model, and its inputs if none are named here."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
-    backend: Literal["htp"] = "htp"
+    backend: Backend = "htp"
     files: tuple[str, ...] = ()
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
     inferences: Annotated[int, Field(ge=1)] = 2
@@ -119,6 +123,23 @@ class Case(AnyCase):
     cpu_budget: Annotated[int, Field(ge=0)] = 0
     """How many operators may stay on the CPU."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
+
+    @model_validator(mode="after")
+    def _lpai_computes_all_of_it(self) -> Case:
+        for run in self.runs:
+            if (run.backend or self.backend) != "lpai":
+                continue
+            if run.scheme == "fp16":
+                raise ValueError("a quantizing scheme for the LPAI")
+            if run.cpu_nodes or run.cpu_operators or run.cpu_budget or self.cpu_budget:
+                raise ValueError("no operators left on the CPU: an LPAI program is one partition")
+            if (self.delegates if run.delegates is None else run.delegates) != 1:
+                raise ValueError("delegates = 1: an LPAI program is one partition")
+            if run.thresholds and (run.thresholds.reference_sqnr_db or run.thresholds.reference_cosine):
+                raise ValueError("no reference_… thresholds: nothing here computes as the LPAI does")
+            if run.emulator_fault:
+                raise ValueError("no emulator_fault: the emulator has no LPAI")
+        return self
 
 
 class Suite(Model):
@@ -131,6 +152,10 @@ class Program(AnyProgram[Case, Run]):
     @property
     def delegates(self) -> int:
         return self.case.delegates if self.run.delegates is None else self.run.delegates
+
+    @property
+    def backend(self) -> Backend:
+        return self.run.backend or self.case.backend
 
     @property
     def cpu_budget(self) -> int:

@@ -9,11 +9,11 @@ from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
 
 
-def finish(stage: StageRun, selection: Selection) -> int:
-    """Write and show the report; returns the exit code."""
+def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:
+    """Write and show the report; returns the exit code. `lacking`: as StageRun.close has it."""
 
     def show(report: Report) -> None:
         figures = {name: value for name, value in report.metrics.items() if name != "programs"}
         terminal.show(replace(report, metrics=figures, artifacts=()))
 
-    return stage.close(selection.reports, show=show)
+    return stage.close(selection.reports, show=show, lacking=lacking)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from provisioning.base.commands import typed
-from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
 
 SCHEMA = 1
@@ -203,14 +203,23 @@ class StageRun:
         )
 
     def close(
-        self, reports: Path, *, strict: bool = False, show: Callable[[Report], None] | None = None
+        self,
+        reports: Path,
+        *,
+        strict: bool = False,
+        show: Callable[[Report], None] | None = None,
+        lacking: bool = False,
     ) -> int:
-        """Write the report, show it and return the exit code; `show` replaces the terminal's rendering."""
-        report = self.finish(strict=strict)
+        """Write the report, show it and return the exit code; `show` replaces the terminal's rendering.
+
+        `lacking`: nothing is wrong but what the environment lacks."""
+        report = self.finish(Outcome.ERROR if lacking else None, strict=strict)
         report.write(reports)
         from provisioning.base.rendering import terminal
 
         (show or terminal.show)(report)
+        if lacking:
+            return EnvironmentLacking.exit_code
         return 0 if report.outcome is Outcome.PASS else 1
 
 

@@ -155,6 +155,21 @@ def _carries_lpai(context: Context, soc: Soc) -> bool:
     return _official(context.profile) and version_key(pin.version) >= version_key(lpai.since)
 
 
+def profiles_with_lpai(lpai: int | None) -> list[str]:
+    """The official profiles whose QNN carries the libraries of this LPAI version."""
+    table = tables.libraries().lpai.get(str(lpai))
+    if table is None:
+        return []
+    profiles = [load_profile(name) for name in profile_names()]
+    return [
+        profile.name
+        for profile in profiles
+        if QNN_SDK in profile.components
+        and _official(profile)
+        and version_key(profile.components[QNN_SDK].version) >= version_key(table.since)
+    ]
+
+
 def _official(profile: Profile) -> bool:
     return all(part.source.type == "archive" for part in profile.components[QNN_SDK].parts)
 

@@ -56,7 +56,7 @@ class TestModel:
             ("{ cosine = 0.99 }", "{ max_abs = 1 }", "nothing would be compared"),
             ("{ cosine = 0.99 }", "{ sqnr_db = -1 }", "greater than or equal to 0"),
             ('scheme = "8a8w"', 'scheme = "8a4w"\nqat = true', "one of 8a8w"),
-            ("factory =", 'backend = "gpu"\nfactory =', "backend"),
+            ("factory =", 'backend = "dsp"\nfactory =', "backend"),
             ("factory =", "inputs = [{ shape = [1], low = 2 }]\nfactory =", "low no greater than high"),
             (
                 "factory =",

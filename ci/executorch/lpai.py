@@ -1,0 +1,62 @@
+"""What is known of an LPAI program before it is compiled, with torch and the quantized model at hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ci.executorch.audit import operator_name, source_of
+from ci.executorch.backends import lpai_library
+from ci.suites.accuracy import Unusable, compare
+from ci.suites.factory import BadFactory
+from provisioning.components import KINDS, QNN_SDK
+
+ANNOTATION = "quantization_annotation"
+MOVES = ("clone", "contiguous", "alias", "detach")
+"""Operators without a rule that export removes before the partitioner looks."""
+
+
+def before_compile(
+    quantized: Any,
+    expected: Sequence[Sequence[Tensor]],
+    reference: Sequence[Sequence[Tensor]],
+    non_finite: bool,
+) -> dict[str, Any]:
+    """Accuracy of the quantized model in PyTorch, operators without a rule, and the library that lacks."""
+    pairs = [
+        (f"output {index} of inference {number}", wanted.numpy(), value.numpy())
+        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
+        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
+    ]
+    try:
+        figures = compare(pairs, non_finite=non_finite)
+    except Unusable as error:
+        raise BadFactory(str(error)) from error
+    library = lpai_library(Path(os.environ[KINDS[QNN_SDK].variable]))
+    return {
+        "figures": figures,
+        "unannotated": unannotated(quantized.graph),
+        "lacks": "" if library.is_file() else str(library.relative_to(library.parents[2])),
+    }
+
+
+def unannotated(graph: Any) -> list[dict[str, str]]:
+    """Operators that LPAI's annotator left in float: one for each line of the model."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or _is_quantizing(node) or ANNOTATION in node.meta:
+            continue
+        name = operator_name(node)
+        if name.removeprefix("aten.").partition(".")[0] in MOVES:
+            continue
+        source, code = source_of(node.meta.get("stack_trace") or "")
+        found.setdefault((name, source), {"operator": name, "source": source, "code": code})
+    return list(found.values())
+
+
+def _is_quantizing(node: Any) -> bool:
+    return node.op == "call_function" and "quantize_per" in operator_name(node)

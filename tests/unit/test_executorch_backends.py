@@ -1,0 +1,82 @@
+"""Programs for the LPAI and the GPU: what is refused before any work, and what a suite may say of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.executorch.backends import only_library_missing, refusal
+from ci.executorch.suite import Backend, Case, Program
+from ci.suites.model import Thresholds
+from provisioning.base.findings import Finding, Severity
+
+NEW, OLD = "v2.49.40.260810104044", "v2.37.1.250807093845"
+
+
+def case_of(run: dict[str, object] | None = None, backend: str = "lpai", **more: object) -> Case:
+    row = {"scheme": "8a8w", "socs": ["SM8850"], **(run or {})}
+    return Case.model_validate_json(json.dumps({"factory": "m:f", "backend": backend, "run": [row], **more}))
+
+
+def program(soc: str, backend: Backend) -> Program:
+    case = case_of({"scheme": "8a8w" if backend == "lpai" else "fp16", "backend": backend}, "htp")
+    return Program(Path("suite.toml"), "net", case, case.runs[0], soc)
+
+
+@pytest.mark.parametrize(
+    ("soc", "backend", "build", "rule", "words"),
+    [
+        ("SM8850", "lpai", NEW, "", ""),
+        ("SAR2230P", "lpai", "v2.39.0.251001000000", "", ""),
+        ("SM8650", "lpai", NEW, "lpai-soc", "SAR2230P, SM8850"),
+        ("SM8850", "lpai", OLD, "lpai-qnn", "2.39"),
+        ("SM8850", "gpu", NEW, "gpu-host", "10008"),
+        ("SM8650", "htp", OLD, "", ""),
+    ],
+)
+def test_what_no_compile_could_make_is_refused_first(
+    soc: str, backend: Backend, build: str, rule: str, words: str
+) -> None:
+    finding = refusal(program(soc, backend), build)
+    assert (finding.rule if finding else "") == rule
+    assert finding is None or (words in finding.message and finding.severity is Severity.ERROR)
+
+
+def test_a_qnn_too_old_for_the_lpai_is_answered_with_the_profile_that_is_not() -> None:
+    finding = refusal(program("SM8850", "lpai"), OLD)
+    assert finding is not None and "--profile qnn-2.48" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"scheme": "fp16"},
+        {"cpu_nodes": ["aten_add"]},
+        {"cpu_operators": ["aten.add.Tensor"]},
+        {"cpu_budget": 1},
+        {"delegates": 2},
+        {"emulator_fault": "1000"},
+        {"thresholds": Thresholds(sqnr_db=20, reference_sqnr_db=20).model_dump(exclude_none=True)},
+    ],
+)
+def test_a_suite_cannot_ask_of_the_lpai_what_it_does_not_do(run: dict[str, object]) -> None:
+    case_of(run, backend="htp")
+    with pytest.raises(ValueError, match="LPAI"):
+        case_of(run)
+
+
+def test_runs_of_one_scheme_on_two_backends_have_two_names() -> None:
+    row = {"scheme": "8a8w", "socs": ["SM8850"]}
+    rows = [row, {**row, "backend": "lpai"}]
+    case = Case.model_validate_json(json.dumps({"factory": "m:f", "run": rows}))
+    assert [run.name for run in case.runs] == ["8a8w", "lpai-8a8w"]
+
+
+def test_an_inaccurate_model_is_an_error_of_the_model_even_where_the_library_lacks() -> None:
+    lacks = Finding("lpai-library", Severity.ERROR, "net", "", "")
+    note = Finding("lpai-annotation", Severity.WARNING, "net", "", "")
+    assert only_library_missing([lacks, note])
+    assert not only_library_missing([lacks, Finding("lpai-accuracy", Severity.ERROR, "net", "", "")])
+    assert not only_library_missing([note])
