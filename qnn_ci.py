@@ -30,7 +30,7 @@ def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
     if verb == "shell":
         in_image = bool(arguments) and arguments[0].startswith("--image")
         return ("ci", "tools") if in_image else ("provisioning", "executorch")
-    if verb == "compare":
+    if verb in ("compare", "test_golden"):
         # Each lane has packages of its own.
         words = " ".join(arguments).replace("=", " ").split()
         return "ci", "executorch" if "executorch" in words else "onnx"

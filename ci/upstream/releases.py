@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from provisioning.base import progress
 from provisioning.base.errors import EnvironmentLacking, UnknownName
@@ -32,10 +34,8 @@ def release_named(version: str, table: Builds) -> Release | None:
     return next((release for release in table.executorch if release.version == version), None)
 
 
-def variables_of(release: Release | None, store: Store, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a process that imports this executorch."""
-    if release is None:
-        return dict(environ)
+def tree_of(release: Release, store: Store) -> Path:
+    """The folder that goes on PYTHONPATH."""
     wanted = re.search(r"-cp(\d)(\d+)-", release.filename)
     if wanted and (int(wanted[1]), int(wanted[2])) != sys.version_info[:2]:
         raise EnvironmentLacking(
@@ -43,12 +43,25 @@ def variables_of(release: Release | None, store: Store, environ: Mapping[str, st
             f" and this is {sys.version_info[0]}.{sys.version_info[1]}",
             remedy=f"install nox with Python {wanted[1]}.{wanted[2]}",
         )
-    tree = store.provision(
-        EXECUTORCH_PACKAGE,
-        release.package(),
-        Want(targets=frozenset({"x86_64-linux"})),
-        locked=True,
-        progress=progress.for_stream(),
+    want = Want(targets=frozenset({"x86_64-linux"}))
+    shown = progress.for_stream()
+    return store.provision(EXECUTORCH_PACKAGE, release.package(), want, locked=True, progress=shown).root
+
+
+def variables_of(release: Release | None, store: Store, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process that imports this executorch; None: the installed one."""
+    if release is None:
+        return dict(environ)
+    known = [str(tree_of(release, store)), *filter(None, [environ.get("PYTHONPATH")])]
+    variables = {**environ, "PYTHONPATH": os.pathsep.join(known)}
+    code = "import importlib.metadata as m; print(m.version('executorch'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False
     )
-    known = [str(tree.root), *filter(None, [environ.get("PYTHONPATH")])]
-    return {**environ, "PYTHONPATH": os.pathsep.join(known)}
+    if done.stdout.strip() != release.version:
+        raise EnvironmentLacking(
+            f"expected executorch {release.version} from {known[0]}, found"
+            f" {done.stdout.strip() or done.stderr}",
+            remedy="remove what puts another executorch before PYTHONPATH",
+        )
+    return variables

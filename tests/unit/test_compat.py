@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from ci.__main__ import VERBS
 from ci.executorch.suite import load_suite
+from ci.upstream import releases
 from ci.upstream.compat import stage
 from provisioning import compat
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report, Severity, StageRun
-from provisioning.compat import STEPS, Measured, Pair, Step, load_builds, load_measured
+from provisioning.compat import STEPS, Measured, Pair, Release, Step, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
 from provisioning.validation import probe
@@ -120,9 +121,13 @@ class Lane:
         monkeypatch.setattr(stage, "PAGE", page)
         monkeypatch.setattr(compat, "path", lambda: root / "compat.json")
         monkeypatch.setattr(stage, "provision", lambda build, pinned, store: Path("sdk") / build.qnn)
+        monkeypatch.setattr(releases, "variables_of", self.variables_of)
         monkeypatch.setattr(stage, "_installed", versions.__getitem__)
         monkeypatch.setattr(probe, "ask", self.ask)
         monkeypatch.setattr(subprocess, "run", self.run)
+
+    def variables_of(self, release: Release | None, store: object, environ: dict[str, str]) -> dict[str, str]:
+        return {**environ, "PYTHONPATH": release.version if release else ""}
 
     def ask(self, soc: str, variables: dict[str, str]) -> Answer:
         if not variables["QNN_SDK_ROOT"].endswith(self.working):
@@ -143,8 +148,11 @@ class Lane:
         run.metrics["programs"] = rows
         run.finish().write(Path(command[command.index("--reports") + 1]))
 
-    def measure(self, *builds: str, socs: tuple[str, ...] = ()) -> tuple[int, Measured]:
+    def measure(
+        self, *builds: str, socs: tuple[str, ...] = (), executorch: str = "1.5.1"
+    ) -> tuple[int, Measured]:
         folders = ["--store", str(self.root / "store"), "--reports", str(self.root / "reports")]
+        folders += ["--executorch", executorch]
         flags = [word for build in builds for word in ("--build", build)]
         flags += [word for soc in socs for word in ("--soc", soc)]
         code = main("python -m ci", "", {"compat": VERBS["compat"]}, ["compat", *folders, *flags])
@@ -234,3 +242,13 @@ def test_the_suite_has_the_programs_that_are_read() -> None:
     (name, case), *others = load_suite(stage.SUITE).cases.items()
     assert (name, others) == (stage.CASE, [])
     assert tuple(run.scheme for run in case.runs) == stage.SCHEMES
+
+
+def test_another_executorch_is_a_pair_of_its_own_and_does_not_fail_the_stage(lane: Lane) -> None:
+    lane.measure("2.49.40")
+    lane.working = "none"
+    code, measured = lane.measure("2.49.40", executorch="1.4.1")
+    assert code == 0
+    assert [(each.executorch, each.works) for each in measured.pairs] == [("1.4.1", False), ("1.5.1", True)]
+    (finding,) = lane.report().findings
+    assert finding.subject == "executorch 1.4.1 with QNN 2.49.40"

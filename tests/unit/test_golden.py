@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ci.upstream.golden.stage import Made, Measured, Met, Result, _sqnr, judge, load_measured, table_of
-from provisioning.base.findings import StageRun
+from ci.upstream.golden.executorch import outcome
+from ci.upstream.golden.stage import Made, Met, Result, _sqnr, judge, load_measured, table_of
+from provisioning.base.findings import Severity, StageRun
 
 PROGRAM = "net/u16u8/SM8650"
 KNOWN = "Failed to create context from binary. Error: QNN_CONTEXT_ERROR_INVALID_ARGUMENT: deemed invalid"
@@ -36,7 +37,7 @@ def test_what_a_runtime_loses_is_an_error(
     before: dict[str, dict[str, Made]], now: dict[str, dict[str, Made]], rules: list[str], tmp_path: Path
 ) -> None:
     stage = StageRun("test_golden", "wheels", "x86_64-linux", "nox -s test_golden")
-    judge(stage, now, Measured(schema=1, programs=before))
+    judge(stage, now, before)
     assert [finding.rule for finding in stage.findings] == rules
     assert stage.close(tmp_path) == (1 if rules else 0)
 
@@ -50,8 +51,20 @@ def test_other_numbers_are_told_from_the_same(tmp_path: Path) -> None:
 
 
 def test_every_pair_that_was_measured_is_in_the_table() -> None:
-    measured = load_measured()
-    makers = {maker for each in measured.programs.values() for maker in each}
-    rows = table_of(measured).splitlines()[2:]
+    programs = load_measured().programs
+    makers = {maker for each in programs.values() for maker in each}
+    rows = table_of(programs).splitlines()[2:]
     assert {row.split("|")[1].strip() for row in rows} == makers
     assert not any("not measured" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("rule", "result"),
+    [("", "same"), ("emulator-run", "refused"), ("emulator-accuracy", "differs")],
+)
+def test_what_a_runner_does_with_an_older_program_is_read_from_its_report(rule: str, result: Result) -> None:
+    stage = StageRun("test_emulator", "wheels", "x86_64-linux", "nox -s test_emulator")
+    stage.add("emulator-run", Severity.ERROR, "another/fp16/SM8650", "its own trouble")
+    if rule:
+        stage.add(rule, Severity.ERROR, PROGRAM, "the runner ended with exit code 1")
+    assert outcome(stage.finish(), PROGRAM).result == result

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ci.engine.workers.parent import tail
+from ci.upstream import releases
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.diagnosis import causes
@@ -37,12 +38,21 @@ LOWER, RUN = "test_lowering", "test_emulator"
 
 
 def measure_all(
-    selection: Selection, only: Sequence[str], flags: Sequence[str], command: str, environ: Mapping[str, str]
+    selection: Selection,
+    only: Sequence[str],
+    executorch: Sequence[str],
+    flags: Sequence[str],
+    command: str,
+    environ: Mapping[str, str],
 ) -> int:
-    """Measure and write; the stage fails when the build of the profile itself does not work."""
+    """Measure and write; the stage fails when the profile's own build and executorch do not work together."""
     stage = StageRun("compat", selection.profile, selection.target, command)
     with stage.reported(selection.reports, "compat-not-measured"):
-        report_builds(stage, selection, only, flags, environ)
+        table, store = compat.load_builds(), Store(selection.store)
+        for version in dict.fromkeys(executorch or releases.versions(table)):
+            release = releases.release_named(version, table)
+            variables = releases.variables_of(release, store, environ)
+            report_builds(stage, selection, only, flags, variables, release)
     return stage.close(selection.reports)
 
 
@@ -52,8 +62,11 @@ def report_builds(
     only: Sequence[str],
     flags: Sequence[str],
     environ: Mapping[str, str],
+    release: compat.Release | None = None,
 ) -> None:
-    """Measure the builds, all of them if `only` is empty. `flags` go to the stages that lower and run."""
+    """Measure the builds, all of them if `only` is empty. `flags` go to the stages that lower and run.
+
+    `release`: another executorch than the installed one, which `environ` imports."""
     table = compat.load_builds()
     profile = load_profile(table.profile)
     versions = [build.qnn for build in table.builds]
@@ -62,6 +75,9 @@ def report_builds(
             f"--build {unknown[0]}: manifests/compat.toml has no such build", unknown[0], versions
         )
     installed = {name: _installed(name) for name in ("executorch", "torch", "torchao")}
+    beside = f"executorch {release.version} with " if release else ""
+    if release:
+        installed["executorch"] = release.version
     soc = (*selection.named_socs, table.soc)[0]
     soc_named(soc)
     flags = ["--profile", table.profile, "--store", str(selection.store), *flags]
@@ -71,9 +87,10 @@ def report_builds(
         if only and build.qnn not in only:
             continue
         sdk = provision(build, pinned, Store(selection.store))
-        sys.stderr.write(f"QNN {build.qnn} ({build.build_id}): ")
+        sys.stderr.write(f"{beside}QNN {build.qnn} ({build.build_id}): ")
         sys.stderr.flush()
-        folder = Path(selection.reports).absolute() / "compat" / build.qnn
+        folder = Path(selection.reports).absolute() / "compat"
+        folder = folder / f"executorch-{release.version}" / build.qnn if release else folder / build.qnn
         steps = measure(soc, variables(environ, sdk), folder, flags)
         pair = Pair(
             **installed,
@@ -89,15 +106,15 @@ def report_builds(
         measured = measured.with_pair(pair)
         replace_text(compat.path(), measured.as_json())
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.glob("*.log"))]
-        stage.metrics[build.qnn] = "works" if pair.works else "broken"
+        stage.metrics[f"{beside}{build.qnn}"] = "works" if pair.works else "broken"
         if not pair.works:
             log = folder / f"{log_of(steps)}.log"
             error, read = pair.error + causes(tail(log)), f"read {log}"
-            own = build.build_id == pinned.build_id
+            own = build.build_id == pinned.build_id and release is None
             stage.add(
                 "compat-profile-broken" if own else "compat-broken",
                 Severity.ERROR if own else Severity.NOTE,
-                f"QNN {build.qnn}",
+                f"{beside}QNN {build.qnn}",
                 f"the build that profile {profile.name} pins does not work: {error}" if own else error,
                 f"pin a build that works in manifests/profiles: docs/compat.md lists them; {read}"
                 if own

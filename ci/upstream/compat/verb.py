@@ -1,4 +1,4 @@
-"""`compat`: measure which QNN builds the profile's executorch can drive, and write down what was measured."""
+"""`compat`: measure which QNN builds each executorch can drive, and write down what was measured."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from provisioning.base.settings import add_selection
 EXAMPLES = """\
   python -m ci compat
   python -m ci compat --build 2.51.0 --build 2.50.40
+  python -m ci compat --executorch 1.4.1
   python -m ci compat --render
 """
 
@@ -20,6 +21,9 @@ EXAMPLES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     repeatable(parser, "--build", "QNN", "only this QNN version")
+    repeatable(
+        parser, "--executorch", "VERSION", "only this: the profile's, or another of manifests/compat.toml"
+    )
     parser.add_argument(
         "--render", action="store_true", help="measure nothing: only write the table of docs/compat.md"
     )
@@ -38,4 +42,4 @@ def run(args: argparse.Namespace) -> int:
         return 0
     command = typed("nox -s compat --", sys.argv[2:])
     flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    return measure_all(selection_of(args), args.build, flags, command, os.environ)
+    return measure_all(selection_of(args), args.build, args.executorch, flags, command, os.environ)

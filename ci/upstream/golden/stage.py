@@ -25,14 +25,20 @@ from provisioning.base.settings import MANIFESTS, ROOT, Selection
 
 MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
 PAGE = ROOT / "docs" / "golden.md"
-BEGIN, END = "<!-- measured contexts -->\n", "<!-- end of measured contexts -->\n"
+TABLES: Mapping[Lane, tuple[str, str]] = {
+    "onnx": ("<!-- measured contexts -->\n", "<!-- end of measured contexts -->\n"),
+    "executorch": ("<!-- measured programs -->\n", "<!-- end of measured programs -->\n"),
+}
 
 Result = Literal["same", "differs", "refused"]
+Lane = Literal["onnx", "executorch"]
 
 
 class Golden(Model):
     schema_: Literal[1] = Field(alias="schema")
     programs: tuple[str, ...] = Field(min_length=1)
+    executorch: tuple[str, ...] = Field(min_length=1)
+    """Programs of manifests/suites/compat.toml."""
     least_sqnr_db: float = Field(gt=0)
 
 
@@ -54,10 +60,11 @@ class Measured(Model):
     schema_: Literal[1] = Field(default=1, alias="schema")
     programs: dict[str, dict[str, Made]] = Field(default_factory=dict)
     """Program → the build that made it → what each runtime did with it."""
+    executorch: dict[str, dict[str, Made]] = Field(default_factory=dict)
+    """The same for .pte files: the executorch version that made it, the one whose runtime was given it."""
 
-    def of(self, program: str, maker: str, runtime: str) -> Met | None:
-        made = self.programs.get(program, {}).get(maker)
-        return made.runtimes.get(runtime) if made else None
+    def lane(self, name: Lane) -> dict[str, dict[str, Made]]:
+        return self.programs if name == "onnx" else self.executorch
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +90,36 @@ def load_measured() -> Measured:
 
 def test_golden(
     selection: Selection,
-    builds: Sequence[str],
+    lane: Lane,
+    versions: Sequence[str],
     update: bool,
     timeout: float,
     command: str,
     environ: Mapping[str, str],
 ) -> int:
+    """`versions`: the QNN builds, in the ExecuTorch lane the executorch versions; empty: all."""
     stage = StageRun("test_golden", selection.profile, selection.target, command)
     with stage.reported(selection.reports, "golden-not-measured"):
         golden, agreed = load(MANIFEST, Golden), load_measured()
-        runtimes = [
-            Runtime(build.qnn, environment_of(build, selection, "onnx", environ))
-            for build in reversed(chosen(builds))
-        ]
         folder = Path(selection.reports).absolute() / "golden"
         shutil.rmtree(folder, ignore_errors=True)
-        found = {
-            program: measure(program, runtimes, folder, golden.least_sqnr_db, timeout)
-            for program in golden.programs
-        }
-        judge(stage, found, Measured(schema=1) if update else agreed)
+        if lane == "onnx":
+            runtimes = [
+                Runtime(build.qnn, environment_of(build, selection, "onnx", environ))
+                for build in reversed(chosen(versions))
+            ]
+            found = {
+                program: measure(program, runtimes, folder, golden.least_sqnr_db, timeout)
+                for program in golden.programs
+            }
+        else:
+            from ci.upstream.golden.executorch import measure_all
+
+            found = measure_all(golden.executorch, versions, selection, folder, timeout, environ)
+        judge(stage, found, Measured(schema=1).lane(lane) if update else agreed.lane(lane))
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
         if update:
-            write(agreed, found)
+            write(agreed, found, lane)
     return stage.close(selection.reports)
 
 
@@ -139,15 +153,18 @@ def measure(
     return made
 
 
-def judge(stage: StageRun, found: Mapping[str, Mapping[str, Made]], agreed: Measured) -> None:
+def judge(
+    stage: StageRun, found: Mapping[str, Mapping[str, Made]], agreed: Mapping[str, Mapping[str, Made]]
+) -> None:
     """What ran and runs no more is an error, and so is a refusal in words that nobody here can explain."""
     counts = dict.fromkeys(("same", "differs", "refused"), 0)
     for program, makers in found.items():
         for maker, made in makers.items():
+            known = agreed.get(program, {}).get(maker)
             for runtime, met in made.runtimes.items():
                 counts[met.result] += 1
-                before = agreed.of(program, maker, runtime)
-                subject = f"{program} of QNN {maker} on {runtime}"
+                before = known.runtimes.get(runtime) if known else None
+                subject = f"{program} of {maker} on {runtime}"
                 if met.result != "same" and before is not None and before.result == "same":
                     stage.add(
                         "golden-lost",
@@ -255,39 +272,46 @@ def _sqnr(reference: Path, other: Path) -> float:
     return worst
 
 
-def write(agreed: Measured, found: Mapping[str, Mapping[str, Made]]) -> None:
-    programs = {name: dict(makers) for name, makers in agreed.programs.items() if name in found}
+def write(agreed: Measured, found: Mapping[str, Mapping[str, Made]], lane: Lane) -> None:
+    programs = {name: dict(makers) for name, makers in agreed.lane(lane).items() if name in found}
     for name, makers in found.items():
         for maker, made in makers.items():
             before = programs.setdefault(name, {}).get(maker)
             runtimes = {**(before.runtimes if before else {}), **made.runtimes}
             programs[name][maker] = Made(sha256=made.sha256, runtimes=runtimes)
-    measured = Measured(schema=1, programs=programs)
+    measured = agreed.model_copy(update={"programs" if lane == "onnx" else "executorch": programs})
     text = json.dumps(measured.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
     replace_text(MEASURED, text)
-    before_table, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    first, last = TABLES[lane]
+    before_table, begin, rest = PAGE.read_text(encoding="utf-8").partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
         raise ManifestError(
-            PAGE, "table", expected=f"the lines {BEGIN.strip()} and {END.strip()}", found="none"
+            PAGE, "table", expected=f"the lines {first.strip()} and {last.strip()}", found="none"
         )
-    replace_text(PAGE, before_table + BEGIN + "\n" + table_of(measured) + "\n" + END + after)
+    replace_text(PAGE, before_table + begin + "\n" + table_of(programs) + "\n" + end + after)
 
 
-def table_of(measured: Measured) -> str:
+def table_of(programs: Mapping[str, Mapping[str, Made]]) -> str:
     """One row a maker, one column a runtime: the worst of all programs."""
     from packaging.version import Version
 
-    makers = sorted({maker for each in measured.programs.values() for maker in each}, key=Version)
-    lines = ["| made by | " + " | ".join(f"on {name}" for name in makers) + " |"]
-    lines.append("| --- |" + " --- |" * len(makers))
+    makers = sorted({maker for each in programs.values() for maker in each}, key=Version)
+    measured = [(maker, made) for each in programs.values() for maker, made in each.items()]
+    runtimes = sorted({name for _, made in measured for name in made.runtimes}, key=Version)
+    lines = ["| made by | " + " | ".join(f"on {name}" for name in runtimes) + " |"]
+    lines.append("| --- |" + " --- |" * len(runtimes))
     order: Sequence[Result] = ("refused", "differs", "same")
     marks = {"same": "runs", "differs": "**differs**", "refused": "refused"}
     for maker in makers:
         cells = []
-        for runtime in makers:
-            met = [found for name in measured.programs if (found := measured.of(name, maker, runtime))]
-            worst = next((result for result in order if any(each.result == result for each in met)), None)
+        for runtime in runtimes:
+            met = [
+                made.runtimes[runtime].result
+                for name, made in measured
+                if name == maker and runtime in made.runtimes
+            ]
+            worst = next((result for result in order if result in met), None)
             cells.append(marks[worst] if worst else "not measured")
         lines.append(f"| {maker} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ from provisioning.base.settings import add_selection
 EXAMPLES = """\
   nox -s test_golden
   nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
+  nox -s test_golden -- --lane executorch
   nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/golden.md
 """
 
@@ -27,6 +28,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="only these builds of manifests/compat.toml; may be repeated [all]",
     )
     parser.add_argument(
+        "--lane",
+        choices=("onnx", "executorch"),
+        default="onnx",
+        help="context binaries by QNN builds, or .pte files by executorch versions [%(default)s]",
+    )
+    parser.add_argument(
+        "--executorch",
+        action="append",
+        default=[],
+        metavar="VERSION",
+        help="with --lane executorch: only these versions; may be repeated [all]",
+    )
+    parser.add_argument(
         "--update", action="store_true", help="write what was measured to manifests/golden.json and docs"
     )
     parser.add_argument(
@@ -36,7 +50,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.upstream.golden.stage import test_golden
+    from provisioning.base.errors import UsageError
     from provisioning.base.settings import selection_of
 
     command = typed("nox -s test_golden --", sys.argv[2:])
-    return test_golden(selection_of(args), args.qnn, args.update, args.timeout, command, os.environ)
+    wrong = args.qnn if args.lane == "executorch" else args.executorch
+    if wrong:
+        other = "--executorch" if args.lane == "executorch" else "--qnn"
+        raise UsageError(f"--lane {args.lane} has other versions", remedy=f"name them by {other}")
+    versions = args.executorch if args.lane == "executorch" else args.qnn
+    return test_golden(
+        selection_of(args), args.lane, versions, args.update, args.timeout, command, os.environ
+    )

@@ -1,0 +1,90 @@
+"""The compare command on two real QNN builds, with programs that a later build makes worse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.report.html import html
+from provisioning.base.findings import Report
+from provisioning.base.settings import ROOT
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+SUITE = """\
+schema = 1
+
+[case.steady]
+factory = "nets:steady"
+[[case.steady.run]]
+precision = "u8u8"
+socs = ["SM8650"]
+thresholds = { sqnr_db = 1 }
+
+[case.worse]
+factory = "nets:worse"
+[[case.worse.run]]
+precision = "u8u8"
+socs = ["SM8650"]
+thresholds = { sqnr_db = 1 }
+"""
+
+NETS = """\
+from importlib.metadata import version
+
+import torch
+
+LATER = version("onnxruntime-qnn") == "2.7.0"
+
+
+def net(channels=16, outlier=1.0):
+    torch.manual_seed(0)
+    first, second = torch.nn.Conv2d(8, channels, 3), torch.nn.Conv2d(channels, 8, 3)
+    with torch.no_grad():
+        first.weight[0] *= outlier
+        second.weight[:, 0] /= outlier
+    return torch.nn.Sequential(first, torch.nn.ReLU(), second), (torch.randn(1, 8, 16, 16),)
+
+
+def steady():
+    return net()
+
+
+def worse():
+    return net(channels=128, outlier=100.0) if LATER else net()
+"""
+"""Stands in for a compiler that became worse: with the later build, the same case is another network."""
+
+
+def compare(folder: Path, *arguments: str | Path) -> tuple[int, Report]:
+    command = [sys.executable, "-m", "ci", "compare", *map(str, arguments), "--reports", str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"}, timeout=800, check=False
+    )
+    return done.returncode, Report.read(folder / "compare.json")
+
+
+def test_what_a_later_build_makes_worse_is_found(tmp_path: Path) -> None:
+    (tmp_path / "suite.toml").write_text(SUITE)
+    (tmp_path / "nets.py").write_text(NETS)
+    flags = ("--suite", tmp_path / "suite.toml", "--qnn", "2.50.40", "--qnn", "2.51.0")
+    code, report = compare(tmp_path / "reports", *flags)
+    (finding,) = report.findings
+    assert code == 1 and finding.subject == "worse/u8u8/SM8650 on QNN 2.51.0"
+    assert "SQNR in dB" in finding.message and "context" in finding.message
+    table = (tmp_path / "reports" / "compare" / "table.md").read_text()
+    assert "| steady/u8u8/SM8650 |" in table and table.count("**worse**") == 1
+    page = html([report])
+    assert page.index("worse/u8u8/SM8650") < page.index("steady/u8u8/SM8650")
+
+
+@pytest.mark.whole
+def test_the_loss_that_qnn_2_48_brought_is_found(tmp_path: Path) -> None:
+    flags = ("--qnn", "2.47.0", "--qnn", "2.50.40", "--case", "llama_decode", "--soc", "SM8650")
+    code, report = compare(tmp_path / "reports", *flags)
+    assert code == 1
+    assert any("llama_decode/u16u8/SM8650" in each.subject for each in report.findings)
