@@ -56,7 +56,7 @@ class Place:
     """A clone of a repository with modules, a worker, and a memo over a store."""
 
     def __init__(self, folder: Path, store: Path, worker: Worker) -> None:
-        self.folder, self.store, self.worker = folder, store, worker
+        self.folder, self.store, self.worker, self.shared_worker = folder, store, worker, worker
         (folder / ".git").mkdir(parents=True)
         self.environ = dict(os.environ)
         self.path = [str(folder)]
@@ -84,7 +84,8 @@ class Place:
         into = memo.scratch() if files else None
         order = {"module": module, "path": self.path, "into": str(into) if into else ""}
         reply = self.worker.ask(order)
-        common = Touched.of(self.worker.touched)
+        # What the worker of all tests imported never changes, and is long.
+        common = None if self.worker is self.shared_worker else Touched.of(self.worker.touched)
         entry = memo.remember(
             module, key, {"value": reply["value"]}, Touched.of(reply["touched"]), into, common
         )
