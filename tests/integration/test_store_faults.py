@@ -196,8 +196,8 @@ class TestFullDisk:
         assert store.verify(store.provision("qnn-sdk", sdk)) == []
 
 
-def test_an_interrupt_ends_at_once_with_130(site: Site) -> None:
-    site.server.usual = Reply(pause=0.05)
+def test_an_interrupted_download_ends_with_130_long_before_it_is_complete(site: Site) -> None:
+    site.server.usual = Reply(pause=1)
     with site.start("provision") as process:
         assert process.stderr is not None
         part = site.store.path / "downloads"
@@ -205,8 +205,6 @@ def test_an_interrupt_ends_at_once_with_130(site: Site) -> None:
         while not list(part.glob("*.part")) and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        began = time.monotonic()
         process.communicate(timeout=60)
     assert process.returncode == 130
-    assert time.monotonic() - began < 5
-    assert site.faults() == []
+    assert site.store.trees() == [] and site.faults() == []
