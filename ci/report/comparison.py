@@ -23,11 +23,17 @@ def comparison_section(reports: Sequence[Report]) -> Element | None:
         return None
     base = str(report.metrics.get("base"))
     section = element("section", element("h2", f"What changes beside {_title(base)}"), id="builds")
-    for build, counts in _mapping(report.metrics.get("verdicts")).items():
+    order = _words(report.metrics.get("order")) or [base]
+    verdicts = _mapping(report.metrics.get("verdicts"))
+    for build, counts in sorted(verdicts.items(), key=lambda each: _place(each[0], order)):
         words = ", ".join(f"{_mapping(counts).get(verdict, 0)} {verdict}" for verdict in ORDER)
         section.append(element("p", f"{_title(build)}: {words}", class_="soft"))
     rows = {
-        name: {qnn: _mapping(each) for qnn, each in _mapping(row).items()} for name, row in programs.items()
+        name: {
+            build: _mapping(_mapping(row)[build])
+            for build in sorted(_mapping(row), key=lambda build: _place(build, order))
+        }
+        for name, row in programs.items()
     }
     for name in sorted(rows, key=lambda name: (ORDER.index(_worst(rows[name])), name)):
         section.append(_program(name, rows[name], base))
@@ -38,16 +44,16 @@ def _program(name: str, builds: Mapping[str, Mapping[str, Metric]], base: str) -
     worst = _worst(builds)
     summary = element("summary", _judgement(worst), f" {name}")
     whole = element("details", summary, class_="program", **({"open": "open"} if worst == "worse" else {}))
-    newest = {qnn: builds[qnn] for qnn in (base, *(qnn for qnn in builds if qnn != base))}
-    for qnn, row in newest.items():
-        if error := row.get("error"):
-            whole.append(element("p", f"{_title(qnn)}: {error}", class_="fail"))
-        changes = row.get("differences")
-        if isinstance(changes, list) and changes:
-            whole.append(element("p", f"{_title(qnn)}: {'; '.join(map(str, changes))}"))
-    whole.extend(bars("SQNR against float", _bars_of(newest, base, "figures", "sqnr_db", "dB")))
+    for build, row in builds.items():
+        if (error := row.get("error")) and not row.get("figures"):
+            whole.append(element("p", f"{_title(build)}: {error}", class_="fail"))
+        if changes := _words(row.get("differences")):
+            whole.append(element("p", f"{_title(build)}: {'; '.join(changes)}"))
+    whole.extend(
+        bars("SQNR against float", _bars_of(builds, base, "figures", "sqnr_db", "dB"), one_scale=True)
+    )
     for key, title in COSTS.items():
-        whole.extend(bars(title, _bars_of(newest, base, "costs", key, "")))
+        whole.extend(bars(title, _bars_of(builds, base, "costs", key, ""), one_scale=True))
     return whole
 
 
@@ -56,15 +62,19 @@ def _bars_of(
 ) -> Iterator[Bar]:
     """One for each build; the mark is the first build's."""
     mark = _number(builds[base], group, key)
-    for qnn, row in builds.items():
+    for build, row in builds.items():
         value = _number(row, group, key)
         if value is not None:
             text = f"{value:.1f} {unit}" if unit else size(int(value))
-            yield Bar(_title(qnn), value, mark, text, row.get("judgement") != "worse")
+            yield Bar(_title(build), value, mark, text, key not in _words(row.get("worse")))
 
 
 def _title(name: str) -> str:
     return name if name.startswith("executorch ") else f"QNN {name}"
+
+
+def _place(build: str, order: Sequence[str]) -> int:
+    return order.index(build) if build in order else len(order)
 
 
 def _judgement(verdict: str) -> Element:
@@ -81,6 +91,10 @@ def _worst(builds: Mapping[str, Mapping[str, Metric]]) -> str:
 def _number(row: Mapping[str, Metric], group: str, key: str) -> float | None:
     value = _mapping(row.get(group)).get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _words(value: Metric) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
 
 
 def _mapping(value: Metric) -> Mapping[str, Metric]:

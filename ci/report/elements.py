@@ -93,13 +93,20 @@ def one_line_code(text: str) -> Element:
     return element("code", one_line(text))
 
 
-def bars(title: str, shown: Iterable[Bar]) -> list[Element]:
-    rows = [_bar(each) for each in shown]
+def bars(title: str, shown: Iterable[Bar], *, one_scale: bool = False) -> list[Element]:
+    """With `one_scale` a bar's length can be compared with the others', else with its own mark alone."""
+    drawn = list(shown)
+    longest = max((_longest(each) for each in drawn), default=0.0)
+    rows = [_bar(each, longest if one_scale else _longest(each)) for each in drawn]
     return [element("h3", title), element("div", *rows, class_="bars")] if rows else []
 
 
-def _bar(bar: Bar) -> Element:
-    whole = max(bar.value, bar.mark or 0, 1e-12) * 1.05
+def _longest(bar: Bar) -> float:
+    return max(bar.value, bar.mark or 0, 1e-12)
+
+
+def _bar(bar: Bar, longest: float) -> Element:
+    whole = longest * 1.05
     picture = element(
         "svg", class_="bar", viewBox="0 0 100 8", preserveAspectRatio="none", role="img", aria_label=bar.text
     )

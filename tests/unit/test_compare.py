@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ci.report.comparison import comparison_section
 from ci.report.html import html
 from ci.suites.baseline import load_tolerances
 from ci.upstream.compare.judge import differences, verdict_of
@@ -112,6 +113,21 @@ def test_the_table_and_the_page_show_the_worst_first(tmp_path: Path) -> None:
     stage.close(tmp_path)
     page = html([Report.read(tmp_path / "compare.json")])
     assert page.index("net/fp16/SM8650") < page.index("other/u8u8/SM8650")
+
+
+def test_the_page_marks_the_figure_that_became_worse_and_no_other(tmp_path: Path) -> None:
+    stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
+    name = "net/fp16/SM8650"
+    measurements = [Measurement(QNN_51, {name: ROW}, {}), Measurement(QNN_50, {name: row(sqnr_db=9.0)}, {})]
+    judge(stage, measurements, choice())
+    stage.close(tmp_path)
+    section = comparison_section([Report.read(tmp_path / "compare.json")])
+    assert section is not None
+    assert [each.get("class") for each in section.iter("rect") if each.get("class") != "mark"] == [
+        *("good", "bad"),  # the accuracy of both
+        *("good", "good"),  # the context
+        *("good", "good"),  # bytes read from DDR
+    ]
 
 
 def test_the_executorch_lane_compares_versions_on_the_qnn_that_they_drive() -> None:

@@ -227,6 +227,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                 **_shown(after, other.errors.get(name, "")),
                 "judgement": verdict,
                 "differences": [str(each) for each in found],
+                "worse": [each.figure for each in found if each.verdict == "worse"],
             }
             if verdict == "worse":
                 refused = other.errors.get(name, "") if not after.get("figures") else ""
@@ -252,6 +253,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
     stage.metrics |= {
         "lane": choice.lane,
         "base": base.stack.name,
+        "order": [each.stack.name for each in measurements],
         "builds": {each.stack.name: each.stack.build.build_id for each in measurements},
         "verdicts": {name: dict(each) for name, each in counts.items()},
         "comparison": programs,
