@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,14 +68,17 @@ def become(command: list[str], variables: Mapping[str, str]) -> int:
     """Exec; returns only if that fails, as a POSIX shell would: 127 not found, 126 not runnable."""
     try:
         os.execvpe(command[0], command, variables)  # noqa: S606 - no shell is wanted between
-    except FileNotFoundError:
-        if Path(command[0]).exists():
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        # A folder of PATH that may not be read is "Permission denied" too.
+        searched = missing or os.sep not in command[0]
+        if searched and shutil.which(command[0], os.F_OK, variables.get("PATH")) is None:
+            sys.stderr.write(f"error: there is no command {command[0]!r} on PATH\n")
+            return 127
+        if missing:
             sys.stderr.write(
                 f"error: {command[0]!r} cannot be run: the interpreter that it names is not there\n"
             )
-        else:
-            sys.stderr.write(f"error: there is no command {command[0]!r} on PATH\n")
-        return 127
-    except OSError as error:
+            return 127
         sys.stderr.write(f"error: {command[0]!r} cannot be run: {error.strerror}\n")
         return 126

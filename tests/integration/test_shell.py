@@ -67,8 +67,13 @@ def test_a_signal_that_ends_the_command_is_seen_as_such(environ: dict[str, str])
     assert _shell(environ, "--", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
 
 
-def test_a_command_that_is_not_there_ends_with_127_and_its_name(environ: dict[str, str]) -> None:
-    ran = _shell(environ, "--", "no-such-command")
+def test_a_command_that_is_not_there_ends_with_127_and_its_name(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Also where a folder of PATH may not be read, as another user's."""
+    (tmp_path / "closed").mkdir(mode=0)
+    path = f"{tmp_path / 'closed'}:{os.environ['PATH']}"
+    ran = _shell({**environ, "PATH": path}, "--", "no-such-command")
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
         127,
         "error: there is no command 'no-such-command' on PATH",
