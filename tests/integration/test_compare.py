@@ -68,6 +68,7 @@ def compare(folder: Path, *arguments: str | Path) -> tuple[int, Report]:
     return done.returncode, Report.read(folder / "compare.json")
 
 
+@pytest.mark.whole
 def test_what_a_later_build_makes_worse_is_found(tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_text(SUITE)
     (tmp_path / "nets.py").write_text(NETS)
