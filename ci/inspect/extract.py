@@ -76,4 +76,5 @@ def _of_program(path: Path, program: Program) -> Iterator[tuple[str, bytes]]:
 
 def _of_model(path: Path) -> Iterator[tuple[str, bytes]]:
     for index, data in enumerate(context_binaries(path)):
-        yield f"{path.stem}.context_{index}.bin", data
+        suffix = ".dlc" if data.startswith(MARK) else ".bin"
+        yield f"{path.stem}.context_{index}{suffix}", data

@@ -97,8 +97,11 @@ def _show(args: argparse.Namespace, kind: str, values: Mapping[str, object]) -> 
 
 
 def _dlc(contents: Dlc) -> dict[str, object]:
+    what = "a QNN graph that is not compiled yet"
+    if contents.chips:
+        what = f"a flexible context for {', '.join(contents.chips)}"
     return {
-        "what": f"DLC, a QNN graph that is not compiled yet, {contents.size:,} bytes",
+        "what": f"DLC, {what}, {contents.size:,} bytes",
         "QNN build": contents.qnn,
         "written by": contents.tool,
         "written": contents.written,

@@ -12,6 +12,7 @@ from provisioning.base.settings import DEFAULT_SOC
 EXAMPLES = """\
   python -m ci onnx compile model.onnx --soc SM8750 --precision u16u8 --calibrate samples/ -o out/
   python -m ci onnx compile model.onnx --precision fp16 --embed -o out/
+  python -m ci onnx compile model.onnx --soc SM8650 --and-soc SM8750 -o out/
   python -m ci onnx compile model.onnx --dimension batch=1 --option vtcm_mb=4 -o out/
   python -m ci onnx run out/model_ctx.onnx --input x.npy --output y.npz
   python -m ci onnx profile out/model_ctx.onnx --input x.npy --source model.onnx --json now.json
@@ -39,6 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--embed", action="store_true", help="put the context into the .onnx, not beside it"
     )
     compiler.add_argument("--profile-run", action="store_true", help="also write what each operator took")
+    compiler.add_argument(
+        "--and-soc",
+        action="append",
+        default=[],
+        metavar="CHIP",
+        help="one file for this chip too, a flexible context (QNN 2.50 or later); may be repeated",
+    )
 
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")

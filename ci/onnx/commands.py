@@ -52,6 +52,8 @@ SCRATCH = ".qnn-ci-new-"
 
 def compile_model(args: argparse.Namespace) -> int:
     soc = soc_named(args.soc)
+    for chip in args.and_soc:
+        soc_named(chip)
     settings = settings_of(parse_assignments(args.option), soc=soc, embed=args.embed)
     dimensions = _dimensions(args.dimension)
     precision = _precision(args)
@@ -98,9 +100,31 @@ def compile_model(args: argparse.Namespace) -> int:
                 f"{args.model}: the reloaded context gives other outputs than the session that compiled it",
                 remedy=f"{session('diagnose', log)}, then report it to the maker of the provider",
             )
+        chips = list(dict.fromkeys([args.soc, *args.and_soc]))
+        if len(chips) > 1:
+            for path in [each for each in compiled.iterdir() if each.suffix != ".csv"]:
+                path.unlink()
+            with _step(f"compiling for each of {', '.join(chips)}, and for all into one file"):
+                figures = worker(
+                    "flexible",
+                    log,
+                    model=ready,
+                    source=looked["model"],
+                    chips=chips,
+                    settings=settings.as_dict(),
+                    path=str(compiled / f"{name}.onnx"),
+                    scratch=str(scratch),
+                    embed=args.embed,
+                    **common,
+                )["sqnr_db"]
         written = publish(compiled)
     for path in written:
         print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
+    if len(chips) > 1:
+        print(
+            f"one flexible context for {', '.join(chips)}, which only a device runs; compiled for each alone:"
+        )
+        print("".join(f"  {chip} {figure:.1f} dB SQNR\n" for chip, figure in figures.items()), end="")
     near = reply["near"]
     whose = f"{_count(looked['compared'], 'sample')} held back" if looked["compared"] else "made-up inputs"
     nodes, build = _count(reply["audit"]["nodes"], "node"), reply["record"]["build_id"]

@@ -161,6 +161,31 @@ def compiled(
     return Compiled(outputs, audit, _traffic(log, before) if log else None)
 
 
+def compiled_for_all(
+    model: Path, precision: Precision, socs: Sequence[Soc], settings: Settings, context: Path, *, embed: bool
+) -> None:
+    """Write one context for all the chips. It is not run: the provider only prepares such a model."""
+    session = {
+        **settings.session,
+        "session.disable_cpu_ep_fallback": "1",
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(context),
+        "ep.context_embed_mode": "1" if embed else "0",
+    }
+    provider = {
+        **_provider_options(precision, socs[0], settings, None),
+        "soc_model": ",".join(str(soc.id) for soc in socs),
+        "htp_arch": ",".join(str(soc.arch) for soc in socs),
+    }
+    try:
+        _session(model, provider, session)
+    except Exception as error:
+        raise CheckFailed(
+            f"the QNN provider cannot compile it for all of these chips: {_said(error)}",
+            remedy="compile for each chip by itself, without --and-soc",
+        ) from error
+
+
 def reloaded(
     context: Path, soc: Soc, settings: Settings, samples: Sequence[Sample], *, profile: Path | None = None
 ) -> list[Sample]:

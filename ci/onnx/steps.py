@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from ci.onnx import provider
 from ci.onnx.arrays import Array, Sample, save, saved
 from ci.onnx.context import Record, nodes_beside_context, read_context, record_path, require_fit
+from ci.onnx.flexible import write_flexible
 from ci.onnx.graph import (
     Problem,
     Signature,
@@ -244,12 +245,62 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     return _as_reply(written)
 
 
+def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace what `order_compile` wrote for the first chip by one context for all chips."""
+    model, source, scratch = Path(order["model"]), Path(order["source"]), Path(order["scratch"])
+    precision, settings = precision_named(order["precision"]), Settings(**order["settings"])
+    signature = signature_of(load_graph(source))
+    samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0] or [_random(signature)]
+    expected = provider.on_cpu(source, samples)
+    reference = provider.on_cpu(model, samples) if precision.quantized else []
+    near = {}
+    for chip in order["chips"]:
+        written = write_context(
+            model,
+            source_digest(source),
+            precision,
+            chip,
+            settings,
+            samples,
+            expected,
+            reference,
+            _new_folder(scratch / chip) / "model_ctx.onnx",
+            embed=False,
+            log=None,
+        )
+        near[chip] = written.near["sqnr_db"]
+    path = Path(order["path"])
+    files = write_flexible(
+        model, precision, order["chips"], settings, installed_build(), path, embed=order["embed"]
+    )
+    record = replace(
+        written.record,
+        model=path.name,
+        files={file.name: hash_file(file) for file in files},
+        soc=", ".join(order["chips"]),
+        soc_id=0,
+        arch=0,
+    )
+    record.write(record_path(path))
+    return {"sqnr_db": near}
+
+
+def _new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
 def order_run(order: Mapping[str, Any]) -> dict[str, Any]:
     path = Path(order["model"])
     context = read_context(path)
     soc = soc_named(order["soc"])
     if not order.get("as_it_is"):
         require_fit(context, installed_build(), soc_id=soc.id, arch=soc.arch)
+    if context.record is not None and not context.record.soc_id:
+        raise UsageError(
+            f"{path} is a flexible context for {context.record.soc}, and the emulator takes none",
+            remedy="to run it here, compile it for one chip, without --and-soc",
+        )
     sample = checked(saved(Path(order["inputs"]))[0], context.signature, "--input")
     profile = Path(order["profile"]) if order["profile"] else None
     outputs = provider.reloaded(path, soc, Settings(**order["settings"]), [sample], profile=profile)
@@ -370,6 +421,7 @@ ORDERS = {
     "look": order_look,
     "quantize": order_quantize,
     "compile": order_compile,
+    "flexible": order_flexible,
     "run": order_run,
     "audit": order_audit,
     "prepare": order_prepare,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,17 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from ci.onnx.options import Settings
+from ci.onnx.precision import precision_named
+from ci.suites.programs.dlc import read_dlc
+from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.onnx_models import conv_model, model_of, with_external_data, write
 
 pytestmark = pytest.mark.heavy
+
+
+BUILD = "v2.51.0.260929181845"
 
 
 def onnx_command(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -98,6 +107,36 @@ class TestCompile:
         onnx_command("compile", model, "--embed", "--soc", "SM8750", "-o", tmp_path / "out")
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["net_ctx.json", "net_ctx.onnx"]
         assert json.loads((tmp_path / "out" / "net_ctx.json").read_text())["arch"] == 79
+
+    def test_one_file_for_two_chips(self, model: Path, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        done = onnx_command("compile", model, "--soc", "SM8650", "--and-soc", "SM8750", "-o", out)
+        assert re.search(r"SM8750 \d\d\.\d dB", done.stdout)
+        assert read_dlc(out / "net_ctx_qnn.bin").chips == ("SM8650", "SM8750")
+        np.save(tmp_path / "x.npy", np.zeros((1, 3, 8, 8), np.float32))
+        refused = onnx_command(
+            "run", out / "net_ctx.onnx", "--input", tmp_path / "x.npy", "--soc", "SM8650", code=2
+        )
+        assert "flexible" in refused.stderr
+
+    @pytest.mark.parametrize("held", [[], ["SM8650"], ["SM8650", "SM8750"]])
+    def test_a_file_that_lacks_a_chip_or_is_of_another_build_is_bad(
+        self, held: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from ci.onnx import flexible
+
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as archive:
+            for chip in held:
+                build = BUILD if chip == "SM8650" else "v2.47.0.260601000000"
+                archive.writestr(f"htp.cache.{chip.lower()}.0", f"{build} soc_type={chip};arch=75")
+        monkeypatch.setattr("ci.onnx.provider.compiled_for_all", lambda *args, **options: None)
+        monkeypatch.setattr(flexible, "context_binaries", lambda path: [stream.getvalue()])
+        precision, chips = precision_named("fp16"), ["SM8650", "SM8750"]
+        with pytest.raises(CheckFailed):
+            flexible.write_flexible(
+                model, precision, chips, Settings({}, {}, {}, {}), BUILD, tmp_path / "x.onnx", embed=False
+            )
 
     @pytest.mark.whole
     def test_calibrates_by_a_function_of_the_users(self, model: Path, tmp_path: Path) -> None:

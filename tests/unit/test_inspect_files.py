@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ci.inspect import verb
+from ci.suites.programs.dlc import contexts_by_chip
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.elves import skel
 from tests.support.onnx_models import context_model
@@ -39,9 +40,20 @@ def dlc(tool: str = "qnn-net-run") -> bytes:
     return stream.getvalue()
 
 
+def flexible() -> bytes:
+    """A context for two chips in one file, as QNN 2.50 and later write it."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("dlc.metadata2.3.0", "{}")
+        for chip in ("sm8650", "sm8750"):
+            archive.writestr(f"htp.cache.{chip}.0", f"{BUILD_ID} {chip}")
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
+        ("both.dlc", flexible(), ("DLC", "SM8650, SM8750", BUILD_ID)),
         ("QnnHtp.dll", dll(content=BUILD_ID.encode()), ("Windows library for Arm64", BUILD_ID)),
         ("libQnnHtpV73Skel.so", skel(73, BUILD_ID).encode(), ("Hexagon skel for v73", BUILD_ID)),
         ("forward.dlc", dlc(), ("DLC", "qnn-net-run", "2.49.40")),
@@ -64,6 +76,7 @@ def test_a_file_is_named_for_what_it_is(
         ("a.dll", dll()[:90]),
         ("a.cat", b"0\x82\x10\x00"),
         ("a.dlc", dlc()[:-30]),
+        ("flexible.dlc", flexible()[:-30]),
         ("b.dlc", dlc().replace(b"NETD", b"XXXX")),
         ("a.so", b"\x7fELF\x01"),
     ],
@@ -97,3 +110,13 @@ def test_contexts_are_taken_out_of_a_compiled_model(tmp_path: Path, embed: bool)
     assert inspect(model, "--extract", tmp_path / "out") == 0
     (written,) = (tmp_path / "out").iterdir()
     assert written.read_bytes().startswith(b"context v2.51")
+
+
+def test_a_flexible_context_holds_one_of_each_chip() -> None:
+    parts = contexts_by_chip(flexible())
+    assert {chip: data.decode() for chip, data in parts.items()} == {
+        chip: f"{BUILD_ID} {chip}" for chip in ("sm8650", "sm8750")
+    }
+    assert contexts_by_chip(b"\0\0\0\2 one chip's own context") == {}
+    with pytest.raises(ValueError, match="DLC"):
+        contexts_by_chip(flexible()[:-30])

@@ -1,4 +1,4 @@
-"""DLC files: QNN graphs that are not compiled yet, as libQnnIr.so writes them.
+"""DLC files: QNN graphs that are not compiled yet, as libQnnIr.so writes them, and flexible contexts.
 
 A DLC is a zip whose members are stored as they are. The writer leaves their sums zero, so that damage
 shows only where a part cannot be read.
@@ -6,19 +6,23 @@ shows only where a part cannot be read.
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import struct
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.base.errors import CheckFailed
+from provisioning.build_id import BUILD_ID
 
 MARK = b"PK\x03\x04"
 MODEL = "model"
 _MODEL_MARK, _PARAMETERS_MARK = b"NETD", b"NETP"
 _MARK_AT = 12
 _MOST_JSON = 1 << 24
+_CACHE = re.compile(r"htp\.cache\.([a-z0-9]{1,32})\.\d{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,22 @@ class Dlc:
     qnn: str
     """The QNN build of that tool; empty where it does not say."""
     written: str
+    chips: tuple[str, ...] = ()
+    """Those that a flexible context is for; none for a graph that is not compiled yet."""
+
+
+def contexts_by_chip(content: bytes) -> dict[str, bytes]:
+    """The context of each chip, by its name in small letters, in a flexible context; empty for any other.
+
+    Raises ValueError for one that is damaged."""
+    if not content.startswith(MARK):
+        return {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            found = {_CACHE.fullmatch(each.filename): _member(content, each) for each in archive.infolist()}
+    except (zipfile.BadZipFile, struct.error, RuntimeError) as error:
+        raise ValueError(f"a DLC that cannot be read: {error}") from error
+    return {cache[1]: data for cache, data in found.items() if cache}
 
 
 def read_dlc(path: Path) -> Dlc:
@@ -48,8 +68,9 @@ def _read(path: Path) -> Dlc:
     content = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         members = {each.filename: _member(content, each) for each in archive.infolist()}
+    chips = tuple(cache[1].upper() for member in members if (cache := _CACHE.fullmatch(member)))
     model = members.get(MODEL)
-    if model is None:
+    if model is None and not chips:
         raise ValueError(f"no member `{MODEL}` in it: {', '.join(members) or 'it is empty'}")
     marks = {MODEL: _MODEL_MARK, "model.params": _PARAMETERS_MARK}
     for name, mark in marks.items():
@@ -63,8 +84,10 @@ def _read(path: Path) -> Dlc:
         len(content),
         {name: len(data) for name, data in members.items()},
         str(command.get("tool", "")),
-        str(command.get("converterVersion", "")),
+        str(command.get("converterVersion", ""))
+        or ", ".join(sorted({found.decode() for found in BUILD_ID.findall(content)})),
         str(written.get("header", {}).get("timestamp", "")),
+        chips,
     )
 
 
