@@ -12,7 +12,12 @@ from provisioning.base.units import size
 STAGE = "compare"
 ORDER = ("worse", "better", "same")
 BADGES = {"worse": "fail", "better": "pass", "same": "not-run"}
-COSTS = {"context_bytes": "context", "pte_bytes": ".pte", "ddr_read": "DDR read"}
+COSTS = {
+    "context_bytes": "context",
+    "pte_bytes": ".pte",
+    "ddr_read": "DDR read",
+    "cpu_seconds": "CPU seconds of compiling",
+}
 
 
 def comparison_section(reports: Sequence[Report]) -> Element | None:
@@ -53,7 +58,8 @@ def _program(name: str, builds: Mapping[str, Mapping[str, Metric]], base: str) -
         bars("SQNR against float", _bars_of(builds, base, "figures", "sqnr_db", "dB"), one_scale=True)
     )
     for key, title in COSTS.items():
-        whole.extend(bars(title, _bars_of(builds, base, "costs", key, ""), one_scale=True))
+        unit = "s" if key == "cpu_seconds" else ""
+        whole.extend(bars(title, _bars_of(builds, base, "costs", key, unit), one_scale=True))
     return whole
 
 

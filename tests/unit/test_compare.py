@@ -11,10 +11,10 @@ import pytest
 from ci.report.comparison import comparison_section
 from ci.report.html import html
 from ci.suites.baseline import load_tolerances
-from ci.upstream.compare.judge import differences, verdict_of
+from ci.upstream.compare.judge import differences, severity_of, verdict_of
 from ci.upstream.compare.stage import Choice, Measurement, Stack, chosen, judge, stacks, table_of
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Report, StageRun
+from provisioning.base.findings import Report, Severity, StageRun
 
 ROW: dict[str, Any] = {
     "verdict": "pass",
@@ -50,7 +50,8 @@ REFUSED: dict[str, Any] = {"verdict": "fail"}
         (row(context_bytes=1_200_000), "worse"),
         (row(ddr_read=300_000), "better"),
         (row(ddr_read=900_000, sqnr_db=45.0), "worse"),
-        (row(cpu_seconds=50.0), "same"),
+        (row(cpu_seconds=5.0), "same"),
+        (row(cpu_seconds=50.0), "worse"),
         (row(graphs=3), "worse"),
         (row(graphs=0), "same"),
         (row(cpu_operators=0), "same"),
@@ -102,6 +103,13 @@ def test_a_program_lost_by_an_upgrade_fails_the_stage_and_says_why(tmp_path: Pat
     assert finding.subject == "net/fp16/SM8650 on QNN 2.51.0" and "no kernel for Erf" in finding.message
 
 
+def test_slower_compiling_alone_is_a_warning() -> None:
+    tolerances = load_tolerances()
+    slower, both = row(cpu_seconds=50.0), row(cpu_seconds=50.0, sqnr_db=3.0)
+    assert severity_of(differences(ROW, slower, tolerances), tolerances) is Severity.WARNING
+    assert severity_of(differences(ROW, both, tolerances), tolerances) is Severity.ERROR
+
+
 def test_what_an_earlier_build_lacked_is_no_loss(tmp_path: Path) -> None:
     assert judged(QNN_51, QNN_50).close(tmp_path) == 0
 
@@ -127,6 +135,7 @@ def test_the_page_marks_the_figure_that_became_worse_and_no_other(tmp_path: Path
         *("good", "bad"),  # the accuracy of both
         *("good", "good"),  # the context
         *("good", "good"),  # bytes read from DDR
+        *("good", "good"),  # compiling
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ci.suites.baseline import COSTS, Tolerances
-from provisioning.base.findings import Metric
+from provisioning.base.findings import Metric, Severity
 
 Verdict = Literal["better", "same", "worse"]
 RANK: Mapping[Verdict, int] = {"worse": 0, "better": 1, "same": 2}
@@ -15,9 +15,6 @@ RANK: Mapping[Verdict, int] = {"worse": 0, "better": 1, "same": 2}
 ACCURACY = ("sqnr_db", "reference_sqnr_db")
 NODES = ("cpu_operators", "delegates", "graphs")
 """Of a program: each more of them is a way between CPU and NPU more."""
-GATED = tuple(name for name in COSTS if name != "cpu_seconds")
-"""Seconds and cycles are the host's: between two builds they differ by 16 times, and judge nothing."""
-
 TITLES = {
     "sqnr_db": "SQNR in dB",
     "reference_sqnr_db": "SQNR in dB to the quantized model",
@@ -51,7 +48,7 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Differe
     for name, was, now in _pairs(before, after, "figures", ACCURACY):
         if abs(now - was) > tolerances.sqnr_margin_db:
             found.append(Difference(name, was, now, "worse" if now < was else "better"))
-    for name, was, now in _pairs(before, after, "costs", GATED):
+    for name, was, now in _pairs(before, after, "costs", tuple(COSTS)):
         tolerance = tolerances.costs[name]
         if now > tolerance.most(was):
             found.append(Difference(name, was, now, "worse"))
@@ -66,6 +63,16 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Differe
 
 def verdict_of(found: Sequence[Difference]) -> Verdict:
     return min((each.verdict for each in found), key=RANK.__getitem__, default="same")
+
+
+def severity_of(found: Sequence[Difference], tolerances: Tolerances) -> Severity:
+    """The gravest of what became worse; a cost's is that of its tolerance."""
+    worse = [each.figure for each in found if each.verdict == "worse"]
+    grave = {
+        Severity(tolerances.costs[name].severity) if name in tolerances.costs else Severity.ERROR
+        for name in worse
+    }
+    return next(severity for severity in Severity if severity in grave)
 
 
 def _pairs(before: Row, after: Row, group: str, names: Sequence[str]) -> list[tuple[str, float, float]]:

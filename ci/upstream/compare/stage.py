@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from ci.suites.baseline import load_tolerances
 from ci.upstream import releases
-from ci.upstream.compare.judge import RANK, Row, differences, verdict_of
+from ci.upstream.compare.judge import RANK, Row, differences, severity_of, verdict_of
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownName, UsageError
@@ -234,7 +234,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                 stage.add(
                     "compare-worse",
                     # That an earlier build was worse speaks for the upgrade.
-                    Severity.ERROR if other.stack.age > base.stack.age else Severity.NOTE,
+                    severity_of(found, tolerances) if other.stack.age > base.stack.age else Severity.NOTE,
                     f"{name} on {title_of(other.stack.name)}",
                     "; ".join(str(each) for each in found if each.verdict == "worse")
                     + (f": {refused}" if refused else ""),
