@@ -19,12 +19,16 @@ from ci.engine.dist import RUNNER
 from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Severity, StageRun
 from provisioning.base.settings import ROOT, Selection
 from provisioning.environment import DEVICE_DIRECTORIES
+from provisioning.manifest import load_socs, soc_named
 
 BUNDLES = ROOT / "dist" / "bundles"
 _TAIL = 5
+
+SOC_ID = "/sys/devices/soc0/soc_id"
+"""The kernel's number of the chip, which is not QNN's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,34 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
     stage.target = job.bundle.target
     job.into.mkdir(parents=True, exist_ok=True)
     with _device(args, job.bundle) as device, claim.claimed(device, job.where, wait=args.wait):
+        if finding := wrong_chip(device, job.bundle.soc):
+            stage.findings.append(finding)
+            if finding.severity is Severity.ERROR:
+                return
         _push(device, job, args.inputs, stage)
         if not args.push_only:
             _run(device, job, args, stage)
+
+
+def wrong_chip(device: Device, wanted: str) -> Finding | None:
+    """Before anything is sent: is the device known to have another chip than the bundle is for?"""
+    number = device.shell(f"cat {SOC_ID}").out.strip()
+    if not number.isdecimal() or int(number) in soc_named(wanted).kernel_ids:
+        return None
+    found = next((name for name, soc in load_socs().items() if int(number) in soc.kernel_ids), None)
+    if found is None:
+        message = f"{SOC_ID} says {number}, a chip that manifests/socs.toml does not know"
+        return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
+    own, other = soc_named(found), soc_named(wanted)
+    runs = own.arch == other.arch and own.vtcm_mb >= other.vtcm_mb
+    return Finding(
+        "device-chip",
+        Severity.NOTE if runs else Severity.ERROR,
+        device.name,
+        f"it is a {found} (v{own.arch}, {own.vtcm_mb} MB VTCM; {SOC_ID} says {number}), and the bundle is for"
+        f" {wanted} (v{other.arch}, {other.vtcm_mb} MB)",
+        f"compile the program for it and bundle again: nox -s bundle -- --soc {found} MODEL",
+    )
 
 
 def _job(args: argparse.Namespace, selection: Selection) -> Job:

@@ -15,6 +15,7 @@ from ci.suites.programs.compiled_onnx import CompiledModel, read_model
 from ci.suites.programs.dlc import MARK, Dlc, read_dlc
 from ci.suites.programs.program import Context, Delegate, Options, Program, TensorInfo, first_bytes, read
 from provisioning.base.errors import UsageError
+from provisioning.manifest import load_socs
 
 EXAMPLES = """\
   python -m ci inspect model.pte
@@ -172,18 +173,31 @@ def _delegate(index: int, delegate: Delegate) -> Iterator[str]:
     if options := delegate.options:
         prepared = "on the device (online)" if options.online_prepare else "ahead of time"
         yield (
-            f"  compiled for SoC id {options.soc_id}, {_processor(options)}, {options.precision}, "
-            f"prepared {prepared}"
+            f"  compiled for SoC id {options.soc_id}{_by_id(options.soc_id)}, {_processor(options)}, "
+            f"{options.precision}, prepared {prepared}"
         )
     if delegate.context:
         yield from _context(delegate.context, "  ")
+
+
+def _by_id(number: int) -> str:
+    return next((f" ({name})" for name, soc in load_socs().items() if soc.id == number), "")
+
+
+def _chip(name: str) -> str:
+    """With the numbers that QNN and the kernel have for it: people mix them up."""
+    soc = load_socs().get(name)
+    if soc is None:
+        return name
+    kernel = " or ".join(map(str, soc.kernel_ids))
+    return f"{name} (QNN's {soc.id}" + (f", soc_id {kernel} on the device)" if kernel else ")")
 
 
 def _context(context: Context, indent: str) -> Iterator[str]:
     sizes = [f"{size / (1 << 20):g} MB" for size in context.vtcm_bytes]
     for name, values in (
         ("QNN build", list(context.build_ids)),
-        ("SoC", list(context.socs)),
+        ("SoC", [_chip(name) for name in context.socs]),
         ("HTP arch", [f"v{arch}" for arch in context.arches]),
         ("VTCM", sizes),
     ):

@@ -14,7 +14,7 @@ from ci.device import run_bundle, session
 from ci.device.bundle.manifest import Bundle, File
 from ci.device.transport import Adb, Answer, Lost, Ssh, TimedOut
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
-from provisioning.base.findings import StageRun
+from provisioning.base.findings import Severity, StageRun
 from tests.support.local_device import Local
 
 
@@ -164,3 +164,26 @@ def test_the_log_of_a_run_whose_device_vanished_is_kept(bundle: Path, tmp_path: 
             Vanishing(), job, Namespace(wrap="", timeout=1.0), StageRun("run_device", "wheels", "", "")
         )
     assert (tmp_path / "run.log").read_text(encoding="utf-8") == "step 1\n"
+
+
+@pytest.mark.parametrize(
+    ("says", "wanted", "severity"),
+    [
+        ("618", "SM8750", None),
+        ("639", "SM8750", None),
+        ("618", "SM8650", Severity.ERROR),
+        ("618", "SA8797", Severity.ERROR),
+        ("603", "SM8550", Severity.NOTE),  # QCS8550: another chip of the same make
+        ("9999", "SM8750", Severity.NOTE),
+        ("cat: /sys/devices/soc0/soc_id: Permission denied", "SM8750", None),
+    ],
+)
+def test_a_bundle_for_another_chip_is_refused_before_it_is_sent(
+    says: str, wanted: str, severity: Severity | None
+) -> None:
+    class Chip(Local):
+        def shell(self, script: str, *, seconds: float = 0) -> Answer:
+            return Answer(0, f"{says}\n")
+
+    finding = run_bundle.wrong_chip(Chip(), wanted)
+    assert (finding.severity if finding else None) == severity
