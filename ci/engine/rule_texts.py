@@ -30,5 +30,4 @@ RULES = {
     "parity-pin-missing": "a place does not say a version that it should",
     "parity-stale-entry": "a listed difference no longer exists",
     "parity-not-evaluated": "something could not be evaluated; others may follow from it",
-    "parity-evaluator-disagrees": "a configured build says otherwise than the evaluator",
 }

@@ -6,9 +6,9 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 
 from ci.parity import buck, compare, pins
-from ci.parity.cmake.evaluator import Project, evaluate
+from ci.parity.cmake.libraries import evaluate
+from ci.parity.cmake.trace import Project
 from ci.parity.compare import Difference
-from ci.parity.file_api import Reply
 from ci.parity.mapping import Mapping, Variant
 from ci.parity.model import Side
 from ci.parity.tree import Tree
@@ -27,32 +27,32 @@ def check(
     mapping: Mapping,
     *,
     source: compare.Source,
-    replies: MappingOf[str, Reply] | None = None,
     cmake: MappingOf[str, Side] | None = None,
 ) -> Checked:
-    """`source` is where the mapping came from; `replies` are configured builds by variant; `cmake` is that
-    side of an earlier check, when no CMake file has changed since."""
+    """`source` is where the mapping came from; `cmake` is that side of an earlier check, when no CMake file
+    has changed since."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
     found = compare.Findings(mapping, source)
     bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
-    cmakes: dict[str, Side] = {}
+    cmakes = cmake or cmake_sides(tree, mapping)
     for variant in mapping.variants:
-        side = cmake[variant.name] if cmake else evaluate(tree, project(mapping, variant))
-        cmakes[variant.name] = side
-        if reply := (replies or {}).get(variant.name):
-            compare.against_reply(found, variant.name, side, reply)
         for answer in (True, False):
-            compare.variant(found, variant, bucks[variant.name, answer], side)
+            compare.variant(found, variant, bucks[variant.name, answer], cmakes[variant.name])
     compare.tree(found, tree, bucks, cmakes)
     pins.check(found, tree)
     return Checked(found.settled(), bucks, cmakes)
 
 
-def project(mapping: Mapping, variant: Variant) -> Project:
+def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
+    sides = evaluate(tree, [_project(mapping, variant) for variant in mapping.variants])
+    return {variant.name: side for variant, side in zip(mapping.variants, sides, strict=True)}
+
+
+def _project(mapping: Mapping, variant: Variant) -> Project:
     return Project(
-        entry=mapping.cmake.entry,
+        entries=(mapping.cmake.entry, *mapping.cmake.also),
         variables={**mapping.cmake.variables, **variant.cmake},
-        ignored=frozenset(mapping.cmake.ignored_commands),
-        outside=frozenset(mapping.cmake.outside),
+        ignored=mapping.cmake.ignored_commands,
+        outside=mapping.cmake.outside,
         targets=frozenset(name for dependency in mapping.dependencies for name in dependency.cmake),
     )

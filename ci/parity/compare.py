@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from ci.parity.buck import TWIN, duplicates, twins
-from ci.parity.file_api import Reply
 from ci.parity.mapping import Mapping, Pair, Variant
 from ci.parity.model import (
     Generated,
@@ -166,49 +165,6 @@ def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
 
 def kind_of(path: str) -> tuple[str, str]:
     return posixpath.dirname(path), posixpath.splitext(path)[1]
-
-
-def against_reply(found: Findings, variant: str, side: Side, reply: Reply) -> None:
-    """Check the evaluator by a configured build, and let the build's word count from here on."""
-    root = found.mapping.scope.root
-    for name in sorted(side.libraries.keys() | reply.targets.keys()):
-        library, target = side.libraries.get(name), reply.targets.get(name)
-        if target is None:
-            if library is not None and library.kind != "interface" and library.files:
-                _disagree(
-                    found, variant, library.place, name, name, "evaluated, and not in the configured build"
-                )
-            continue
-        if library is None:
-            if target.folder == root or target.folder.startswith(f"{root}/"):
-                place = Place(posixpath.join(target.folder, "CMakeLists.txt"), 1)
-                _disagree(found, variant, place, name, name, "in the configured build, and not evaluated")
-            continue
-        ours = first_places(
-            [*(item for item in library.files if item.scope != "INTERFACE"), *reached(side, library)]
-        )
-        theirs = first_places(target.files)
-        for path in sorted(ours.keys() - theirs.keys()):
-            _disagree(found, variant, ours[path], path, name, "evaluated, and not in the configured build")
-        for path in sorted(theirs.keys() - ours.keys()):
-            _disagree(found, variant, theirs[path], path, name, "in the configured build, and not evaluated")
-            library.files.append(Item(path, theirs[path]))
-        gone = ours.keys() - theirs.keys()
-        library.files = [item for item in library.files if item.name not in gone]
-
-
-def _disagree(found: Findings, variant: str, place: Place, what: str, name: str, how: str) -> None:
-    found.add(
-        Difference(
-            "parity-evaluator-disagrees",
-            place,
-            what,
-            name,
-            f"{what} of {name} is {how}",
-            "configure the build again; if it stays so, this evaluator is wrong: tell its keepers",
-        ),
-        variant,
-    )
 
 
 def reached(side: Side, library: Library) -> list[Item]:

@@ -74,6 +74,8 @@ class Buck(Model):
 
 class CMake(Model):
     entry: str
+    also: tuple[str, ...] = ()
+    """More files like `entry`, as that of the examples."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Set for every variant: what a project above, a toolchain file or CMake itself would set."""
     ignored_commands: tuple[str, ...] = ()

@@ -17,7 +17,6 @@ from provisioning.base.settings import ROOT, Selection, add_selection, selection
 if TYPE_CHECKING:
     from ci.parity.check import Checked
     from ci.parity.compare import Difference
-    from ci.parity.file_api import Reply
     from ci.parity.mapping import Mapping
     from ci.parity.model import Side
     from ci.parity.tree import Tree
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   nox -s buck_parity -- --executorch ~/executorch
   nox -s buck_parity -- --fix
-  nox -s buck_parity -- --build host=cmake-out --build android=build-android
+  nox -s buck_parity -- --fix --dry-run
 """
 
 
@@ -35,13 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--executorch", type=Path, metavar="DIR", help="the tree to check [EXECUTORCH_ROOT]")
     parser.add_argument(
         "--mapping", type=Path, metavar="FILE", help="what to compare [manifests/parity.toml]"
-    )
-    parser.add_argument(
-        "--build",
-        action="append",
-        default=[],
-        metavar="VARIANT=DIR",
-        help="a configured build directory of a variant: CMake's own word counts, and checks ours",
     )
     parser.add_argument("--fix", action="store_true", help="fix the Buck files where the fix is certain")
     parser.add_argument(
@@ -97,13 +89,12 @@ def _check(
     from ci.parity.tree import Tree
     from provisioning.base.findings import Artifact
 
-    replies = _replies(args.build, root, mapping)
     source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
     started, cpu_started = time.perf_counter(), time.process_time()
     tree = Tree(root)
 
     def checked(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
-        return check(tree, mapping, source=source, replies=replies, cmake=cmake)
+        return check(tree, mapping, source=source, cmake=cmake)
 
     found = checked(tree)
     stage.metrics["check_seconds"] = round(time.perf_counter() - started, 3)
@@ -177,23 +168,6 @@ def _known_root(selection: Selection, environ: MappingOf[str, str]) -> Path | No
     pin = load_profile(selection.profile).components.get("executorch-source")
     tree = Store(selection.store).find_any("executorch-source", pin) if pin else None
     return tree.root if tree else None
-
-
-def _replies(builds: list[str], root: Path, mapping: Mapping) -> dict[str, Reply]:
-    from ci.parity.file_api import read_reply
-    from provisioning.base.errors import UsageError
-
-    known = [variant.name for variant in mapping.variants]
-    found = {}
-    for text in builds:
-        name, equals, directory = text.partition("=")
-        if not equals or name not in known:
-            raise UsageError(
-                f"--build {text}: expected VARIANT=DIR with one of {', '.join(known)}",
-                remedy=f"--build {known[0]}={text}",
-            )
-        found[name] = read_reply(Path(directory).expanduser().absolute(), root)
-    return found
 
 
 def _name(file: Path) -> str:

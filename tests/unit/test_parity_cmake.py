@@ -1,201 +1,245 @@
-"""The CMake evaluator: each construct gives the files and links that CMake gives, and what it cannot know it
-says."""
+"""CMake's side: what CMake says of each construct arrives as files, links and flags with their lines.
+What only a real configure step could know is reported."""
 
 from __future__ import annotations
+
+import importlib.util
+from functools import cache
 
 import pytest
 
 from ci.parity.cmake import genex
-from ci.parity.cmake.evaluator import Project, evaluate, split
-from ci.parity.cmake.parser import SyntaxFault, parse
+from ci.parity.cmake.libraries import evaluate, split
+from ci.parity.cmake.trace import Project
 from ci.parity.compare import reached
-from ci.parity.model import Side
+from ci.parity.model import Item, Library, Side
+from provisioning.base.errors import EnvironmentLacking
 from tests.support.parity_cases import tree_of
-from tests.support.parity_cmake_cases import LIBRARIES, SOURCES
+
+SOURCES = ("a.cpp", "b.cpp", "c.cpp", "sub/d.cpp", "sub/e.h")
+VARIABLES = {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GIVEN": "1"}
+
+LIBRARIES = (
+    "add_library(x a.cpp b.cpp)",
+    "ADD_LIBRARY(x)\nTARGET_SOURCES(x PUBLIC a.cpp PRIVATE b.cpp)",
+    'add_library(x "a.cpp;b.cpp")',
+    "set(dir ${CMAKE_CURRENT_SOURCE_DIR}/sub/..)\nadd_library(x ${dir}/a.cpp ./b.cpp)",
+    "add_library(x a.cpp)\nset_property(TARGET x APPEND PROPERTY SOURCES b.cpp)",
+    "pybind11_add_module(x MODULE a.cpp b.cpp)",
+    "project(inner CXX)\nadd_library(x ${PROJECT_SOURCE_DIR}/a.cpp ${inner_SOURCE_DIR}/b.cpp)",
+    "add_library(x $<BUILD_INTERFACE:a.cpp;b.cpp> $<INSTALL_INTERFACE:c.cpp>)",
+    "add_library(x a.cpp $<$<PLATFORM_ID:Linux>:b.cpp> $<$<PLATFORM_ID:Android>:c.cpp>)",
+    "add_library(x a.cpp $<IF:$<BOOL:${NOTHING}>,c.cpp,b.cpp>)\nset(NOTHING)",
+    "add_library(x a.cpp $<$<CONFIG:Debug>:c.cpp> $<$<NOT:$<CONFIG:Debug>>:b.cpp>)",
+    "add_custom_command(OUTPUT made.cpp COMMAND touch made.cpp)\n"
+    "add_library(x a.cpp b.cpp made.cpp ${CMAKE_CURRENT_BINARY_DIR}/made.cpp)",
+    "configure_file(a.cpp gen.cpp COPYONLY)\nadd_library(x a.cpp b.cpp ${CMAKE_CURRENT_BINARY_DIR}/gen.cpp)",
+    "add_library(x)\ntarget_sources(x PUBLIC FILE_SET HEADERS BASE_DIRS . FILES a.cpp PRIVATE b.cpp)",
+    "add_library(x OBJECT a.cpp)\nadd_library(xx STATIC $<TARGET_OBJECTS:x> c.cpp)\n"
+    "target_sources(x PRIVATE b.cpp)",
+    "add_library(y INTERFACE)\ntarget_sources(y INTERFACE b.cpp)\nadd_library(n::y ALIAS y)\n"
+    "add_library(x a.cpp)\ntarget_link_libraries(x PRIVATE $<BUILD_INTERFACE:n::y>)",
+    "add_library(y STATIC c.cpp)\ntarget_sources(y PUBLIC b.cpp)\nadd_library(z STATIC c.cpp)\n"
+    "target_link_libraries(z PUBLIC y)\nadd_library(x a.cpp)\ntarget_link_libraries(x z)",
+    "add_library(y STATIC c.cpp)\ntarget_sources(y PUBLIC c.cpp)\nadd_library(z STATIC c.cpp)\n"
+    "target_link_libraries(z PRIVATE y)\nadd_library(x a.cpp b.cpp)\ntarget_link_libraries(x z)",
+    "set(s a.cpp)\nmacro(inner f)\n add_library(x ${f} ${s})\nendmacro()\n"
+    "macro(outer s)\n inner(${s})\nendmacro()\nouter(b.cpp)",
+    "file(GLOB s ${CMAKE_CURRENT_SOURCE_DIR}/[ab].cpp)\nadd_library(x ${s})",
+    "file(STRINGS names.txt s)\nadd_library(x ${s})",
+    "if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/../elsewhere/mark)\n add_library(x a.cpp b.cpp)\nendif()",
+    "include(FetchContent)\nFetchContent_Declare(z URL file:///z)\nFetchContent_MakeAvailable(z)\n"
+    "find_package(Z REQUIRED)\nadd_library(x a.cpp b.cpp)",
+    "execute_process(COMMAND false RESULT_VARIABLE failed OUTPUT_VARIABLE out)\nmessage(STATUS ${out})\n"
+    "if(NOT failed EQUAL 0)\n message(FATAL_ERROR no)\nendif()\nadd_library(x a.cpp b.cpp)",
+    "if(FROM_ELSEWHERE)\n message(STATUS hello)\nendif()\nadd_library(x a.cpp b.cpp)",
+    "add_library(x a.cpp b.cpp)\nif(NOT DEFINED GIVEN AND DEFINED ENV{G})\n add_library(y c.cpp)\nendif()",
+    "if(NOT TARGET x)\n add_library(x a.cpp b.cpp)\nendif()",
+    "if(TARGET outer::one)\n add_library(x a.cpp b.cpp)\nendif()",
+)
+"""Each gives a library `x` of a.cpp and b.cpp."""
+
+TROUBLES = (
+    ("frobnicate(x)", "frobnicate()"),
+    ("add_library(x ${FROM_ELSEWHERE})", "${FROM_ELSEWHERE}"),
+    ("if(FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(FROM_ELSEWHERE)"),
+    ("if(NOT DEFINED FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(NOT DEFINED FROM_ELSEWHERE)"),
+    ("if(GIVEN)\nelseif(FOO)\n add_library(x a.cpp)\nendif()\nif(FOO)\nelse()\n set(s)\nendif()", "if(FOO)"),
+    ("if(FROM_ELSEWHERE STREQUAL 3)\n set(s a)\nendif()", "if(FROM_ELSEWHERE STREQUAL 3)"),
+    ("if(TARGET elsewhere)\n add_library(x a.cpp)\nendif()", "if(TARGET elsewhere)"),
+    ("if(EXISTS /usr/include)\n add_library(x a.cpp)\nendif()", "if(EXISTS /usr/include)"),
+    ("if(DEFINED ENV{HEXAGON})\n add_subdirectory(sub)\nendif()", "if(DEFINED ENV{HEXAGON})"),
+    ("set(s $ENV{FILES})\nif(s)\n add_library(x a.cpp)\nendif()", "if(s)"),
+    ("add_library(x $ENV{FILES} a.cpp)", "add_library(x $ENV{FILES} a.cpp)"),
+    ("find_program(P ls)\nadd_library(x ${P})", "add_library(x ${P})"),
+    ("find_program(P ls)\nif(P)\n set(s a)\nendif()", "if(P)"),
+    ("find_package(Z)\nif(Z_FOUND)\n set(s a)\nendif()", "if(Z_FOUND)"),
+    ("find_path(P z.h)\nset(q ${P})\nlist(FILTER q INCLUDE REGEX a)", "list(FILTER q INCLUDE REGEX a)"),
+    ("execute_process(COMMAND id OUTPUT_VARIABLE v)\nstring(LENGTH ${v} n)", "string(LENGTH ${v} n)"),
+    ("include(CheckSymbolExists)\ncheck_symbol_exists(a b.h V)\nif(V)\n set(s a)\nendif()", "if(V)"),
+    ("file(READ nowhere.txt s)", "file()"),
+    ("file(GLOB s /usr/include/*.h)", "/usr/include/*.h"),
+    ("add_library(x $<TARGET_FILE:outer::one>)", "$<TARGET_FILE:outer::one>"),
+    ("add_subdirectory(nowhere)", "add_subdirectory()"),
+    ("include(nowhere)", "include()"),
+    ("target_sources(elsewhere PRIVATE a.cpp)", "target_sources()"),
+    ("message(FATAL_ERROR stop)", "message(FATAL_ERROR)"),
+    ("macro(m)\n m()\nendmacro()\nm()", "m()"),
+    ("set(l)\nlist(REMOVE_AT l 0)\n", "list()"),
+    ("if(TRUE)\n", "if()"),
+    ("add_library(x a.cpp\n", "p/CMakeLists.txt"),
+)
+"""Texts that cannot be evaluated, and how the report names the reason."""
 
 
-def run(text: str, *, others: dict[str, str] | None = None, **variables: str) -> Side:
-    files = {**{f"p/{name}": "" for name in SOURCES}, **(others or {}), "p/CMakeLists.txt": text}
-    values = {"CMAKE_SYSTEM_NAME": "Linux", **variables}
+def sides(*texts: str) -> list[Side]:
+    """Each text as the file of a project of its own, all configured at once."""
+    files = {"elsewhere/mark": ""}
+    for number, text in enumerate(texts):
+        files |= {f"{number}/p/{name}": "" for name in SOURCES}
+        files |= {f"{number}/p/names.txt": "a.cpp\nb.cpp\n", f"{number}/elsewhere/mark": ""}
+        files[f"{number}/p/CMakeLists.txt"] = text
+    targets = frozenset({"outer::one", "x"})
     return evaluate(
-        tree_of(files), Project("p/CMakeLists.txt", values, frozenset(), frozenset(), frozenset({"outer"}))
+        tree_of(files),
+        [
+            Project((f"{number}/p/CMakeLists.txt",), VARIABLES, targets=targets)
+            for number in range(len(texts))
+        ],
     )
 
 
-def files_of(side: Side, name: str = "x") -> set[str]:
+@cache
+def every_library() -> list[Side]:
+    return sides(*LIBRARIES)
+
+
+@cache
+def every_trouble() -> list[Side]:
+    return sides(*(text for text, _ in TROUBLES))
+
+
+@cache
+def flags() -> Side:
+    [side] = sides(FLAGS)
+    return side
+
+
+@pytest.mark.parametrize("number", range(len(LIBRARIES)))
+def test_a_library_of_two_files(number: int) -> None:
+    side = every_library()[number]
     assert side.troubles == []
-    library = side.libraries[name]
-    return {item.name.removeprefix("p/") for item in [*library.files, *reached(side, library)]}
-
-
-@pytest.mark.parametrize("text", LIBRARIES)
-def test_a_library_of_two_files(text: str) -> None:
-    """That CMake says so too is in tests/integration/test_parity_file_api.py."""
-    assert files_of(run(text, CMAKE_BUILD_TYPE="RelWithDebInfo")) == {"a.cpp", "b.cpp"}
-
-
-def test_subdirectories_have_their_own_scope_and_directory() -> None:
-    sub = "set(here a)\ntarget_sources(x PRIVATE d.cpp ${CMAKE_CURRENT_LIST_DIR}/e.h)\n"
-    side = run(
-        "set(here b)\nadd_library(x)\nadd_subdirectory(sub)\ntarget_sources(x PRIVATE ${here}.cpp)",
-        others={"p/sub/CMakeLists.txt": sub},
-    )
-    assert files_of(side) == {"sub/d.cpp", "sub/e.h", "b.cpp"}
-
-
-def test_included_files_share_the_scope() -> None:
-    side = run("include(lists.cmake)\nadd_library(x ${s})", others={"p/lists.cmake": "set(s a.cpp)\n"})
-    assert files_of(side) == {"a.cpp"}
-
-
-def test_a_guarded_file_runs_once() -> None:
-    guarded = "include_guard()\nadd_library(x a.cpp)\n"
-    side = run("include(one.cmake)\ninclude(one.cmake)\n", others={"p/one.cmake": guarded})
-    assert files_of(side) == {"a.cpp"}
-
-
-def test_what_a_macro_names_is_where_the_macro_is() -> None:
-    side = run(
-        "include(m.cmake)\n\n\nadd()",
-        others={"p/m.cmake": "macro(add)\n  add_library(x a.cpp)\nendmacro()\n"},
-    )
-    assert [str(item.place) for item in side.libraries["x"].files] == ["p/m.cmake:2"]
-
-
-def test_links_have_their_scope_and_no_flags() -> None:
-    side = run(
-        "add_library(x)\ntarget_link_libraries(x -s PUBLIC one PRIVATE $<$<BOOL:1>:two> /lib/three.so)"
-    )
-    assert [(item.name, item.scope) for item in side.libraries["x"].dependencies] == [
-        ("one", "PUBLIC"),
-        ("two", "PRIVATE"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("add_library(x\n  a.cpp\n  b.cpp\n)", 3),
-        ("set(s\n  b.cpp\n)\nadd_library(x ${s})", 2),
-        ("set(s\n  a\n  b\n)\nlist(TRANSFORM s APPEND .cpp)\nadd_library(x ${s})", 3),
-        ("set(d ${CMAKE_CURRENT_LIST_DIR})\nadd_library(x\n ${d}/b.cpp)", 3),
-    ],
-)
-def test_a_file_is_where_it_was_written(text: str, line: int) -> None:
-    side = run(text)
-    places = {item.name: item.place for item in side.libraries["x"].files}
-    assert str(places["p/b.cpp"]) == f"p/CMakeLists.txt:{line}"
-
-
-CHOICE = "add_library(x a.cpp)\nelse()\n add_library(x b.cpp)\nendif()"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f'string(REGEX MATCH "[0-9]+" m "${{v}}")\nif(m EQUAL 3)\n {CHOICE}',
-        f'string(REGEX MATCH "v([0-9]+)" m "${{v}}")\nif(CMAKE_MATCH_1 EQUAL 3)\n {CHOICE}',
-        f'if(v MATCHES "([0-9]+)")\nendif()\nif(CMAKE_MATCH_1 EQUAL 3)\n {CHOICE}',
-        f'string(LENGTH "${{v}}" n)\nif(n GREATER 1)\n {CHOICE}',
-        'string(SUBSTRING "${v}" 0 1 n)\nadd_library(x ${n})',
-        'string(REPLACE "0" "1" n "${v}")\nadd_library(x ${n})',
-        f"list(LENGTH v n)\nif(n GREATER 1)\n {CHOICE}",
-        f"list(FIND v q n)\nif(n EQUAL -1)\n {CHOICE}",
-        "list(PREPEND v a.cpp)\nlist(GET v 0 n)\nadd_library(x ${n})\nlist(GET v 1 n)\nadd_library(y ${n})",
-        'list(FILTER v INCLUDE REGEX "[.]cpp$")\nadd_library(x a.cpp ${v})',
-        'list(TRANSFORM v REPLACE ".+" "a.cpp")\nadd_library(x b.cpp ${v})',
-        "list(SUBLIST v 1 -1 n)\nadd_library(x a.cpp ${n})",
-        "list(POP_FRONT v n)\nadd_library(x a.cpp ${v})",
-        "list(REMOVE_AT v 0)\nadd_library(x a.cpp ${v})",
-        "set(l a.cpp b.cpp)\nlist(REMOVE_ITEM l ${v})\nadd_library(x ${l})",
-        'get_filename_component(d "${v}" DIRECTORY)\nadd_library(x a.cpp ${d}/b.cpp)',
-        'file(RELATIVE_PATH d "${CMAKE_CURRENT_SOURCE_DIR}/sub" "${v}")\nadd_library(x ${d}/b.cpp)',
-        "file(GLOB l ${v}/*.cpp)\nadd_library(x a.cpp ${l})",
-        "include(${v}/more.cmake OPTIONAL)\nadd_library(x a.cpp)",
-    ],
-)
-def test_what_is_made_of_something_unknown_is_not_known_either(text: str) -> None:
-    troubles = run(f"file(READ there.txt v)\n{text}").troubles
-    assert any("file(READ) is not evaluated" in trouble.why for trouble in troubles), troubles
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("frobnicate(x)", "frobnicate()"),
-        ("add_library(x ${FROM_ELSEWHERE})", "${FROM_ELSEWHERE}"),
-        ("if(FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(FROM_ELSEWHERE)"),
-        ("if(NOT DEFINED FROM_ELSEWHERE)\n add_library(x a.cpp)\nendif()", "if(NOT DEFINED FROM_ELSEWHERE)"),
-        ("if(TARGET elsewhere)\n add_library(x a.cpp)\nendif()", "if(TARGET elsewhere)"),
-        ("find_program(P ls)\nadd_library(x ${P})", "add_library(x ${P})"),
-        ("file(READ list.txt s)\nadd_library(x ${s})", "add_library(x ${s})"),
-        ("add_library(x $<TARGET_FILE:outer>)", "$<TARGET_FILE:outer>"),
-        ("add_subdirectory(nowhere)", "add_subdirectory(nowhere)"),
-        ("include(nowhere)", "include(nowhere)"),
-        ("target_sources(elsewhere PRIVATE a.cpp)", "target_sources(elsewhere)"),
-        ("message(FATAL_ERROR stop)", "message(FATAL_ERROR)"),
-        ("set_property(TARGET x APPEND PROPERTY SOURCES a.cpp)", "set_property(SOURCES)"),
-        ("while(TRUE)\n set(a b)\nendwhile()", "p/CMakeLists.txt"),
-        ("macro(m)\n m()\nendmacro()\nm()", "p/CMakeLists.txt"),
-        ("while(TRUE)\nendwhile()", "p/CMakeLists.txt"),
-        ("foreach(i RANGE 1000000000000)\nendforeach()", "foreach(i RANGE 1000000000000)"),
-        ("cmake_parse_arguments(PARSE_ARGV x)", "cmake_parse_arguments(PARSE_ARGV x)"),
-        ("string(REGEX MATCH)", "string(REGEX MATCH)"),
-        ("list(REMOVE_AT s 0)", "list(REMOVE_AT s 0)"),
-        ("set(s a b)\nlist(TRANSFORM s TOUPPER AT 1)", "list(TRANSFORM)"),
-        ("set(s a b)\nlist(TRANSFORM s TOUPPER FOR 0 1)", "list(TRANSFORM)"),
-        ("foreach(i RANGE 5 1 2)\nendforeach()", "foreach(i RANGE 5 1 2)"),
-        ("add_library(x a.cpp\n", "p/CMakeLists.txt"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_said(text: str, what: str) -> None:
-    assert what in [trouble.what for trouble in run(text).troubles]
-
-
-@pytest.mark.parametrize(
-    "condition", ["FALSE AND F", "F AND FALSE", "NOT (TRUE OR F)", "NOT DEFINED A AND F", "(F OR F) AND 0"]
-)
-def test_a_part_that_is_not_known_does_no_harm_where_another_decides(condition: str) -> None:
-    side = run(f"add_library(x a.cpp)\nif({condition})\n target_sources(x PRIVATE b.cpp)\nendif()", A="1")
-    assert files_of(side) == {"a.cpp"}
-
-
-@pytest.mark.parametrize("condition", ["TRUE AND F", "F OR FALSE", "NOT F", "F STREQUAL 3", "F MATCHES a"])
-def test_a_part_that_is_not_known_is_said_where_it_decides(condition: str) -> None:
-    side = run(f"add_library(x a.cpp)\nif({condition})\n target_sources(x PRIVATE b.cpp)\nendif()")
-    assert "it reads F" in side.troubles[0].why
-
-
-def test_a_branch_that_stops_everything_is_not_taken_on_a_guess() -> None:
-    text = "if(F STREQUAL 3)\n add_library(x a.cpp)\nelse()\n message(FATAL_ERROR no)\nendif()\n"
-    side = run(f"{text}add_library(y b.cpp)")
-    assert (side.stopped, sorted(side.libraries)) == (False, ["x", "y"])
-    assert [trouble.what for trouble in side.troubles] == ["if(F STREQUAL 3)"]
-
-
-def test_a_check_of_what_only_a_configure_step_knows_is_passed() -> None:
-    side = run("if(NOT DEFINED F)\n message(FATAL_ERROR no)\nendif()\nadd_library(x a.cpp)")
-    assert files_of(side) == {"a.cpp"}
-
-
-def test_a_condition_around_nothing_that_matters_needs_no_answer() -> None:
-    assert run("if(FROM_ELSEWHERE)\n message(STATUS hello)\nendif()").troubles == []
-
-
-def test_a_named_file_that_is_not_there_is_missing() -> None:
-    assert [item.name for item in run("add_library(x a.cpp nowhere.cpp)").missing] == ["p/nowhere.cpp"]
-
-
-def test_a_generated_file_is_not_missing() -> None:
-    side = run("add_custom_command(OUTPUT made.cpp COMMAND touch)\nadd_library(x a.cpp made.cpp)")
+    library = side.libraries["x"]
+    names = {item.name for item in [*library.files, *reached(side, library)]}
+    assert names == {f"{number}/p/a.cpp", f"{number}/p/b.cpp"}
     assert side.missing == []
 
 
-@pytest.mark.parametrize("text", ["if(A)\nelse()\n", "endif()", "set(a", "set a)", ")", 'set(a "b)'])
-def test_a_syntax_fault_has_its_line(text: str) -> None:
-    with pytest.raises(SyntaxFault) as raised:
-        parse(f"\n{text}")
-    assert raised.value.line >= 2
+@pytest.mark.parametrize("number", range(len(TROUBLES)))
+def test_what_cannot_be_evaluated_is_reported(number: int) -> None:
+    what = TROUBLES[number][1].replace("p/CMakeLists.txt", f"{number}/p/CMakeLists.txt")
+    found = every_trouble()[number].troubles
+    assert what in [trouble.what for trouble in found]
+    assert {trouble.place.file for trouble in found} == {f"{number}/p/CMakeLists.txt"}
+
+
+FLAGS = """\
+set(CMAKE_CXX_STANDARD 17)
+add_compile_options(-Wall)
+add_library(x a.cpp)
+add_compile_definitions(EVERY)
+target_compile_definitions(x PRIVATE ONE
+  PUBLIC -DTWO=2)
+target_compile_options(x PRIVATE -fno-rtti $<$<CONFIG:Debug>:-g>)
+target_include_directories(x PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/sub /usr/include)
+target_link_libraries(x PUBLIC -s one
+  PRIVATE $<$<BOOL:1>:two> /lib/three.so)
+function(executorch_target_link_options_shared_lib name)
+endfunction()
+executorch_target_link_options_shared_lib(x)
+add_custom_command(
+  OUTPUT ${CMAKE_BINARY_DIR}/made.h
+  COMMAND $<TARGET_FILE:flatc> --cpp p/names.txt
+  DEPENDS flatc
+  WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}/..
+)
+set(names
+  a.cpp
+  b.cpp
+)
+set(stems
+  c)
+list(TRANSFORM stems APPEND .cpp)
+add_library(y ${names} ${stems}
+  nowhere.cpp)
+target_compile_features(y PUBLIC cxx_std_20)
+file(GLOB none ${CMAKE_CURRENT_SOURCE_DIR}/none/*.cpp)
+"""
+
+
+def _items(items: list[Item]) -> list[tuple[str, int, str]]:
+    return [(item.name, item.place.line, item.scope) for item in items]
+
+
+def _library(name: str) -> Library:
+    assert flags().troubles == []
+    return flags().libraries[name]
+
+
+def test_definitions_options_and_directories_have_their_lines_and_scopes() -> None:
+    x = _library("x")
+    assert _items(x.definitions) == [
+        ("ONE", 5, "PRIVATE"),
+        ("TWO=2", 6, "PUBLIC"),
+        ("EVERY", 4, "PRIVATE"),
+    ]
+    assert _items(x.options) == [("-Wall", 2, "PRIVATE"), ("-fno-rtti", 7, "PRIVATE")]
+    assert _items(x.includes) == [("0/p/sub", 8, "PUBLIC")]
+
+
+def test_links_have_their_scope_and_no_flags() -> None:
+    assert _items(_library("x").dependencies) == [("one", 9, "PUBLIC"), ("two", 10, "PRIVATE")]
+
+
+def test_the_standard_is_the_targets_own() -> None:
+    x, y = _library("x").standard, _library("y").standard
+    assert x is not None
+    assert y is not None
+    assert (x.name, x.place.line) == ("17", 1)
+    # CMake takes the newer of the two.
+    assert (y.name, y.place.line) == ("20", 29)
+
+
+def test_whole_archives_and_generated_files_are_known() -> None:
+    whole = _library("x").whole
+    assert whole is not None
+    assert whole.line == 13
+    [rule] = flags().generated
+    assert (rule.command, [item.name for item in rule.inputs]) == (
+        ("flatc", "--cpp", "p/names.txt"),
+        ["0/p/names.txt"],
+    )
+    assert _items(list(rule.inputs)) == [("0/p/names.txt", 16, "PRIVATE")]
+
+
+def test_a_file_is_where_it_was_written() -> None:
+    assert _items(_library("y").files) == [
+        ("0/p/a.cpp", 21, "PRIVATE"),
+        ("0/p/b.cpp", 22, "PRIVATE"),
+        ("0/p/c.cpp", 25, "PRIVATE"),
+    ]
+
+
+def test_a_named_file_that_is_not_there_is_missing_and_an_empty_glob_is_known() -> None:
+    assert [(item.name, item.place.line) for item in flags().missing] == [("0/p/nowhere.cpp", 28)]
+    assert [(glob.pattern, glob.matched) for glob in flags().globs] == [("0/p/none/*.cpp", frozenset())]
+
+
+def test_without_a_cmake_the_environment_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(EnvironmentLacking):
+        sides("# no CMake has run this text yet\n")
 
 
 def test_lists_are_split_outside_of_brackets() -> None:

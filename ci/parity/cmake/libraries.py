@@ -1,0 +1,320 @@
+"""From what CMake says of its targets to libraries, each file and flag with the line that names it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from ci.parity.cmake import genex, words
+from ci.parity.cmake.trace import BINARY, SOURCE, UNKNOWN, Event, Project, Trace, in_tree, traces
+from ci.parity.cmake.unknowns import unknowns
+from ci.parity.model import Generated, Glob, Item, Library, Place, Side, Trouble
+from ci.parity.tree import Tree, glob_regex
+
+_DECLARING = ("add_library", "add_executable", "pybind11_add_module")
+_WHOLE = ("executorch_target_link_options_shared_lib", "target_link_options_shared_lib")
+_OF_CUSTOM_COMMANDS = frozenset(
+    {
+        *("OUTPUT", "COMMAND", "ARGS", "MAIN_DEPENDENCY", "DEPENDS", "BYPRODUCTS", "IMPLICIT_DEPENDS"),
+        *("WORKING_DIRECTORY", "COMMENT", "DEPFILE", "JOB_POOL", "VERBATIM", "APPEND", "USES_TERMINAL"),
+        *("COMMAND_EXPAND_LISTS", "DEPENDS_EXPLICIT_ONLY", "CODEGEN", "JOB_SERVER_AWARE"),
+    }
+)
+
+
+def evaluate(tree: Tree, projects: Sequence[Project]) -> list[Side]:
+    """CMake's side, for each project."""
+    return [
+        _Reader(tree, project, trace).side()
+        for project, trace in zip(projects, traces(tree, projects), strict=True)
+    ]
+
+
+class _Reader:
+    def __init__(self, tree: Tree, project: Project, trace: Trace) -> None:
+        self.tree, self.project, self.trace = tree, project, trace
+        self.texts = {event.file: tree.read(event.file) for event in trace.events}
+        self.commands = {file: words.by_line(text) for file, text in self.texts.items()}
+        self.result = Side(troubles=list(trace.troubles), stopped=not trace.ended)
+        self.naming: dict[str, list[Event]] = {}
+        """Events by the elements of their arguments; files and directories by their paths."""
+        self.written: dict[str, Place] = {}
+        """Where the last part of a path, or another word, was first put into a variable."""
+        self.generated: set[str] = set()
+        self.aliases: dict[str, str] = {}
+        self.declared: dict[str, Event] = {}
+        self.variables = {
+            name: project.variables[name] for name in genex.VARIABLES.values() if name in project.variables
+        }
+
+    def side(self) -> Side:
+        for event in self.trace.events:
+            self._index(event)
+            if event.command == "file" and event.args[:1] in (("GLOB",), ("GLOB_RECURSE",)):
+                self._glob(event)
+            elif event.command == "add_custom_command":
+                self._custom_command(event)
+            elif event.command == "configure_file" and len(event.args) > 1:
+                self._generates(event.args[1], event)
+            elif event.command in _DECLARING and event.args:
+                self.declared.setdefault(event.args[0], event)
+                if event.args[1:2] == ("ALIAS",) and len(event.args) > 2:
+                    self.aliases[event.args[0]] = event.args[2]
+        order = {name: position for position, name in enumerate(self.declared)}
+        for target in sorted(self.trace.targets, key=lambda one: order.get(one["NAME"], len(order))):
+            if target["TYPE"] != "UTILITY":
+                self.result.libraries[target["NAME"]] = self._library(target)
+        for event in self.trace.events:
+            library = self.result.libraries.get(event.args[0]) if event.args else None
+            if event.command in _WHOLE and library is not None:
+                library.whole = library.whole or event.place
+        for trouble in unknowns(self.trace, self.project, self.texts):
+            if trouble not in self.result.troubles:
+                self.result.troubles.append(trouble)
+        return self.result
+
+    # Lines
+
+    def _index(self, event: Event) -> None:
+        for arg in event.args:
+            for element in split(arg):
+                keys = {element, element.removeprefix("-D")}
+                if "/" in element or "." in element:
+                    keys.add(_path(element, event.folder) or element)
+                for key in keys:
+                    self.naming.setdefault(key, []).append(event)
+        command = self.commands[event.file].get((event.line, event.command))
+        if command is None or event.command.startswith(("target_", "add_", "if", "include")):
+            return
+        for word in command.words:
+            for piece in re.split(r"[;/\s]", word.literal):
+                if piece:
+                    self.written.setdefault(piece, Place(event.file, word.line))
+
+    def _place(self, target: str, element: str, text: str) -> Place:
+        """Where a target got something: on the line that names it, if one does."""
+        events = self.naming.get(element) or self.naming.get(text) or []
+        own = [event for event in events if target in event.args[:1] or "PROPERTIES" in event.args]
+        adding = [event for event in events if event.command.startswith(("add_", "target_", "include_"))]
+        event = next(iter(own or adding or events), None)
+        if event is None:
+            # Within a generator expression, or a list that is one argument.
+            event = next((one for one in self.trace.events if any(text in arg for arg in one.args)), None)
+        if event is None:
+            return self._declaration(target)
+        line = self._line(event, element)
+        if line is not None:
+            return Place(event.file, line)
+        last = element.rpartition("/")[2]
+        return self.written.get(last) or self.written.get(posixpath.splitext(last)[0]) or event.place
+
+    def _line(self, event: Event, element: str) -> int | None:
+        command = self.commands[event.file].get((event.line, event.command))
+        last = element.rpartition("/")[2].partition("=")[0]
+        found: tuple[int, int] | None = None
+        for word in command.words if command else ():
+            if last and last in word.literal:
+                alike = len(posixpath.commonprefix((element[::-1], word.literal[::-1])))
+                if found is None or alike > found[0]:
+                    found = alike, word.line
+        return found[1] if found else None
+
+    def _declaration(self, target: str) -> Place:
+        event = self.declared.get(target)
+        return event.place if event else Place(self.project.entries[0], 1)
+
+    # Targets
+
+    def _library(self, target: Mapping[str, str]) -> Library:
+        name = target["NAME"]
+        kind = target["TYPE"].removesuffix("_LIBRARY").lower()
+        library = Library(name, kind, self._declaration(name))
+        folder = in_tree(target["SOURCE_DIR"], "") or ""
+        files = self._scoped(target, "SOURCES")
+        sets = self._elements(target, "HEADERS")
+        scope = "PUBLIC" if target["INTERFACE_HEADER_SETS"] else "PRIVATE"
+        for element, text, scope in [*files, *((one, text, scope) for one, text in sets)]:
+            self._add_file(library, element, text, scope, folder)
+        for element, text, scope in self._scoped(target, "LINK_LIBRARIES"):
+            if not element.startswith(("-", "::@")) and not posixpath.isabs(element):
+                linked = self.aliases.get(element, element)
+                library.dependencies.append(Item(linked, self._place(name, element, text), scope))
+        directory = [] if kind == "interface" else self._elements(target, "DEFINITIONS")
+        own = self._scoped(target, "COMPILE_DEFINITIONS")
+        for element, text, scope in [*own, *((one, text, "PRIVATE") for one, text in directory)]:
+            library.definitions.append(Item(element, self._place(name, element, text), scope))
+        for element, text, scope in self._scoped(target, "COMPILE_OPTIONS"):
+            library.options.append(Item(element, self._place(name, element, text), scope))
+        for element, text, scope in self._scoped(target, "INCLUDE_DIRECTORIES"):
+            path = _path(element, folder)
+            if path is not None and (path in self.tree.directories or not path):
+                library.includes.append(Item(path, self._place(name, path, text), scope))
+        library.standard = self._standard(target)
+        return library
+
+    def _add_file(self, library: Library, element: str, text: str, scope: str, folder: str) -> None:
+        path = _path(element, folder)
+        if path is None:
+            return
+        item = Item(path, self._place(library.name, path, text), scope)
+        if path in self.tree.files:
+            library.files.append(item)
+        elif path not in self.generated:
+            self.result.missing.append(item)
+
+    def _standard(self, target: Mapping[str, str]) -> Item | None:
+        """The newest that anything asks for, as CMake takes it."""
+        asked = {target["CXX_STANDARD"], *re.findall(r"cxx_std_(\d+)", target["COMPILE_FEATURES"])} - {""}
+        if not asked:
+            return None
+        number = max(asked, key=lambda one: int(one) % 98)
+        name, place = target["NAME"], self._declaration(target["NAME"])
+        for event in self.trace.events:
+            everywhere = event.command == "set" and event.args[:2] == ("CMAKE_CXX_STANDARD", number)
+            own = name in event.args and {"CXX_STANDARD", f"cxx_std_{number}"} & {*event.args}
+            if everywhere or own:
+                place = event.place
+        return Item(number, place)
+
+    def _scoped(self, target: Mapping[str, str], name: str) -> list[tuple[str, str, str]]:
+        """Elements of a property and of its INTERFACE twin, with their texts and scopes."""
+        own = self._elements(target, name)
+        handed = self._elements(target, f"INTERFACE_{name}", linking=False)
+        both = {element for element, _ in handed}
+        names = {element for element, _ in own}
+        interface = target["TYPE"] == "INTERFACE_LIBRARY"
+        return [
+            *((one, text, "PUBLIC" if one in both else "PRIVATE") for one, text in own if not interface),
+            *((one, text, "INTERFACE") for one, text in handed if interface or one not in names),
+        ]
+
+    def _elements(
+        self, target: Mapping[str, str], name: str, *, linking: bool = True
+    ) -> list[tuple[str, str]]:
+        """What generator expressions come to, each with the text that it comes from."""
+        found: list[tuple[str, str]] = []
+        text = ""
+        for piece in split(target[name]):
+            text = f"{text};{piece}" if text else piece
+            if text.count("$<") > text.count(">"):
+                continue
+            whole, text = text, ""
+            if re.fullmatch(r"\$<TARGET_OBJECTS:[^<>]+>", whole) or (
+                not linking and whole.startswith("$<LINK_ONLY:")
+            ):
+                continue
+            try:
+                value = genex.evaluate(whole, self.variables, self._is_target) if "$<" in whole else whole
+            except genex.Unevaluable as error:
+                if name.endswith(("SOURCES", "LINK_LIBRARIES", "HEADERS")):
+                    place = self._place(target["NAME"], whole, whole)
+                    self._trouble(Trouble(place, _plain(whole), f"{target['NAME']} needs {error}"))
+                continue
+            found += [(one, whole) for one in split(value) if one and UNKNOWN not in one]
+        if text:
+            place = self._place(target["NAME"], text, text)
+            self._trouble(Trouble(place, _plain(text), "a generator expression is not closed"))
+        return found
+
+    def _is_target(self, name: str) -> bool:
+        return name in self.declared or name in self.project.targets
+
+    def _trouble(self, trouble: Trouble) -> None:
+        if trouble not in self.result.troubles:
+            self.result.troubles.append(trouble)
+
+    # Files that are found or made
+
+    def _glob(self, event: Event) -> None:
+        patterns = list(event.args[2:])
+        for option in ("RELATIVE", "LIST_DIRECTORIES"):
+            if option in patterns:
+                position = patterns.index(option)
+                del patterns[position : position + 2]
+        for pattern in patterns:
+            if pattern in ("CONFIGURE_DEPENDS", "FOLLOW_SYMLINKS"):
+                continue
+            path = in_tree(pattern, event.folder)
+            if path is None:
+                why = f"file(GLOB) of {pattern}, which is outside the tree"
+                self._trouble(Trouble(event.place, pattern, why))
+                continue
+            if event.args[0] == "GLOB_RECURSE":
+                folder, _, last = path.rpartition("/")
+                fits = glob_regex(last).fullmatch
+                matched = {one for one in self.tree.under(folder) if fits(posixpath.basename(one))}
+            else:
+                matched = set(self.tree.match(path))
+            for one in matched:
+                self.written.setdefault(posixpath.basename(one), event.place)
+            said = pattern.removeprefix(f"{SOURCE}/")
+            self.result.globs.append(Glob(said, event.folder, event.place, frozenset(matched)))
+
+    def _generates(self, text: str, event: Event) -> None:
+        path = in_tree(text, event.folder)
+        if path is not None:
+            self.generated.add(path)
+
+    def _custom_command(self, event: Event) -> None:
+        parts: list[tuple[str, list[str]]] = []
+        for arg in event.args:
+            if arg in _OF_CUSTOM_COMMANDS:
+                parts.append((arg, []))
+            elif parts:
+                parts[-1][1].extend(split(arg))
+        for kind, elements in parts:
+            for element in elements if kind in ("OUTPUT", "BYPRODUCTS") else ():
+                self._generates(element, event)
+        folders = [event.folder]
+        for kind, elements in parts:
+            if kind == "WORKING_DIRECTORY" and elements:
+                folders.append(in_tree(elements[0], event.folder) or "")
+        needed = [one for kind, elements in parts if kind.endswith("DEPENDS") for one in elements]
+        for kind, elements in parts:
+            if kind == "COMMAND" and elements:
+                inputs = dict(self._inputs([*needed, *elements], folders, event))
+                program = re.sub(r"^\$<TARGET_FILE:([^<>]+)>$", r"\1", elements[0])
+                command = (program, *map(_plain, elements[1:]))
+                self.result.generated.append(Generated(tuple(inputs.values()), command, event.place))
+
+    def _inputs(
+        self, elements: Sequence[str], folders: Sequence[str], event: Event
+    ) -> Iterator[tuple[str, Item]]:
+        for element in elements:
+            for folder in folders:
+                path = in_tree(element, folder)
+                if path is not None and path in self.tree.files:
+                    line = self._line(event, path)
+                    place = self.written.get(posixpath.basename(path), event.place)
+                    yield path, Item(path, Place(event.file, line) if line else place)
+
+
+def _path(text: str, folder: str) -> str | None:
+    return in_tree(text, folder)
+
+
+def _plain(text: str) -> str:
+    """Without the places of our copy."""
+    return text.replace(f"{SOURCE}/", "").replace(f"{BINARY}/", "")
+
+
+def split(value: str) -> list[str]:
+    """The elements of a CMake list."""
+    if "[" not in value and "\\" not in value:
+        return value.split(";") if value else []
+    found, depth, element, position = [], 0, "", 0
+    while position < len(value):
+        sign = value[position]
+        if sign == "\\" and value[position + 1 : position + 2] == ";":
+            element += ";"
+            position += 2
+            continue
+        depth += {"[": 1, "]": -1}.get(sign, 0)
+        if sign == ";" and depth <= 0:
+            found.append(element)
+            element, depth = "", 0
+        else:
+            element += sign
+        position += 1
+    return [*found, element]

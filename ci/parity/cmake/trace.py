@@ -1,0 +1,442 @@
+"""What CMake ran: it configures a copy of the tree's CMake files without a compiler and generates nothing.
+
+Configuring runs what the files say. So they get a copy, a home directory of their own and a time limit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import posixpath
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ci.parity.cmake import words
+from ci.parity.model import Place, Trouble, is_python
+from ci.parity.tree import Tree, normal
+from provisioning.base.errors import EnvironmentLacking
+
+UNKNOWN = "@qnn-ci-unknown@"
+"""What stands for a value that only a real configure step could know."""
+
+MOST_SECONDS = 20.0
+MOST_BYTES = 64 << 20
+"""Of one trace: what ExecuTorch's takes a hundred times over."""
+
+ROUNDS = 3
+"""How often CMake is run again because it looked for a file that was not copied yet."""
+
+PROPERTIES = (
+    "TYPE",
+    "SOURCE_DIR",
+    "SOURCES",
+    "INTERFACE_SOURCES",
+    "LINK_LIBRARIES",
+    "INTERFACE_LINK_LIBRARIES",
+    "COMPILE_DEFINITIONS",
+    "INTERFACE_COMPILE_DEFINITIONS",
+    "COMPILE_OPTIONS",
+    "INTERFACE_COMPILE_OPTIONS",
+    "INCLUDE_DIRECTORIES",
+    "INTERFACE_INCLUDE_DIRECTORIES",
+    "COMPILE_FEATURES",
+    "CXX_STANDARD",
+    "HEADER_SETS",
+    "INTERFACE_HEADER_SETS",
+)
+"""What CMake is asked of each target."""
+
+_OUTER = Path(__file__).with_name("outer.cmake")
+_END = "qnn-ci: the end"
+_REMEDY = "python -m pip install 'cmake>=3.28'"
+
+_CHECKS = {
+    "CheckCCompilerFlag": 1,
+    "CheckCSourceCompiles": 1,
+    "CheckCXXCompilerFlag": 1,
+    "CheckCXXSourceCompiles": 1,
+    "CheckCXXSymbolExists": 2,
+    "CheckFunctionExists": 1,
+    "CheckIncludeFile": 1,
+    "CheckIncludeFileCXX": 1,
+    "CheckLibraryExists": 3,
+    "CheckSymbolExists": 2,
+}
+"""CMake's modules that try a compiler, and which argument of theirs names the variable for the answer."""
+
+_FETCHES = {
+    "FetchContent": ("FetchContent_Declare", "FetchContent_MakeAvailable", "FetchContent_Populate"),
+    "ExternalProject": ("ExternalProject_Add",),
+}
+
+_ERROR = re.compile(
+    r"CMake Error(?: \([^)]*\))?"
+    r"(?: at (?P<file>[^\n]+?):(?P<line>\d+)(?: \((?P<command>\w+)\))?)?:(?P<text>.*)",
+    re.DOTALL,
+)
+_EVALUATED = re.compile(r"(.+):(\d+):EVAL")
+_CALLER = re.compile(r"^  (?P<file>[^\n]+?):(?P<line>\d+) \(", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What a configure step starts from."""
+
+    entries: tuple[str, ...]
+    variables: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    targets: frozenset[str] = frozenset()
+    """Targets that other projects define."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A command that ran. Paths in `args` begin with SOURCE or BINARY, with no directory of the machine."""
+
+    command: str
+    args: tuple[str, ...]
+    file: str
+    """Of the tree; empty for the project around it."""
+    line: int
+    folder: str
+    """Where its relative paths begin."""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.file, self.line)
+
+
+SOURCE, BINARY = "/source", "/binary"
+
+
+@dataclass(slots=True)
+class Trace:
+    events: list[Event] = field(default_factory=list)
+    targets: list[dict[str, str]] = field(default_factory=list)
+    """Properties by name; `HEADERS` are those of file sets, `DEFINITIONS` those of the directory."""
+    variables: frozenset[str] = frozenset()
+    """Names that had a value before the tree's first command."""
+    unknown: set[str] = field(default_factory=set)
+    """Names that were given UNKNOWN in answer to a question about the machine."""
+    troubles: list[Trouble] = field(default_factory=list)
+    ended: bool = False
+
+
+def traces(tree: Tree, projects: Sequence[Project]) -> tuple[Trace, ...]:
+    """One for each project, configured side by side."""
+    missing = [entry for project in projects for entry in project.entries if entry not in tree.files]
+    if missing:
+        trouble = Trouble(Place(missing[0], 1), missing[0], "the file does not exist")
+        return tuple(Trace(troubles=[trouble]) for _ in projects)
+    elsewhere = tuple(f"{folder}/" for project in projects for folder in project.outside)
+    texts = {path for path in tree.files if _is_cmake(path) and not path.startswith(elsewhere)}
+    names = {
+        path
+        for project in projects
+        for entry in project.entries
+        for path in tree.under(posixpath.dirname(entry))
+        if not is_python(path)
+    } - texts
+    done: tuple[Trace, ...] = ()
+    for _ in range(ROUNDS):
+        done = _remembered(tree, projects, texts, names)
+        read, seen = _touched(tree, done)
+        if read <= texts and seen <= names | texts:
+            break
+        texts |= read
+        names = (names | seen) - texts
+    return done
+
+
+def _is_cmake(path: str) -> bool:
+    return path.endswith((".cmake", "/CMakeLists.txt")) or path == "CMakeLists.txt"
+
+
+def _touched(tree: Tree, done: Iterable[Trace]) -> tuple[set[str], set[str]]:
+    """Files of the tree whose text CMake read, and those that it looked for."""
+    read: set[str] = set()
+    seen: set[str] = set()
+    for event in {event for trace in done for event in trace.events}:
+        if event.command not in ("file", "configure_file", "if", "elseif", "while", "include"):
+            continue
+        for arg in event.args:
+            path = in_tree(re.split(r"[*?\[]", arg)[0], event.folder)
+            if path is None:
+                continue
+            if path in tree.files:
+                content = event.command == "configure_file" or event.args[0] not in ("GLOB", "GLOB_RECURSE")
+                (read if content and event.command in ("file", "configure_file") else seen).add(path)
+            if event.command != "file" and not arg.startswith(SOURCE):
+                continue  # A word of a condition is rarely a folder.
+            folder = path if arg.endswith("/") or path in tree.directories else posixpath.dirname(path)
+            if folder and folder in tree.directories:
+                seen.update(one for one in tree.under(folder) if not is_python(one))
+    return read, seen
+
+
+_memory: dict[object, tuple[Trace, ...]] = {}
+
+
+def _remembered(
+    tree: Tree, projects: Sequence[Project], texts: set[str], names: set[str]
+) -> tuple[Trace, ...]:
+    """`--fix` changes Buck files alone, so CMake is asked once."""
+    key = (
+        frozenset((path, tree.read(path)) for path in texts),
+        frozenset(names),
+        repr(projects),
+    )
+    if key not in _memory:
+        _memory[key] = _configured(tree, projects, texts, names)
+    return _memory[key]
+
+
+def _configured(
+    tree: Tree, projects: Sequence[Project], texts: set[str], names: set[str]
+) -> tuple[Trace, ...]:
+    cmake = _cmake()
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-cmake-") as temporary:
+        work = Path(temporary).resolve()
+        source = work / "source"
+        _copy(tree, source, projects, texts, names)
+        _write_modules(work / "modules")
+        running = []
+        for number, project in enumerate(projects):
+            declared = _declared(tree.read(path) for path in texts if not _elsewhere(path, project))
+            variant = work / f"variant{number}.cmake"
+            variant.write_text("\n".join(_settings(work, project, declared)) + "\n", encoding="utf-8")
+            running.append(_start(cmake, work, number, variant, project))
+        _wait(running, work)
+        return tuple(_read(process, work, number, tree) for number, process in enumerate(running))
+
+
+def _elsewhere(path: str, project: Project) -> bool:
+    return not any(path.startswith(f"{posixpath.dirname(entry)}/") for entry in project.entries)
+
+
+def _cmake() -> Path:
+    """This interpreter's own CMake, else the one on PATH."""
+    spec = importlib.util.find_spec("cmake")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        program = Path(folder) / "data" / "bin" / "cmake"
+        if program.is_file():
+            return program
+    if found := shutil.which("cmake"):
+        return Path(found)
+    raise EnvironmentLacking("CMake is neither beside this Python nor on PATH", remedy=_REMEDY)
+
+
+def _copy(tree: Tree, source: Path, projects: Sequence[Project], texts: set[str], names: set[str]) -> None:
+    """The texts, and empty files under the other names."""
+    folders = {posixpath.dirname(path) for path in (*texts, *names)}
+    for folder in sorted({*folders, *(outside for project in projects for outside in project.outside)}):
+        (source / folder).mkdir(parents=True, exist_ok=True)
+    for path in names:
+        os.close(os.open(source / path, os.O_CREAT | os.O_WRONLY))
+    for path in texts:
+        (source / path).write_text(tree.read(path), encoding="utf-8")
+    for outside in {outside for project in projects for outside in project.outside}:
+        (source / outside / "CMakeLists.txt").touch()
+    indent = " " * 4
+    values = [f"{indent}get_property(value_{name} TARGET ${{target}} PROPERTY {name})" for name in PROPERTIES]
+    outer = _OUTER.read_text(encoding="utf-8")
+    outer = outer.replace("@PROPERTIES@", "\n".join(values))
+    outer = outer.replace("@VALUES@", " ".join(f'"${{value_{name}}}"' for name in PROPERTIES))
+    (source / "CMakeLists.txt").write_text(outer.replace("@END@", _END), encoding="utf-8")
+
+
+def _declared(texts: Iterable[str]) -> set[str]:
+    """Names of targets that the tree's own files may declare."""
+    found: set[str] = set()
+    for text in texts:
+        for command in words.commands(text):
+            if command.name in ("add_library", "add_executable", "pybind11_add_module"):
+                found.update(word.text for word in command.words[:1])
+            elif command.name in ("foreach", "set", "list"):
+                found.update(word.text for word in command.words)
+    return found
+
+
+def _settings(work: Path, project: Project, declared: set[str]) -> Iterator[str]:
+    folders = ";".join(posixpath.dirname(entry) for entry in project.entries)
+    yield f"set(QNN_CI_FOLDERS {_bracket(folders)})"
+    for name, value in project.variables.items():
+        yield f"set({name} {_bracket(value)})"
+    for name in sorted(project.targets - declared):
+        if re.fullmatch(r"[\w.+:-]+", name):
+            yield f"add_library({name} INTERFACE IMPORTED GLOBAL)"
+    for name in project.ignored:
+        yield f"function({name})\nendfunction()"
+    yield f"list(PREPEND CMAKE_MODULE_PATH {_bracket((work / 'modules').as_posix())})"
+
+
+def _write_modules(modules: Path) -> None:
+    """In place of those of CMake that try a compiler or fetch something."""
+    modules.mkdir()
+    for module, position in _CHECKS.items():
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=CXX)(?=[A-Z])|(?<=C)(?=Comp|Source)", "_", module).lower()
+        text = f'function({name})\n  set(${{ARGV{position}}} {UNKNOWN} CACHE INTERNAL "")\nendfunction()\n'
+        (modules / f"{module}.cmake").write_text(text, encoding="utf-8")
+    for module, functions in _FETCHES.items():
+        text = "".join(f"function({name})\nendfunction()\n" for name in functions)
+        (modules / f"{module}.cmake").write_text(text, encoding="utf-8")
+
+
+def _bracket(value: str) -> str:
+    equals = "="
+    while f"]{equals}]" in value:
+        equals += "="
+    return f"[{equals}[{value}]{equals}]"
+
+
+def _start(cmake: Path, work: Path, number: int, variant: Path, project: Project) -> subprocess.Popen[bytes]:
+    home = work / f"home{number}"
+    home.mkdir()
+    environment = {"HOME": str(home), "LC_ALL": "C", "PATH": os.defpath}
+    with (work / f"errors{number}").open("wb") as errors:
+        return subprocess.Popen(
+            [
+                str(cmake),
+                *("-S", str(work / "source"), "-B", str(work / f"build{number}")),
+                # The outer project builds nothing, and CMake looks for a make all the same.
+                *("-G", "Unix Makefiles", f"-DCMAKE_MAKE_PROGRAM={cmake}"),
+                *("-Wno-dev", "--no-warn-unused-cli", f"-DQNN_CI_VARIANT={variant}"),
+                *("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={work / f'trace{number}'}"),
+            ],
+            cwd=home,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def _wait(running: Sequence[subprocess.Popen[bytes]], work: Path) -> None:
+    """Until all have ended. One that takes too long, or says too much, is stopped."""
+    deadline = time.monotonic() + MOST_SECONDS
+    try:
+        for number, process in enumerate(running):
+            trace = work / f"trace{number}"
+            while time.monotonic() < deadline and not (trace.exists() and trace.stat().st_size > MOST_BYTES):
+                try:
+                    process.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+    finally:
+        for process in running:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree) -> Trace:
+    errors = (work / f"errors{number}").read_text(encoding="utf-8", errors="replace")
+    file = work / f"trace{number}"
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    if not lines or '"version"' not in lines[0]:
+        last = errors.strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
+        raise EnvironmentLacking(f"CMake gives no trace: {last[0]}", remedy=_REMEDY)
+    local = _localiser(work, number)
+    trace = Trace()
+    folders: list[tuple[int, str]] = []
+    known = False
+    for line in lines:
+        if not line.startswith("{") or not line.endswith("}"):
+            continue  # The last line of a process that was killed.
+        if "/source/" not in line and UNKNOWN not in line:
+            continue  # CMake's own modules.
+        data = json.loads(line)
+        if "cmd" not in data:
+            continue
+        depth, path = data["global_frame"], local(data["file"])
+        command = data["cmd"].lower()
+        args = tuple(local(arg) for arg in data["args"])
+        while folders and depth <= folders[-1][0]:
+            folders.pop()
+        if command == "set" and args[1:2] == (UNKNOWN,):
+            trace.unknown.add(args[0])
+        if path == f"{SOURCE}/CMakeLists.txt":
+            if command == "qnn_ci_known":
+                trace.variables, known = frozenset(args[0].split(";")), True
+            elif command == "qnn_ci_target":
+                values = zip(("NAME", "HEADERS", "DEFINITIONS", *PROPERTIES), args, strict=True)
+                trace.targets.append(dict(values))
+            elif command == "message" and args[-1] == _END:
+                trace.ended = True
+        elif known and path.startswith(f"{SOURCE}/"):
+            folder = folders[-1][1] if folders else ""
+            evaluated = _EVALUATED.fullmatch(path)
+            path, number_of_line = (evaluated[1], int(evaluated[2])) if evaluated else (path, data["line"])
+            if _tree_path(path) in tree.files and path != f"{SOURCE}/CMakeLists.txt":
+                trace.events.append(Event(command, args, _tree_path(path), number_of_line, folder))
+        if command == "add_subdirectory" and args:
+            here = in_tree(args[0], folders[-1][1] if folders else "")
+            folders.append((depth, here if here is not None else ""))
+    trace.troubles += _errors(errors, tree, local)
+    if not trace.ended and not trace.troubles:
+        place = trace.events[-1].place if trace.events else Place("CMakeLists.txt", 1)
+        why = f"CMake did not come to its end in {MOST_SECONDS:.0f} s: a loop without end?"
+        trace.troubles.append(Trouble(place, place.file, why))
+    return trace
+
+
+def _localiser(work: Path, number: int) -> Callable[[str], str]:
+    source, binary = str(work / "source"), str(work / f"build{number}")
+
+    def local(text: str) -> str:
+        return text.replace(source, SOURCE).replace(binary, BINARY)
+
+    return local
+
+
+def _errors(text: str, tree: Tree, local: Callable[[str], str]) -> Iterator[Trouble]:
+    for part in re.split(r"^(?=CMake \w+)", text, flags=re.MULTILINE):
+        match = _ERROR.match(part)
+        if not match or _END in part or match["file"] is None:
+            continue
+        body, _, callers = match["text"].partition("Call Stack")
+        places = [(match["file"], match["line"]), *_CALLER.findall(callers)]
+        inside = [
+            Place(path, int(line)) for file, line in places if (path := _tree_path(local(file))) in tree.files
+        ]
+        # The tree's own first file is replaced by the project around it.
+        inside = [place for place in inside if place.file != "CMakeLists.txt"]
+        place = inside[0] if inside else Place("CMakeLists.txt", 1)
+        why = " ".join(local(body).split())
+        unknown = re.match(r'Unknown CMake command "(\w+)"', why)
+        if unknown:
+            what = f"{unknown[1]}()"
+        elif match["command"] == "message":
+            what = "message(FATAL_ERROR)"
+        else:
+            what = f"{match['command']}()" if match["command"] else place.file
+        yield Trouble(place, what, f"CMake stops: {why}")
+
+
+def _tree_path(file: str) -> str:
+    return normal(file.removeprefix(f"{SOURCE}/"))
+
+
+def in_tree(text: str, folder: str) -> str | None:
+    """The path in the tree of what a command of this folder names; None for what is outside it."""
+    if not text or "\0" in text:
+        return None
+    full = posixpath.normpath(posixpath.join(SOURCE, folder, text))
+    if full == SOURCE:
+        return ""
+    return full[len(SOURCE) + 1 :] if full.startswith(f"{SOURCE}/") else None
