@@ -22,7 +22,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
-from tests.support.parity_cases import case, changed, check_tree, checked, mapping, tree_of
+from tests.support.parity_cases import case, changed, check_tree, checked, mapping
 from tests.support.parity_mutations import (
     BACKENDS_CMAKE,
     CONFIG,
