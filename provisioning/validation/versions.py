@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from provisioning.base.findings import Severity
+from provisioning.base.settings import DEFAULT_TARGET
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.elf import version_key
 from provisioning.manifest import Requirement
@@ -117,6 +118,26 @@ def qnn_build_id(context: Context) -> Iterator[Problem]:
             continue
         for place, others in wrong.items():
             yield Problem(place, f"holds build id {', '.join(others)}, expected {build_id} of {source}")
+
+
+@rule(
+    "quantization-constraints",
+    Severity.NOTE,
+    summary="The SDK has the constraints by which executorch refuses to quantize an operator",
+    why="""
+        An SDK of QNN 2.41 or later says in lib/python which types each operator takes, and executorch's
+        quantizer leaves alone what does not fit. SDKs made of wheels lack it: there executorch annotates
+        more, and what does not fit shows only when it is lowered, or with an official SDK.
+    """,
+    example="qnn-sdk 2.49.40 (store): has no lib/python, so executorch's quantizer checks no constraints",
+    fix="quantize with an official SDK too before you ship: --profile qnn-2.48",
+)
+def quantization_constraints(context: Context) -> Iterator[Problem]:
+    tree = tree_of(context, QNN_SDK)
+    if "executorch" not in context.profile.packages or DEFAULT_TARGET not in context.targets:
+        raise NotApplicable("nothing is quantized with this selection")
+    if not (tree.path / "lib" / "python" / "qti").is_dir():
+        yield Problem(tree.named, "has no lib/python, so executorch's quantizer checks no constraints")
 
 
 @rule(

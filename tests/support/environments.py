@@ -56,7 +56,7 @@ def library(name: str, machine: int = X86_64, **more: Any) -> Library:
 
 def write_sdk(root: Path) -> Path:
     """A QNN SDK in the official layout, for all targets and the arches of SOCS."""
-    (root / "lib").mkdir(parents=True)
+    (root / "lib" / "python" / "qti").mkdir(parents=True)
     (root / "sdk.yaml").write_text(f"product: QAIRT\nversion: {PIN.version}\nbuild_id: {BUILD}\n")
     for name in ("libQnnHtp.so", "libQnnHtpPrepare.so", "libQnnSystem.so"):
         library(name, needed=("libc.so.6",), runpath="$ORIGIN").write(root / "lib" / X86 / name)

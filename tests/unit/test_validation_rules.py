@@ -188,6 +188,11 @@ def dangling_link(base: Path) -> Context:
     return context_of(base)
 
 
+def no_constraints(base: Path) -> Context:
+    (write_sdk(base / "sdk") / "lib" / "python" / "qti").rmdir()
+    return context_of(base)
+
+
 PACKAGES = dict(this_host().packages)
 HTP, SYSTEM, SKEL = f"lib/{X86}/libQnnHtp.so", f"lib/{X86}/libQnnSystem.so", "libQnnHtpV75Skel.so"
 IN_DSP = "lib/hexagon-v75/unsigned"
@@ -288,7 +293,8 @@ NOTES: list[tuple[str, str, Arrange]] = [
     ("cmake-version", "cmake", changed(host=with_tool("cmake", "3.31.2"))),
     ("host-os", "host", machine(distribution="gentoo 2")),
     ("hexagon-arch", "libX.so", dsp("libX.so", Library(machine=HEXAGON, flags=0x68))),
-    ("known-faults", "qnn 2.48.0", changed()),
+    ("known-faults", "executorch", changed()),
+    ("quantization-constraints", "sdk", no_constraints),
 ]
 FIRING = [
     pytest.param(rule, subject, arrange, severity, id=f"{rule} {severity.value} {index}")
@@ -357,6 +363,7 @@ NOT_APPLICABLE: list[tuple[str, Arrange]] = [
         or rule in ("qnn-version", "ndk-revision", "hexagon-sdk-version", "compiler-answers")
         or rule in ("library-path-mixed", "library-path-order", "library-path-missing", "adsp-library-path")
     ],
+    ("quantization-constraints", changed(targets=(ANDROID,))),
     ("soc-libraries", changed(targets=("x86_64-linux",))),
     ("compiler-answers", changed(answers={})),
     ("lpai-libraries", changed(socs={"SM8650": soc_named("SM8650")})),
