@@ -226,6 +226,12 @@ def wrap_context(session: nox.Session) -> None:
 
 
 @nox.session
+def llm(session: nox.Session) -> None:
+    """Compile a Hugging Face checkpoint for Genie, and let it speak: `-- compile --help`."""
+    run_verb(session, "llm")
+
+
+@nox.session
 def report(session: nox.Session) -> None:
     """Render reports/ as a table, JUnit, SARIF, a job summary or a page."""
     run_verb(session, "report")

@@ -46,6 +46,7 @@ VERBS = {
     ),
     "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
     "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator", "onnx"),
+    "llm": Verb("ci.llm", "compile a Hugging Face checkpoint for Genie, and let it speak", "llm"),
     "test_llm": Verb("ci.llm.verb", "let language models speak on the HTP emulator", "llm"),
     "save-calls": Verb(
         "ci.onnx.save_calls", "write QNN's calls for a model as C, to reproduce a bug", "onnx"

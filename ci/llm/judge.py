@@ -15,7 +15,7 @@ TINY = 0.05
 EXCUSED = 0.01
 """The share of tokens that may differ so."""
 STANDARD_ERRORS = 3
-BOOTSTRAPS = 300
+BOOTSTRAPS = 200
 
 
 @dataclass(frozen=True, slots=True)

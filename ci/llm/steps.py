@@ -78,7 +78,8 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         write_config(into, shape, binaries, place.soc, context=place.context, most=most, name=name)
     reference = load_reference(model)
     facts: dict[str, Any] = {"bytes": sum(binary.stat().st_size for binary in binaries)}
-    facts["texts"] = [_comparison(place, one) for one in texts(place, reference)]
+    comparisons, facts["speed"] = texts(place, reference)
+    facts["texts"] = [_comparison(place, one) for one in comparisons]
     if run.quantized:
         facts["figures"] = _figures(place, reference, readers, graphs, encodings)
         facts["choices"] = choices(place, reference)
@@ -117,8 +118,9 @@ def _configurations(shape: Architecture) -> list[tuple[str, int, Architecture]]:
     ]
 
 
-def texts(place: Place, reference: Any) -> list[Comparison]:
-    """Prompts of every length and one that runs to the context's end, each beside float's text."""
+def texts(place: Place, reference: Any) -> tuple[list[Comparison], dict[str, float]]:
+    """Prompts of every length and one that runs to the context's end, each beside float's text; and how fast
+    Genie spoke, which says nothing of a device."""
     _, endless = _configurations(place.shape)[:2]
     stream = [token for row in place.rows("judged") for token in row[1:]]
     plans = [
@@ -152,7 +154,12 @@ def texts(place: Place, reference: Any) -> list[Comparison]:
         found.append(
             compare_text(prompt, expected.tokens, expected.stopped, expected.logits, ends, most, again)
         )
-    return found
+    every = [one for one in spoken.values() if len(one.tokens) > 1]
+    later = sum(one.seconds - one.first_seconds for one in every)
+    return found, {
+        "tokens_per_second": round(sum(len(one.tokens) - 1 for one in every) / later, 1) if later else 0.0,
+        "first_token_seconds": round(sum(one.first_seconds for one in every) / max(1, len(every)), 2),
+    }
 
 
 def _comparison(place: Place, comparison: Comparison) -> dict[str, Any]:

@@ -16,7 +16,11 @@ COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
 NEEDED = {"train": READING, "speak": (*READING, *COMPILING)}
 """By what the worker does."""
 
-ORDERS = {"train": ("ci.llm.tiny", "order_train"), "genie": ("ci.llm.steps", "order_genie")}
+ORDERS = {
+    "train": ("ci.llm.tiny", "order_train"),
+    "genie": ("ci.llm.steps", "order_genie"),
+    "compile": ("ci.llm.checkpoint_compile", "order_compile"),
+}
 """Imported in the fork: a change of what judges does not train again."""
 
 
@@ -42,7 +46,14 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     except ToolkitError as error:
         traceback.print_exc()
         sys.stdout.write(error.output)
-        return {"error": {"kind": "refused", "message": error.message, "remedy": error.remedy}}
+        return {
+            "error": {
+                "kind": "refused",
+                "message": error.message,
+                "remedy": error.remedy,
+                "exit_code": error.exit_code,
+            }
+        }
     except Exception as error:
         traceback.print_exc()
         text = " ".join(str(error).split())[:1000]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,56 +15,14 @@ import pytest
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
 from tests.support.checkpoints import write_checkpoint
+from tests.support.speakers import LENGTH, TIMEOUT, Speaker, changed, make_speaker
 
 pytestmark = pytest.mark.heavy
-
-TIMEOUT = 120
-
-
-@dataclass
-class Speaker:
-    """A compiled model in a folder, with its configuration and the float model to hold it to."""
-
-    folder: Path
-    config: Path
-    decoder: Any
-
-    def choices(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """What float would say at each place of the text, and after it."""
-        import torch
-
-        from ci.llm.graphs import call
-
-        context, example = self.decoder.context, self.decoder.example()
-        named = dict(zip(self.decoder.inputs, example, strict=True))
-        empty = {name: each.numpy() for name, each in named.items() if name.startswith("past_")}
-        inputs = call(self.decoder.shape, context, context, [0, *prompt, *tokens], 0, empty)
-        with torch.no_grad():
-            logits = self.decoder(*(torch.from_numpy(inputs[name]) for name in self.decoder.inputs))[0][0]
-        every: list[int] = logits.argmax(-1).tolist()
-        return every[len(prompt) : 1 + len(prompt) + len(tokens)]
 
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Speaker:
-    from ci.llm.architecture import read_architecture
-    from ci.llm.contexts import compile_context
-    from ci.llm.decoder import load_decoder
-    from ci.llm.genie import write_config
-    from ci.llm.graphs import export
-    from provisioning.manifest import soc_named
-
-    model = write_checkpoint(tmp_path_factory.mktemp("model"))
-    folder, shape, soc = tmp_path_factory.mktemp("compiled"), read_architecture(model), soc_named("SM8650")
-    binaries = []
-    for number, count in enumerate((32, 1)):
-        graph = folder / f"ar{count}.onnx"
-        export(load_decoder(model, shape, count, shape.context), graph)
-        made, _ = compile_context(graph, soc, folder / f"compiled{count}", fp16=True, number=number)
-        binaries.append(Path(shutil.move(made, folder / f"ar{count}.bin")))
-    shutil.copy(model / "tokenizer.json", folder)
-    config = write_config(folder, shape, binaries, soc, context=shape.context, most=12)
-    return Speaker(folder, config, load_decoder(model, shape, shape.context, shape.context))
+    return make_speaker(tmp_path_factory.mktemp("speaker"))
 
 
 def test_genie_says_what_float_says(speaker: Speaker) -> None:
@@ -81,21 +36,6 @@ def test_genie_says_what_float_says(speaker: Speaker) -> None:
         assert (len(one.tokens), one.stopped) == (12, "length") or (following, one.stopped) == (1, "eos")
 
 
-def changed(speaker: Speaker, folder: Path, where: str, value: Any) -> Path:
-    copy = Path(shutil.copytree(speaker.folder, folder / "copy"))
-    config = json.loads((copy / speaker.config.name).read_text())
-    *path, name = where.split("/")
-    place = config["dialog"]
-    for each in path:
-        place = place[each]
-    if value is None:
-        del place[name]
-    else:
-        place[name] = value
-    (copy / speaker.config.name).write_text(json.dumps(config))
-    return copy / speaker.config.name
-
-
 def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path) -> None:
     from ci.llm.genie import speak
 
@@ -106,21 +46,22 @@ def test_a_text_that_fills_the_context_says_so(speaker: Speaker, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("where", "value"),
+    ("where", "value", "key"),
     [
-        ("engine/model/positional-encoding", None),
-        ("engine/model/positional-encoding/rope-dim", 8),
-        ("context/size", 256),
-        ("sampler", None),
+        ("engine/model/positional-encoding", None, "rope-dim"),
+        ("context/size", 256, "context.size"),
+        ("engine/backend/QnnHtp/kv-dim", None, "kv-dim"),
+        ("sampler", None, "sampler"),
     ],
 )
-def test_what_genie_refuses_is_an_error_in_its_words(
-    speaker: Speaker, tmp_path: Path, where: str, value: Any
+def test_what_genie_refuses_is_explained_by_the_key_to_change(
+    speaker: Speaker, tmp_path: Path, where: str, value: Any, key: str
 ) -> None:
     from ci.llm.genie import speak
 
-    with pytest.raises(CheckFailed, match="Genie"):
+    with pytest.raises(CheckFailed) as error:
         speak(changed(speaker, tmp_path, where, value), [[65]], timeout=TIMEOUT)
+    assert key in error.value.remedy
 
 
 def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
@@ -131,6 +72,73 @@ def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     prompt = list(range(60, 77))
     [one] = speak(wrong, [prompt], timeout=TIMEOUT)
     assert list(one.tokens) != speaker.choices(prompt, one.tokens)[:-1]
+
+
+def command(*arguments: str | Path, code: int = 0) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ci", "llm", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(900)
+class TestCompile:
+    @pytest.mark.parametrize(
+        ("kind", "changes"),
+        [
+            ("llama", {"tie_word_embeddings": True}),
+            ("qwen2", {"rope_scaling": None, "head_dim": 16}),
+            ("qwen3", {"rope_scaling": None}),
+        ],
+    )
+    def test_a_checkpoint_in_two_parts_says_what_float_says(
+        self, tmp_path: Path, kind: str, changes: dict[str, Any]
+    ) -> None:
+        from ci.llm.architecture import read_architecture
+        from ci.llm.decoder import load_decoder
+
+        model = write_checkpoint(tmp_path / "model", model_type=kind, num_hidden_layers=2, **changes)
+        in_shards(model)
+        out = tmp_path / "out"
+        command("compile", model, "--soc", "SM8650", "--parts", "2", "-o", out)
+        assert sum(file.suffix == ".bin" for file in out.iterdir()) == 4
+        assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+        shape = read_architecture(model)
+        config = json.loads((out / "genie_config.json").read_text())
+        config["dialog"]["max-num-tokens"] = LENGTH
+        (out / "short.json").write_text(json.dumps(config))
+        speaker = Speaker(out, out / "short.json", load_decoder(model, shape, 128, 128))
+        assert not speaker.problems()
+
+    def test_a_quantized_checkpoint_speaks_and_a_short_text_leaves_nothing(self, tmp_path: Path) -> None:
+        model, out, text = write_checkpoint(tmp_path / "model"), tmp_path / "out", tmp_path / "text.txt"
+        quantizing = ("compile", model, "--precision", "u16u8", "--calibrate", text, "-o", out)
+        text.write_text("a few words")
+        assert "12 windows" in command(*quantizing, code=1)
+        assert {file.name for file in tmp_path.iterdir()} == {"model", "text.txt"}
+        text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
+        command(*quantizing)
+        assert "stopped by" in command("run", out, "The answer is", "--tokens", "4")
+
+
+def in_shards(model: Path) -> None:
+    """The weights in two files with an index, as large checkpoints come."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names = sorted(weights)
+    index = {name: f"model-{1 + (number % 2)}.safetensors" for number, name in enumerate(names)}
+    for file in set(index.values()):
+        save_file({name: weights[name] for name in names if index[name] == file}, model / file)
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
 class TestCommand:

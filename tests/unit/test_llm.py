@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ci.__main__ import VERBS
 from ci.engine.work import Failure, Result
 from ci.llm.architecture import Architecture, read_architecture, shards_of
+from ci.llm.commands import parts_of
 from ci.llm.findings import findings_of, model_findings
 from ci.llm.genie import require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
 from ci.llm.suite import SUITES, Program
+from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
 
@@ -162,6 +165,37 @@ class TestCheckpoint:
         (tmp_path / file).touch()
         with pytest.raises(UsageError):
             read_architecture(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("flags", "file"),
+        [
+            ([], "tokenizer.model"),
+            (["--context", "100"], "tokenizer.json"),
+            (["--context", "256"], "tokenizer.json"),
+            (["--prefill", "16"], "tokenizer.json"),
+            (["--precision", "u16u8"], "tokenizer.json"),
+            (["--precision", "u16u8", "--calibrate", "nowhere.txt"], "tokenizer.json"),
+            (["--soc", "SM1"], "tokenizer.json"),
+        ],
+        ids=lambda value: "-".join(value).strip("-") if isinstance(value, list) else "",
+    )
+    def test_llm_compile_refuses_before_it_works(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], file: str
+    ) -> None:
+        from safetensors.numpy import save_file
+
+        checkpoint(tmp_path)
+        save_file({"weight": np.ones(1, np.float32)}, tmp_path / "model.safetensors")
+        (tmp_path / file).touch()
+        out = tmp_path / "out"
+        verbs = {"llm": VERBS["llm"]}
+        assert main("python -m ci", "", verbs, ["llm", "compile", str(tmp_path), "-o", str(out), *flags]) == 2
+        assert "try:" in capsys.readouterr().err and not out.exists()
+
+    def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
+        small = read_architecture(checkpoint(tmp_path))
+        large = replace(small, words=128256, width=2048, layers=16, heads=32, groups=8, size=64, hidden=8192)
+        assert parts_of(small, 2) == 1 and parts_of(large, 2) == 3
 
     def test_a_half_downloaded_shard_is_named(self, tmp_path: Path) -> None:
         from safetensors.numpy import save_file

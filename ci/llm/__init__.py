@@ -1,0 +1,57 @@
+"""`llm`: a checkpoint of your own as context binaries that Genie runs, and Genie on the HTP emulator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from provisioning.base.command_line import count, duration
+from provisioning.base.settings import DEFAULT_SOC
+
+EXAMPLES = """\
+  python -m ci llm compile Llama-3.2-1B/ --soc SM8750 --precision fp16 --context 1024 -o out/
+  python -m ci llm compile SmolLM2-135M/ --precision u16u8 --calibrate text.txt -o out/
+  python -m ci llm run out/ "The answer is" --tokens 20
+"""
+
+LONG = 4 * 3600.0
+"""Seconds: a model of a billion weights takes minutes to compile, and seconds for each token."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    compiler = commands.add_parser("compile", help="compile a Hugging Face checkpoint for Genie")
+    compiler.add_argument("model", type=Path, metavar="FOLDER", help="with config.json and safetensors")
+    compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
+    compiler.add_argument(
+        "--soc",
+        default=os.environ.get("QNN_CI_SOC") or DEFAULT_SOC,
+        help=f"chip by name, as in manifests/socs.toml [QNN_CI_SOC, {DEFAULT_SOC}]",
+    )
+    compiler.add_argument("--precision", choices=("fp16", "u16u8"), default="fp16", help="[%(default)s]")
+    compiler.add_argument("--context", type=count, default=128, metavar="N", help="tokens [%(default)s]")
+    compiler.add_argument("--prefill", type=count, default=32, metavar="N", help="at once [%(default)s]")
+    compiler.add_argument(
+        "--calibrate", type=Path, metavar="FILE", help="text to quantize by, unlike what it is judged by"
+    )
+    compiler.add_argument(
+        "--parts", type=count, metavar="N", help="split the layers into N binaries [1 GB each at most]"
+    )
+
+    runner = commands.add_parser("run", help="let a compiled model speak on the HTP emulator")
+    runner.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
+    runner.add_argument("prompt", metavar="TEXT")
+    runner.add_argument("--tokens", type=count, default=32, metavar="N", help="at most [%(default)s]")
+    for command in (compiler, runner):
+        command.add_argument("--timeout", type=duration, default=LONG, metavar="S", help="[%(default)g]")
+        command.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.llm import commands
+
+    return {"compile": commands.compile_checkpoint, "run": commands.run_model}[args.command](args)
