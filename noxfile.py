@@ -209,13 +209,13 @@ def onnx(session: nox.Session) -> None:
 
 @nox.session(name="save-calls")
 def save_calls(session: nox.Session) -> None:
-    """Write QNN's calls for an ONNX model as C, to reproduce a bug with Qualcomm."""
+    """Write QNN's calls for a model as C, to reproduce a bug with Qualcomm."""
     run_verb(session, "save-calls")
 
 
 @nox.session(name="to-dlc")
 def to_dlc(session: nox.Session) -> None:
-    """Write the QNN graph of an ONNX model as a DLC."""
+    """Write the QNN graph of a model as a DLC."""
     run_verb(session, "to-dlc")
 
 

@@ -49,9 +49,9 @@ VERBS = {
     "llm": Verb("ci.llm", "compile a Hugging Face checkpoint for Genie, and let it speak", "llm"),
     "test_llm": Verb("ci.llm.verb", "let language models speak on the HTP emulator", "llm"),
     "save-calls": Verb(
-        "ci.onnx.save_calls", "write QNN's calls for a model as C, to reproduce a bug", "onnx"
+        "ci.dump.save_calls", "write QNN's calls for a model as C, to reproduce a bug", "onnx"
     ),
-    "to-dlc": Verb("ci.onnx.to_dlc", "write the QNN graph of a model as a DLC", "onnx"),
+    "to-dlc": Verb("ci.dump.to_dlc", "write the QNN graph of a model as a DLC", "onnx"),
     "wrap-context": Verb(
         "ci.executorch.wrap_context", "make an ExecuTorch program of a context binary", "executorch"
     ),

@@ -128,7 +128,9 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     losses: list[dict[str, object]] = []
     on_lpai: dict[str, Any] = {}
     if run.scheme != "fp16":
-        module, patterns, losses = _quantized(loaded, samples[0], batches, run, backend, soc, search_path)
+        module, patterns, losses = quantized_model(
+            loaded, samples[0], batches, run, backend, soc, search_path
+        )
         reference = [run_copied(module, sample) for sample in samples]
     if backend == "lpai":
         for pattern in patterns:
@@ -207,7 +209,7 @@ def _drawn(wanted: Input, generator: torch.Generator) -> Tensor:
     return (wanted.low + (wanted.high - wanted.low) * even).to(dtype)
 
 
-def _quantized(
+def quantized_model(
     loaded: ModelWithInputs,
     sample: tuple[Tensor, ...],
     batches: Sequence[tuple[Tensor, ...]],

@@ -51,6 +51,37 @@ def test_a_graph_becomes_a_dlc(model: Path, tmp_path: Path) -> None:
     assert contents.qnn.startswith("2.") and "model.params" in contents.members
 
 
+FACTORY = "ci.suites.models.operators:convolution"
+
+
+def test_executorchs_calls_are_saved_and_no_program(tmp_path: Path) -> None:
+    done = command("save-calls", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "calls")
+    assert done.returncode == 0, done.stderr
+    source = (tmp_path / "calls" / "saver_output.c").read_text(encoding="utf-8")
+    assert "graphFinalize" in source and "Conv2d" in source
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["calls", "params.bin", "saver_output.c"]
+
+
+def test_executorchs_graph_becomes_a_dlc(tmp_path: Path) -> None:
+    done = command("to-dlc", FACTORY, "--scheme", "8a8w", "-o", tmp_path / "model.dlc")
+    assert done.returncode == 0, done.stderr
+    assert read_dlc(tmp_path / "model.dlc").qnn.startswith("2.49.")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.dlc"]
+    assert not (ROOT / "forward.dlc").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "scheme", "code"),
+    [(FACTORY, "9a9w", 2), ("no_such_module:net", "fp16", 1), ("missing.onnx", "fp16", 2)],
+)
+def test_what_cannot_be_made_into_calls_leaves_nothing(
+    model: str, scheme: str, code: int, tmp_path: Path
+) -> None:
+    done = command("save-calls", model, "--scheme", scheme, "-o", tmp_path / "calls")
+    assert (done.returncode, list(tmp_path.iterdir())) == (code, []), done.stderr
+    assert "Traceback" not in done.stderr and "try:" in done.stderr
+
+
 def test_a_model_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     model = write(conv_model((None, 3, 8, 8)), tmp_path / "in" / "model.onnx")
     assert command("to-dlc", model, "-o", tmp_path / "out" / "model.dlc").returncode == 1

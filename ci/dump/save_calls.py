@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 
-from ci.onnx import dump
+from ci.dump import written
 
 EXAMPLES = """\
   python -m ci save-calls model.onnx --soc SM8750 -o calls/
+  python -m ci save-calls mymodels:net --scheme 8a8w -o calls/     # ExecuTorch's calls
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    dump.configure(parser, "DIR", f"where {dump.CALLS} and {dump.PARAMETERS} go; an empty or a new folder")
+    written.configure(
+        parser, "DIR", f"where {written.CALLS} and {written.PARAMETERS} go; an empty or a new folder"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    with dump.written("calls", args) as folder:
-        for path in dump.publish_calls(folder, args.output.absolute()):
+    with written.written_by_child("calls", args) as folder:
+        for path in written.publish_calls(folder, args.output.absolute()):
             print(f"{path.stat().st_size:>12,}  {args.output / path.name}")
     print("compile it against the SDK's headers with the backend in question; send both files with the bug")
     return 0

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import argparse
 
-from ci.onnx import dump
+from ci.dump import written
 from ci.suites.programs.dlc import read_dlc
-from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError
 
 EXAMPLES = """\
   python -m ci to-dlc model.onnx --soc SM8750 -o model.dlc
+  python -m ci to-dlc mymodels:net --scheme 8a8w -o model.dlc     # as ExecuTorch lowers it
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    dump.configure(parser, "FILE.dlc", "the file to write")
+    written.configure(parser, "FILE.dlc", "the file to write")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.output.is_dir():
         raise UsageError(f"{args.output} is a directory", remedy="-o FILE.dlc")
-    with dump.written("dlc", args) as folder:
+    with written.written_by_child("dlc", args) as folder:
         graphs = sorted(folder.glob("*.dlc"))
         if len(graphs) != 1:
             raise CheckFailed(
                 f"{args.model}: expected one QNN graph, found {len(graphs)}",
-                remedy=session("onnx", "audit", args.model, "--soc", args.soc),
+                remedy="split the model, or move what stays on the CPU to its beginning or end",
             )
         contents = read_dlc(graphs[0])
-        dump.move(graphs[0], args.output.absolute())
+        written.move(graphs[0], args.output.absolute())
     print(f"{contents.size:>12,}  {args.output}, QNN {contents.qnn}")
     return 0

@@ -1,0 +1,45 @@
+"""The process that has ExecuTorch write QNN's calls, or the graph as a DLC, to its working folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
+from executorch.backends.qualcomm.utils.utils import (
+    generate_htp_compiler_spec,
+    generate_qnn_executorch_compiler_spec,
+    to_edge_transform_and_lower_to_qnn,
+)
+
+from ci.executorch.lower import quantized_model
+from ci.executorch.suite import Case
+from ci.suites.factory import CALIBRATION_SEED, copied, make
+
+ONLINE = {"calls": False, "dlc": True}
+"""A graph that the device compiles is handed on as a DLC."""
+
+
+def _child(kind: str, case_text: str, soc: str, search_path: str) -> None:
+    case = Case.model_validate_json(case_text)
+    (run,) = case.runs
+    place = Path(search_path)
+    loaded = make(case.factory, case.arguments, place)
+    torch.set_grad_enabled(False)
+    loaded.model.requires_grad_(False)
+    sample, module = loaded.sample(0), loaded.model
+    if run.scheme != "fp16":
+        batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(run.calibration)]
+        module, _, _ = quantized_model(loaded, sample, batches, run, case.backend, soc, place)
+    spec = generate_qnn_executorch_compiler_spec(
+        soc_model=QcomChipset[soc],
+        backend_options=generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16")),
+        saver=kind == "calls",
+        online_prepare=ONLINE[kind],
+    )
+    to_edge_transform_and_lower_to_qnn(module, copied(sample), spec)
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])

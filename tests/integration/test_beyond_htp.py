@@ -1,0 +1,110 @@
+"""What else executorch and QNN make here than programs for the emulator: the real libraries' answers.
+
+Our messages rest on these answers. Where a newer QNN answers otherwise, they are to be written anew."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioning.base.settings import DEFAULT_SOC, ROOT, Selection, store_path
+from provisioning.environment import resolve
+from tests.support.onnx_models import conv_model, write
+from tests.support.runner import Bench, dist
+from tests.support.sdk import sdk_root
+
+__all__ = ["dist"]
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def environ() -> dict[str, str]:
+    selection = Selection("wheels", "x86_64-linux", DEFAULT_SOC, store_path(), Path("reports"))
+    return resolve(selection, {**os.environ, "QNN_SDK_ROOT": str(sdk_root())}).merged(os.environ)
+
+
+def lowered(folder: Path, environ: dict[str, str], *names: str) -> dict[str, str]:
+    """What was printed for each of the rows; programs are in the folder, as is what QNN leaves behind."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.beyond_htp", str(folder), *names],
+        cwd=folder,
+        env={**environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    texts = re.split(r"^== (\w+)$", done.stdout, flags=re.MULTILINE)[1:]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ci", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def test_what_executorch_cannot_lower_here_it_says_in_these_words(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    said = lowered(tmp_path, environ, "gpu", "lpai", "dynamic")
+
+    assert "(10008)" in said["gpu"] and "TuningMode must be enabled on x86_64-linux-clang" in said["gpu"]
+    assert "Cannot Open QNN library libQnnLpai.so" in said["lpai"]
+    assert "Tensor can only have static dimensions" in said["dynamic"]
+    assert not list(tmp_path.glob("*.pte"))
+
+
+def test_no_library_for_the_lpai_or_the_cpu_is_in_the_wheels() -> None:
+    names = {path.name for path in (sdk_root() / "lib" / "x86_64-linux-clang").iterdir()}
+    assert "libQnnGpu.so" in names and not {"libQnnLpai.so", "libQnnCpu.so"} & names
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("backend_type=gpu", "on a device alone"), ("backend_path=/sdk/libQnnCpu.so", "on a device alone")],
+)
+def test_another_backend_is_refused_for_onnx_with_the_reason(tmp_path: Path, option: str, words: str) -> None:
+    model = write(conv_model(), tmp_path / "model.onnx")
+    done = command(
+        "onnx", "compile", model, "--precision", "fp16", "--option", option, "-o", tmp_path / "out"
+    )
+
+    assert done.returncode == 2 and words in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_dynamic_shape_is_refused_for_onnx_with_its_name(tmp_path: Path) -> None:
+    model = write(conv_model((None, 3, 8, 8)), tmp_path / "model.onnx")
+    done = command("onnx", "compile", model, "--precision", "fp16", "-o", tmp_path / "out")
+
+    assert done.returncode == 1 and "x: float32[-1, 3, 8, 8]" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.whole
+def test_programs_of_two_graphs_and_of_none_yet_compile_and_do_not_run_here(
+    tmp_path: Path, environ: dict[str, str], dist: Path
+) -> None:
+    lowered(tmp_path, environ, "shared", "online")
+    (tmp_path / "one.raw").write_bytes(struct.pack("8f", *[1.0] * 8))
+    (tmp_path / "list.txt").write_text("one.raw\n")
+    bench = Bench(dist / "bin" / "qnn_executor_runner", tmp_path)
+    answers = {"shared": (40, "context from binary with err 1000"), "online": (51, "online-prepare format")}
+    for name, (code, words) in answers.items():
+        flags = ("--model_path", f"{name}.pte", "--input_list_path", "list.txt", "--output_folder_path", name)
+        ran = bench.run(*flags, environ=environ)
+        assert (ran.code, words in ran.out + ran.err) == (code, True), ran.err
+        assert not list((tmp_path / name).glob("*.raw"))
