@@ -199,8 +199,9 @@ def variant(found: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
             if not any(_package(label) in buck.failed for label in pair.buck):
                 _targets_exist(found, name, pair, buck, cmake)
                 _files(found, name, pair, buck, cmake)
-                _dependencies(found, name, pair, pairs, buck, cmake)
-                _dependencies_within(found, name, pair, buck, cmake)
+                if pair.dependencies:
+                    _dependencies(found, name, pair, pairs, buck, cmake)
+                    _dependencies_within(found, name, pair, buck, cmake)
                 _flags(found, name, pair, buck, cmake)
                 _platforms(found, variant, pair, buck)
     _unmapped(found, name, buck, cmake)
@@ -372,8 +373,9 @@ def _targets_exist(found: Findings, variant: str, pair: Pair, buck: Side, cmake:
 
 
 def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
-    left = first_places(_native(buck, pair.buck))
-    right = first_places(_native(cmake, pair.cmake))
+    roots = tuple(f"{root}/" for root in found.mapping.scope.roots)
+    left = first_places(item for item in _native(buck, pair.buck) if item.name.startswith(roots))
+    right = first_places(item for item in _native(cmake, pair.cmake) if item.name.startswith(roots))
     for path in sorted(right.keys() - left.keys()):
         found.add(
             Difference(
@@ -704,10 +706,12 @@ def _unmapped(found: Findings, variant: str, buck: Side, cmake: Side) -> None:
     pairs = found.mapping.pairs
     mapped = {name for pair in pairs for name in (*pair.buck, *pair.cmake)}
     patterns = [name for pair in pairs for name in pair.cmake if "*" in name]
-    mapped |= {name for alone in found.mapping.alone for name in (*alone.buck, *alone.cmake)}
+    patterns_alone = [name for alone in found.mapping.alone for name in (*alone.buck, *alone.cmake)]
+    roots = tuple(f"{root}/" for root in found.mapping.scope.roots)
     for side, build in ((buck, "Buck"), (cmake, "CMake")):
         for library in side.libraries.values():
-            if library.name in mapped or not any(is_native(item.name) for item in library.files):
+            native = any(is_native(item.name) and item.name.startswith(roots) for item in library.files)
+            if library.name in mapped or not native or _any_of(library.name, patterns_alone):
                 continue
             free = side is cmake and library.kind not in OF_THEIR_OWN
             if free and any(fnmatchcase(library.name, pattern) for pattern in patterns):
@@ -841,7 +845,7 @@ def _alone(found: Findings, sides: Sequence[Side]) -> None:
         return
     for position, alone in enumerate(found.mapping.alone):
         for name in (*alone.buck, *alone.cmake):
-            if name not in known:
+            if not any(fnmatchcase(one, name) for one in known):
                 found.add(found.stale("alone", position, name, "no build declares it"))
 
 

@@ -113,6 +113,8 @@ class Pair(Model):
     like: Name | None = None
     """Instead of `cmake`: the pair whose CMake targets these are too, on other variants."""
     variants: Annotated[tuple[Name, ...], Field(min_length=1)]
+    dependencies: bool = True
+    """Whether what they depend on is compared too."""
 
     @model_validator(mode="after")
     def _has_targets(self) -> Pair:
@@ -122,7 +124,7 @@ class Pair(Model):
 
 
 class Alone(Model):
-    """Targets that only one of the builds has."""
+    """Targets that only one of the builds has; names, or patterns for those that no pair names."""
 
     buck: tuple[Label, ...] = ()
     cmake: tuple[str, ...] = ()

@@ -109,6 +109,7 @@ def files() -> dict[str, str]:
         **_python(),
         **_buck(),
         **_cmake(),
+        **_examples(),
         **_pins(),
         f"{QUALCOMM}/serialization/qc_compiler_spec.fbs": "table Options {}\n",
     }
@@ -1130,6 +1131,168 @@ target_include_directories(
 target_link_libraries(
   qnn_executorch_skel PRIVATE extension_data_loader qnn_executorch_backend etdump
 )
+"""
+
+
+EXAMPLES = "examples/qualcomm"
+LLAMA = f"{EXAMPLES}/oss_scripts/llama"
+
+
+def _examples() -> dict[str, str]:
+    """The runners, which CMake builds as a project of their own."""
+    runner = [f"{LLAMA}/runner/{name}" for name in ("decoder_runner", "kv_manager", "runner")]
+    sources = [f"{EXAMPLES}/executor_runner/qnn_executor_runner", f"{LLAMA}/qnn_llama_runner", *runner]
+    sources.append(f"{EXAMPLES}/qaihub_scripts/llama/qaihub_llama3_8b_runner")
+    modules = ("utils", "scripts/export_example", "scripts/deeplab_v3", "oss_scripts/llama/llama")
+    return {
+        **{f"{path}.cpp": "// runner\n" for path in sources},
+        **{f"{path}.h": "#pragma once\n" for path in runner},
+        **{f"{EXAMPLES}/{name}.py": "# module\n" for name in modules},
+        f"{EXAMPLES}/BUCK": _BUCK_EXAMPLES,
+        f"{EXAMPLES}/executor_runner/BUCK": _BUCK_FILE,
+        f"{EXAMPLES}/executor_runner/targets.bzl": _BUCK_RUNNER,
+        f"{LLAMA}/BUCK": _BUCK_FILE,
+        f"{LLAMA}/targets.bzl": _BUCK_LLAMA,
+        f"{EXAMPLES}/CMakeLists.txt": _CMAKE_EXAMPLES,
+        f"{EXAMPLES}/executor_runner/CMakeLists.txt": _CMAKE_RUNNER,
+        f"{LLAMA}/CMakeLists.txt": _CMAKE_LLAMA,
+        f"{EXAMPLES}/qaihub_scripts/llama/CMakeLists.txt": (
+            "add_executable(qaihub_llama3_8b_runner qaihub_llama3_8b_runner.cpp)\n"
+        ),
+    }
+
+
+_BUCK_EXAMPLES = """\
+load("@fbcode_macros//build_defs:build_file_migration.bzl", "fbcode_target")
+load("@fbcode_macros//build_defs:python_binary.bzl", "python_binary")
+load("@fbsource//xplat/executorch/backends/qualcomm/qnn_version.bzl", "get_qnn_library_version")
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "runtime")
+
+fbcode_target(_kind = python_binary,
+    name = "export_example",
+    srcs = ["scripts/export_example.py"],
+    deps = [
+        "//executorch/backends/qualcomm/quantizer:quantizer",
+        "//executorch/extension/pybindings:aten_lib",
+    ],
+)
+
+fbcode_target(_kind = runtime.command_alias,
+    name = "export_example_qnn",
+    env = {"QNN_SDK_ROOT": "$(location fbsource//third-party/qualcomm/qnn/qnn-{0}:__dir__)".format(
+        get_qnn_library_version(),
+    )},
+    exe = ":export_example",
+)
+
+fbcode_target(_kind = runtime.python_library,
+    name = "utils",
+    srcs = ["utils.py"],
+    deps = ["//executorch/backends/qualcomm/debugger:debugger"],
+)
+"""
+
+_BUCK_RUNNER = (
+    _LOAD_PLATFORMS
+    + _LOAD_RUNTIME
+    + """
+def define_common_targets():
+    runtime.cxx_binary(
+        name = "qnn_executor_runner",
+        srcs = ["qnn_executor_runner.cpp"],
+        deps = [
+            "//executorch/backends/qualcomm/runtime:runtime",
+            "//executorch/kernels/quantized:generated_lib",
+        ],
+        platforms = [ANDROID],
+        external_deps = ["gflags"],
+    )
+"""
+)
+
+_BUCK_LLAMA = """\
+load("@fbsource//tools/build_defs:default_platform_defs.bzl", "ANDROID")
+load("@fbsource//xplat/executorch/build:runtime_wrapper.bzl", "get_oss_build_kwargs", "runtime")
+
+def define_common_targets():
+    runtime.cxx_library(
+        name = "runner_lib",
+        srcs = glob(["runner/*.cpp"]),
+        exported_headers = glob(["runner/*.h"]),
+        compiler_flags = ["-Wno-global-constructors"],
+        exported_deps = ["//executorch/backends/qualcomm/runtime:runtime"],
+        platforms = [ANDROID],
+        **get_oss_build_kwargs()
+    )
+
+    runtime.cxx_binary(
+        name = "qnn_llama_runner",
+        srcs = ["qnn_llama_runner.cpp"],
+        deps = [":runner_lib"],
+        platforms = [ANDROID],
+        **get_oss_build_kwargs()
+    )
+"""
+
+_CMAKE_EXAMPLES = """\
+set(CMAKE_CXX_STANDARD 17)
+cmake_minimum_required(VERSION 3.19)
+project(qualcomm_runner_example)
+
+if(NOT EXECUTORCH_ROOT)
+  set(EXECUTORCH_ROOT ${CMAKE_CURRENT_SOURCE_DIR}/../..)
+endif()
+include(${EXECUTORCH_ROOT}/tools/cmake/Utils.cmake)
+
+find_package(executorch CONFIG REQUIRED)
+target_compile_options(executorch INTERFACE -DET_EVENT_TRACER_ENABLED)
+find_package(gflags REQUIRED)
+
+get_filename_component(
+  EXECUTORCH_SOURCE_DIR "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE
+)
+set(_common_compile_options -Wno-deprecated-declarations -fPIC)
+set(_common_include_directories ${EXECUTORCH_ROOT}/..)
+
+add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/executor_runner)
+add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/oss_scripts/llama)
+add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/qaihub_scripts/llama)
+"""
+
+_CMAKE_RUNNER = """\
+set(_qnn_executor_runner__srcs ${_executor_runner__srcs})
+list(TRANSFORM _qnn_executor_runner__srcs PREPEND "${EXECUTORCH_SOURCE_DIR}/")
+list(FILTER _qnn_executor_runner__srcs EXCLUDE REGEX ".*executor_runner.cpp$")
+list(PREPEND _qnn_executor_runner__srcs
+     ${CMAKE_CURRENT_LIST_DIR}/qnn_executor_runner.cpp
+)
+add_executable(qnn_executor_runner ${_qnn_executor_runner__srcs})
+target_include_directories(
+  qnn_executor_runner PUBLIC ${_common_include_directories}
+)
+target_link_libraries(
+  qnn_executor_runner qnn_executorch_backend etdump gflags
+)
+"""
+
+_CMAKE_LLAMA = """\
+set(_llama_runner__srcs
+    ${CMAKE_CURRENT_LIST_DIR}/qnn_llama_runner.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/runner/decoder_runner.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/runner/decoder_runner.h
+    ${CMAKE_CURRENT_LIST_DIR}/runner/kv_manager.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/runner/kv_manager.h
+    ${CMAKE_CURRENT_LIST_DIR}/runner/runner.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/runner/runner.h
+)
+add_executable(qnn_llama_runner ${_llama_runner__srcs})
+target_include_directories(
+  qnn_llama_runner PUBLIC ${_common_include_directories}
+)
+target_link_libraries(
+  qnn_llama_runner qnn_executorch_backend executorch_core extension_tensor gflags
+)
+target_compile_options(qnn_llama_runner PUBLIC ${_common_compile_options})
 """
 
 

@@ -17,7 +17,7 @@ from ci.parity.mapping import MAPPING, Deliberate, load_mapping
 from ci.parity.tree import Tree
 from ci.report.verb import RENDERINGS
 from ci.upkeep import miniature_tree
-from ci.upkeep.miniature_tree import BACKENDS, QUALCOMM
+from ci.upkeep.miniature_tree import BACKENDS, LLAMA, QUALCOMM
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
@@ -165,6 +165,10 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "a, a source of CMake alone": (
         *(BACKENDS_CMAKE, "", "target_sources(qnn_graph PRIVATE new/New.cpp)\n"),
         *("parity-missing-in-buck", BACKENDS_CMAKE, "new/New.cpp"),
+    ),
+    "a, a source of Buck alone, in the second scope": (
+        *(f"{LLAMA}/CMakeLists.txt", "    ${CMAKE_CURRENT_LIST_DIR}/runner/kv_manager.cpp\n", ""),
+        *("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/*.cpp"),
     ),
     "c, an exclude that names nothing": (
         *(RUNTIME_BUCK, 'exclude = ["Logging.cpp"]', 'exclude = ["Logging.cpp", "backends/lpai/x/y.cpp"]'),
