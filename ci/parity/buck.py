@@ -63,9 +63,7 @@ _WRAPPED = re.compile(r"^(?:(?:StarlarkError|LookupError|ValueError|error|fail):
 
 _STRANGE = "which is outside the tree and in no [[buck.loads]]"
 
-_FUNCTIONS = (
-    f"STRANGE = {json.dumps(_STRANGE)}"
-    + """
+_FUNCTIONS = """
 def glob(include, exclude = [], **options):
     return _glob(call_stack(), include, exclude, sorted(options.keys()))
 def select(branches):
@@ -85,10 +83,9 @@ def _calls(_kind = None, **given):
     if _kind: _kind(**given)
 def _answer(value):
     return lambda *given, **named: value
-def _stranger(name, label):
-    return lambda *given, **named: fail("{}() comes from {}, ".format(name, label) + STRANGE)
+def _stranger(name, label, why):
+    return lambda *given, **named: fail("{}() comes from {}, {}".format(name, label, why))
 """
-)
 
 
 def evaluate(
@@ -96,7 +93,7 @@ def evaluate(
 ) -> dict[tuple[str, bool], Side]:
     """Every library under the roots, by variant and by what `runtime.is_oss` says. `constraints` are those
     that any variant of the mapping names. A package that asks for neither is evaluated once."""
-    evaluation = _Evaluation(tree, rules, constraints)
+    evaluation = _Evaluation(tree, rules, constraints, tuple(f"{root}/" for root in roots))
     sides = {(variant.name, answer): Side() for variant in variants for answer in (True, False)}
     for name in packages(tree, rules, roots):
         package = _kept(tree, rules, name)
@@ -147,11 +144,11 @@ def packages(tree: Tree, rules: Buck, roots: Sequence[str]) -> list[str]:
 
 
 class _Evaluation:
-    def __init__(self, tree: Tree, rules: Buck, constraints: frozenset[str]) -> None:
+    def __init__(self, tree: Tree, rules: Buck, constraints: frozenset[str], roots: tuple[str, ...]) -> None:
         import starlark
 
         self.sl = starlark
-        self.tree, self.rules, self.constraints = tree, rules, constraints
+        self.tree, self.rules, self.constraints, self.roots = tree, rules, constraints, roots
         self.side = Side()
         self.reads: dict[str, str] = {}
         """Texts that the package at hand was made of."""
@@ -238,21 +235,26 @@ class _Evaluation:
     def _load(self, label: str) -> Any:
         if label == _PRELUDE:
             return self.prelude
-        path = self._path_of(label)
         given = next((load for load in self.rules.loads if load.label == label), None)
-        key = label if given is not None or path is None else path
-        if key not in self.loaded:
-            if given is not None:
-                self.loaded[key] = self._stand_in(label, given)
-            elif path is None:
-                self.loaded[key] = self._made(label, self._strangers(label))
-            elif path not in self.tree.files:
-                raise LookupError(f"{label} is {path}, which does not exist")
-            elif path in self.open:
-                raise LookupError(f"{label} is {path}, which is being loaded already")
-            else:
-                self.loaded[key] = self._module(path, self.tree.read(path))
-        return self.loaded[key]
+        if given is not None:
+            return self._stand_in(label, given)
+        path = self._path_of(label)
+        if path is None:
+            return self._made(label, self._strangers(label))
+        if path in self.open:
+            raise LookupError(f"{label} is {path}, which is being loaded already")
+        if path not in self.tree.files:
+            raise LookupError(f"{label} is {path}, which does not exist")
+        if path not in self.loaded:
+            try:
+                self.loaded[path] = self._module(path, self.tree.read(path))
+            except self.sl.StarlarkError as error:
+                if path.startswith(self.roots):
+                    raise
+                self.loaded[path] = f"and {path} cannot be evaluated: {_why(str(error))}"
+        if isinstance(why := self.loaded[path], str):
+            return self._made(label, self._strangers(label, why=why))
+        return self.loaded[path]
 
     @property
     def _rule_names(self) -> tuple[str, ...]:
@@ -293,7 +295,7 @@ class _Evaluation:
                 return normal(posixpath.join(begins, folder[len(prefix) :].lstrip("/")))
         return None
 
-    def _strangers(self, label: str, given: Iterable[str] = ()) -> list[str]:
+    def _strangers(self, label: str, given: Iterable[str] = (), why: str = _STRANGE) -> list[str]:
         """Functions that fail when they are called, for names that nobody gives: what is loaded and not used
         does no harm. Raises LookupError where one is used as anything else."""
         text = self.tree.read(self.open[-1])
@@ -304,8 +306,8 @@ class _Evaluation:
         for match in lacking:
             name, own = match["name"], match["own"] or match["name"]
             if re.search(rf"(?<![\w.]){own}\b(?!\s*[(\w])", rest):
-                raise LookupError(f"{own} comes from {label}, {_STRANGE}")
-            lines.append(f"{name} = make_stranger({json.dumps(name)}, {json.dumps(label)})")
+                raise LookupError(f"{own} comes from {label}, {why}")
+            lines.append(f"{name} = make_stranger({', '.join(map(json.dumps, (name, label, why)))})")
         return lines
 
     def _stand_in(self, label: str, given: Load) -> Any:
@@ -584,11 +586,16 @@ calls = _calls
     def _trouble(self, path: str, text: str) -> None:
         at = [_place_at(match) for match in _ERROR_AT.finditer(text)]
         at += _frames(text)
-        says = _ERROR_SAYS.search(text)
-        why = _WRAPPED.sub("", says["says"] if says else text.strip())
+        why = _why(text)
         place = next((place for place in at if place.file in self.tree.files), Place(path, 1))
         lines = self.tree.read(place.file).count("\n") + 1
         self.side.troubles.append(Trouble(Place(place.file, min(place.line, lines)), path, why))
+
+
+def _why(text: str) -> str:
+    """What an error of the interpreter says, without its frames."""
+    says = _ERROR_SAYS.search(text)
+    return _WRAPPED.sub("", says["says"] if says else text.strip())
 
 
 @lru_cache(maxsize=64)

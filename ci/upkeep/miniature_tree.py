@@ -1136,12 +1136,15 @@ target_link_libraries(
 
 EXAMPLES = "examples/qualcomm"
 LLAMA = f"{EXAMPLES}/oss_scripts/llama"
+WHISPER = f"{EXAMPLES}/oss_scripts/whisper"
 
 
 def _examples() -> dict[str, str]:
     """The runners, which CMake builds as a project of their own."""
     runner = [f"{LLAMA}/runner/{name}" for name in ("decoder_runner", "kv_manager", "runner")]
+    runner += [f"{WHISPER}/runner/{name}" for name in ("decoder", "encoder", "runner")]
     sources = [f"{EXAMPLES}/executor_runner/qnn_executor_runner", f"{LLAMA}/qnn_llama_runner", *runner]
+    sources.append(f"{WHISPER}/qnn_whisper_runner")
     sources.append(f"{EXAMPLES}/qaihub_scripts/llama/qaihub_llama3_8b_runner")
     modules = ("utils", "scripts/export_example", "scripts/deeplab_v3", "oss_scripts/llama/llama")
     return {
@@ -1153,9 +1156,16 @@ def _examples() -> dict[str, str]:
         f"{EXAMPLES}/executor_runner/targets.bzl": _BUCK_RUNNER,
         f"{LLAMA}/BUCK": _BUCK_FILE,
         f"{LLAMA}/targets.bzl": _BUCK_LLAMA,
+        f"{WHISPER}/BUCK": _BUCK_FILE,
+        f"{WHISPER}/targets.bzl": _BUCK_LLAMA.replace("llama", "whisper"),
         f"{EXAMPLES}/CMakeLists.txt": _CMAKE_EXAMPLES,
         f"{EXAMPLES}/executor_runner/CMakeLists.txt": _CMAKE_RUNNER,
         f"{LLAMA}/CMakeLists.txt": _CMAKE_LLAMA,
+        f"{WHISPER}/CMakeLists.txt": (
+            _CMAKE_LLAMA.replace("llama", "whisper")
+            .replace("decoder_runner", "decoder")
+            .replace("kv_manager", "encoder")
+        ),
         f"{EXAMPLES}/qaihub_scripts/llama/CMakeLists.txt": (
             "add_executable(qaihub_llama3_8b_runner qaihub_llama3_8b_runner.cpp)\n"
         ),
@@ -1256,6 +1266,7 @@ set(_common_include_directories ${EXECUTORCH_ROOT}/..)
 
 add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/executor_runner)
 add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/oss_scripts/llama)
+add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/oss_scripts/whisper)
 add_subdirectory(${CMAKE_CURRENT_SOURCE_DIR}/qaihub_scripts/llama)
 """
 

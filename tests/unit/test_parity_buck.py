@@ -102,6 +102,34 @@ def test_what_is_loaded_from_elsewhere_and_not_used_does_no_harm(load: str) -> N
     assert sources(run(text)) == ["p/a.cpp"]
 
 
+SHIM = "shim_et/xplat/executorch"
+CELLS = "[repositories]\nroot = .\nshim_et = shim_et\n[repository_aliases]\nfbsource = shim_et\n"
+
+
+def test_files_of_other_cells_are_read_where_buckconfig_says() -> None:
+    others = {".buckconfig": CELLS, f"{SHIM}/x.bzl": 'def version():\n    return "a"\n'}
+    text = 'load("@fbsource//xplat/executorch:x.bzl", "version")\n'
+    text += 'runtime.cxx_library(name = "x", srcs = ["{}.cpp".format(version())])\n'
+    assert sources(run(text, others=others)) == ["p/a.cpp"]
+
+
+def test_a_file_of_another_cell_that_cannot_be_evaluated_does_harm_only_where_it_is_used() -> None:
+    others = {".buckconfig": CELLS, f"{SHIM}/x.bzl": "stop = nothing()\ndef other(): pass\n"}
+    text = 'load("@fbsource//xplat/executorch:x.bzl", "other")\n'
+    text += 'runtime.cxx_library(name = "x", srcs = ["a.cpp"])\n'
+    assert sources(run(text, others=others)) == ["p/a.cpp"]
+    [trouble] = run(f"{text}other()\n", others=others).troubles
+    assert "x.bzl cannot be evaluated" in trouble.why
+
+
+@pytest.mark.parametrize(("answer", "files"), [(True, ["p/a.cpp"]), (False, ["p/sub/b.cpp"])])
+def test_is_oss_is_evaluated_both_ways(answer: bool, files: list[str]) -> None:
+    text = 'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if runtime.is_oss else ["sub/b.cpp"])\n'
+    tree = tree_of({**CODE, "p/BUCK": RUNTIME + text})
+    sides = evaluate(tree, mapping().buck, mapping().variants, frozenset(), ("p",))
+    assert sources(sides["host", answer]) == files
+
+
 def test_functions_of_the_mapping_give_their_answer() -> None:
     text = (
         'load("@fbsource//tools/build_defs:fbsource_utils.bzl", "is_fbcode")\n'
