@@ -91,6 +91,11 @@ class Findings:
         if variant and variant not in kept.variants:
             kept.variants.append(variant)
 
+    def report(
+        self, rule: str, place: Place, what: str, where: str, message: str, remedy: str, variant: str = ""
+    ) -> None:
+        self.add(Difference(rule, place, what, where, message, remedy), variant)
+
     def node_of(self, name: str) -> str | None:
         """The `[[dependencies]]` that names it, or has a pattern for it."""
         self._seen_dependencies.add(name)
@@ -258,15 +263,13 @@ def _include_directories(found: Findings, cmakes: Sequence[Side]) -> dict[str, P
 
 
 def _reached_header(found: Findings, path: str, place: Place) -> None:
-    found.add(
-        Difference(
-            "parity-missing-in-buck",
-            place,
-            path,
-            "tree",
-            f"CMake reaches {path} by this include directory, and no Buck library names it",
-            "name it in the exported_headers of its library, or delete it",
-        )
+    found.report(
+        "parity-missing-in-buck",
+        place,
+        path,
+        "tree",
+        f"CMake reaches {path} by this include directory, and no Buck library names it",
+        "name it in the exported_headers of its library, or delete it",
     )
 
 
@@ -319,36 +322,32 @@ def _says_nothing(text: str) -> bool:
 
 
 def _unknown(found: Findings, path: str, what: str, message: str, remedy: str) -> None:
-    found.add(Difference("parity-unknown-file", Place(path, 1), what, "tree", message, remedy))
+    found.report("parity-unknown-file", Place(path, 1), what, "tree", message, remedy)
 
 
 def _troubles(found: Findings, variant: str, side: Side) -> None:
     for trouble in side.troubles:
         found.incomplete = True
-        found.add(
-            Difference(
-                "parity-not-evaluated",
-                trouble.place,
-                trouble.what,
-                trouble.place.file,
-                f"cannot evaluate {trouble.what}: {trouble.why}",
-                f"say in {found.source.name} what it is, or write it more plainly",
-            ),
+        found.report(
+            "parity-not-evaluated",
+            trouble.place,
+            trouble.what,
+            trouble.place.file,
+            f"cannot evaluate {trouble.what}: {trouble.why}",
+            f"say in {found.source.name} what it is, or write it more plainly",
             variant,
         )
 
 
 def _missing_files(found: Findings, variant: str, side: Side) -> None:
     for item in side.missing:
-        found.add(
-            Difference(
-                "parity-missing-file",
-                item.place,
-                item.name,
-                item.place.file,
-                f"{item.name} is named here, and does not exist",
-                "correct the name, or take it out",
-            ),
+        found.report(
+            "parity-missing-file",
+            item.place,
+            item.name,
+            item.place.file,
+            f"{item.name} is named here, and does not exist",
+            "correct the name, or take it out",
             variant,
         )
 
@@ -359,15 +358,13 @@ def _targets_exist(found: Findings, variant: str, pair: Pair, buck: Side, cmake:
     for names, side, build in ((pair.buck, buck, "Buck"), (pair.cmake, cmake, "CMake")):
         for name in names:
             if name not in side.libraries:
-                found.add(
-                    Difference(
-                        "parity-target-missing",
-                        place,
-                        name,
-                        pair.name,
-                        f"{pair.name} maps {name}, which {build} does not declare",
-                        f"declare it, or correct the pair in {found.source.name}",
-                    ),
+                found.report(
+                    "parity-target-missing",
+                    place,
+                    name,
+                    pair.name,
+                    f"{pair.name} maps {name}, which {build} does not declare",
+                    f"declare it, or correct the pair in {found.source.name}",
                     variant,
                 )
 
@@ -377,15 +374,13 @@ def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
     left = first_places(item for item in _native(buck, pair.buck) if item.name.startswith(roots))
     right = first_places(item for item in _native(cmake, pair.cmake) if item.name.startswith(roots))
     for path in sorted(right.keys() - left.keys()):
-        found.add(
-            Difference(
-                "parity-missing-in-buck",
-                right[path],
-                path,
-                pair.name,
-                f"CMake builds {path}, which {_lack(pair.buck)}",
-                f"add it to {_targets_file(pair)}, or let --fix do it",
-            ),
+        found.report(
+            "parity-missing-in-buck",
+            right[path],
+            path,
+            pair.name,
+            f"CMake builds {path}, which {_lack(pair.buck)}",
+            f"add it to {_targets_file(pair)}, or let --fix do it",
             variant,
         )
     reach = [
@@ -394,15 +389,13 @@ def _files(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
     for path in sorted(left.keys() - right.keys()):
         if is_header(path) and any(folder in ("", "..") or path.startswith(f"{folder}/") for folder in reach):
             continue
-        found.add(
-            Difference(
-                "parity-missing-in-cmake",
-                left[path],
-                path,
-                pair.name,
-                f"{_which_has(buck, pair.buck, path)} has {path}, and CMake's targets of {pair.name} lack it",
-                "add it to the target_sources of its library, or exclude it in targets.bzl",
-            ),
+        found.report(
+            "parity-missing-in-cmake",
+            left[path],
+            path,
+            pair.name,
+            f"{_which_has(buck, pair.buck, path)} has {path}, and CMake's targets of {pair.name} lack it",
+            "add it to the target_sources of its library, or exclude it in targets.bzl",
             variant,
         )
 
@@ -439,28 +432,24 @@ def _dependencies(
     left, right = sides
     for node in sorted(right.keys() - left.keys()):
         item = right[node]
-        found.add(
-            Difference(
-                "parity-dependency-missing-in-buck",
-                item.place,
-                node,
-                pair.name,
-                f"CMake links {item.name} in {pair.name}, a dependency that {_lack(pair.buck)}",
-                f"add it to the deps in {_targets_file(pair)}",
-            ),
+        found.report(
+            "parity-dependency-missing-in-buck",
+            item.place,
+            node,
+            pair.name,
+            f"CMake links {item.name} in {pair.name}, a dependency that {_lack(pair.buck)}",
+            f"add it to the deps in {_targets_file(pair)}",
             variant,
         )
     for node in sorted(left.keys() - right.keys()):
         item = left[node]
-        found.add(
-            Difference(
-                "parity-dependency-missing-in-cmake",
-                item.place,
-                node,
-                pair.name,
-                f"Buck's {pair.name} depends on {item.name}, and CMake links nothing of {pair.name} to it",
-                "link it with target_link_libraries, or take it out of targets.bzl",
-            ),
+        found.report(
+            "parity-dependency-missing-in-cmake",
+            item.place,
+            node,
+            pair.name,
+            f"Buck's {pair.name} depends on {item.name}, and CMake links nothing of {pair.name} to it",
+            "link it with target_link_libraries, or take it out of targets.bzl",
             variant,
         )
 
@@ -494,15 +483,13 @@ def _dependencies_within(found: Findings, variant: str, pair: Pair, buck: Side, 
                         linked.setdefault((left, right), item)
     for (left, right), item in linked.items():
         if right not in {_twin_of(buck, one.name) for one in buck.libraries[left].dependencies}:
-            found.add(
-                Difference(
-                    "parity-dependency-missing-in-buck",
-                    item.place,
-                    right,
-                    pair.name,
-                    f"CMake links {item.name} (of {right}) here, and {left} does not depend on that",
-                    f"add it to the deps of {left}",
-                ),
+            found.report(
+                "parity-dependency-missing-in-buck",
+                item.place,
+                right,
+                pair.name,
+                f"CMake links {item.name} (of {right}) here, and {left} does not depend on that",
+                f"add it to the deps of {left}",
                 variant,
             )
 
@@ -530,44 +517,38 @@ def _flags(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
         here, there = first_places(ours), first_places(theirs)
         for name in sorted(here.keys() ^ there.keys()):
             has, lacks = ("Buck", "CMake") if name in here else ("CMake", "Buck")
-            found.add(
-                Difference(
-                    rule,
-                    here.get(name) or there[name],
-                    name,
-                    pair.name,
-                    f"{has} compiles {pair.name} with {name}, and {lacks} does not",
-                    remedy,
-                ),
+            found.report(
+                rule,
+                here.get(name) or there[name],
+                name,
+                pair.name,
+                f"{has} compiles {pair.name} with {name}, and {lacks} does not",
+                remedy,
                 variant,
             )
     ours_standard = next((one.standard for one in left if one.standard), None)
     theirs_standard = next((one.standard for one in right if one.standard), None)
     if ours_standard and theirs_standard and ours_standard.name != theirs_standard.name:
-        found.add(
-            Difference(
-                "parity-standard-differs",
-                ours_standard.place,
-                ours_standard.name,
-                pair.name,
-                f"Buck compiles {pair.name} as C++{ours_standard.name}, CMake as C++{theirs_standard.name}"
-                f" ({theirs_standard.place})",
-                "choose one of them for both",
-            ),
+        found.report(
+            "parity-standard-differs",
+            ours_standard.place,
+            ours_standard.name,
+            pair.name,
+            f"Buck compiles {pair.name} as C++{ours_standard.name}, CMake as C++{theirs_standard.name}"
+            f" ({theirs_standard.place})",
+            "choose one of them for both",
             variant,
         )
     whole = [one.whole for one in left if one.whole], [one.whole for one in right if one.whole]
     if bool(whole[0]) != bool(whole[1]):
         has, lacks = ("Buck", "CMake") if whole[0] else ("CMake", "Buck")
-        found.add(
-            Difference(
-                "parity-whole-archive-differs",
-                (whole[0] or whole[1])[0],
-                pair.name,
-                pair.name,
-                f"{has} links all of {pair.name}, what nothing calls included, and {lacks} drops that",
-                "Buck: link_whole = True; CMake: executorch_target_link_options_shared_lib",
-            ),
+        found.report(
+            "parity-whole-archive-differs",
+            (whole[0] or whole[1])[0],
+            pair.name,
+            pair.name,
+            f"{has} links all of {pair.name}, what nothing calls included, and {lacks} drops that",
+            "Buck: link_whole = True; CMake: executorch_target_link_options_shared_lib",
             variant,
         )
 
@@ -580,16 +561,14 @@ def _platforms(found: Findings, variant: Variant, pair: Pair, buck: Side) -> Non
     for name in pair.buck:
         library = buck.libraries.get(name)
         if library and library.platforms and variant.platform and variant.platform not in library.platforms:
-            found.add(
-                Difference(
-                    "parity-platforms-differ",
-                    library.place,
-                    variant.platform,
-                    name,
-                    f"{name} is for {', '.join(library.platforms)}, and CMake builds {pair.name} for"
-                    f" {variant.name}",
-                    f"add {variant.platform} to its platforms",
-                ),
+            found.report(
+                "parity-platforms-differ",
+                library.place,
+                variant.platform,
+                name,
+                f"{name} is for {', '.join(library.platforms)}, and CMake builds {pair.name} for"
+                f" {variant.name}",
+                f"add {variant.platform} to its platforms",
                 variant.name,
             )
 
@@ -626,7 +605,7 @@ def _chosen(found: Findings, rule: Generated) -> set[str]:
 
 def _schema(found: Findings, place: Place, what: str, path: str, message: str) -> None:
     remedy = "Buck: genrule; CMake: add_custom_command"
-    found.add(Difference("parity-schema-differs", place, what, path, message, remedy))
+    found.report("parity-schema-differs", place, what, path, message, remedy)
 
 
 def _labels(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
@@ -648,15 +627,13 @@ def _labels(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
         else:
             missing = tree.whole and package.partition("/")[0] in tops
         if missing:
-            found.add(
-                Difference(
-                    "parity-label-missing",
-                    item.place,
-                    item.name,
-                    item.place.file,
-                    f"{item.name} is named here, and no Buck file declares it",
-                    "correct the label, or declare the target",
-                )
+            found.report(
+                "parity-label-missing",
+                item.place,
+                item.name,
+                item.place.file,
+                f"{item.name} is named here, and no Buck file declares it",
+                "correct the label, or declare the target",
             )
 
 
@@ -679,15 +656,13 @@ def _packages(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
         names = found.mapping.buck.files
         if not any(posixpath.join(package, name) in tree.files for name in names):
             path = posixpath.join(package, "targets.bzl")
-            found.add(
-                Difference(
-                    "parity-package-missing",
-                    Place(path, 1),
-                    path,
-                    "tree",
-                    f"{path} has none of {', '.join(names)} beside it, so Buck never runs it",
-                    f"add a {names[0]} that calls {found.mapping.buck.entry}()",
-                )
+            found.report(
+                "parity-package-missing",
+                Place(path, 1),
+                path,
+                "tree",
+                f"{path} has none of {', '.join(names)} beside it, so Buck never runs it",
+                f"add a {names[0]} that calls {found.mapping.buck.entry}()",
             )
 
 
@@ -716,15 +691,13 @@ def _unmapped(found: Findings, variant: str, buck: Side, cmake: Side) -> None:
             free = side is cmake and library.kind not in OF_THEIR_OWN
             if free and any(fnmatchcase(library.name, pattern) for pattern in patterns):
                 continue
-            found.add(
-                Difference(
-                    "parity-unmapped-target",
-                    library.place,
-                    library.name,
-                    build,
-                    f"{build}'s {library.name} is in no pair",
-                    f"give it a pair in {found.source.name}, or list it under [[alone]] with the reason",
-                ),
+            found.report(
+                "parity-unmapped-target",
+                library.place,
+                library.name,
+                build,
+                f"{build}'s {library.name} is in no pair",
+                f"give it a pair in {found.source.name}, or list it under [[alone]] with the reason",
                 variant,
             )
 
@@ -756,29 +729,25 @@ def _compiled_again(found: Findings, variant: str, cmake: Side) -> None:
 
 
 def _listed_twice(found: Findings, variant: str, item: Item, name: str) -> None:
-    found.add(
-        Difference(
-            "parity-listed-twice",
-            item.place,
-            item.name,
-            name,
-            f"{name} names {item.name} twice, which Buck refuses",
-            "name it once, or let --fix do it",
-        ),
+    found.report(
+        "parity-listed-twice",
+        item.place,
+        item.name,
+        name,
+        f"{name} names {item.name} twice, which Buck refuses",
+        "name it once, or let --fix do it",
         variant,
     )
 
 
 def _twice(found: Findings, variant: str, item: Item, where: str, how: str) -> None:
-    found.add(
-        Difference(
-            "parity-compiled-twice",
-            item.place,
-            item.name,
-            where,
-            f"{item.name} is compiled {how}",
-            "leave it in one library, PRIVATE, and let the others depend on that one",
-        ),
+    found.report(
+        "parity-compiled-twice",
+        item.place,
+        item.name,
+        where,
+        f"{item.name} is compiled {how}",
+        "leave it in one library, PRIVATE, and let the others depend on that one",
         variant,
     )
 
@@ -790,15 +759,13 @@ def _heavy(found: Findings, variant: str, buck: Side) -> None:
                 continue
             for item in library.dependencies:
                 if any(fnmatchcase(item.name, pattern) for pattern in rule.dependencies):
-                    found.add(
-                        Difference(
-                            "parity-heavy-dependency",
-                            item.place,
-                            item.name,
-                            library.name,
-                            f"{library.name} depends on {item.name}: {rule.reason}",
-                            "take it out of targets.bzl",
-                        ),
+                    found.report(
+                        "parity-heavy-dependency",
+                        item.place,
+                        item.name,
+                        library.name,
+                        f"{library.name} depends on {item.name}: {rule.reason}",
+                        "take it out of targets.bzl",
                         variant,
                     )
 
@@ -806,15 +773,13 @@ def _heavy(found: Findings, variant: str, buck: Side) -> None:
 def _renamed(found: Findings, variant: str, buck: Side) -> None:
     for library in buck.libraries.values():
         for said, item in library.renamed.items():
-            found.add(
-                Difference(
-                    "parity-header-renamed",
-                    item.place,
-                    item.name,
-                    library.name,
-                    f"{library.name} gives {item.name} out as {said}, a name that CMake does not give it",
-                    "give it the name that its path ends in",
-                ),
+            found.report(
+                "parity-header-renamed",
+                item.place,
+                item.name,
+                library.name,
+                f"{library.name} gives {item.name} out as {said}, a name that CMake does not give it",
+                "give it the name that its path ends in",
                 variant,
             )
 
@@ -827,15 +792,13 @@ def _globs(found: Findings, uses: list[Glob]) -> None:
         if (use.place, use.pattern, use.exclude) in matching:
             continue
         rule, kind = ("parity-exclude-empty", "exclude") if use.exclude else ("parity-glob-empty", "pattern")
-        found.add(
-            Difference(
-                rule,
-                use.place,
-                use.pattern,
-                use.place.file,
-                f'the {kind} "{use.pattern}" matches nothing',
-                "correct it, or take it out, or let --fix do it",
-            )
+        found.report(
+            rule,
+            use.place,
+            use.pattern,
+            use.place.file,
+            f'the {kind} "{use.pattern}" matches nothing',
+            "correct it, or take it out, or let --fix do it",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ci.parity.compare import Difference, Findings
+from ci.parity.compare import Findings
 from ci.parity.mapping import Pin, PinPlace
 from ci.parity.model import Place
 from ci.parity.tree import Tree
@@ -24,29 +24,25 @@ def check(found: Findings, tree: Tree) -> None:
         for place, said in zip(pin.places, by_place, strict=True):
             if not said:
                 where = Place(found.source.name, found.source.line("pins", position))
-                found.add(
-                    Difference(
-                        "parity-pin-missing",
-                        where,
-                        place.file,
-                        pin.name,
-                        f"{place.file} does not say the {pin.name}, where {place.pattern!r} looks for it",
-                        f"correct the place in {found.source.name}, or say the version there",
-                    )
+                found.report(
+                    "parity-pin-missing",
+                    where,
+                    place.file,
+                    pin.name,
+                    f"{place.file} does not say the {pin.name}, where {place.pattern!r} looks for it",
+                    f"correct the place in {found.source.name}, or say the version there",
                 )
         flat = [one for said in by_place for one in said]
         first = flat[0] if flat else None
         for one in flat[1:]:
             if first is not None and not _agree(pin, first, one):
-                found.add(
-                    Difference(
-                        "parity-pin-drift",
-                        one.place,
-                        one.value,
-                        pin.name,
-                        f"the {pin.name} is {one.value} here, and {first.value} in {first.place}",
-                        f"write {first.value} here, or change both",
-                    )
+                found.report(
+                    "parity-pin-drift",
+                    one.place,
+                    one.value,
+                    pin.name,
+                    f"the {pin.name} is {one.value} here, and {first.value} in {first.place}",
+                    f"write {first.value} here, or change both",
                 )
 
 
