@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ci.executorch.audit import module_path, source_of
+from ci.executorch.audit import module_of, source_of
 from ci.suites.accuracy import decibels
 
 MOST_DB = 120.0
@@ -80,7 +80,7 @@ def worst_losses(
             continue
         after = reached[node.name] = _decibels(wanted, value)
         source, code = source_of(node.meta.get("stack_trace") or "")
-        loss = Loss(str(node.target), _module(node), source, code, round(before, 1), round(after, 1))
+        loss = Loss(str(node.target), module_of(node), source, code, round(before, 1), round(after, 1))
         found.append((_noise(after) - _noise(before), loss))
     found.sort(key=lambda each: -each[0])
     return [asdict(loss) for added, loss in found[:count] if added > 0]
@@ -93,8 +93,3 @@ def _noise(decibels: float) -> float:
 def _decibels(wanted: Tensor, value: Tensor) -> float:
     signal, noise = float((wanted.double() ** 2).sum()), float(((value - wanted).double() ** 2).sum())
     return max(-MOST_DB, min(MOST_DB, decibels(signal, noise)))
-
-
-def _module(node: torch.fx.Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return module_path(stack[-1][0]) if stack else ""

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from executorch.backends.qualcomm.partition import qnn_partitioner
+from executorch.backends.qualcomm.utils.constants import QCOM_FALLBACK_NODE
 
 from ci.executorch import NATIVE_ERROR
 from ci.suites.model_lines import user_frame
+from provisioning.base.diagnosis import with_names_of_data_types
 from provisioning.base.settings import ROOT
 
 DELEGATE = "executorch_call_delegate"
@@ -43,7 +45,13 @@ class Watch:
     """Collects decisions while it is installed; `printed` reads what native code wrote meanwhile."""
 
     printed: Callable[[], str]
+    on_cpu: Container[object] = ()
+    """Names of nodes that stay on the CPU; constants' dequantizers too, which the partitioner's own list
+    does not reach."""
     decisions: dict[str, Decision] = field(default_factory=dict)
+    users: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    asking: Any = None
+    """The node at which the partitioner is, or failed."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -56,7 +64,12 @@ class Watch:
         def watched(checker: Any, submodules: Any, node: Any) -> bool:
             said.clear()
             self.printed()
+            self.users[node.name] = tuple(user.name for user in node.users)
+            if node.name in self.on_cpu:
+                node.meta[QCOM_FALLBACK_NODE] = True
+            self.asking = node
             supported = bool(original(checker, submodules, node))
+            self.asking = None
             self.decisions[node.name] = Decision(
                 supported, "" if supported else _reason(said, self.printed(), node)
             )
@@ -77,8 +90,9 @@ def _reason(said: list[str], native: str, node: Any) -> str:
     if message == "False":
         errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
         detail = next((text for text in errors if not text.startswith("Requested")), "")
-        return "QNN's validation refuses it" + (f": {detail[:300]}" if detail else "")
-    if message == "Skipped":
+        detail = with_names_of_data_types(detail[:300])
+        return "QNN's validation refuses it" + (f": {detail}" if detail else "")
+    if message in ("Skipped", "Forced Fallback"):
         return "the suite leaves it on the CPU (cpu_nodes, cpu_operators)"
     if not message and node.op == "call_function":
         return "the partitioner lists it as not supported"
@@ -113,7 +127,8 @@ def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[Left
             reason = decision.reason
         source, code = source_of(node.meta.get("stack_trace") or "")
         name = operator_name(node)
-        found.append(Left(name, node.name, reason, source, code, has_kernel(name, kernels)))
+        kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
+        found.append(Left(name, node.name, reason, source, code, kernel))
     return found
 
 
@@ -128,6 +143,12 @@ def has_kernel(operator: str, kernels: Collection[str]) -> bool:
     """Python's runtime has only aten's kernels. The runner is linked with more, so others have one."""
     library, _, rest = operator.partition(".")
     return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
+
+
+def is_volume_convolution(node: Any) -> bool:
+    """ExecuTorch's convolution on the CPU takes inputs of three and four dimensions alone."""
+    value = node.args[0].meta.get("val") if operator_name(node) == "aten.convolution.default" else None
+    return value is not None and value.dim() > 4
 
 
 def is_glue(node: Any) -> bool:
@@ -155,6 +176,12 @@ def module_path(path: str) -> str:
     path = re.sub(r"^L\['self'\]|^L__self__", "", path)
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
     return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
+
+
+def module_of(node: Any) -> str:
+    """The module that computes the node, as named_modules() has it; empty for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return module_path(stack[-1][0]) if stack else ""
 
 
 def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:

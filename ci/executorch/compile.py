@@ -17,6 +17,7 @@ from ci.engine.memo import Memo, Roots, Touched, native_variables, roots_of
 from ci.engine.progress import Line
 from ci.engine.work import Done, Failure, How, Result, do, line_of
 from ci.engine.workers.parent import Gone, Setup, Worker
+from ci.executorch import DIES_OF
 from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY, WARM
 from ci.suites.baseline import Baseline
@@ -56,6 +57,8 @@ class Settings:
     cache: bool = True
     why: bool = False
     worker_memory: int | None = None
+    keep_going: bool = False
+    """What the compiler dies of stays on the CPU, if the rest then lowers."""
 
 
 def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
@@ -112,6 +115,7 @@ class Lowering(ProgramTask):
     """The compilation of one program."""
 
     logs: Path
+    keep_going: bool = False
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         folder = shared["folder"] = self.memo.scratch()
@@ -123,6 +127,7 @@ class Lowering(ProgramTask):
             "search_path": str(self.program.search_path),
             "into": str(folder),
             "log": str(folder / LOG),
+            "keep_going": self.keep_going,
         }
         reply = worker.ask(order)
         if "fault" in reply:
@@ -133,7 +138,11 @@ class Lowering(ProgramTask):
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
         log = self._keep_log(shared["folder"])
-        return Failure(gone.kind, gone.sentence(log), log=log, of_machine=gone.of_machine)
+        message, remedy = gone.sentence(log), ""
+        if named := _dies_of(log):
+            message = f"{named}; with that on the CPU {message}"
+            remedy = "write it in another way, or keep more around it on the CPU (cpu_nodes)"
+        return Failure(gone.kind, message, remedy, log, of_machine=gone.of_machine)
 
     @property
     def log(self) -> Path:
@@ -145,6 +154,12 @@ class Lowering(ProgramTask):
             shutil.copyfile(folder / LOG, self.log)
         shutil.rmtree(folder, ignore_errors=True)
         return self.log
+
+
+def _dies_of(log: Path) -> str:
+    """What a search had found before it ended in a crash."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return next((line for line in reversed(lines) if line.startswith(DIES_OF)), "")
 
 
 def compile_programs(
@@ -165,6 +180,7 @@ def compile_programs(
             memos[program.suite],
             cost_of(program, baseline(program)),
             settings.logs,
+            settings.keep_going,
         )
         for program in programs
     ]
@@ -199,8 +215,12 @@ def compile_programs(
             "quantized", f"SQNR {result.facts['figures']['sqnr_db']:.1f} dB in PyTorch; {lacks} is missing"
         )
 
-    # That a runtime refuses the program may be for want of memory: it is looked at each time.
-    return do(tasks, how, accept=lambda _, result: not result.facts.get("loads"), line=line)
+    def accept(name: str, result: Result) -> bool:
+        # That a runtime refuses the program may be for want of memory: it is looked at each time.
+        kept = result.facts.get("kept_on_cpu") and not settings.keep_going
+        return not result.facts.get("loads") and not kept
+
+    return do(tasks, how, accept=accept, line=line)
 
 
 def memos_of(

@@ -18,7 +18,7 @@ from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, do, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
-from ci.executorch.judge import costs_of, failure_finding, missing_kernels, repeat
+from ci.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, repeat
 from ci.executorch.reload import judged, reloads
 from ci.executorch.stage import Plan, identity, plan_of, print_list
 from ci.executorch.suite import SUITES, Program
@@ -211,6 +211,7 @@ def judge(
         else:
             assert result is not None
             findings = findings_of(program, result, lowered.facts)
+            findings += kept_on_cpu(program, lowered.facts)
             findings += notes(program, lowered.facts, again)
             findings += placeholder(program, f"{again} --update-thresholds")
         stage.findings += findings

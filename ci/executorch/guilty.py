@@ -1,4 +1,4 @@
-"""Which operators a lowering dies of, proved by lowering again with them on the CPU.
+"""Which operators a lowering dies of, proved by compiling parts of the partition alone.
 
 QNN's first error is often not the cause: it may be of an operator that falls back harmlessly, while a
 partition that the fallback left behind, holding nothing but constants, cannot be compiled.
@@ -7,174 +7,288 @@ partition that the fallback left behind, holding nothing but constants, cannot b
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from executorch.backends.qualcomm import qnn_preprocess
+from torch.fx import Node
 
-from ci.executorch import NATIVE_ERROR
-from ci.executorch.audit import is_glue, operator_name, source_of
+from ci.executorch import DIES_OF, NATIVE_ERROR
+from ci.executorch.audit import Watch, is_glue, module_of, operator_name, source_of
+from ci.executorch.parts import Partition, smallest_failing
+from provisioning.base.diagnosis import with_names_of_data_types
 
 VISITING = re.compile(r"Visiting: (\S+), ")
-ATTEMPTS = 3
+NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
+BITS = re.compile(r"(\d+)-bit ")
+MANY = 3
+ATTEMPTS = 5
 """Lowerings in search of a remedy; each takes as long as the one that failed."""
+SEARCHED_SECONDS = 60
+"""A compile that failed after longer is not tried again in search of the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Nodes of the edge graph that may be what the compiler dies of."""
+    """Nodes of the edge graph that the compiler dies of; the first is what the model wrote."""
 
     nodes: tuple[str, ...]
-    operators: tuple[str, ...]
+    operator: str
+    module: str
     line: str
     reason: str
+    instead: str = ""
 
-    def __str__(self) -> str:
-        names = ", ".join(dict.fromkeys(self.operators))
-        return f"{names} ({', '.join(self.nodes)}){self.line}: {self.reason}"
+    @property
+    def _alike(self) -> tuple[str, str, str]:
+        return self.operator, self.line, self.reason
+
+    @staticmethod
+    def in_words(suspects: Sequence[Suspect]) -> str:
+        """Those of one line, as in a loop, once."""
+        alike: dict[tuple[str, str, str], list[Suspect]] = {}
+        for one in suspects:
+            alike.setdefault(one._alike, []).append(one)
+        return "; and of ".join(_sentence(each) for each in alike.values())
 
 
-@dataclass
-class Partitions:
-    """Remembers the partition that is compiled, as it was before QNN's passes, and where its log begins."""
+def _sentence(alike: Sequence[Suspect]) -> str:
+    one = alike[0]
+    names = [each.nodes[0] for each in alike]
+    node = names[0] if len(names) == 1 else f"{len(names)} nodes, {names[0]} to {names[-1]}"
+    modules = list(dict.fromkeys(each.module for each in alike if each.module))
+    module = f" in {modules[0]}" if len(modules) == 1 else f" in {len(modules)} modules" if modules else ""
+    return f"{one.operator} ({node}){module}{one.line}: {one.reason}"
 
-    log: Path
-    nodes: list[tuple[str, str, str]] = field(default_factory=list)
-    """Name, operator and stack trace of each."""
-    has_inputs: bool = True
-    constant: set[str] = field(default_factory=set)
-    """Names of nodes that depend on no input and leave the partition."""
-    weights: dict[str, list[str]] = field(default_factory=dict)
-    """By node, the constants' dequantizers that go where it goes."""
-    visited: str = ""
-    begin: int = 0
+
+class Search:
+    """Remembers the partition that is compiled, and what QNN wrote about it."""
+
+    def __init__(self, log: Path, watch: Watch) -> None:
+        self.log, self.watch = log, watch
+        self.partition: Partition | None = None
+        self.visited = ""
+        self.begin = 0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         backend = qnn_preprocess.QnnBackend
-        original = backend._build_op_wrappers
+        whole, build = backend.preprocess_multimethod, backend._build_op_wrappers
+        specs: dict[int, Any] = {}
         handler = logging.Handler()
 
         def visit(record: logging.LogRecord) -> None:
             if match := VISITING.match(record.getMessage()):
                 self.visited = match[1]
 
-        def build(edge_program: Any, *rest: Any, **options: Any) -> Any:
-            self._remember(edge_program)
-            built = original(edge_program, *rest, **options)
+        def preprocess(programs: Any, compile_specs: Any) -> Any:
+            for method, of_method in programs.items():
+                specs.update({id(each): compile_specs[method][n] for n, each in enumerate(of_method)})
+            return whole(programs, compile_specs)
+
+        def remembered(edge_program: Any, *rest: Any, **options: Any) -> Any:
+            self.begin, self.visited = _size(self.log), ""
+            self.partition = Partition(edge_program, specs[id(edge_program)])
+            wrappers = build(edge_program, *rest, **options)
             self.visited = ""
-            return built
+            return wrappers
 
         handler.emit = visit  # type: ignore[method-assign]
-        backend._build_op_wrappers = staticmethod(build)
+        backend.preprocess_multimethod = staticmethod(preprocess)
+        backend._build_op_wrappers = staticmethod(remembered)
         qnn_preprocess.logger.addHandler(handler)
+        self.partition, self.watch.asking = None, None
         try:
             yield
         finally:
-            backend._build_op_wrappers = staticmethod(original)
+            backend.preprocess_multimethod = staticmethod(whole)
+            backend._build_op_wrappers = staticmethod(build)
             qnn_preprocess.logger.removeHandler(handler)
-            # The backend's error path puts all of torch into its module, and torch.range over Python's.
-            vars(qnn_preprocess).pop("range", None)
+            restore_builtins()
 
-    def suspects(self) -> list[Suspect]:
-        """The likeliest first."""
+    def suspects(self, error: BaseException) -> list[Suspect]:
+        """What the lowering that ended with this error dies of; with all others of its kind."""
+        if (node := self.watch.asking) is not None:
+            return [_suspect([node], f"the backend's builder fails: {type(error).__name__}: {error}")]
+        partition = self.partition
+        if partition is None:
+            return []
+        calls = [node for node in partition.calls if not is_glue(node)]
+        if not partition.inputs:
+            return [self._constants_alone(calls)]
+        by_name = {node.name: node for node in calls}
+        if self.visited in by_name:
+            node = by_name[self.visited]
+            reason = f"the backend's builder fails: {type(error).__name__}: {error}"
+            return [_suspect([node, *partition.constants_of(node)], reason)]
+        words = self._errors(self.begin)
+        named = [node for error in words for name, node in by_name.items() if _names(error, name)]
+        messages: dict[str, str] = {}
+
+        def fails(nodes: Sequence[Node]) -> bool:
+            begin = _size(self.log)
+            failed = bool(partition.error_of(nodes))
+            restore_builtins()
+            if failed and len(nodes) == 1:
+                messages[nodes[0].name] = _in_words(self._errors(begin))
+            return failed
+
+        company = smallest_failing(partition.operators, fails, [n for n in named if n in partition.operators])
+        if not company:
+            return []
+        guilty = company[-1]
+        found = [guilty]
+        if len(company) == 1:
+            alike = [node for node in partition.operators if operator_name(node) == operator_name(guilty)]
+            found += [node for node in alike if node is not guilty and fails([node])]
+        together = ", ".join(f"{operator_name(node)} ({node.name})" for node in company[:-1])
+        return [
+            self._proved(node, messages.get(node.name, ""), together, partition)
+            for node in sorted(found, key=partition.calls.index)
+        ]
+
+    def _proved(self, node: Node, words: str, together: str, partition: Partition) -> Suspect:
+        nodes = [node, *partition.constants_of(node)]
+        if node not in partition.live:
+            return self._handed_out(nodes, "QNN cannot hand out a constant that an operator on the CPU needs")
+        reason = f"QNN compiles it neither in the model nor alone{words}, with {_operands(node)}"
+        if together:
+            reason = f"QNN does not compile it after {together}"
+        return _suspect(nodes, reason, _more_bits(node))
+
+    def _constants_alone(self, calls: Sequence[Node]) -> Suspect:
+        return self._handed_out(calls, "QNN cannot compile a partition that holds nothing but constants")
+
+    def _handed_out(self, nodes: Sequence[Node], reason: str) -> Suspect:
+        """Says too why the operator that uses the constant is on the CPU."""
+        users = [user for node in nodes for user in self.watch.users.get(node.name, ())]
+        for user in users:
+            decision = self.watch.decisions.get(user)
+            if decision and not decision.supported and user not in {node.name for node in nodes}:
+                reason += f"; {user} needs it, and stays on the CPU: {decision.reason}"
+                break
+        return _suspect(nodes, reason, "hand the constant in as an input of the model")
+
+    def _errors(self, begin: int) -> list[str]:
         _flush()
         with self.log.open("rb") as stream:
-            stream.seek(self.begin)
-            errors = NATIVE_ERROR.findall(stream.read().decode("utf-8", "replace"))
-        calls = [name for name, _, _ in self.nodes]
-        if calls and not self.has_inputs:
-            reason = "QNN cannot compile a partition that holds nothing but constants"
-            return [self._suspect(calls, reason)]
-        found = []
-        if self.visited in calls:
-            found.append(self._suspect([self.visited], "the backend cannot build it"))
-        named = [
-            (index, name, error)
-            for name in calls
-            for index, error in enumerate(errors)
-            if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", error)
-        ]
-        for _, name, error in sorted(named):
-            found.append(self._suspect([name, *self.weights[name]], f"QNN says: {error.strip()[:200]}"))
-        if self.constant:
-            reason = "QNN cannot hand out a constant that an operator on the CPU needs"
-            found.append(self._suspect(sorted(self.constant), reason))
-        return found
-
-    def _remember(self, program: Any) -> None:
-        _flush()
-        self.begin = self.log.stat().st_size
-        self.visited = ""
-        inputs = set(program.graph_signature.user_inputs)
-        self.has_inputs = bool(inputs)
-        self.nodes, live, self.constant, self.weights = [], set(), set(), {}
-        for node in program.graph.nodes:
-            if node.name in inputs or any(each in live for each in node.all_input_nodes):
-                live.add(node)
-            if node.op != "call_function" or is_glue(node):
-                continue
-            self.nodes.append((node.name, operator_name(node), node.meta.get("stack_trace") or ""))
-            self.weights[node.name] = [
-                each.name for each in node.all_input_nodes if each.op == "call_function" and each not in live
-            ]
-            if node not in live and any(user.op == "output" for user in node.users):
-                self.constant.add(node.name)
-
-    def _suspect(self, names: Sequence[str], reason: str) -> Suspect:
-        rows = [(operator, trace) for name, operator, trace in self.nodes if name in names]
-        line = ""
-        for _, trace in rows:
-            source, code = source_of(trace)
-            if source:
-                line = f" at {source}" + (f" `{code}`" if code else "")
-                break
-        return Suspect(tuple(names), tuple(operator for operator, _ in rows), line, reason)
+            stream.seek(begin)
+            return [each.strip() for each in NATIVE_ERROR.findall(stream.read().decode("utf-8", "replace"))]
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What must stay on the CPU, and what the lowering that proved it gave."""
+    """What must stay on the CPU, and the lowering that proved it."""
 
     suspects: tuple[Suspect, ...]
     lowered: Any
+    cpu_nodes: list[str]
+    """As the suite takes them."""
 
 
-def remedy_of(partitions: Partitions, lower: Callable[[frozenset[str]], Any]) -> Remedy | None:
+def remedy_of(search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any]) -> Remedy | None:
     """What must stay on the CPU for the rest to lower; None if that was not found.
 
     Call it when lowering has failed. `lower` does it again with nodes on the CPU, and raises if it fails."""
     chosen: list[Suspect] = []
-    lowered: Any = None
-    while lowered is None:
-        tried = {one.nodes for one in chosen}
-        suspect = next((one for one in partitions.suspects() if one.nodes not in tried), None)
-        if suspect is None or len(chosen) == ATTEMPTS:
+    names: set[str] = set()
+    begun = time.monotonic()
+    for _ in range(ATTEMPTS):
+        suspects = [one for one in search.suspects(error) if not names.issuperset(one.nodes)]
+        if not suspects or time.monotonic() - begun > SEARCHED_SECONDS:
             return None
-        chosen.append(suspect)
-        lowered = _lowered(partitions, lower, chosen)
-    for one in chosen[:-1]:
-        fewer = [other for other in chosen if other is not one]
-        if (without := _lowered(partitions, lower, fewer)) is not None:
-            chosen, lowered = fewer, without
-    return Remedy(tuple(chosen), lowered)
+        chosen += suspects
+        names.update(name for one in suspects for name in one.nodes)
+        # Read by who reads the log, should the compiler crash now.
+        sys.stderr.write(f"{DIES_OF}{Suspect.in_words(chosen)}\n")
+        try:
+            with search.installed():
+                lowered = lower(frozenset(names))
+            return Remedy(tuple(chosen), lowered, _patterns(names, search.watch.users))
+        except Exception as another:
+            sys.stderr.write(f"tried with {', '.join(sorted(names))} on the CPU: {another}\n")
+            error = another
+    return None
 
 
-def _lowered(
-    partitions: Partitions, lower: Callable[[frozenset[str]], Any], suspects: Sequence[Suspect]
-) -> Any:
-    """None if it fails."""
-    try:
-        with partitions.installed():
-            return lower(frozenset(name for one in suspects for name in one.nodes))
-    except Exception as error:
-        sys.stderr.write(f"tried with {', '.join(map(str, suspects))} on the CPU: {error}\n")
-        return None
+def restore_builtins() -> None:
+    """The backend's error path puts all of torch into its module, and torch.range over Python's."""
+    vars(qnn_preprocess).pop("range", None)
+
+
+def _suspect(nodes: Sequence[Node], reason: str, instead: str = "") -> Suspect:
+    line = module = ""
+    for node in nodes:
+        source, code = source_of(node.meta.get("stack_trace") or "")
+        if source:
+            line = f" at {source}" + (f" `{code}`" if code else "")
+            module = module_of(node)
+            break
+    names = tuple(node.name for node in nodes)
+    return Suspect(names, operator_name(nodes[0]), module, line, reason, instead)
+
+
+def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
+    """The names, and one pattern for many that differ by their number alone."""
+    found: dict[str, None] = {}
+    order = {name: number for number, name in enumerate(nodes)}
+    for name in sorted(names, key=lambda name: order.get(name, len(order))):
+        stem = re.sub(r"_\d+$", "", name)
+        alike = {each for each in nodes if re.fullmatch(rf"{re.escape(stem)}(_\d+)?", each)}
+        all_of_them = len(alike) > MANY and alike <= set(names)
+        found[f"{stem}*" if all_of_them else name] = None
+    return list(found)
+
+
+def _names(error: str, name: str) -> bool:
+    return bool(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", error))
+
+
+def _in_words(errors: Sequence[str]) -> str:
+    """The first error that says more than that there is no kernel."""
+    for error in errors:
+        if not NO_KERNEL.search(error):
+            return f" ({with_names_of_data_types(error)[:200]})"
+    return " (the HTP's compiler has no kernel for it)" if errors else ""
+
+
+def _operands(node: Node) -> str:
+    return ", ".join(_operand(each) for each in node.all_input_nodes) or "no operand"
+
+
+def _operand(node: Node) -> str:
+    value = node.meta.get("val")
+    shape = list(getattr(value, "shape", ()))
+    source = node.all_input_nodes[0] if _dequantizes(node) else node
+    attributes = source.meta.get("quant_attrs") or node.meta.get("quant_attrs")
+    if attributes and {"quant_min", "quant_max"} <= attributes.keys():
+        bits = math.ceil(math.log2(attributes["quant_max"] - attributes["quant_min"] + 1))
+        return f"{bits}-bit {shape}"
+    return f"{str(getattr(value, 'dtype', '?')).removeprefix('torch.')} {shape}"
+
+
+def _more_bits(node: Node) -> str:
+    """Weights of fewer than 8 bits are what HTP has fewest kernels for."""
+    bits = [int(found[1]) for each in node.all_input_nodes if (found := BITS.match(_operand(each)))]
+    if not bits or min(bits) >= 8 or not (module := module_of(node)):
+        return ""
+    return f'modules = [{{ name = "{module}", scheme = "{bits[0]}a8w" }}] in the run, for weights of 8 bits'
+
+
+def _dequantizes(node: Node) -> bool:
+    return "dequantize_per" in operator_name(node) and bool(node.all_input_nodes)
+
+
+def _size(log: Path) -> int:
+    _flush()
+    return log.stat().st_size
 
 
 def _flush() -> None:

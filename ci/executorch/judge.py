@@ -106,6 +106,21 @@ def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+def kept_on_cpu(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """What --keep-going left there, and what it cost."""
+    if kept := facts.get("kept_on_cpu"):
+        nodes = ", ".join(f'"{name}"' for name in kept["nodes"])
+        ddr = facts["ddr"]["read"] + facts["ddr"]["written"]
+        yield Finding(
+            "lowering-kept-on-cpu",
+            Severity.WARNING,
+            program.name,
+            f"{kept['because']}; kept on the CPU, which leaves {facts['delegates']} delegates,"
+            f" {len(facts['left'])} operators on the CPU and {ddr:,} bytes of DDR traffic in one inference",
+            f"cpu_nodes = [{nodes}] in {program.suite} keeps it there for good",
+        )
+
+
 def missing_kernels(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Operators on the CPU that ExecuTorch cannot run there, each with what to write instead."""
     for each in facts["left"]:

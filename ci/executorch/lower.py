@@ -34,10 +34,10 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ci.engine.repository import repository_of
-from ci.executorch import lpai
+from ci.executorch import DIES_OF, lpai
 from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
-from ci.executorch.audit import Watch, clones, cpu_kernels, left_on_cpu, module_path, partition_of
-from ci.executorch.guilty import Partitions, remedy_of
+from ci.executorch.audit import Left, Watch, clones, cpu_kernels, left_on_cpu, module_path, partition_of
+from ci.executorch.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
 from ci.executorch.suite import Case, Input, Run
 from ci.suites.compiler_log import Traffic, traffic
 from ci.suites.factory import (
@@ -111,8 +111,12 @@ class BlockSizes:
         return self.sizes[pattern] if pattern is not None else None
 
 
-def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path) -> dict[str, Any]:
-    """Write the program, inputs and expected outputs into the folder; returns what is known of them."""
+def lower(
+    case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path, *, keep_going: bool = False
+) -> dict[str, Any]:
+    """Write the program, inputs and expected outputs into the folder; returns what is known of them.
+
+    With `keep_going`, what the compiler dies of stays on the CPU, if the rest then lowers."""
     clones.append(repository_of(search_path / "suite"))
     loaded = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
@@ -138,8 +142,9 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
         on_lpai = lpai.before_compile(module, expected, reference, case.non_finite)
         if on_lpai["lacks"]:
             return {**on_lpai, "losses": losses, "notes": [list(note) for note in loaded.notes]}
-    watch = Watch(_new_text(log))
     on_cpu = Patterns("cpu_nodes", run.cpu_nodes), Patterns("cpu_operators", run.cpu_operators)
+    watch = Watch(_new_text(log))
+    search = Search(log, watch)
     spec = generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset[soc],
         backend_options=(
@@ -148,8 +153,12 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
             else generate_htp_compiler_spec(use_fp16=run.scheme.startswith("fp16"))
         ),
     )
+    begin = 0
 
     def lowered_with(nodes: Patterns) -> Any:
+        nonlocal begin
+        _flush()
+        begin, watch.on_cpu = log.stat().st_size, nodes
         return to_edge_transform_and_lower_to_qnn(
             module, copied(samples[0]), spec, skip_node_id_set=nodes, skip_node_op_set=on_cpu[1]
         )
@@ -157,24 +166,22 @@ def lower(case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Pa
     def again(more: frozenset[str]) -> Any:
         return lowered_with(Patterns("cpu_nodes", {*run.cpu_nodes, *more}))
 
-    with (
-        _step("compile"),
-        _guilty_named(log, again),
-        _changed_inputs(loaded.model, samples[0]),
-        watch.installed(),
-    ):
-        edge = lowered_with(on_cpu[0])
+    with _step("compile"), _changed_inputs(loaded.model, samples[0]), watch.installed():
+        edge, remedy = _with_remedy(search, lambda: lowered_with(on_cpu[0]), again)
         lowered = edge.exported_program()
-        left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         parts = partition_of(lowered, backend)
+        left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
+        if remedy and not keep_going:
+            raise _dies_of(remedy, parts, left)
         program = edge.to_executorch(ExecutorchBackendConfig(segment_alignment=SEGMENT_ALIGNMENT))
     for each in (*patterns, *on_cpu):
         each.require_used()
     into.mkdir(parents=True, exist_ok=True)
     (into / PROGRAM).write_bytes(program.buffer)
     _flush()
-    graphs = traffic(log.read_text(encoding="utf-8", errors="replace"))
+    graphs = traffic(log.read_bytes()[begin:].decode("utf-8", "replace"))
     return {
+        "kept_on_cpu": _kept(remedy) if remedy else None,
         "left": [asdict(each) for each in left],
         "partition": parts,
         "losses": losses,
@@ -406,36 +413,42 @@ def _changed_inputs(model: Any, sample: tuple[Tensor, ...]) -> Iterator[None]:
         raise Failed("compile", message, remedy) from error
 
 
-SEARCHED_SECONDS = 60
-"""A compile that failed after longer is not tried again in search of the operator."""
-
-
-@contextmanager
-def _guilty_named(log: Path, lower_again: Callable[[frozenset[str]], Any]) -> Iterator[None]:
-    """Name the operators that the compiler dies of, where leaving them on the CPU lets the rest lower."""
-    partitions = Partitions(log)
+def _with_remedy(
+    search: Search, lower: Callable[[], Any], lower_again: Callable[[frozenset[str]], Any]
+) -> tuple[Any, Remedy | None]:
+    """What was lowered, with what had to stay on the CPU for it."""
     begun = time.monotonic()
     try:
-        with partitions.installed():
-            yield
+        with search.installed():
+            return lower(), None
     except (Failed, BadFactory, MemoryError):
         raise
     except Exception as error:
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.monotonic() - begun < SEARCHED_SECONDS
-        if is_memory(error) or not brief or not (remedy := remedy_of(partitions, lower_again)):
+        if is_memory(error) or not brief or not (remedy := remedy_of(search, error, lower_again)):
             raise
-        nodes = ", ".join(f'"{name}"' for one in remedy.suspects for name in one.nodes)
-        message = f"the compiler dies of {'; and of '.join(map(str, remedy.suspects))}"
-        parts = partition_of(remedy.lowered.exported_program())
-        delegates = sum(part["where"] != "cpu" for part in parts)
-        count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
-        fix = f"cpu_nodes = [{nodes}] in the run: tried, the rest lowers"
-        if delegates:
-            fix += f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
-        else:
-            fix += ", but nothing is left for the NPU"
-        raise Failed("compile", message, fix) from error
+        return remedy.lowered, remedy
+
+
+def _dies_of(remedy: Remedy, parts: Sequence[Mapping[str, object]], left: Sequence[Left]) -> Failed:
+    nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
+    delegates = sum(part["where"] != "cpu" for part in parts)
+    count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
+    fix = f"cpu_nodes = [{nodes}] in the run (or --keep-going): tried, the rest lowers"
+    if delegates:
+        fix += f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
+    else:
+        fix += ", but nothing is left for the NPU"
+    if lacking := sorted({each.operator for each in left if not each.kernel}):
+        fix = f"on the CPU ExecuTorch has no kernel for it ({', '.join(lacking)}): write it in another way"
+    for instead in dict.fromkeys(one.instead for one in remedy.suspects if one.instead):
+        fix += f"; or {instead}"
+    return Failed("compile", f"{DIES_OF}{Suspect.in_words(remedy.suspects)}", fix)
+
+
+def _kept(remedy: Remedy) -> dict[str, object]:
+    return {"nodes": remedy.cpu_nodes, "because": f"{DIES_OF}{Suspect.in_words(remedy.suspects)}"}
 
 
 def _new_text(log: Path) -> Any:

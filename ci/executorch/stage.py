@@ -13,7 +13,16 @@ from ci.engine.jobs import Job, asked_shard
 from ci.engine.work import Result
 from ci.executorch.backends import findings_before_compile, only_library_missing, refusal
 from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
-from ci.executorch.judge import artifact, cost, costs_of, delegation, failure_finding, program_file, repeat
+from ci.executorch.judge import (
+    artifact,
+    cost,
+    costs_of,
+    delegation,
+    failure_finding,
+    kept_on_cpu,
+    program_file,
+    repeat,
+)
 from ci.executorch.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
 from ci.suites.findings import notes, verdict
@@ -98,6 +107,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
             cache=not args.no_cache,
             why=args.why,
             worker_memory=args.worker_memory << 20 if args.worker_memory else None,
+            keep_going=args.keep_going,
         ),
         baselines={
             suite: load_baseline(baseline_path(suite, selection.profile))
@@ -159,6 +169,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
         if result is not None and compiled(result):
             findings += [
                 *delegation(program, result.facts),
+                *kept_on_cpu(program, result.facts),
                 *notes(program, result.facts, repeat(program, "test_lowering")),
                 *artifact(program, result, plan.basis.build_id),
                 *cost(program, result, plan.basis.build_id, baseline, tolerances),

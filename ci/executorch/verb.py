@@ -32,6 +32,11 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--worker-memory", type=count, metavar="MB", help="what one worker may take [most of what is free]"
     )
+    group.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="keep on the CPU what the compiler dies of, and say what it costs",
+    )
     return group
 
 

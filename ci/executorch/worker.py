@@ -53,7 +53,13 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
     meter = Meter()
     try:
         facts = lower(
-            case, run, order["soc"], Path(order["search_path"]), Path(order["into"]), Path(order["log"])
+            case,
+            run,
+            order["soc"],
+            Path(order["search_path"]),
+            Path(order["into"]),
+            Path(order["log"]),
+            keep_going=order.get("keep_going", False),
         )
     except BadFactory as error:
         traceback.print_exc()

@@ -155,6 +155,15 @@ def data_type_name(number: int) -> str:
     return knowledge().data_types.get(number, f"{number:#x}")
 
 
+def with_names_of_data_types(text: str) -> str:
+    """The same text; numbers that stand for data types are replaced by their names."""
+
+    def named(line: re.Match[str]) -> str:
+        return re.sub(r"0x[0-9a-fA-F]{1,8}\b", lambda number: data_type_name(int(number[0], 16)), line[0])
+
+    return DATA_TYPES_IN_TEXT.sub(named, text)
+
+
 def data_types_in(text: str) -> list[str]:
     """The data types that a log gives as numbers, each once, with their names."""
     numbers = dict.fromkeys(

@@ -89,23 +89,41 @@ class TestBadInput:
         assert not done.rules(case) and done.code == 1
 
 
-@pytest.mark.whole
-def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_works(tmp_path: Path) -> None:
-    case = {
-        "factory": "lowering_models:recurrent",
-        "case": "inputs = [{ shape = [1, 3, 8] }]",
-        "scheme": "8a8w",
-    }
-    died = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {"gru": case}))
+DYING = {
+    "recurrent": ("8a8w", "aten.full.default", "self.gru(x)"),
+    "volume": ("16a4w", "aten.convolution.default", "self.conv(x)"),
+    "windows": ("8a8w", "dequantize_per_tensor", "* 0.5"),
+}
+"""By factory: the scheme, the operator that QNN dies of, and its line. QNN's log names none of the three."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.whole if name != "volume" else ()) for name in DYING]
+)
+def test_the_operator_that_the_compiler_dies_of_is_named_with_a_remedy_that_works(
+    tmp_path: Path, name: str
+) -> None:
+    scheme, operator, code = DYING[name]
+    case = {"factory": f"lowering_models:{name}", "scheme": scheme}
+    died = run("test_lowering", tmp_path, "--suite", suite(tmp_path, {name: case}))
     (finding,) = died.report.findings
     assert (died.code, finding.rule) == (1, "lowering-compile")
-    assert "aten.full.default" in finding.message and "lowering_models.py:" in finding.message
-    options = re.findall(r"cpu_nodes = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
-    assert len(options) == 3
-    followed = suite(tmp_path, {"gru": {**case, "run": "\n".join(options)}}, "followed.toml")
-    done = run("test_lowering", tmp_path, "--suite", followed)
+    assert operator in finding.message and code in finding.message
+    options = re.findall(r"(?:cpu_nodes|modules) = \[.*?\]|delegates = \d+|cpu_budget = \d+", finding.remedy)
+    followed = suite(tmp_path, {name: {**case, "run": "\n".join(options)}}, "followed.toml")
+    done = run("test_emulator", tmp_path, "--suite", followed)
     assert not {each.rule for each in done.report.findings if each.severity == Severity.ERROR}
     assert done.code == 0
+
+
+@pytest.mark.whole
+def test_what_was_kept_on_the_cpu_to_keep_going_is_no_pass_without_the_flag(tmp_path: Path) -> None:
+    case = {"factory": "lowering_models:recurrent", "scheme": "8a8w", "run": "delegates = 2\ncpu_budget = 9"}
+    one = suite(tmp_path, {"gru": case})
+    kept = run("test_lowering", tmp_path, "--suite", one, "--keep-going")
+    assert kept.code == 0 and "lowering-kept-on-cpu" in kept.rules("gru")
+    assert run("test_lowering", tmp_path, "--suite", one, "--keep-going").cached() == {"gru"}
+    assert run("test_lowering", tmp_path, "--suite", one).code == 1
 
 
 @pytest.mark.whole

@@ -165,4 +165,38 @@ class Recurrent(nn.Module):
 
 
 def recurrent() -> Any:
-    return Recurrent().eval()
+    return Recurrent().eval(), (torch.randn(1, 3, 8),)
+
+
+class Volume(nn.Module):
+    """At 16a4w QNN has no three-dimensional convolution, and its log names the relu."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(4, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.conv(x)) * 2
+
+
+def volume() -> Any:
+    return Volume().eval(), (torch.randn(1, 4, 6, 6, 6),)
+
+
+class Windows(nn.Module):
+    """At 8a8w the multiplication falls back, being of seven dimensions, and its constant stays behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.first(x))
+        n, c, h, w = x.shape
+        y = x.reshape(n, c // 2, 2, h // 4, 4, w // 4, 4)
+        y = y.permute(0, 2, 1, 3, 5, 4, 6) * 0.5
+        return self.last(y.reshape(n, c, h, w))
+
+
+def windows() -> Any:
+    return Windows().eval(), (torch.randn(1, 3, 16, 16),)
