@@ -207,6 +207,12 @@ def onnx(session: nox.Session) -> None:
     run_verb(session, "onnx")
 
 
+@nox.session
+def profile(session: nox.Session) -> None:
+    """Say what each operator and line of a program takes on the HTP emulator."""
+    run_verb(session, "profile")
+
+
 @nox.session(name="save-calls")
 def save_calls(session: nox.Session) -> None:
     """Write QNN's calls for a model as C, to reproduce a bug with Qualcomm."""

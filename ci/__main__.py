@@ -39,6 +39,9 @@ VERBS = {
     "test_emulator": Verb(
         "ci.executorch.emulator_verb", "run lowered models on the HTP emulator and compare", "executorch"
     ),
+    "profile": Verb(
+        "ci.executorch.profile_verb", "say what each operator and line takes on the emulator", "executorch"
+    ),
     "matrix": Verb("ci.github.matrix", "print the suite as a CI matrix, balanced by length"),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "test_golden": Verb(

@@ -184,6 +184,22 @@ def module_of(node: Any) -> str:
     return module_path(stack[-1][0]) if stack else ""
 
 
+def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
+    """Operator, line and module of every node in a delegate, by the name that QNN has of it."""
+    found = {}
+    for name, lowered in program.graph_module.named_children():
+        if not name.startswith("lowered_module"):
+            continue
+        for node in lowered.original_module.graph.nodes:
+            if node.op == "call_function":
+                found[node.name] = {
+                    "operator": operator_name(node),
+                    "line": source_of(node.meta.get("stack_trace") or "")[0],
+                    "module": module_of(node),
+                }
+    return found
+
+
 def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
     """The lowered graph as runs of operators, in order: which delegate, or the CPU, and what is in each."""
     graph = program.graph_module.graph

@@ -36,7 +36,16 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, 
 from ci.engine.repository import repository_of
 from ci.executorch import DIES_OF, lpai
 from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
-from ci.executorch.audit import Left, Watch, clones, cpu_kernels, left_on_cpu, module_path, partition_of
+from ci.executorch.audit import (
+    Left,
+    Watch,
+    clones,
+    cpu_kernels,
+    delegated_nodes,
+    left_on_cpu,
+    module_path,
+    partition_of,
+)
 from ci.executorch.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
 from ci.executorch.suite import Case, Input, Run
 from ci.suites.compiler_log import Traffic, traffic
@@ -169,7 +178,7 @@ def lower(
     with _step("compile"), _changed_inputs(loaded.model, samples[0]), watch.installed():
         edge, remedy = _with_remedy(search, lambda: lowered_with(on_cpu[0]), again)
         lowered = edge.exported_program()
-        parts = partition_of(lowered, backend)
+        parts, nodes = partition_of(lowered, backend), delegated_nodes(lowered)
         left = left_on_cpu(lowered.graph_module.graph, watch, cpu_kernels())
         if remedy and not keep_going:
             raise _dies_of(remedy, parts, left)
@@ -184,6 +193,7 @@ def lower(
         "kept_on_cpu": _kept(remedy) if remedy else None,
         "left": [asdict(each) for each in left],
         "partition": parts,
+        "nodes": nodes,
         "losses": losses,
         "notes": [list(note) for note in loaded.notes],
         "delegates": sum(part["where"] != "cpu" for part in parts),

@@ -70,6 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     profiler.add_argument("--json", type=Path, metavar="FILE", help="write the profile there")
     profiler.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
+    profiler.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")
 
     auditor = commands.add_parser("audit", help="say which nodes HTP does not take, and why")
     auditor.add_argument("model", type=Path, metavar="MODEL.onnx")

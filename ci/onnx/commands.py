@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,22 +25,11 @@ from ci.onnx.context import read_context, record_path
 from ci.onnx.graph import load_graph, source_digest
 from ci.onnx.options import described, parse_assignments, settings_of
 from ci.onnx.precision import PRECISIONS, precision_named
-from ci.onnx.profile import (
-    PROCESSES,
-    RUNS,
-    Cost,
-    Shares,
-    costs,
-    difference,
-    document,
-    merged,
-    read_document,
-    slowest,
-    totals,
-    with_lines,
-)
+from ci.onnx.profile import costs, slowest, with_lines
 from ci.onnx.samples import read_inputs
 from ci.suites.findings import not_in_fp16
+from ci.suites.profile import PROCESSES, as_text, document, merged, read_document
+from ci.suites.profile_page import page_of
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import write_named
@@ -191,30 +180,10 @@ def profile_model(args: argparse.Namespace) -> int:
         found = with_lines(found, load_graph(args.source))
     if args.json:
         write_named(args.json, document(found, {"model": str(args.model), "soc": soc_name}))
-    _print_profile(args, found, earlier)
+    if args.page:
+        write_named(args.page, page_of(str(args.model), found))
+    print("\n".join(as_text(found, earlier if args.against else None, args.against)))
     return 0
-
-
-def _print_profile(args: argparse.Namespace, found: Sequence[Cost], earlier: Shares) -> None:
-    print(f"{'share':>7}  {'range':>13}  {'cycles':>13}  operator")
-    for cost in found:
-        between = f"{cost.lowest:.1%}-{cost.highest:.1%}"
-        print(f"{cost.share:>7.1%}  {between:>13}  {cost.cycles:>13,}  {cost.operator}  {cost.line}".rstrip())
-    for title in ("line", "module"):
-        if sums := totals(found, title):
-            print(f"by {title}")
-            for where, share in sums:
-                print(f"{share:>7.1%}  {where}")
-    if args.against:
-        print(f"against {args.against}: share before, now")
-        for change in difference(found, earlier):
-            shares = ["      -" if one is None else f"{one:>7.1%}" for one in (change.before, change.now)]
-            within = "  (within noise)" if change.repeats else ""
-            print(f"{'  '.join(shares)}  {change.operator}{within}")
-    print(
-        f"the least of {RUNS} runs in each of {PROCESSES} processes;"
-        " the emulator's cycles follow this machine's time, not the chip's"
-    )
 
 
 def _run(args: argparse.Namespace, profile: Path | None) -> tuple[str, Mapping[str, Any]]:

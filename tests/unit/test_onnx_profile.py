@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from onnx import helper
 
-from ci.onnx.profile import Cost, costs, difference, document, merged, read_document, totals, with_lines
+from ci.onnx.profile import costs, with_lines
+from ci.suites.profile import Cost, difference, document, merged, read_document, totals
 from provisioning.base.errors import CheckFailed, UsageError
 from tests.support.onnx_models import model_of
 

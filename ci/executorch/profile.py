@@ -1,0 +1,271 @@
+"""`profile`: what each operator of a program takes on the emulator, from ExecuTorch's own event trace."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ci.engine.installed import ready_runner
+from ci.engine.work import Result
+from ci.engine.workers.parent import how_it_ended, tail
+from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
+from ci.executorch.judge import failure_finding
+from ci.executorch.one_model import program_named
+from ci.suites.baseline import Baseline
+from ci.suites.profile import PROCESSES, RUNS, Cost, as_text, costs_of, document, merged, read_document
+from ci.suites.profile_page import page_of
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import write_named
+from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.components import QNN_SDK
+from provisioning.environment import Environment, resolve
+
+CYCLES = " (cycles)"
+DETAILED = 2
+"""The profile level with cycles of each operator; a program has it at run time, however it was compiled."""
+NATIVE_CALL = "native_call_"
+ADDED = "(added by the compiler)"
+
+
+@dataclass(frozen=True, slots=True)
+class OnCpu:
+    """An operator that ExecuTorch does on the CPU, and the least time it took there."""
+
+    operator: str
+    milliseconds: float
+    share: float
+    """Of the whole inference, with the emulator's time in it."""
+    line: str = ""
+
+    def __str__(self) -> str:
+        where = f"  {self.line}" if self.line else ""
+        return f"{self.milliseconds:9.3f} ms  {self.share:>6.1%}  {self.operator}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    costs: list[Cost]
+    cpu: list[OnCpu]
+
+
+def run(args: argparse.Namespace) -> int:
+    earlier = read_document(args.against) if args.against else None
+    if str(args.model).endswith(".onnx"):
+        raise UsageError(
+            f"{args.model}: a program of ONNX Runtime's",
+            remedy="python -m ci onnx profile MODEL_ctx.onnx --input x.npy",
+        )
+    selection = replace(selection_of(args), target=DEFAULT_TARGET)
+    runner = ready_runner(os.environ, selection.reports)
+    found = resolve(selection, os.environ)
+    about: dict[str, Any] = {"model": args.model}
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
+        folder = Path(scratch)
+        if str(args.model).endswith(".pte"):
+            program, facts = Path(args.model).absolute(), dict[str, Any]()
+            inputs = inputs_of_program(program, args.input, folder)
+        else:
+            result = _compiled(args, selection, found)
+            assert result.folder is not None
+            program, facts = result.folder / PROGRAM, dict(result.facts)
+            inputs = [result.folder / row["file"] for row in facts["inputs"][0]]
+            about |= {"soc": selection.soc, "precision": args.precision}
+        environment = {**found.merged(os.environ), "OMP_NUM_THREADS": "1"}
+        measured = measure(runner, program, inputs, facts, folder, environment, args.timeout)
+    if not measured.costs and not measured.cpu:
+        raise CheckFailed(f"{args.model}: nothing of it was profiled", remedy="it holds no operator")
+    text = document(measured.costs, about | {"cpu": [_as_json(each) for each in measured.cpu]})
+    if args.json:
+        write_named(args.json, text)
+    if args.page:
+        write_named(args.page, page_of(f"{args.model}", measured.costs, [str(each) for each in measured.cpu]))
+    print("\n".join(as_text(measured.costs, earlier, args.against)))
+    if measured.cpu:
+        print("on the CPU, the least time on this machine and its share of an inference")
+        print("\n".join(map(str, measured.cpu)))
+    return 0
+
+
+def _as_json(each: OnCpu) -> dict[str, object]:
+    return {
+        "operator": each.operator,
+        "milliseconds": each.milliseconds,
+        "share": each.share,
+        "line": each.line,
+    }
+
+
+def _compiled(args: argparse.Namespace, selection: Selection, found: Environment) -> Result:
+    program = program_named(args.model, args.precision, selection.soc, selection)
+    settings = Settings(selection.store, Path(selection.reports).absolute() / "profile", timeout=args.timeout)
+    basis = basis_of(found.root(QNN_SDK).path, selection.store)
+    empty = Baseline(program.suite, {})
+    result = compile_programs([program], found, os.environ, settings, basis, lambda _: empty)[program.name]
+    if result.failure:
+        finding = failure_finding(program, result.failure, "test_lowering")
+        raise CheckFailed(finding.message, remedy=finding.remedy.partition("; then nox")[0])
+    return result
+
+
+def measure(
+    runner: Path,
+    program: Path,
+    inputs: Sequence[Path],
+    facts: Mapping[str, Any],
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+) -> Measured:
+    """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the lines."""
+    listed = folder / "inputs.txt"
+    listed.write_text(" ".join(f'"{path}"' for path in inputs) + "\n", encoding="utf-8")
+    profiles, calls, whole = [], list[list[float]](), list[float]()
+    for number in range(PROCESSES):
+        trace = folder / f"{number}.etdp"
+        _traced(runner, program, listed, trace, environment, timeout)
+        cycles, native, total = _events(trace)
+        profiles.append(costs_of(cycles))
+        calls.append([least for _, least in native])
+        names = [name for name, _ in native]
+        whole.append(total)
+    nodes: Mapping[str, Mapping[str, str]] = facts.get("nodes", {})
+    costs = [_located(cost, nodes) if nodes else cost for cost in merged(profiles)]
+    least = [min(each) for each in zip(*calls, strict=True)]
+    left = facts.get("left", ())
+    lines = [each["source"] for each in left] if len(left) == len(names) else [""] * len(names)
+    inference = min(whole) or 1.0
+    cpu = [
+        OnCpu(name, time / 1e6, time / inference, line)
+        for name, time, line in zip(names, least, lines, strict=True)
+    ]
+    return Measured(costs, sorted(cpu, key=lambda each: -each.milliseconds))
+
+
+def _traced(
+    runner: Path,
+    program: Path,
+    inputs: Path,
+    trace: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+) -> None:
+    command = [
+        str(runner),
+        *("--model_path", str(program), "--input_list_path", str(inputs)),
+        *("--output_folder_path", str(trace.with_suffix("")), "--etdump_path", str(trace)),
+        *("--profile_level", str(DETAILED), "--iteration", str(RUNS), "--performance_output_path="),
+    ]
+    log = trace.with_suffix(".log")
+    try:
+        with log.open("wb") as stream:
+            code = subprocess.run(
+                command, env=dict(environment), stdout=stream, stderr=stream, timeout=timeout, check=False
+            ).returncode
+    except subprocess.TimeoutExpired as error:
+        raise CheckFailed(
+            f"{program}: {RUNS} inferences took longer than {timeout:g} s", remedy="give it longer: --timeout"
+        ) from error
+    if code or not trace.is_file():
+        lines = [line for line in tail(log, 4000).splitlines() if "error:" in line.lower()]
+        words = f": {lines[-1].strip()}" if lines else ""
+        raise CheckFailed(
+            f"{program}: the runner {how_it_ended(code)}{words}", remedy=f"python -m ci inspect {program}"
+        )
+
+
+def _events(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
+    """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the inference."""
+    # What its imports warn of is nothing to the user.
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    from executorch.devtools import Inspector
+    from executorch.devtools.inspector import TimeScale
+
+    cycles: dict[str, list[int]] = defaultdict(list)
+    native: list[tuple[str, float]] = []
+    whole = 0.0
+    inspector = Inspector(
+        etdump_path=str(trace),
+        source_time_scale=TimeScale.CYCLES,
+        target_time_scale=TimeScale.CYCLES,
+    )
+    for event in (event for block in inspector.event_blocks for event in block.events):
+        if event.perf_data is None or not len(event.perf_data.raw):
+            continue
+        if event.name.endswith(CYCLES) and event.is_delegated_op:
+            cycles[event.name] += [int(value) for value in event.perf_data.raw]
+        elif event.name.startswith(NATIVE_CALL):
+            native.append((event.name.removeprefix(NATIVE_CALL), float(min(event.perf_data.raw))))
+        elif event.name == "Method::execute":
+            whole = float(min(event.perf_data.raw))
+    return cycles, native, whole
+
+
+def _located(cost: Cost, nodes: Mapping[str, Mapping[str, str]]) -> Cost:
+    node = nodes.get(cost.operator)
+    if node is None:
+        return replace(cost, line=ADDED, module=ADDED)
+    return replace(
+        cost, line=node["line"], module=node["module"] or "(the model itself)", kind=node["operator"]
+    )
+
+
+def inputs_of_program(program: Path, files: Sequence[Path], folder: Path) -> list[Path]:
+    """Raw files of a .pte's inputs: the user's, or drawn at random with the program's own shapes."""
+    import numpy
+    import torch
+    from executorch.runtime import Runtime
+
+    if not program.is_file():
+        raise UsageError(f"{program}: there is no such file", remedy="name a .pte that is there")
+    try:
+        method = Runtime.get().load_program(program).metadata("forward")
+        metas = [method.input_tensor_meta(index) for index in range(method.num_inputs())]
+    except RuntimeError as error:
+        raise CheckFailed(f"{program}: {error}", remedy=f"python -m ci inspect {program}") from error
+    if files and len(files) != len(metas):
+        raise UsageError(
+            f"expected --input {len(metas)} times, found {len(files)}", remedy="one for each input"
+        )
+    generator = torch.Generator().manual_seed(0)
+    raw = []
+    for index, meta in enumerate(metas):
+        dtype = _torch_dtype(meta.dtype())
+        if files:
+            values = numpy.load(files[index])
+            wanted = torch.empty(0, dtype=dtype).numpy().dtype
+            if tuple(values.shape) != tuple(meta.sizes()) or values.dtype != wanted:
+                raise UsageError(
+                    f"{files[index]}: expected {wanted} {list(meta.sizes())},"
+                    f" found {values.dtype} {list(values.shape)}",
+                    remedy="save an array of that type and shape",
+                )
+        elif dtype.is_floating_point:
+            values = torch.rand(tuple(meta.sizes()), generator=generator).to(dtype).numpy()
+        else:
+            values = torch.zeros(tuple(meta.sizes()), dtype=dtype).numpy()
+        path = folder / f"input_{index}.raw"
+        values.tofile(path)
+        raw.append(path)
+    return raw
+
+
+SCALAR_TYPES = dict(enumerate(("uint8", "int8", "int16", "int32", "int64", "float16", "float32"))) | {
+    11: "bool"
+}
+"""ExecuTorch's numbers of data types."""
+
+
+def _torch_dtype(number: int) -> Any:
+    import torch
+
+    return getattr(torch, SCALAR_TYPES[number])

@@ -1,0 +1,64 @@
+"""`profile` of a real program: operators with their lines, on the emulator and on the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.lowering_suites import environment
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+
+NET = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x))
+        x = x * torch.erf(x)
+        return self.head(x.mean((2, 3)))
+
+
+def make():
+    return Net().eval(), (torch.rand(1, 3, 16, 16),)
+"""
+
+
+def profile(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ci", "profile", *arguments, "--reports", str(folder / "reports")]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.whole
+def test_every_operator_has_its_share_line_and_module_and_the_cpus_its_time(tmp_path: Path) -> None:
+    net, now = tmp_path / "net.py", tmp_path / "now.json"
+    net.write_text(NET)
+    model = (f"{net}:make", "--precision", "8a8w", "--json", str(now))
+    done = profile(tmp_path, *model, "--page", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    body = json.loads(now.read_text())
+    assert sum(each["share"] for each in body["operators"]) == pytest.approx(1)
+    lines = {each["module"]: each["line"] for each in body["operators"]}
+    assert lines["head"].endswith("net.py:13")
+    (erf,) = body["cpu"]
+    assert erf["operator"].startswith("erf") and erf["line"].endswith("net.py:12") and erf["milliseconds"] > 0
+    again = profile(tmp_path, *model, "--against", str(now))
+    assert again.returncode == 0 and "against" in again.stdout
+    assert "head" in (tmp_path / "page.html").read_text()
+
+
+def test_a_truncated_program_and_a_missing_function_are_errors_in_words(tmp_path: Path) -> None:
+    (tmp_path / "cut.pte").write_bytes(b"\0\0\0\0ET12" * 4)
+    for model, code in (("cut.pte", 1), ("none.pte", 2), ("none.py:make", 2)):
+        done = profile(tmp_path, str(tmp_path / model))
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
