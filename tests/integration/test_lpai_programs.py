@@ -35,6 +35,7 @@ def test_every_program_of_the_shipped_suite_keeps_its_accuracy(tmp_path: Path) -
     assert len(figures(done)) == 6
 
 
+@pytest.mark.whole
 def test_programs_are_quantized_and_the_missing_library_is_named(tmp_path: Path) -> None:
     done = run("test_lowering", tmp_path, "--suite", SUITE, "--case", "resnet10", "--case", "vit_layer")
 
@@ -66,6 +67,7 @@ def test_accuracy_is_held_before_the_library_is_missed(tmp_path: Path) -> None:
     assert done.rules("gpu") == {"gpu-host"}
 
 
+@pytest.mark.whole
 def test_with_a_library_for_the_lpai_the_same_command_goes_on_to_the_compiler(tmp_path: Path) -> None:
     """A library that holds nothing stands in for it: no package here has the real one."""
     sdk = tmp_path / "sdk"
