@@ -18,7 +18,7 @@ from ci.suites.programs.compiled_onnx import read_model
 from ci.upstream.compare.stage import chosen, environment_of
 from provisioning.base.diagnosis import nearest
 from provisioning.base.documents import Model, load
-from provisioning.base.errors import EnvironmentLacking, ManifestError
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
@@ -29,6 +29,8 @@ TABLES: Mapping[Lane, tuple[str, str]] = {
     "onnx": ("<!-- measured contexts -->\n", "<!-- end of measured contexts -->\n"),
     "executorch": ("<!-- measured programs -->\n", "<!-- end of measured programs -->\n"),
 }
+
+MODEL, INPUTS, OWN = "model_ctx.onnx", "inputs.npz", "own.npz"
 
 Result = Literal["same", "differs", "refused"]
 Lane = Literal["onnx", "executorch"]
@@ -96,6 +98,7 @@ def test_golden(
     timeout: float,
     command: str,
     environ: Mapping[str, str],
+    kept: Path | None = None,
 ) -> int:
     """`versions`: the QNN builds, in the ExecuTorch lane the executorch versions; empty: all."""
     stage = StageRun("test_golden", selection.profile, selection.target, command)
@@ -109,7 +112,11 @@ def test_golden(
                 for build in reversed(chosen(versions))
             ]
             found = {
-                program: measure(program, runtimes, folder, golden.least_sqnr_db, timeout)
+                program: measure(
+                    *(program, runtimes, folder, golden, timeout),
+                    kept=kept,
+                    agreed={} if update else agreed.programs.get(program),
+                )
                 for program in golden.programs
             }
         else:
@@ -124,32 +131,54 @@ def test_golden(
 
 
 def measure(
-    program: str, runtimes: Sequence[Runtime], folder: Path, least: float, timeout: float
+    program: str,
+    runtimes: Sequence[Runtime],
+    folder: Path,
+    golden: Golden,
+    timeout: float,
+    kept: Path | None = None,
+    agreed: Mapping[str, Made] | None = None,
 ) -> dict[str, Made]:
+    """What each build does with the contexts of all. Those that lie in `kept` are not compiled again."""
     made: dict[str, Made] = {}
     for maker in runtimes:
         place = folder / maker.qnn / program
         place.mkdir(parents=True)
-        context = _compile(program, maker, place, timeout)
-        inputs = _inputs(context, place)
-        own = place / "own.npz"
-        met = {maker.qnn: _run(context, inputs, own, maker, place, timeout)}
-        if met[maker.qnn].result != "same":
-            raise EnvironmentLacking(
-                f"{program}: QNN {maker.qnn} does not run what it compiled: {met[maker.qnn].message}",
-                remedy=f"read {place}",
+        stored = kept / maker.qnn / program if kept else None
+        context = place / "context" / MODEL
+        if stored and stored.is_dir():
+            shutil.copytree(stored, place, dirs_exist_ok=True)
+        else:
+            _compile(program, maker, place, timeout)
+            _inputs(context, place)
+            own = _run(context, place / OWN, maker, place, timeout)
+            if own.result != "same":
+                raise EnvironmentLacking(
+                    f"{program}: QNN {maker.qnn} does not run what it compiled: {own.message}",
+                    remedy=f"read {place}",
+                )
+            if stored:
+                for name in ("context", INPUTS, OWN):
+                    copy = shutil.copytree if (place / name).is_dir() else shutil.copyfile
+                    stored.mkdir(parents=True, exist_ok=True)
+                    copy(place / name, stored / name)
+        binary = next(iter(context.parent.glob("*.bin")), context)
+        digest = hash_file(binary)
+        if stored and agreed and maker.qnn in agreed and agreed[maker.qnn].sha256 != digest:
+            raise CheckFailed(
+                f"{stored}: expected {agreed[maker.qnn].sha256} (manifests/golden.json), found {digest}",
+                remedy="take the files of the release that recorded it, or record these: --update",
             )
+        met: dict[str, Met] = {}
         for runtime in runtimes:
-            if runtime is not maker:
-                output = place / f"on-{runtime.qnn}.npz"
-                result = _run(context, inputs, output, runtime, place, timeout)
-                if result.result == "same" and (sqnr := _sqnr(own, output)) < least:
-                    result = Met(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
-                met[runtime.qnn] = result
+            output = place / f"on-{runtime.qnn}.npz"
+            result = _run(context, output, runtime, place, timeout)
+            if result.result == "same" and (sqnr := _sqnr(place / OWN, output)) < golden.least_sqnr_db:
+                result = Met(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
+            met[runtime.qnn] = result
         words = ", ".join(f"{qnn} {each.result}" for qnn, each in met.items() if qnn != maker.qnn)
         sys.stderr.write(f"{program} of QNN {maker.qnn}: {words}\n")
-        binary = next(iter(context.parent.glob("*.bin")), context)
-        made[maker.qnn] = Made(sha256=hash_file(binary), runtimes=met)
+        made[maker.qnn] = Made(sha256=digest, runtimes=met)
     return made
 
 
@@ -196,20 +225,20 @@ def _words(met: Met) -> str:
     return f"is refused: {met.message}" if met.result == "refused" else f"differs: {met.message}"
 
 
-def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> Path:
-    """The context that this build makes of the suite's program."""
+def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> None:
+    """Put the context that this build makes of the suite's program into context/."""
     _, _, soc = program.rpartition("/")
     flags = ["-k", program, "--soc", soc, "--keep", "--reports", str(place / "compile")]
-    done = _process(["test_onnx", *flags], maker, place / "compile.log", timeout)
-    context = place / "compile" / "onnx" / program / "beside" / "model_ctx.onnx"
-    if not context.is_file():
+    code = _process(["test_onnx", *flags], maker, place / "compile.log", timeout)
+    compiled = place / "compile" / "onnx" / program / "beside"
+    if not (compiled / MODEL).is_file():
         raise EnvironmentLacking(
-            f"{program}: QNN {maker.qnn} compiled nothing ({done})", remedy=f"read {place / 'compile.log'}"
+            f"{program}: QNN {maker.qnn} compiled nothing ({code})", remedy=f"read {place / 'compile.log'}"
         )
-    return context
+    shutil.copytree(compiled, place / "context")
 
 
-def _inputs(context: Path, place: Path) -> Path:
+def _inputs(context: Path, place: Path) -> None:
     """The same numbers for every build: drawn from a seed, in the shapes that the context asks for."""
     import numpy as np
 
@@ -218,12 +247,12 @@ def _inputs(context: Path, place: Path) -> Path:
     for name, tensor in read_model(context).inputs:
         drawn = generator.standard_normal(tensor.shape)
         arrays[name] = drawn.astype(tensor.dtype)
-    np.savez(place / "inputs.npz", **arrays)
-    return place / "inputs.npz"
+    np.savez(place / INPUTS, **arrays)
 
 
-def _run(context: Path, inputs: Path, output: Path, runtime: Runtime, place: Path, timeout: float) -> Met:
-    flags = ["--input", str(inputs), "--output", str(output), "--as-it-is", "--timeout", f"{timeout:g}"]
+def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: float) -> Met:
+    flags = ["--input", str(place / INPUTS), "--output", str(output), "--as-it-is"]
+    flags += ["--timeout", f"{timeout:g}"]
     log = place / f"on-{runtime.qnn}.log"
     code = _process(["onnx", "run", str(context), *flags], runtime, log, 2 * timeout)
     if code == 0 and output.is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from provisioning.base.command_line import duration
 from provisioning.base.commands import typed
@@ -14,6 +15,7 @@ EXAMPLES = """\
   nox -s test_golden
   nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
   nox -s test_golden -- --lane executorch
+  nox -s test_golden -- --keep contexts
   nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/golden.md
 """
 
@@ -44,6 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--update", action="store_true", help="write what was measured to manifests/golden.json and docs"
     )
     parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="take the context binaries that lie there instead of compiling them; put the others there",
+    )
+    parser.add_argument(
         "--timeout", type=duration, default=300, metavar="S", help="for each step [%(default)g]"
     )
 
@@ -55,10 +63,12 @@ def run(args: argparse.Namespace) -> int:
 
     command = typed("nox -s test_golden --", sys.argv[2:])
     wrong = args.qnn if args.lane == "executorch" else args.executorch
+    if args.keep and args.lane == "executorch":
+        raise UsageError("--keep keeps context binaries: leave --lane out")
     if wrong:
         other = "--executorch" if args.lane == "executorch" else "--qnn"
         raise UsageError(f"--lane {args.lane} has other versions", remedy=f"name them by {other}")
     versions = args.executorch if args.lane == "executorch" else args.qnn
     return test_golden(
-        selection_of(args), args.lane, versions, args.update, args.timeout, command, os.environ
+        selection_of(args), args.lane, versions, args.update, args.timeout, command, os.environ, args.keep
     )
