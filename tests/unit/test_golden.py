@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from ci.upstream.golden import stage
 from ci.upstream.golden.executorch import outcome
-from ci.upstream.golden.stage import Made, Met, Result, _sqnr, judge, load_measured, table_of
+from ci.upstream.golden.stage import Golden, Made, Met, Result, Runtime, _sqnr, judge, load_measured, table_of
+from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity, StageRun
 
 PROGRAM = "net/u16u8/SM8650"
@@ -36,10 +40,10 @@ def made(result: Result, message: str = "") -> dict[str, dict[str, Made]]:
 def test_what_a_runtime_loses_is_an_error(
     before: dict[str, dict[str, Made]], now: dict[str, dict[str, Made]], rules: list[str], tmp_path: Path
 ) -> None:
-    stage = StageRun("test_golden", "wheels", "x86_64-linux", "nox -s test_golden")
-    judge(stage, now, before)
-    assert [finding.rule for finding in stage.findings] == rules
-    assert stage.close(tmp_path) == (1 if rules else 0)
+    ran = StageRun("test_golden", "wheels", "x86_64-linux", "nox -s test_golden")
+    judge(ran, now, before)
+    assert [finding.rule for finding in ran.findings] == rules
+    assert ran.close(tmp_path) == (1 if rules else 0)
 
 
 def test_other_numbers_are_told_from_the_same(tmp_path: Path) -> None:
@@ -63,8 +67,48 @@ def test_every_pair_that_was_measured_is_in_the_table() -> None:
     [("", "same"), ("emulator-run", "refused"), ("emulator-accuracy", "differs")],
 )
 def test_what_a_runner_does_with_an_older_program_is_read_from_its_report(rule: str, result: Result) -> None:
-    stage = StageRun("test_emulator", "wheels", "x86_64-linux", "nox -s test_emulator")
-    stage.add("emulator-run", Severity.ERROR, "another/fp16/SM8650", "its own trouble")
+    ran = StageRun("test_emulator", "wheels", "x86_64-linux", "nox -s test_emulator")
+    ran.add("emulator-run", Severity.ERROR, "another/fp16/SM8650", "its own trouble")
     if rule:
-        stage.add(rule, Severity.ERROR, PROGRAM, "the runner ended with exit code 1")
-    assert outcome(stage.finish(), PROGRAM).result == result
+        ran.add(rule, Severity.ERROR, PROGRAM, "the runner ended with exit code 1")
+    assert outcome(ran.finish(), PROGRAM).result == result
+
+
+class Builds:
+    """Answers as two builds would. No two contexts have the same bytes."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+
+    def run(self, command: list[str], *, env: dict[str, str], **options: object) -> SimpleNamespace:
+        if "test_onnx" in command:
+            self.compiled += 1
+            reports = Path(command[command.index("--reports") + 1])
+            folder = reports / "onnx" / PROGRAM / "beside"
+            folder.mkdir(parents=True)
+            (folder / "model_ctx.onnx").write_text("")
+            (folder / "model_ctx_qnn.bin").write_text(f"{env['QNN']}, number {self.compiled}")
+        else:
+            np.savez(command[command.index("--output") + 1], y=np.ones(4))
+        return SimpleNamespace(returncode=0)
+
+
+def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds = Builds()
+    monkeypatch.setattr(subprocess, "run", builds.run)
+    monkeypatch.setattr(stage, "read_model", lambda path: SimpleNamespace(inputs=[]))
+    golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
+    runtimes = [Runtime(qnn, {"QNN": qnn}) for qnn in ("2.50.40", "2.51.0")]
+
+    def measured(name: str, kept: Path | None, agreed: dict[str, Made] | None = None) -> dict[str, Made]:
+        return stage.measure(PROGRAM, runtimes, tmp_path / name, golden, 1, kept, agreed)
+
+    first = measured("first", tmp_path / "kept")
+    assert builds.compiled == 2
+    assert measured("second", tmp_path / "kept", first) == first and builds.compiled == 2
+    assert measured("anew", None, first) != first and builds.compiled == 4
+    (tmp_path / "kept" / "2.50.40" / PROGRAM / "context" / "model_ctx_qnn.bin").write_text("another")
+    with pytest.raises(CheckFailed, match=r"golden\.json"):
+        measured("changed", tmp_path / "kept", first)
