@@ -31,7 +31,7 @@ MOST_SECONDS = 20.0
 MOST_BYTES = 64 << 20
 """Of one trace: what ExecuTorch's takes a hundred times over."""
 
-ROUNDS = 3
+MOST_ROUNDS = 8
 """How often CMake is run again because it looked for a file that was not copied yet."""
 
 PROPERTIES = (
@@ -137,50 +137,56 @@ def traces(tree: Tree, projects: Sequence[Project]) -> tuple[Trace, ...]:
     if missing:
         trouble = Trouble(Place(missing[0], 1), missing[0], "the file does not exist")
         return tuple(Trace(troubles=[trouble]) for _ in projects)
-    elsewhere = tuple(f"{folder}/" for project in projects for folder in project.outside)
-    texts = {path for path in tree.files if _is_cmake(path) and not path.startswith(elsewhere)}
-    names = {
-        path
-        for project in projects
-        for entry in project.entries
-        for path in tree.under(posixpath.dirname(entry))
-        if not is_python(path)
-    } - texts
+    texts: set[str] = set()
+    names: set[str] = set()
+    for folder in {posixpath.dirname(entry) for project in projects for entry in project.entries}:
+        _take(tree, folder, texts, names)
     done: tuple[Trace, ...] = ()
-    for _ in range(ROUNDS):
+    for _ in range(MOST_ROUNDS):
+        before = len(texts), len(names)
         done = _remembered(tree, projects, texts, names)
-        read, seen = _touched(tree, done)
-        if read <= texts and seen <= names | texts:
+        _take_touched(tree, done, texts, names)
+        outside = tuple(f"{folder}/" for project in projects for folder in project.outside)
+        texts -= {path for path in texts if path.startswith(outside)}
+        names -= texts
+        if before == (len(texts), len(names)):
             break
-        texts |= read
-        names = (names | seen) - texts
     return done
+
+
+def _take(tree: Tree, folder: str, texts: set[str], names: set[str]) -> None:
+    """The CMake files of a folder, and the names of its others; CMake has no say in Python."""
+    for path in tree.under(folder):
+        if _is_cmake(path):
+            texts.add(path)
+        elif not is_python(path):
+            names.add(path)
 
 
 def _is_cmake(path: str) -> bool:
     return path.endswith((".cmake", "/CMakeLists.txt")) or path == "CMakeLists.txt"
 
 
-def _touched(tree: Tree, done: Iterable[Trace]) -> tuple[set[str], set[str]]:
-    """Files of the tree whose text CMake read, and those that it looked for."""
-    read: set[str] = set()
-    seen: set[str] = set()
-    for event in {event for trace in done for event in trace.events}:
-        if event.command not in ("file", "configure_file", "if", "elseif", "while", "include"):
-            continue
+_LOOKING = frozenset({"add_subdirectory", "configure_file", "elseif", "file", "if", "include", "while"})
+"""Commands that look for files."""
+
+
+def _take_touched(tree: Tree, done: Iterable[Trace], texts: set[str], names: set[str]) -> None:
+    """What CMake looked for in the tree, and where it looked: a text that it read, or a folder."""
+    for event in {event for trace in done for event in trace.events if event.command in _LOOKING}:
         for arg in event.args:
             path = in_tree(re.split(r"[*?\[]", arg)[0], event.folder)
-            if path is None:
-                continue
-            if path in tree.files:
-                content = event.command == "configure_file" or event.args[0] not in ("GLOB", "GLOB_RECURSE")
-                (read if content and event.command in ("file", "configure_file") else seen).add(path)
-            if event.command != "file" and not arg.startswith(SOURCE):
-                continue  # A word of a condition is rarely a folder.
-            folder = path if arg.endswith("/") or path in tree.directories else posixpath.dirname(path)
-            if folder and folder in tree.directories:
-                seen.update(one for one in tree.under(folder) if not is_python(one))
-    return read, seen
+            condition = event.command in ("if", "elseif", "while")
+            if not path or (condition and not arg.startswith(SOURCE)):
+                continue  # A word of a condition is rarely a file.
+            if path in tree.files and not condition and event.args[0] not in ("GLOB", "GLOB_RECURSE"):
+                texts.add(path)
+            elif path in tree.files:
+                names.add(path)
+            elif path in tree.directories:
+                _take(tree, path, texts, names)
+            elif event.command == "file" and posixpath.dirname(path) in tree.directories:
+                _take(tree, posixpath.dirname(path), texts, names)
 
 
 _memory: dict[object, tuple[Trace, ...]] = {}
