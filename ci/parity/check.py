@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ci.parity import buck, compare, pins
@@ -33,8 +34,11 @@ def check(
     has changed since."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
     found = compare.Findings(mapping, source)
-    bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
-    cmakes = cmake or cmake_sides(tree, mapping)
+    with ThreadPoolExecutor(1) as beside:
+        # CMake's processes run while Buck's files are evaluated here.
+        waiting = None if cmake else beside.submit(cmake_sides, tree, mapping)
+        bucks = buck.evaluate(tree, mapping.buck, mapping.variants, constraints, mapping.scope.roots)
+        cmakes = waiting.result() if waiting else cmake or {}
     for variant in mapping.variants:
         for answer in (True, False):
             compare.variant(found, variant, bucks[variant.name, answer], cmakes[variant.name])

@@ -24,11 +24,15 @@ _OF_CUSTOM_COMMANDS = frozenset(
 
 
 def evaluate(tree: Tree, projects: Sequence[Project]) -> list[Side]:
-    """CMake's side, for each project."""
-    return [
-        _Reader(tree, project, trace).side()
-        for project, trace in zip(projects, traces(tree, projects), strict=True)
-    ]
+    """CMake's side, for each project. Sides are kept for trees changed later, so nobody may change them."""
+    done = traces(tree, projects)
+    [memory] = tree.evaluated.setdefault("CMake's sides", [{}])
+    key = tuple(map(id, done)), frozenset(tree.files)
+    if key not in memory:
+        sides = [_Reader(tree, project, trace).side() for project, trace in zip(projects, done, strict=True)]
+        memory[key] = done, sides
+    kept: list[Side] = memory[key][1]
+    return kept
 
 
 class _Reader:

@@ -189,21 +189,16 @@ def _take_touched(tree: Tree, done: Iterable[Trace], texts: set[str], names: set
                 _take(tree, posixpath.dirname(path), texts, names)
 
 
-_memory: dict[object, tuple[Trace, ...]] = {}
-
-
 def _remembered(
     tree: Tree, projects: Sequence[Project], texts: set[str], names: set[str]
 ) -> tuple[Trace, ...]:
-    """`--fix` changes Buck files alone, so CMake is asked once."""
-    key = (
-        frozenset((path, tree.read(path)) for path in texts),
-        frozenset(names),
-        repr(projects),
-    )
-    if key not in _memory:
-        _memory[key] = _configured(tree, projects, texts, names)
-    return _memory[key]
+    """`--fix` and tests change a tree many times, and its CMake files rarely."""
+    key = frozenset((path, tree.read(path)) for path in texts), frozenset(names), repr(projects)
+    [memory] = tree.evaluated.setdefault("CMake's traces", [{}])
+    if key not in memory:
+        memory[key] = _configured(tree, projects, texts, names)
+    done: tuple[Trace, ...] = memory[key]
+    return done
 
 
 def _configured(
@@ -222,7 +217,10 @@ def _configured(
             variant.write_text("\n".join(_settings(work, project, declared)) + "\n", encoding="utf-8")
             running.append(_start(cmake, work, number, variant, project))
         _wait(running, work)
-        return tuple(_read(process, work, number, tree) for number, process in enumerate(running))
+        return tuple(
+            _read(process, work, number, tree, project)
+            for number, (process, project) in enumerate(zip(running, projects, strict=True))
+        )
 
 
 def _elsewhere(path: str, project: Project) -> bool:
@@ -350,7 +348,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree) -> Trace:
+def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree, project: Project) -> Trace:
     errors = (work / f"errors{number}").read_text(encoding="utf-8", errors="replace")
     file = work / f"trace{number}"
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
@@ -393,9 +391,9 @@ def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree)
         if command == "add_subdirectory" and args:
             here = in_tree(args[0], folders[-1][1] if folders else "")
             folders.append((depth, here if here is not None else ""))
-    trace.troubles += _errors(errors, tree, local)
+    trace.troubles += _errors(errors, tree, local, project)
     if not trace.ended and not trace.troubles:
-        place = trace.events[-1].place if trace.events else Place("CMakeLists.txt", 1)
+        place = trace.events[-1].place if trace.events else Place(project.entries[0], 1)
         why = f"CMake did not come to its end in {MOST_SECONDS:.0f} s: a loop without end?"
         trace.troubles.append(Trouble(place, place.file, why))
     return trace
@@ -410,7 +408,7 @@ def _localiser(work: Path, number: int) -> Callable[[str], str]:
     return local
 
 
-def _errors(text: str, tree: Tree, local: Callable[[str], str]) -> Iterator[Trouble]:
+def _errors(text: str, tree: Tree, local: Callable[[str], str], project: Project) -> Iterator[Trouble]:
     for part in re.split(r"^(?=CMake \w+)", text, flags=re.MULTILINE):
         match = _ERROR.match(part)
         if not match or _END in part or match["file"] is None:
@@ -422,7 +420,7 @@ def _errors(text: str, tree: Tree, local: Callable[[str], str]) -> Iterator[Trou
         ]
         # The tree's own first file is replaced by the project around it.
         inside = [place for place in inside if place.file != "CMakeLists.txt"]
-        place = inside[0] if inside else Place("CMakeLists.txt", 1)
+        place = inside[0] if inside else Place(project.entries[0], 1)
         why = " ".join(local(body).split())
         unknown = re.match(r'Unknown CMake command "(\w+)"', why)
         if unknown:

@@ -1,0 +1,69 @@
+"""What configuring a tree does to it and to the machine: nothing, and not for long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ci.parity.cmake import trace
+from ci.parity.cmake.libraries import evaluate
+from ci.parity.cmake.trace import Project
+from ci.parity.model import Side
+from ci.parity.tree import Tree
+
+
+def side(root: Path, text: str) -> Side:
+    (root / "p").mkdir(parents=True, exist_ok=True)
+    (root / "p" / "CMakeLists.txt").write_text(text, encoding="utf-8")
+    (root / "p" / "a.cpp").touch()
+    [found] = evaluate(Tree(root), [Project(("p/CMakeLists.txt",), {"CMAKE_SYSTEM_NAME": "Linux"})])
+    return found
+
+
+def test_a_tree_is_never_written_and_nothing_is_run(tmp_path: Path) -> None:
+    root = tmp_path / "a tree"
+    mark = tmp_path / "mark"
+    found = side(
+        root,
+        "file(WRITE ${CMAKE_CURRENT_SOURCE_DIR}/made.txt x)\n"
+        "file(REMOVE ${CMAKE_CURRENT_SOURCE_DIR}/a.cpp)\n"
+        "configure_file(a.cpp ${CMAKE_SOURCE_DIR}/copied.cpp)\n"
+        f'execute_process(COMMAND touch "{mark}")\n'
+        f'try_run(a b SOURCES "{root}/p/a.cpp")\n'
+        "add_library(x a.cpp)\n",
+    )
+    assert [item.name for item in found.libraries["x"].files] == ["p/a.cpp"]
+    left = sorted(path.relative_to(root).as_posix() for path in root.rglob("*"))
+    assert left == ["p", "p/CMakeLists.txt", "p/a.cpp"]
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while(TRUE)\nendwhile()\n",
+        "while(TRUE)\n  set(filler abcdefghijklmnopqrstuvwxyz)\nendwhile()\n",
+        "cmake_language(CALL _execute_process COMMAND sleep 1000)\n",
+    ],
+)
+def test_a_loop_without_end_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str) -> None:
+    monkeypatch.setattr(trace, "MOST_SECONDS", 2.0)
+    monkeypatch.setattr(trace, "MOST_BYTES", 1 << 20)
+    found = side(tmp_path, loop)
+    assert [(one.place.file, "without end" in one.why) for one in found.troubles] == [
+        ("p/CMakeLists.txt", True)
+    ]
+    assert found.stopped
+
+
+def test_a_file_of_the_tree_outside_the_folder_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "tools" / "deep").mkdir(parents=True)
+    (tmp_path / "tools" / "all.cmake").write_text("include(${CMAKE_CURRENT_LIST_DIR}/deep/more.cmake)\n")
+    (tmp_path / "tools" / "deep" / "more.cmake").write_text("file(STRINGS ${CMAKE_SOURCE_DIR}/names names)\n")
+    (tmp_path / "names").write_text("a.cpp\n")
+    found = side(tmp_path, "include(${CMAKE_SOURCE_DIR}/tools/all.cmake)\nadd_library(x ${names})\n")
+    assert found.troubles == []
+    assert [(item.name, str(item.place)) for item in found.libraries["x"].files] == [
+        ("p/a.cpp", "p/CMakeLists.txt:2")
+    ]
