@@ -124,7 +124,9 @@ def library_path_missing(context: Context) -> Iterator[Problem]:
     summary="ADSP_LIBRARY_PATH is separated by semicolons",
     why="""
         FastRPC splits ADSP_LIBRARY_PATH at `;`. Written with `:` it is one directory that does not exist, the
-        skel is not found, and device creation fails with 14001 or 4000.
+        skel is not found, and device creation fails with 14001 or 4000. On Windows it must name the skel's
+        folder: the skel is not looked for beside a QnnHtp.dll that Python loads. 0x80000406 follows, then
+        operators are refused with 3110, and the model runs on the CPU without an error (onnxruntime-qnn 593).
     """,
     example="ADSP_LIBRARY_PATH: /data/local/tmp/qnn:/vendor/dsp/cdsp is separated by `:`, FastRPC splits"
     " at `;`",
@@ -134,7 +136,8 @@ def adsp_library_path(context: Context) -> Iterator[Problem]:
     value = context.environ.get("ADSP_LIBRARY_PATH")
     if not value:
         raise NotApplicable("ADSP_LIBRARY_PATH is not set")
-    if ":" in value:
+    # The colon of a drive, as in C:\skels, separates nothing.
+    if ":" in re.sub(r"(?:^|(?<=;))[A-Za-z]:(?=[\\/])", "", value):
         yield Problem("ADSP_LIBRARY_PATH", f"{value} is separated by `:`, FastRPC splits at `;`")
 
 

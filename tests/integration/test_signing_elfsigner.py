@@ -13,6 +13,7 @@ import pytest
 
 from ci.signing.lpai import elfsigner
 from ci.signing.lpai.elfsigner import Elfsigner, SignerFailed
+from ci.signing.lpai.libraries import load_table
 from tests.support import hexagon_sdk
 from tests.support.skels import Skel
 
@@ -26,7 +27,9 @@ class Bench:
 
     def driver(self, *, seconds: float = 60, consent: Callable[[str], bool] | None = None) -> Elfsigner:
         script = self.sdk / "tools" / "elfsigner" / "elfsigner.py"
-        return Elfsigner(script, Path(sys.executable), seconds, consent or self._consent)
+        return Elfsigner(
+            script, Path(sys.executable), seconds, consent or self._consent, load_table().elfsigner
+        )
 
     def _consent(self, text: str) -> bool:
         self.asked.append(text)

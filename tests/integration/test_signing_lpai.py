@@ -148,6 +148,10 @@ def test_what_elfsigner_fails_at_never_reaches_the_overlay(
     overlay = world.root / "dist" / "overlay"
     assert [path.name for path in overlay.rglob("*") if path.name != "lib"] == ["lpai-v6", "signed"]
     assert world.rules() and "Traceback" not in done.stdout + done.stderr
+    unexpected = behaviour in ("no-output", "empty", "partial", "unsigned", "other-program")
+    kept = [artifact for artifact in world.report()["artifacts"] if artifact["kind"] == "unexpected"]
+    assert ("did something that we did not expect" in printed) is unexpected
+    assert bool(kept) is (unexpected and behaviour != "no-output")
 
 
 def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: str) -> None:

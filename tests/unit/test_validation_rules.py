@@ -313,6 +313,7 @@ SILENT: list[tuple[str, Arrange]] = [
     ("needed-resolved", host("libX.so", needed=("libQnnSystem.so",), runpath="$ORIGIN")),
     ("symbol-versions", host("libX.so", versions={"libc.so.6": ["GLIBC_2.2.5"]})),
     ("library-path-mixed", library_path("{sdk}", "/usr/lib/aarch64-android-tools")),
+    ("adsp-library-path", environ({"ADSP_LIBRARY_PATH": r"C:\app\dsp;D:/skels"})),
     ("sdk-root-empty", lambda base: replace(context_of(base), environ={})),
     ("variables-contradict", lambda base: environ({"ANDROID_NDK": f"{base}/sdk/../ndk"})(base)),
     ("qnn-compat", machine(packages={"executorch": EXECUTORCH + "+cpu"})),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ci.signing.lpai.libraries import ElfsignerTable
 from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import nearest
 from provisioning.base.errors import (
@@ -50,6 +51,16 @@ _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file
 
 class SignerFailed(CheckFailed):
     """elfsigner did not sign."""
+
+
+class Unexpected(SignerFailed):
+    """It says that it did, and its file is not what we expect of it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            f"elfsigner did something that we did not expect: {message}",
+            remedy="look at the file that is kept; what we expect is [elfsigner] in manifests/lpai.toml",
+        )
 
 
 class SignerOffline(UpstreamError):
@@ -109,18 +120,21 @@ class Elfsigner:
     python: Path
     seconds: float
     consent: Callable[[str], bool]
+    assumed: ElfsignerTable
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set to end every run that is under way."""
 
     def sign(self, library: Path, into: Path) -> Path:
         """Sign one library into a fresh directory; returns the file that elfsigner wrote there."""
         # It runs in another directory.
-        output = self._run(["-i", str(library.absolute()), "-o", str(into.absolute())], into)
-        return self._written(into, library.name, output)
+        words = {"library": library.absolute(), "library_name": library.name, "folder": into.absolute()}
+        output = self._run([word.format(**words) for word in self.assumed.sign], into)
+        return self._written(into, self.assumed.signed_name.format(**words), output)
 
     def test_signature(self, serial: int, into: Path) -> Path:
-        output = self._run(["-t", f"0x{serial:08x}", "-o", str(into.absolute())], into)
-        return self._written(into, f"testsig-0x{serial:08x}.so", output)
+        words = {"serial": f"0x{serial:08x}", "folder": into.absolute()}
+        output = self._run([word.format(**words) for word in self.assumed.test_signature], into)
+        return self._written(into, self.assumed.test_signature_name.format(**words), output)
 
     def _run(self, arguments: Sequence[str], directory: Path) -> str:
         environment = {
@@ -131,7 +145,9 @@ class Elfsigner:
             "PYTHONUNBUFFERED": "1",
         }
         command = [str(self.python), str(self.script), *arguments]
-        status, output = converse(command, directory, environment, self.seconds, self.consent, self.cancelled)
+        status, output = converse(
+            command, directory, environment, self.seconds, self.consent, self.cancelled, self.assumed.answer
+        )
         if status == 0:
             return output
         if _NETWORK.search(output):
@@ -162,10 +178,7 @@ class Elfsigner:
                     f"elfsigner ended with status 0 and wrote {state}: {tail(output)}",
                     remedy="check the network and proxy, then run it again",
                 )
-            raise SignerFailed(
-                f"elfsigner ended with status 0 and wrote {state} where {name} was expected: {tail(output)}",
-                remedy="run it by hand to see why",
-            )
+            raise Unexpected(f"it ended with status 0 and wrote {state}, not {name}: {tail(output)}")
         return path
 
 
@@ -176,6 +189,7 @@ def converse(
     seconds: float,
     consent: Callable[[str], bool],
     cancelled: threading.Event,
+    answer: str = "y",
 ) -> tuple[int, str]:
     """Run it and answer its questions as `consent` says. Returns exit status and output; ends the child."""
     child = subprocess.Popen(
@@ -188,7 +202,7 @@ def converse(
         start_new_session=True,
     )
     try:
-        return _Conversation(child, seconds, consent, cancelled).hold()
+        return _Conversation(child, seconds, consent, cancelled, answer).hold()
     finally:
         _stop(child)
         for stream in (child.stdin, child.stdout):
@@ -207,11 +221,13 @@ class _Conversation:
         seconds: float,
         consent: Callable[[str], bool],
         cancelled: threading.Event,
+        answer: str,
     ) -> None:
         self.child = child
         self.limit = seconds
         self.consent = consent
         self.cancelled = cancelled
+        self.answer = answer
         self.deadline = time.monotonic() + seconds
         self.output = bytearray()
         self.answered = 0
@@ -273,7 +289,7 @@ class _Conversation:
         self.deadline += time.monotonic() - begun
         assert self.child.stdin is not None
         try:
-            self.child.stdin.write(b"y\n")
+            self.child.stdin.write(f"{self.answer}\n".encode())
             self.child.stdin.flush()
         except BrokenPipeError:
             # It did not wait for the answer; its exit status decides.

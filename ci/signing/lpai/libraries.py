@@ -37,10 +37,23 @@ class NeededLibrary(Model):
         return self.path.rsplit("/", 1)[-1]
 
 
+class ElfsignerTable(Model):
+    """What is assumed of elfsigner. Words may hold {library}, {library_name}, {folder} and {serial}."""
+
+    sign: Annotated[tuple[str, ...], Field(min_length=1)]
+    test_signature: Annotated[tuple[str, ...], Field(min_length=1)]
+    signed_name: str
+    test_signature_name: str
+    answer: str
+    """To the question of its disclaimer."""
+    source: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class LpaiTable(Model):
     schema_: Literal[1] = Field(alias="schema")
     time_limit_seconds: Annotated[int, Field(gt=0)]
     python_below: Version
+    elfsigner: ElfsignerTable
     hexagon_sdk: dict[str, Version]
     libraries: Annotated[tuple[NeededLibrary, ...], Field(min_length=1)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from cryptography import x509
 
 from ci.signing import signed_library, verification
 from ci.signing.lpai import device_serial, libraries, rehearsal
-from ci.signing.lpai.elfsigner import Consent, Elfsigner, interpreter
+from ci.signing.lpai.elfsigner import Consent, Elfsigner, Unexpected, interpreter
 from ci.signing.lpai.libraries import Chip
 from ci.signing.signatures import STATEMENT
 from provisioning import licences
@@ -90,7 +91,9 @@ def sign(args: argparse.Namespace, selection: Selection, stage: StageRun) -> Non
         watched = _watched(environment, work.chip)
         before = _inventory(watched)
         try:
-            _sign_jobs(work.jobs, work.signer, overlay, overlay / work.chip.directory, stage, cancelled)
+            into = overlay / work.chip.directory
+            kept = Path(selection.reports) / "sign_lpai"
+            _sign_jobs(work.jobs, work.signer, overlay, into, stage, cancelled, kept)
         finally:
             for changed in sorted({path for path, _ in before.items() ^ _inventory(watched).items()}):
                 message = f"changed while {work.signer.name} ran, and nothing may write to an SDK"
@@ -148,8 +151,9 @@ def _sign_jobs(
     into: Path,
     stage: StageRun,
     cancelled: threading.Event,
+    kept: Path,
 ) -> None:
-    """Sign in parallel. A library that fails does not stop the others."""
+    """Sign in parallel. One that fails does not stop the others. Unexpected files go to `kept`."""
     with _writing(into):
         into.mkdir(parents=True, exist_ok=True)
         # Beside the overlay's files, so that each can be put in place in one step.
@@ -157,13 +161,20 @@ def _sign_jobs(
     stopped: list[ToolkitError] = []
     with work, ThreadPoolExecutor(WORKERS) as pool:
         running = [
-            (job, pool.submit(_sign_one, job, signer, Path(work.name) / str(index), into))
+            (
+                job,
+                Path(work.name) / str(index),
+                pool.submit(_sign_one, job, signer, Path(work.name) / str(index), into),
+            )
             for index, job in enumerate(jobs)
         ]
         try:
-            for job, future in running:
+            for job, folder, future in running:
                 try:
                     path, findings = future.result()
+                except Unexpected as error:
+                    stage.add("signing.failed", Severity.ERROR, job.name, error.message, error.remedy)
+                    stage.artifacts += _keep(folder, kept / job.name)
                 except CheckFailed as error:
                     stage.add("signing.failed", Severity.ERROR, job.name, error.message, error.remedy)
                 except ToolkitError as error:
@@ -202,14 +213,22 @@ def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, l
         with signed_library.mapped(job.source) as before, signed_library.mapped(result) as after:
             errors += signed_library.differences(before, after)
     if errors:
-        raise CheckFailed(
-            f"{signer.name} wrote a file that is not {job.name} signed: {'; '.join(errors)}",
-            remedy="nothing was put into the overlay; run it again",
-        )
+        message = f"{signer.name} wrote a file that is not {job.name} signed: {'; '.join(errors)}"
+        if signer.root is None:
+            raise Unexpected(message)
+        raise CheckFailed(message, remedy="nothing was put into the overlay; run it again")
     with _writing(place):
         result.chmod(0o644)
         result.replace(place)
     return place, findings
+
+
+def _keep(folder: Path, into: Path) -> list[Artifact]:
+    """Move what elfsigner wrote to a place where it can be looked at."""
+    shutil.rmtree(into, ignore_errors=True)
+    with _writing(into):
+        shutil.copytree(folder, into)
+    return [Artifact.of("unexpected", path) for path in sorted(into.rglob("*")) if path.is_file()]
 
 
 def _rehearsal(chain: rehearsal.Signer, chip: Chip) -> Signer:
@@ -250,7 +269,7 @@ def _elfsigner(
         show=functools.partial(print, file=sys.stderr),
     )
     seconds = table.time_limit_seconds if args.time_limit is None else args.time_limit
-    driver = Elfsigner(script, python, seconds, consent, cancelled)
+    driver = Elfsigner(script, python, seconds, consent, table.elfsigner, cancelled)
     return Signer("elfsigner", driver.sign, driver.test_signature)
 
 
