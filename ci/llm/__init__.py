@@ -13,6 +13,7 @@ EXAMPLES = """\
   python -m ci llm compile Llama-3.2-1B/ --soc SM8750 --precision fp16 --context 1024 -o out/
   python -m ci llm compile SmolLM2-135M/ --precision u16u8 --calibrate text.txt -o out/
   python -m ci llm run out/ "The answer is" --tokens 20
+  python -m ci llm check out/ --text held-out.txt
 """
 
 LONG = 4 * 3600.0
@@ -44,14 +45,45 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runner.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
     runner.add_argument("prompt", metavar="TEXT")
     runner.add_argument("--tokens", type=count, default=32, metavar="N", help="at most [%(default)s]")
-    for command in (compiler, runner):
+
+    checker = commands.add_parser("check", help="hold a compiled model's choices to the float model")
+    checker.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
+    checker.add_argument(
+        "--text", type=Path, required=True, metavar="FILE", help="other than it was quantized by"
+    )
+    checker.add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER", help="of the float model [where it was compiled from]"
+    )
+    checker.add_argument("--prefixes", type=count, default=100, metavar="N", help="[%(default)s]")
+    checker.add_argument(
+        "--first-choice",
+        type=_share,
+        default=0.9,
+        metavar="SHARE",
+        help="of a quantized model's choices that must be float's [%(default)g]",
+    )
+    for command in (compiler, runner, checker):
         command.add_argument("--timeout", type=duration, default=LONG, metavar="S", help="[%(default)g]")
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
 
 
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and up to 1, found {text!r}")
+    return share
+
+
 def run(args: argparse.Namespace) -> int:
     from ci.llm import commands
 
-    return {"compile": commands.compile_checkpoint, "run": commands.run_model}[args.command](args)
+    return {
+        "compile": commands.compile_checkpoint,
+        "run": commands.run_model,
+        "check": commands.check_model,
+    }[args.command](args)

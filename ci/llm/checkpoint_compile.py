@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,11 @@ from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.arrays import Sample
 from ci.llm.contexts import compile_context
 from ci.llm.decoder import Decoder, load_decoder
-from ci.llm.genie import write_config
+from ci.llm.genie import RECORD, write_config
 from ci.llm.graphs import export, quantize, samples, shared_encodings
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
+from provisioning.base.files import hash_file
 from provisioning.manifest import soc_named
 
 LARGEST_HALF = 65504.0
@@ -77,6 +79,9 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
         name=folder.name, prefill=counts[0], **{k: order[k] for k in ("soc", "precision", "context")}
     )
     (out / "README.md").write_text(text, encoding="utf-8")
+    calibrated = hash_file(Path(order["calibrate"])) if order["calibrate"] else ""
+    record = {"checkpoint": str(folder), "precision": order["precision"], "calibrated by": calibrated}
+    (out / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return {"binaries": len(binaries), "bytes": sum(binary.stat().st_size for binary in binaries)}
 
 

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ci.engine.workers.parent import Gone, Worker
 from ci.llm.architecture import Architecture, read_architecture, shards_of
-from ci.llm.genie import CONFIG, require_sizes, speak
+from ci.llm.genie import CONFIG, RECORD, contradictions, require_sizes, speak
+from ci.llm.judge import EXCUSED, STANDARD_ERRORS
 from ci.llm.work import require_installed, setup_of
 from provisioning.base.commands import quoted, session
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.files import hash_file
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
 
 PART = 1 << 30
 """Bytes of a context binary: one of this size was compiled with 6 GB of memory."""
 LOG = Path("reports", "llm", "compile.log")
+PREFIX = 20
+AGAIN = "compile it again; if it stays, the graphs or Genie do something else than the checkpoint: report it"
 
 
 def compile_checkpoint(args: argparse.Namespace) -> int:
@@ -120,20 +128,12 @@ def _ordered(order: dict[str, Any], log: Path, timeout: float) -> dict[str, Any]
 def run_model(args: argparse.Namespace) -> int:
     from tokenizers import Tokenizer
 
-    config = args.model.absolute() / CONFIG
-    if not config.is_file():
-        raise UsageError(f"{args.model}: there is no {CONFIG}", remedy="name what llm compile wrote")
+    config = _config(args.model)
     tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
     tokens = tokenizer.encode(args.prompt, add_special_tokens=False).ids
     if not tokens:
         raise UsageError("the prompt is empty", remedy="give it a word")
-    with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
-        changed = json.loads(config.read_text(encoding="utf-8"))
-        changed["dialog"]["max-num-tokens"] = args.tokens
-        for file in config.parent.iterdir():
-            Path(scratch, file.name).symlink_to(file)
-        copy = Path(scratch, "run.json")
-        copy.write_text(json.dumps(changed), encoding="utf-8")
+    with _limited(config, args.tokens) as copy:
         [spoken] = speak(copy, [tokens], timeout=args.timeout)
     sys.stdout.write(args.prompt + tokenizer.decode(list(spoken.tokens)) + "\n")
     rate = len(spoken.tokens) / spoken.seconds
@@ -141,3 +141,81 @@ def run_model(args: argparse.Namespace) -> int:
         f"{len(spoken.tokens)} tokens, stopped by {spoken.stopped}; {rate:.1f} a second on the emulator\n"
     )
     return 0
+
+
+def check_model(args: argparse.Namespace) -> int:
+    """Genie gives no logits: its one choice after each of many prefixes is held to float's."""
+    from tokenizers import Tokenizer
+
+    config = _config(args.model)
+    record = json.loads(config.with_name(RECORD).read_text(encoding="utf-8"))
+    folder = (args.checkpoint or Path(record["checkpoint"])).absolute()
+    shape = read_architecture(folder)
+    if wrong := contradictions(json.loads(config.read_text(encoding="utf-8")), shape):
+        raise CheckFailed(
+            f"{config} contradicts {folder}: {'; '.join(wrong)}", remedy="correct it, or compile again"
+        )
+    if not args.text.is_file():
+        raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
+    if record["calibrated by"] == hash_file(args.text):
+        raise UsageError(f"{args.text} is what it was quantized by", remedy="give another text")
+    text = args.text.read_text(encoding="utf-8")
+    tokens = Tokenizer.from_file(str(config.with_name("tokenizer.json"))).encode(
+        text, add_special_tokens=False
+    )
+    wanted = args.prefixes * PREFIX
+    if len(tokens.ids) < wanted:
+        raise UsageError(
+            f"{args.text} has {len(tokens.ids)} tokens: {args.prefixes} prefixes need {wanted}",
+            remedy=f"give a longer text, or --prefixes {max(1, len(tokens.ids) // PREFIX)}",
+        )
+    prefixes = [tokens.ids[at : at + PREFIX] for at in range(0, wanted, PREFIX)]
+    with _limited(config, 1) as copy:
+        began = time.monotonic()
+        spoken = speak(copy, prefixes[:1], timeout=args.timeout)
+        one = time.monotonic() - began
+        sys.stderr.write(f"{args.prefixes} prefixes, about {one * args.prefixes:.0f} s on the emulator\n")
+        spoken += speak(copy, prefixes[1:], timeout=args.timeout) if prefixes[1:] else []
+    log = Path.cwd() / LOG
+    choices = [list(each.tokens) for each in spoken]
+    order = {"do": "choices", "log": str(log), "model": str(folder), "prefixes": prefixes, "spoken": choices}
+    facts = _ordered(order, log, args.timeout)
+    share, count = facts["first_choice"], facts["prefixes"]
+    error = math.sqrt(max(share * (1 - share), 1 / count) / count)
+    sys.stdout.write(
+        f"first choice as float's: {share:.1%} ± {error:.1%} of {count}; float loses"
+        f" {facts['regret']:.4f} logits by a choice, {facts['worst_regret']:.3f} by the worst\n"
+    )
+    if record["precision"] == "fp16":
+        others = count - round(share * count)
+        if others > facts["near_ties"] or others > max(1, EXCUSED * count):
+            raise CheckFailed(
+                f"fp16 chooses unlike float after {others} prefixes, {facts['near_ties']} of them near ties",
+                remedy=AGAIN,
+            )
+    elif share < args.first_choice - STANDARD_ERRORS * error:
+        raise CheckFailed(
+            f"expected at least {args.first_choice:.0%} of float's first choices, found {share:.1%}",
+            remedy="calibrate by more or other text, or take fp16",
+        )
+    return 0
+
+
+def _config(folder: Path) -> Path:
+    config = folder.absolute() / CONFIG
+    if not config.is_file():
+        raise UsageError(f"{folder}: there is no {CONFIG}", remedy="name what llm compile wrote")
+    return config
+
+
+@contextlib.contextmanager
+def _limited(config: Path, most: int) -> Iterator[Path]:
+    """A copy of the configuration for texts of so many tokens, beside links to its files."""
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
+        changed = json.loads(config.read_text(encoding="utf-8"))
+        changed["dialog"]["max-num-tokens"] = most
+        for file in config.parent.iterdir():
+            Path(scratch, file.name).symlink_to(file)
+        copy = Path(scratch, "limited.json")
+        copy.write_text(json.dumps(changed), encoding="utf-8")
+        yield copy

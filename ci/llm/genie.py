@@ -21,6 +21,8 @@ from provisioning.base.settings import ROOT
 from provisioning.manifest import Soc
 
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
+RECORD = "compiled.json"
+"""What `llm compile` was asked for, beside what it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +81,6 @@ def write_config(
         ]
     }
     (folder / EXTENSION).write_text(json.dumps(extension, indent=2) + "\n", encoding="utf-8")
-    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.size // 2, "rope-theta": shape.theta}
-    if shape.theta == int(shape.theta):
-        rope["rope-theta"] = int(shape.theta)
-    if shape.scaling is not None:
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        rope["rope-scaling"] = {
-            "rope-type": "llama3",
-            **{name.replace("_", "-"): shape.scaling[name] for name in names},
-        }
     backend = {
         "version": 1,
         "use-mmap": False,
@@ -103,13 +96,7 @@ def write_config(
             "version": 1,
             "type": "basic",
             "max-num-tokens": most,
-            "context": {
-                "version": 1,
-                "size": context,
-                "n-vocab": shape.words,
-                "bos-token": shape.bos,
-                "eos-token": shape.eos[0] if len(shape.eos) == 1 else list(shape.eos),
-            },
+            "context": {"version": 1, "size": context, **_words(shape)},
             "sampler": {"version": 1, "seed": 42, "temp": 1.0, "top-k": 1, "top-p": 1.0},
             "tokenizer": {"version": 1, "path": "tokenizer.json"},
             "engine": {
@@ -120,7 +107,7 @@ def write_config(
                     "version": 1,
                     "type": "binary",
                     "binary": {"version": 1, "ctx-bins": [path.name for path in contexts]},
-                    "positional-encoding": rope,
+                    "positional-encoding": _rope(shape),
                 },
             },
         }
@@ -128,6 +115,45 @@ def write_config(
     path = folder / name
     path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def _words(shape: Architecture) -> dict[str, Any]:
+    eos = shape.eos[0] if len(shape.eos) == 1 else list(shape.eos)
+    return {"n-vocab": shape.words, "bos-token": shape.bos, "eos-token": eos}
+
+
+def _rope(shape: Architecture) -> dict[str, Any]:
+    theta = int(shape.theta) if shape.theta == int(shape.theta) else shape.theta
+    rope: dict[str, Any] = {"type": "rope", "rope-dim": shape.size // 2, "rope-theta": theta}
+    if shape.scaling is not None:
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling = {name.replace("_", "-"): shape.scaling[name] for name in names}
+        rope["rope-scaling"] = {"rope-type": "llama3", **scaling}
+    return rope
+
+
+def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
+    """What a configuration says otherwise than the model. Genie is silent about most of it."""
+    dialog = config["dialog"]
+    said = {
+        "context": dialog["context"],
+        "engine.model.positional-encoding": dialog["engine"]["model"].get("positional-encoding", {}),
+        "engine.backend.QnnHtp": dialog["engine"]["backend"]["QnnHtp"],
+        "sampler": dialog.get("sampler", {}),
+    }
+    wanted = {
+        "context": _words(shape),
+        "engine.model.positional-encoding": {"rope-scaling": None, **_rope(shape)},
+        "engine.backend.QnnHtp": {"kv-dim": shape.size},
+        # Other samplers choose at random, and nothing could be compared.
+        "sampler": {"top-k": 1},
+    }
+    return [
+        f"{where}.{key}: expected {value}, found {said[where].get(key)}"
+        for where, keys in wanted.items()
+        for key, value in keys.items()
+        if said[where].get(key) != value
+    ]
 
 
 def speak(config: Path, prompts: Sequence[Sequence[int]], *, timeout: float) -> list[Spoken]:

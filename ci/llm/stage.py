@@ -13,7 +13,7 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.llm.findings import findings_of, model_findings, row
 from ci.llm.suite import SUITES, Program
-from ci.llm.work import program_task, require_installed, setup_of, training
+from ci.llm.work import environment, program_task, require_installed, setup_of, training
 from ci.suites.findings import verdict
 from ci.suites.flags import check_args
 from ci.suites.stage import finish
@@ -63,6 +63,7 @@ def work(
         selection.store,
         "llm",
         roots_of(SUITES.shipped, selection.store),
+        environ=environment(),
         reuse=not (args.no_cache or args.keep),
     )
     cases = {program.case_name: program.case for program in programs}

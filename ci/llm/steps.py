@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.contexts import Reader, compile_context, on_cpu
 from ci.llm.decoder import load_decoder
-from ci.llm.genie import require_sizes, speak, write_config
+from ci.llm.genie import Spoken, require_sizes, speak, write_config
 from ci.llm.graphs import Encoding, edge_encodings, export, quantize, samples, shared_encodings
-from ci.llm.judge import Comparison, Window, compare_text, figures_of, window_of
+from ci.llm.judge import TINY, Comparison, Window, compare_text, figures_of, window_of
 from ci.llm.reference import load_reference, logits_of, text_of
 from ci.llm.suite import Run
 from provisioning.base.errors import CheckFailed
@@ -220,12 +220,27 @@ def choices(place: Place, reference: Any) -> dict[str, Any]:
     stream = [token for row in place.rows("judged") for token in row[1:]]
     prefixes = [stream[at : at + PREFIX] for at in range(0, PREFIXES * PREFIX, PREFIX)]
     spoken = speak(place.into / "one.json", prefixes, timeout=place.timeout)
+    return _regret(place.shape, reference, prefixes, spoken)
+
+
+def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
+    """What float loses by choices that Genie has made: for `llm check`."""
+    folder = Path(order["model"])
+    spoken = [Spoken(tuple(tokens), "", 0, 0) for tokens in order["spoken"]]
+    return _regret(read_architecture(folder), load_reference(folder), order["prefixes"], spoken)
+
+
+def _regret(
+    shape: Architecture, reference: Any, prefixes: Sequence[Sequence[int]], spoken: Sequence[Spoken]
+) -> dict[str, Any]:
     regrets = []
     for prefix, one in zip(prefixes, spoken, strict=True):
-        row = logits_of(reference, [place.shape.bos or 0, *prefix])[-1]
-        token = one.tokens[0] if one.tokens else place.shape.eos[0]
-        regrets.append(float(row.max() - row[token]))
+        row = logits_of(reference, [shape.bos or 0, *prefix])[-1]
+        # Genie says nothing where it chooses to end; of several ends, float's nearest.
+        tokens = one.tokens[:1] or shape.eos
+        regrets.append(float(row.max() - max(row[token] for token in tokens)))
     return {
+        "near_ties": sum(0 < regret < TINY for regret in regrets),
         "prefixes": len(regrets),
         "first_choice": sum(regret == 0 for regret in regrets) / len(regrets),
         "regret": sum(regrets) / len(regrets),

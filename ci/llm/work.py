@@ -37,8 +37,9 @@ def require_installed() -> None:
             )
 
 
-def setup_of(work: str, logs: Path, timeout: float) -> Setup:
-    environment = {
+def environment() -> dict[str, str]:
+    """Of the workers."""
+    variables = {
         **os.environ,
         "PYTHONWARNINGS": "ignore",
         "ORT_DISABLE_TELEMETRY": "1",
@@ -48,10 +49,14 @@ def setup_of(work: str, logs: Path, timeout: float) -> Setup:
         "TOKENIZERS_PARALLELISM": "false",
     }
     # The provider and Genie bring their own QNN libraries; another SDK's must not come first.
-    environment.pop("LD_LIBRARY_PATH", None)
+    variables.pop("LD_LIBRARY_PATH", None)
+    return variables
+
+
+def setup_of(work: str, logs: Path, timeout: float) -> Setup:
     return Setup(
         command=("-m", "ci.llm.worker", work),
-        environment=environment,
+        environment=environment(),
         logs=logs,
         timeout=timeout,
         imports="onnxruntime, onnxruntime-qnn and transformers",
@@ -105,7 +110,7 @@ class Task:
 def _common() -> dict[str, Metric]:
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
-        "variables": native_variables(os.environ),
+        "variables": native_variables(environment()),
     }
 
 

@@ -19,6 +19,7 @@ NEEDED = {"train": READING, "speak": (*READING, *COMPILING)}
 ORDERS = {
     "train": ("ci.llm.tiny", "order_train"),
     "genie": ("ci.llm.steps", "order_genie"),
+    "choices": ("ci.llm.steps", "order_choices"),
     "compile": ("ci.llm.checkpoint_compile", "order_compile"),
 }
 """Imported in the fork: a change of what judges does not train again."""

@@ -126,6 +126,15 @@ class TestCompile:
         text.write_text((ROOT / "LICENSE").read_text()[:1400] * 2)
         command(*quantizing)
         assert "stopped by" in command("run", out, "The answer is", "--tokens", "4")
+        check = ("check", out, "--prefixes", "20", "--text")
+        assert "what it was quantized by" in command(*check, text, code=2)
+        other = tmp_path / "other.txt"
+        other.write_text((ROOT / "README.md").read_text()[:600])
+        command(*check, other, "--first-choice", "0.5")
+        config = json.loads((out / "genie_config.json").read_text())
+        config["dialog"]["engine"]["model"]["positional-encoding"]["rope-theta"] = 100
+        (out / "genie_config.json").write_text(json.dumps(config))
+        assert "positional-encoding.rope-theta" in command(*check, other, code=1)
 
 
 def in_shards(model: Path) -> None:

@@ -16,7 +16,7 @@ from ci.engine.work import Failure, Result
 from ci.llm.architecture import Architecture, read_architecture, shards_of
 from ci.llm.commands import parts_of
 from ci.llm.findings import findings_of, model_findings
-from ci.llm.genie import require_sizes, write_config
+from ci.llm.genie import contradictions, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
 from ci.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
@@ -244,6 +244,31 @@ class TestConfiguration:
         }
         extension = json.loads((tmp_path / engine["backend"]["extensions"]).read_text())
         assert extension["devices"][0]["soc_id"] == 69 and extension["devices"][0]["dsp_arch"] == "v79"
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("engine/model/positional-encoding/rope-theta", 10000),
+            ("engine/model/positional-encoding/rope-scaling", None),
+            ("context/bos-token", 5),
+            ("context/eos-token", 5),
+            ("engine/backend/QnnHtp/kv-dim", 64),
+            ("sampler/top-k", 50),
+        ],
+    )
+    def test_what_genie_would_not_say_is_named_by_its_key(
+        self, tmp_path: Path, path: str, value: Any
+    ) -> None:
+        shape = read_architecture(checkpoint(tmp_path))
+        dialog = self.read(tmp_path)
+        assert contradictions({"dialog": dialog}, shape) == []
+        *parts, key = path.split("/")
+        place = dialog
+        for part in parts:
+            place = place[part]
+        place[key] = value
+        [named] = contradictions({"dialog": dialog}, shape)
+        assert named.startswith(path.replace("/", "."))
 
     @pytest.mark.parametrize("changes", [{"bos": None}, {"eos": ()}])
     def test_a_model_without_beginning_or_end_is_refused(
