@@ -545,9 +545,9 @@ def _flags(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
         found.report(
             "parity-whole-archive-differs",
             (whole[0] or whole[1])[0],
+            "link_whole",
             pair.name,
-            pair.name,
-            f"{has} links all of {pair.name}, what nothing calls included, and {lacks} drops that",
+            f"{has} links all of {pair.name}, also what nothing calls; {lacks} drops that",
             "Buck: link_whole = True; CMake: executorch_target_link_options_shared_lib",
             variant,
         )
