@@ -17,6 +17,7 @@ from ci.device.bundle.manifest import Bundle, read_bundle
 from ci.device.transport import Device
 from ci.engine.dist import RUNNER
 from provisioning.base.commands import quoted
+from provisioning.base.commands import session as session_command
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Finding, Severity, StageRun
@@ -72,7 +73,7 @@ def wrong_chip(device: Device, wanted: str) -> Finding | None:
         device.name,
         f"it is a {found} (v{own.arch}, {own.vtcm_mb} MB VTCM; {SOC_ID} says {number}), and the bundle is for"
         f" {wanted} (v{other.arch}, {other.vtcm_mb} MB)",
-        f"compile the program for it and bundle again: nox -s bundle -- --soc {found} MODEL",
+        f"compile the program for it and bundle again: {session_command('bundle', '--soc', found)} MODEL",
     )
 
 

@@ -15,7 +15,6 @@ from ci.suites.programs.compiled_onnx import CompiledModel, read_model
 from ci.suites.programs.dlc import MARK, Dlc, read_dlc
 from ci.suites.programs.program import Context, Delegate, Options, Program, TensorInfo, first_bytes, read
 from provisioning.base.errors import UsageError
-from provisioning.manifest import load_socs
 
 EXAMPLES = """\
   python -m ci inspect model.pte
@@ -181,11 +180,15 @@ def _delegate(index: int, delegate: Delegate) -> Iterator[str]:
 
 
 def _by_id(number: int) -> str:
+    from provisioning.manifest import load_socs
+
     return next((f" ({name})" for name, soc in load_socs().items() if soc.id == number), "")
 
 
 def _chip(name: str) -> str:
     """With the numbers that QNN and the kernel have for it: people mix them up."""
+    from provisioning.manifest import load_socs
+
     soc = load_socs().get(name)
     if soc is None:
         return name

@@ -146,7 +146,8 @@ def measure(
         place.mkdir(parents=True)
         stored = kept / maker.qnn / program if kept else None
         context = place / "context" / MODEL
-        if stored and stored.is_dir():
+        is_kept = stored is not None and stored.is_dir()
+        if stored and is_kept:
             shutil.copytree(stored, place, dirs_exist_ok=True)
         else:
             _compile(program, maker, place, timeout)
@@ -164,7 +165,7 @@ def measure(
                     copy(place / name, stored / name)
         binary = next(iter(context.parent.glob("*.bin")), context)
         digest = hash_file(binary)
-        if stored and agreed and maker.qnn in agreed and agreed[maker.qnn].sha256 != digest:
+        if is_kept and agreed and maker.qnn in agreed and agreed[maker.qnn].sha256 != digest:
             raise CheckFailed(
                 f"{stored}: expected {agreed[maker.qnn].sha256} (manifests/golden.json), found {digest}",
                 remedy="take the files of the release that recorded it, or record these: --update",
