@@ -208,6 +208,12 @@ def onnx(session: nox.Session) -> None:
 
 
 @nox.session
+def audit(session: nox.Session) -> None:
+    """Say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost."""
+    run_verb(session, "audit")
+
+
+@nox.session
 def profile(session: nox.Session) -> None:
     """Say what each operator and line of a program takes on the HTP emulator."""
     run_verb(session, "profile")

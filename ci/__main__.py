@@ -39,6 +39,9 @@ VERBS = {
     "test_emulator": Verb(
         "ci.executorch.emulator_verb", "run lowered models on the HTP emulator and compare", "executorch"
     ),
+    "audit": Verb(
+        "ci.executorch.audit_verb", "say what of a model HTP takes at each precision, and why", "executorch"
+    ),
     "profile": Verb(
         "ci.executorch.profile_verb", "say what each operator and line takes on the emulator", "executorch"
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import environment
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -34,8 +35,8 @@ def make():
 """
 
 
-def profile(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ci", "profile", *arguments, "--reports", str(folder / "reports")]
+def profile(folder: Path, *arguments: str, verb: str = "profile") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ci", verb, *arguments, "--reports", str(folder / "reports")]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
 
 
@@ -55,6 +56,21 @@ def test_every_operator_has_its_share_line_and_module_and_the_cpus_its_time(tmp_
     again = profile(tmp_path, *model, "--against", str(now))
     assert again.returncode == 0 and "against" in again.stdout
     assert "head" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.whole
+def test_an_audit_keeps_on_the_cpu_what_a_partition_dies_of_and_measures_it(tmp_path: Path) -> None:
+    models = ROOT / "tests/support/lowering_models.py"
+    (tmp_path / "gru.py").write_text(models.read_text())
+    out = tmp_path / "audit.json"
+    schemes = ("--precision", "fp16", "--precision", "8a8w")
+    model = (f"{tmp_path}/gru.py:recurrent", *schemes, "--measure", "--json", str(out))
+    done = profile(tmp_path, *model, verb="audit")
+    assert done.returncode == 0, done.stdout + done.stderr
+    body = json.loads(out.read_text())["precisions"]
+    assert body["fp16"]["kept_on_cpu"] is None
+    assert "aten_full_default" in body["8a8w"]["kept_on_cpu"]["cpu_nodes"]
+    assert body["8a8w"]["measured"]["milliseconds"] > 0 and "gru.py:" in done.stdout
 
 
 def test_a_truncated_program_and_a_missing_function_are_errors_in_words(tmp_path: Path) -> None:
