@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
-from typing import get_args
 
-from ci.executorch.suite import Case, Program, Run, Scheme
+from ci.executorch.suite import Case, Program, Run
+from ci.suites.precision import scheme_named
+from ci.suites.user_model import user_model
+from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
-
-FUNCTION = re.compile(r"(?P<module>.+):(?P<function>[A-Za-z_]\w*)")
-SCHEMES: tuple[str, ...] = get_args(Scheme)
 
 
 def program_named(model: str, scheme: str, soc: str, selection: Selection, calibration: int = 4) -> Program:
     """A model's program. The function's own folder, or the current one, is looked in first for modules."""
     soc_named(soc)
-    match = FUNCTION.fullmatch(model)
-    if match is None:
+    named = user_model(model, Path(Parser.started_in or Path.cwd()))
+    if named.onnx:
         raise UsageError(
-            f"{model}: expected file.py:function or module:function, found neither",
-            remedy="name a function that returns the model and its inputs: docs/suites.md",
+            f"{model}: this command takes PyTorch models",
+            remedy="the commands of `onnx` take an .onnx; export the PyTorch model as a .pt2",
         )
-    name, folder = match["module"], Path.cwd()
-    if name.endswith(".py"):
-        path = Path(name).absolute()
-        if not path.is_file():
-            raise UsageError(f"{model}: there is no file {path}", remedy="name a Python file that is there")
-        name, folder = path.stem, path.parent
-    case = _case(f"{name}:{match['function']}", scheme, soc, calibration)
-    word = re.sub(r"[^a-z0-9_.-]+", "-", f"{Path(os.fspath(name)).name}-{match['function']}".lower())
-    return Program(folder / "no-suite.toml", word.strip("-_."), case, case.runs[0], soc, selection.profile)
-
-
-def _case(factory: str, scheme: str, soc: str, calibration: int) -> Case:
-    if scheme not in SCHEMES:
-        raise UsageError(f"--precision {scheme}: no such precision", remedy=f"one of {', '.join(SCHEMES)}")
-    run = Run.model_validate({"scheme": scheme, "socs": (soc,), "calibration": calibration})
-    return Case.model_validate({"factory": factory, "run": (run,)})
+    run = Run.model_validate({"scheme": scheme_named(scheme), "socs": (soc,), "calibration": calibration})
+    case = Case.model_validate({"factory": named.factory, "run": (run,)})
+    return Program(
+        named.search_path / "no-suite.toml", named.name, case, case.runs[0], soc, selection.profile
+    )

@@ -6,16 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Thresholds, Word
+from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Factory, Scalar, Suites, Thresholds, Word
+from ci.suites.precision import ExecutorchScheme, scheme_named
 from provisioning.base.documents import Model, load
+from provisioning.base.errors import UsageError
 from provisioning.base.settings import MANIFESTS
 
 SHIPPED = MANIFESTS / "suites" / "lowering.toml"
 
 Backend = Literal["htp", "lpai", "gpu"]
-Scheme = Literal["fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w"]
+
+
+def _scheme(value: object) -> object:
+    try:
+        return scheme_named(value) if isinstance(value, str) else value
+    except UsageError:
+        # Its error then lists the schemes.
+        return value
+
+
+Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
 QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
 """What ExecuTorch's quantizer has for quantization-aware training."""
 
@@ -110,8 +122,9 @@ class Run(AnyRun):
 
 
 class Case(AnyCase):
-    factory: Dotted
-    """`module:function`, called with `arguments`; gives the model, and its inputs if none are named here."""
+    factory: Factory
+    """A .pt2; or `module:function`, called with `arguments`, which gives the model, and its inputs if
+    none are named here."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     backend: Backend = "htp"

@@ -125,7 +125,7 @@ def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str
         assert isinstance(program, Program)
         suites.add(program.suite)
         roots = [program.search_path, ROOT]
-        files = {program.search_path / name for name in program.case.files}
+        files = {program.search_path / name for name in (*program.case.files, program.case.factory)}
         for dotted in (program.case.factory, *program.run.annotations):
             files |= closure(dotted.partition(":")[0], roots)
         for path in files:

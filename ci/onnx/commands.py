@@ -24,10 +24,10 @@ from ci.onnx.compile import Refused, ended, ordered, require_installed, setup_of
 from ci.onnx.context import read_context, record_path
 from ci.onnx.graph import load_graph, source_digest
 from ci.onnx.options import described, parse_assignments, settings_of
-from ci.onnx.precision import PRECISIONS, precision_named
 from ci.onnx.profile import costs, slowest, with_lines
 from ci.onnx.samples import read_inputs
 from ci.suites.findings import not_in_fp16
+from ci.suites.precision import PRECISIONS, precision_named
 from ci.suites.profile import PROCESSES, as_text, document, merged, read_document
 from ci.suites.profile_page import page_of
 from provisioning.base.commands import session

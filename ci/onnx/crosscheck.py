@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.onnx.precision import PRECISIONS
 from ci.onnx.suite import Program
 from ci.suites.baseline import baseline_path, load_baseline
+from ci.suites.precision import PRECISIONS
 from provisioning.base import toml
 from provisioning.base.findings import Finding, Report, Severity
 from provisioning.base.settings import MANIFESTS

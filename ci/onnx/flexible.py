@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ci.onnx import provider
 from ci.onnx.options import Settings
-from ci.onnx.precision import Precision
+from ci.suites.precision import Precision
 from ci.suites.programs.compiled_onnx import context_binaries
 from ci.suites.programs.dlc import contexts_by_chip
 from ci.suites.programs.program import SOC

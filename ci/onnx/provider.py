@@ -21,8 +21,8 @@ import onnxruntime as ort
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import simplify_gathers
 from ci.onnx.options import Settings
-from ci.onnx.precision import Precision
 from ci.suites.compiler_log import Traffic, traffic
+from ci.suites.precision import Precision
 from ci.suites.profile import RUNS
 from ci.suites.qnn_provider import ERRORS_ONLY, VERBOSE, device, htp_options
 from provisioning.base.errors import CheckFailed

@@ -27,11 +27,11 @@ from ci.onnx.graph import (
     source_digest,
 )
 from ci.onnx.options import Settings
-from ci.onnx.precision import Precision, precision_named
 from ci.onnx.profile import slowest
 from ci.onnx.samples import calibration_samples, checked, divided
 from ci.onnx.suite import Case, Run
 from ci.suites.accuracy import Pair, Unusable, compare
+from ci.suites.precision import Precision, precision_named
 from ci.suites.qnn_provider import installed_build
 from provisioning.base.commands import session
 from provisioning.base.errors import CheckFailed, UsageError

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ci.onnx.options import Settings, settings_of
-from ci.onnx.precision import PRECISIONS, precision_named
 from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Word
+from ci.suites.precision import PRECISIONS, precision_named
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS

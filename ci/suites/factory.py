@@ -70,6 +70,8 @@ def make(
 
     With `inputs`, it gives the model alone. The model is put into eval mode, whatever mode it comes in."""
     torch.manual_seed(seed_of("weights"))
+    if dotted.endswith(".pt2"):
+        return _exported(search_path / dotted, arguments, inputs)
     function = find(dotted, search_path)
     try:
         with torch.enable_grad():
@@ -86,6 +88,18 @@ def make(
         note = "the factory gives the model in training mode; eval mode is what was compiled: call .eval()"
         loaded = replace(loaded, notes=(*loaded.notes, ("training-mode", note)))
     return loaded
+
+
+def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -> ModelWithInputs:
+    from ci.suites.exported import load_exported
+
+    if arguments:
+        raise BadFactory(f"{path} is a model, which takes no arguments")
+    loaded = load_exported(path)
+    if inputs is None:
+        return loaded
+    notes = tuple(note for note in loaded.notes if note[0] != "fixed-inputs")
+    return ModelWithInputs(loaded.model, inputs, notes=notes)
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
@@ -115,10 +129,15 @@ def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
         raise BadFactory(f"{dotted}: expected {wanted}, found a {type(model).__name__} for the module")
     if callable(inputs):
         return ModelWithInputs(model, inputs)
+    return fixed_inputs(model, inputs)
+
+
+def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
+    """A model with one sample; others are drawn like it."""
     fixed = _tensors(inputs)
     note = (
-        "the factory gives one fixed sample; all others were drawn between its smallest and largest value: "
-        "give a function of a torch.Generator that draws real ones"
+        "the model comes with one fixed sample; all others were drawn between its smallest and largest "
+        "value: give samples, or a function of a torch.Generator that draws real ones"
     )
     return ModelWithInputs(
         model,

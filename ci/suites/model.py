@@ -21,6 +21,8 @@ from provisioning.manifest import soc_named
 
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]+\.pt2)$")]
+"""A function that gives a model, or a file of torch.export.save, relative to the suite."""
 Scalar = bool | int | float | str
 
 

@@ -20,7 +20,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ci.onnx.options import Settings
-from ci.onnx.precision import precision_named
+from ci.suites.precision import precision_named
 from ci.suites.programs.dlc import read_dlc
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import ROOT
@@ -526,7 +526,7 @@ import json, sys
 from pathlib import Path
 from ci.onnx import provider as qnn
 from ci.onnx.options import Settings
-from ci.onnx.precision import precision_named
+from ci.suites.precision import precision_named
 from ci.engine.workers.child import output_to
 from provisioning.manifest import soc_named
 

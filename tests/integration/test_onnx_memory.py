@@ -236,7 +236,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "manifests/socs.toml",
         "ci/onnx/steps.py",
         "ci/onnx/provider.py",
-        "ci/onnx/precision.py",
+        "ci/suites/precision.py",
         "ci/suites/accuracy.py",
         "ci/suites/compiler_log.py",
     ],

@@ -14,9 +14,9 @@ from ci.executorch.suite import SHIPPED as LOWERING
 from ci.executorch.suite import SUITES as LOWERING_SUITES
 from ci.onnx import stage as onnx_stage
 from ci.onnx.crosscheck import SUITE as OTHER_SUITE
-from ci.onnx.precision import PRECISIONS
 from ci.onnx.suite import SHIPPED, programs_of
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
+from ci.suites.precision import PRECISIONS
 from ci.suites.thresholds import derived
 from provisioning.base.command_line import main
 from provisioning.base.errors import EnvironmentLacking, ManifestError

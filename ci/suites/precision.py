@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from provisioning.base.errors import UnknownName, UsageError
 
@@ -44,12 +46,59 @@ PRECISIONS = {
 NOT_ON_HTP = {"s16s16": "u16s16", "s16u16": "u16s16", "s16u8": "u16u8", "s8u8": "s8s8"}
 """Combinations that the quantizer makes and the provider refuses, each with what to use instead."""
 
+ExecutorchScheme = Literal[
+    "fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w"
+]
+SCHEMES: tuple[str, ...] = get_args(ExecutorchScheme)
+
+ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
+"""What else people write, beside `w8a16` and `a16w8` for `16a8w`."""
+
+WEIGHTS_FIRST = re.compile(r"w(\d+)a(\d+)")
+ACTIVATIONS_FIRST = re.compile(r"a(\d+)w(\d+)")
+
+
+def _scheme(name: str) -> str:
+    """The name in ExecuTorch's way, if it is one; else the name, plain."""
+    plain = name.strip().lower()
+    plain = ALIASES.get(plain, plain)
+    if found := WEIGHTS_FIRST.match(plain):
+        plain = f"{found[2]}a{found[1]}w{plain[found.end() :]}"
+    elif found := ACTIVATIONS_FIRST.match(plain):
+        plain = f"{found[1]}a{found[2]}w{plain[found.end() :]}"
+    return plain
+
+
+def _onnx_name(name: str) -> str:
+    return name.replace("/", "").replace("_", "").replace("int", "")
+
+
+def scheme_named(name: str) -> str:
+    """ExecuTorch's scheme: `16a8w` for `16a8w`, `w8a16`, `u16u8` and the like."""
+    plain = _scheme(name)
+    if plain in SCHEMES:
+        return plain
+    precision = PRECISIONS.get(_onnx_name(plain))
+    if precision and precision.executorch:
+        return precision.executorch
+    raise UnknownName(f"there is no precision {name!r} for ExecuTorch", plain, SCHEMES)
+
 
 def precision_named(name: str) -> Precision:
-    """Takes `u16/u8` for `u16u8`. What the compiler cannot take is said with the nearest that it can."""
-    plain = name.lower().replace("/", "").replace("_", "").replace("int", "")
+    """ONNX Runtime's: `u16u8` for `u16u8`, `u16/u8`, `16a8w`, `w8a16`. What the compiler cannot take is said
+    with the nearest that it can."""
+    scheme = _scheme(name)
+    plain = _onnx_name(scheme)
     if plain in PRECISIONS:
         return PRECISIONS[plain]
+    for precision in PRECISIONS.values():
+        if precision.executorch == scheme:
+            return precision
+    if scheme in SCHEMES:
+        raise UsageError(
+            f"precision {name}: ONNX Runtime's provider takes weights and activations of 8 or 16 bits",
+            remedy="use u8u8 or u16u8, or compile the PyTorch model (a .pt2), whose lane has this one",
+        )
     if plain in NOT_ON_HTP:
         near = NOT_ON_HTP[plain]
         raise UsageError(

@@ -1,0 +1,111 @@
+"""A model from a .pt2, as torch.export.save wrote it. Loading one may run code that is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchao.quantization.pt2e import move_exported_model_to_eval
+
+from ci.suites.factory import BadFactory, ModelWithInputs, fixed_inputs
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float64)
+
+SAVE_AGAIN = "torch.export.save(torch.export.export(model.eval(), example_inputs), file)"
+
+
+class Positional(nn.Module):
+    """Takes every tensor by position, whatever the exported model's inputs are nested in."""
+
+    def __init__(self, model: nn.Module, example: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.leaves, self.spec = torch.utils._pytree.tree_flatten(example)
+        self.places = [place for place, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+        self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+
+    def forward(self, *tensors: Tensor) -> Any:
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = torch.utils._pytree.tree_unflatten(leaves, self.spec)
+        return self.model(*args, **kwargs)
+
+
+def load_exported(path: Path) -> ModelWithInputs:
+    program = _loaded(path)
+    if program.dialect == "ATEN":
+        raise BadFactory(
+            f"{path} was saved after run_decompositions, which leaves batch norms that HTP does not take: "
+            "save what torch.export.export returns"
+        )
+    if program.example_inputs is None:
+        raise BadFactory(f"{path} has no example inputs: {SAVE_AGAIN}")
+    args, kwargs = program.example_inputs
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    for tensor in (*program.state_dict.values(), *tensors):
+        if isinstance(tensor, Tensor) and tensor.dtype in FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise BadFactory(
+                f"{path} computes in {kind}, which the quantizer and the compiler do not take: export it in "
+                "float32 (model.float()); --precision fp16 then computes it in fp16"
+            )
+    model: nn.Module = program.module()
+    notes: list[tuple[str, str]] = []
+    if _in_training(program.graph):
+        notes.append(
+            ("training-mode", f"{path} was exported in training mode; eval mode is what was compiled")
+        )
+        _drop_counters(model)
+    model = move_exported_model_to_eval(model)
+    if program.range_constraints:
+        notes.append(
+            (
+                "dynamic-shape",
+                f"{path} has sizes that are not fixed; those of its example inputs were compiled",
+            )
+        )
+    if kwargs or len(tensors) != len(args):
+        model = Positional(model, (args, kwargs))
+    # The flags of an exported model say nothing, and its eval() refuses.
+    for module in model.modules():
+        module.training = False
+    loaded = fixed_inputs(model, tensors)
+    return ModelWithInputs(loaded.model, loaded.inputs, loaded.first, (*loaded.notes, *notes))
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        with path.open("rb") as stream:
+            return torch.export.load(stream)
+    except MemoryError:
+        raise
+    except Exception as error:
+        cause = str(error).strip().partition("\n")[0][:300]
+        version = torch.__version__.partition("+")[0]
+        raise BadFactory(
+            f"{path}: torch {version} cannot load it ({type(error).__name__}: {cause}): save it again with"
+            f" that torch, {SAVE_AGAIN}, or give the model as file.py:function"
+        ) from error
+
+
+def _drop_counters(model: Any) -> None:
+    """Batch norms in training count their calls, which eval mode does not need."""
+    for node in list(model.graph.nodes):
+        if node.op == "call_function" and node.args and str(node.args[0]).endswith("num_batches_tracked"):
+            node.replace_all_uses_with(node.args[0])
+            model.graph.erase_node(node)
+    model.recompile()
+
+
+def _in_training(graph: Any) -> bool:
+    """Whether a batch norm or a dropout was exported as it works in training."""
+    places = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.dropout.default: 2}
+    return any(
+        node.target in places
+        and len(node.args) > places[node.target]
+        and node.args[places[node.target]] is True
+        for node in graph.nodes
+    )

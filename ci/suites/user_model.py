@@ -1,0 +1,86 @@
+"""MODEL of the everyday commands: a .pt2, `file.py:function`, `module:function`, or an .onnx."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from provisioning.base.errors import CheckFailed, UsageError
+
+MODEL = "MODEL"
+MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
+
+DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+WORD = re.compile(r"[^a-z0-9_.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class UserModel:
+    name: str
+    """Of the files that are written, and of the case in a suite."""
+    factory: str
+    """As a suite in `search_path` names it: `module:function` or a .pt2's name; empty for an .onnx."""
+    search_path: Path
+    file: Path | None = None
+    """The .pt2, .onnx or .py; None for a module."""
+
+    @property
+    def onnx(self) -> bool:
+        return not self.factory
+
+
+def user_model(text: str, folder: Path) -> UserModel:
+    """What the user named; relative paths begin in `folder`, as do modules. Imports nothing heavy."""
+    head, colon, function = text.rpartition(":")
+    if colon and head.endswith(".py"):
+        path = _file(folder / head, text)
+        if not function.isidentifier() or not path.stem.isidentifier():
+            raise UsageError(
+                f"{text}: expected file.py:function, with names that Python can import",
+                remedy="write models.py:net for the function net of models.py",
+            )
+        return UserModel(_word(function), f"{path.stem}:{function}", path.parent, path)
+    if DOTTED.fullmatch(text) and not (folder / text).exists():
+        return UserModel(_word(function), text, folder.absolute())
+    path = folder / text
+    if path.suffix == ".pt2":
+        _require_archive(_file(path, text))
+        return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute())
+    if path.suffix == ".onnx":
+        return UserModel(_word(path.stem), "", path.absolute().parent, _file(path, text))
+    remedy = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+    if path.suffix == ".py":
+        remedy = f"say which function gives the model and its inputs: {text}:FUNCTION"
+    raise UsageError(f"{text}: expected {MODEL_HELP}", remedy=remedy)
+
+
+def _file(path: Path, text: str) -> Path:
+    if not path.is_file():
+        found = "it is a directory" if path.is_dir() else "there is no such file"
+        raise UsageError(f"{text}: {found}", remedy="name a model that is there")
+    return path.absolute()
+
+
+def _word(name: str) -> str:
+    return WORD.sub("-", name.lower()).strip("-_.") or "model"
+
+
+def _require_archive(path: Path) -> None:
+    """A .pt2 is an archive with an exported program in it; what else has that ending is said."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+        raise CheckFailed(
+            f"{path}: expected what torch.export.save writes, found {path.stat().st_size} bytes that are not"
+            f" one or only a part of one ({error})",
+            remedy="save or copy it again",
+        ) from error
+    if not any(name.endswith("/models/model.json") for name in names):
+        kind = "a file of torch.save" if any(name.endswith("/data.pkl") for name in names) else "an archive"
+        raise CheckFailed(
+            f"{path}: expected what torch.export.save writes, found {kind} without models/model.json",
+            remedy="torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')",
+        )

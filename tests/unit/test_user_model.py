@@ -1,0 +1,72 @@
+"""MODEL and --precision of the everyday commands."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ci.suites.precision import precision_named, scheme_named
+from ci.suites.user_model import user_model
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with zipfile.ZipFile(tmp_path / "My Net.pt2", "w") as archive:
+        archive.writestr("x/models/model.json", "{}")
+    with zipfile.ZipFile(tmp_path / "weights.pt2", "w") as archive:
+        archive.writestr("x/data.pkl", "")
+    (tmp_path / "cut.pt2").write_bytes((tmp_path / "My Net.pt2").read_bytes()[:40])
+    (tmp_path / "models.py").touch()
+    (tmp_path / "net.onnx").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "factory"),
+    [
+        ("My Net.pt2", "my-net", "My Net.pt2"),
+        ("models.py:net", "net", "models:net"),
+        ("ci.models:Net", "net", "ci.models:Net"),
+        ("net.onnx", "net", ""),
+    ],
+)
+def test_names_every_kind_of_model(folder: Path, text: str, name: str, factory: str) -> None:
+    model = user_model(text, folder)
+    assert (model.name, model.factory, model.search_path) == (name, factory, folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("absent.pt2", UsageError),
+        ("models.py", UsageError),
+        ("models.py:", UsageError),
+        ("net.txt", UsageError),
+        ("", UsageError),
+        ("cut.pt2", CheckFailed),
+        ("weights.pt2", CheckFailed),
+    ],
+)
+def test_refuses_what_is_no_model(folder: Path, text: str, error: type[ToolkitError]) -> None:
+    with pytest.raises(error) as caught:
+        user_model(text, folder)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("word", ["16a8w", "u16u8", "w8a16", "a16w8", "W8A16", "u16/u8"])
+def test_one_precision_has_many_names(word: str) -> None:
+    assert (scheme_named(word), precision_named(word).name) == ("16a8w", "u16u8")
+
+
+def test_a_precision_of_one_lane_alone_is_refused_in_the_other() -> None:
+    assert scheme_named("w4a16_block") == "16a4w_block"
+    for refused in (
+        lambda: precision_named("w4a16"),
+        lambda: scheme_named("qdq"),
+        lambda: scheme_named("7a"),
+    ):
+        with pytest.raises(UsageError):
+            refused()
