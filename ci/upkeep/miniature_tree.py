@@ -873,11 +873,19 @@ add_subdirectory(
   ${QNN_EXECUTORCH_ROOT_DIR}/aot/wrappers
   ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch/wrappers
 )
-if(${CMAKE_SYSTEM_PROCESSOR} MATCHES Hexagon)
-  add_subdirectory(
-    ${QNN_EXECUTORCH_ROOT_DIR}/runtime/backends/direct_mode
-    ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch/direct_mode
-  )
+if(DEFINED ENV{HEXAGON_SDK_ROOT})
+  if(${CMAKE_SYSTEM_PROCESSOR} MATCHES Hexagon)
+    add_subdirectory(
+      ${QNN_EXECUTORCH_ROOT_DIR}/runtime/backends/direct_mode
+      ${CMAKE_CURRENT_BINARY_DIR}/qnn_executorch/direct_mode
+    )
+  endif()
+endif()
+if(CDSP_VERSION)
+  message(STATUS "Direct mode for ${CDSP_VERSION}")
+endif()
+if(EXECUTORCH_BUILD_SHARED)
+  target_link_libraries(qnn_executorch_backend PRIVATE executorch_shared)
 endif()
 install(TARGETS qnn_executorch_backend DESTINATION lib)
 
