@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import math
 import sys
@@ -19,6 +20,7 @@ from ci.llm.genie import CONFIG, RECORD, contradictions, require_sizes, speak
 from ci.llm.judge import EXCUSED, STANDARD_ERRORS
 from ci.llm.work import require_installed, setup_of
 from provisioning.base.commands import quoted, session
+from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.units import size
@@ -45,7 +47,6 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
             f"{args.precision} in {parts} parts is not offered yet", remedy="--precision fp16, or --parts 1"
         )
     sys.stderr.write(f"{shape.layers} layers in {parts} binaries for {args.soc}, {args.precision}\n")
-    output.parent.mkdir(parents=True, exist_ok=True)
     log = Path.cwd() / LOG
     order = {
         "do": "compile",
@@ -58,13 +59,19 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         "parts": parts,
         "calibrate": str(args.calibrate.absolute()) if args.calibrate else "",
     }
-    # Beside the output, so that it is moved there at once.
-    with tempfile.TemporaryDirectory(prefix=".qnn-ci-new-", dir=output.parent) as scratch:
-        facts = _ordered({**order, "into": scratch}, log, args.timeout)
-        written = Path(scratch, "out")
-        if output.exists():
-            output.rmdir()
-        written.rename(output)
+    with disk_errors("name another folder with -o"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the output, so that it is moved there at once.
+        with tempfile.TemporaryDirectory(prefix=".qnn-ci-new-", dir=output.parent) as scratch:
+            facts = _ordered({**order, "into": scratch}, log, args.timeout)
+            try:
+                Path(scratch, "out").rename(output)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                raise UsageError(
+                    f"{output} was written by another process meanwhile", remedy="name another folder with -o"
+                ) from error
     sys.stdout.write(f"{output}: {facts['binaries']} binaries, {size(facts['bytes'])}; see its README.md\n")
     sys.stdout.write(f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n")
     return 0

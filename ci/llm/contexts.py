@@ -16,7 +16,7 @@ from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array, Sample
 from ci.llm.graphs import Encoding, call
 from ci.suites.qnn_provider import ERRORS_ONLY, device, htp_options
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc
 
 GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
@@ -49,8 +49,14 @@ def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: 
     try:
         session = ort.InferenceSession(str(model), options)
     except Exception as error:
+        words = " ".join(str(error).split())[:600]
+        if "Failed to write context cache file" in words:
+            raise EnvironmentLacking(
+                f"{folder}: no room for the context binary of {model.name}",
+                remedy="free some space, or name a folder on another disk",
+            ) from error
         raise CheckFailed(
-            f"{model.name} cannot be compiled: {' '.join(str(error).split())[:600]}",
+            f"{model.name} cannot be compiled: {words}",
             remedy="python -m ci diagnose explains QNN's codes",
         ) from error
     session.disable_fallback()

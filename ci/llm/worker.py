@@ -9,6 +9,7 @@ import traceback
 from typing import Any
 
 from ci.engine.workers.child import Answer, Meter, serve
+from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
@@ -57,6 +58,10 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
         }
     except Exception as error:
         traceback.print_exc()
+        known = disk_error(error, "name a folder on another disk") if isinstance(error, OSError) else None
+        if known:
+            details = {"message": known.message, "remedy": known.remedy, "exit_code": known.exit_code}
+            return {"error": {"kind": "refused", **details}}
         text = " ".join(str(error).split())[:1000]
         return {
             "error": {

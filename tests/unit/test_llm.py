@@ -192,6 +192,28 @@ class TestCheckpoint:
         assert main("python -m ci", "", verbs, ["llm", "compile", str(tmp_path), "-o", str(out), *flags]) == 2
         assert "try:" in capsys.readouterr().err and not out.exists()
 
+    def test_what_another_process_wrote_meanwhile_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from safetensors.numpy import save_file
+
+        model, out = tmp_path / "model", tmp_path / "out"
+        model.mkdir()
+        checkpoint(model)
+        save_file({"weight": np.ones(1, np.float32)}, model / "model.safetensors")
+        (model / "tokenizer.json").touch()
+
+        def order(request: dict[str, Any], *_: Any) -> dict[str, Any]:
+            Path(request["into"], "out").mkdir()
+            out.mkdir()
+            (out / "theirs").touch()
+            return {"binaries": 2, "bytes": 1}
+
+        monkeypatch.setattr("ci.llm.commands._ordered", order)
+        verbs = {"llm": VERBS["llm"]}
+        assert main("python -m ci", "", verbs, ["llm", "compile", str(model), "-o", str(out)]) == 2
+        assert {file.name for file in tmp_path.iterdir()} == {"model", "out"} and (out / "theirs").exists()
+
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))
         large = replace(small, words=128256, width=2048, layers=16, heads=32, groups=8, size=64, hidden=8192)
