@@ -12,13 +12,15 @@ FOLDERS = {"aarch64-linux": "aarch64-oe-linux-gcc11.2", "aarch64-android": "aarc
 PROGRAM = f"{BUILD_ID} soc_type=SM8650;arch=75 \0"
 
 
-def make_device_sdk(root: Path, target: str, arch: int = 75) -> Path:
+def make_device_sdk(
+    root: Path, target: str, arch: int = 75, build_id: str = BUILD_ID, more: tuple[str, ...] = ()
+) -> Path:
     """What a device of that arch loads can really be loaded: by the cross compiler's own C library."""
-    make_sdk(root)
+    make_sdk(root, build_id)
     folder = root / "lib" / FOLDERS[target]
     folder.mkdir(parents=True)
-    for name in ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{arch}Stub.so"):
-        source = f'const char id[] __attribute__((used, visibility("default"))) = "{BUILD_ID}";\n'
+    for name in ("libQnnHtp.so", "libQnnSystem.so", f"libQnnHtpV{arch}Stub.so", *more):
+        source = f'const char id[] __attribute__((used, visibility("default"))) = "{build_id}";\n'
         subprocess.run(
             [
                 "aarch64-linux-gnu-gcc",
@@ -34,7 +36,7 @@ def make_device_sdk(root: Path, target: str, arch: int = 75) -> Path:
             text=True,
             check=True,
         )
-    elves.skel(arch, BUILD_ID).write(
+    elves.skel(arch, build_id).write(
         root / "lib" / f"hexagon-v{arch}" / "unsigned" / f"libQnnHtpV{arch}Skel.so"
     )
     return root
