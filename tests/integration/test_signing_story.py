@@ -1,7 +1,7 @@
 """From signing to a device, as a team does it for LPAI: sign_lpai, signing verify, bundle, run_device.
 
-Nothing of it is Qualcomm's. The signer is this project's development rehearsal, QNN's libraries are stand-ins that
-a loader takes, and the device is this machine behind sshd, with the runner under qemu. No real device takes
+Nothing of it is Qualcomm's. The signer is this project's development rehearsal. QNN's libraries are stand-ins
+that a loader takes. The device is this machine behind sshd, with the runner under qemu. No real device takes
 such a signature. Held here: every file reaches the place where a device looks for it, signed and whole.
 """
 
