@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
-from ci.executorch.suite import QAT_SCHEMES, Scheme
+from ci.executorch.suite import QAT_SCHEMES
+from ci.suites.precision import SCHEMES
 from provisioning.base.findings import Finding
 from provisioning.base.settings import ROOT
 from tests.support.lowering_suites import Done, run
@@ -100,5 +99,5 @@ def test_the_suite_knows_every_scheme_that_the_quantizer_has() -> None:
     from executorch.backends.qualcomm.quantizer.quantizer import QUANT_CONFIG_DICT, QuantDtype
 
     names = {kind: kind.name.removeprefix("use_") for kind in QuantDtype}
-    assert set(names.values()) == set(get_args(Scheme)) - {"fp16"}
+    assert set(names.values()) == set(SCHEMES) - {"fp16"}
     assert {names[kind] for kind, qat in QUANT_CONFIG_DICT if qat} == set(QAT_SCHEMES)

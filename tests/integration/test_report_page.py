@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from ci.executorch.suite import Scheme
 from ci.report.html import html
+from ci.suites.precision import SCHEMES
 from provisioning.base.findings import Metric
 from tests.support.chromium import Page, page
 from tests.support.program_reports import GOOD, reports, row
@@ -70,7 +69,7 @@ def test_it_fits_the_screen(opened: Page, width: int, dark: bool) -> None:
 
 def test_every_scheme_of_the_matrix_is_seen_without_scrolling(tmp_path: Path) -> None:
     lowered, _ = reports()
-    schemes = get_args(Scheme)
+    schemes = SCHEMES
     programs: Metric = {
         f"op_grouped_attention/{scheme}/SSG2115P": row(f"op_grouped_attention/{scheme}/SSG2115P", "pass", "")
         for scheme in schemes

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from ci.executorch.judge import suggestions
-from ci.executorch.suite import SHIPPED, SUITES, Program, Scheme, all_programs, choose, programs_of
+from ci.executorch.suite import SHIPPED, SUITES, Program, all_programs, choose, programs_of
 from ci.suites.baseline import baseline_path, load_baseline, load_tolerances
 from ci.suites.imports import module_file
+from ci.suites.precision import SCHEMES
 from ci.suites.thresholds import derived
 from provisioning.base.errors import ManifestError, UsageError
 from provisioning.base.settings import ROOT
@@ -129,7 +129,7 @@ class TestShipped:
     pr = choose(programs, tags=["pr"])
 
     def test_a_pull_request_meets_every_scheme(self) -> None:
-        assert {program.run.scheme for program in self.pr} == set(get_args(Scheme))
+        assert {program.run.scheme for program in self.pr} == set(SCHEMES)
 
     def test_a_pull_request_meets_every_arch_on_six_chips_and_more(self) -> None:
         socs = {program.soc for program in self.pr}
