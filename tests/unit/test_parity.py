@@ -23,7 +23,7 @@ from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import ROOT
-from tests.support.parity_cases import case, changed, check_tree, checked, mapping
+from tests.support.parity_cases import changed, check_tree, checked, mapping
 from tests.support.parity_mutations import (
     BACKENDS_CMAKE,
     CONFIG,
@@ -36,9 +36,6 @@ from tests.support.parity_mutations import (
 )
 
 SCHEMA_CMAKE = f"{QUALCOMM}/cmake/Schema.cmake"
-
-SAMPLE = (16, 21, 65)
-"""A few random cases, for CI; tests/integration/test_parity_mutations.py has the many."""
 
 FORGOTTEN = {
     '                    "backends/lpai/*.cpp",\n': "",
@@ -117,12 +114,12 @@ def test_a_new_library_of_cmake_is_compared_without_being_named() -> None:
     assert f"{QUALCOMM}/new.cpp" in [one.what for one in _found(files, "parity-missing-in-buck")]
 
 
-@pytest.mark.parametrize("declaration", ["add_library(new MODULE new.cpp)", "add_executable(new new.cpp)"])
-def test_a_program_or_plugin_of_cmake_needs_a_pair_of_its_own(declaration: str) -> None:
-    files = miniature_tree.files()
-    files[TOP_CMAKE] += f"{declaration}\n"
-    files[f"{QUALCOMM}/new.cpp"] = "// new\n"
-    assert [one.what for one in _found(files, "parity-unmapped-target")] == ["new"]
+def test_a_program_or_plugin_of_cmake_needs_a_pair_of_its_own() -> None:
+    new = "add_library(plugin MODULE plugin.cpp)\nadd_executable(program program.cpp)\n"
+    old = "add_library(qnn_executorch_backend SHARED)\n"
+    files = _with(TOP_CMAKE, {old: old + new})
+    files |= dict.fromkeys((f"{QUALCOMM}/plugin.cpp", f"{QUALCOMM}/program.cpp"), "// new\n")
+    assert [one.what for one in _found(files, "parity-unmapped-target")] == ["plugin", "program"]
 
 
 def test_the_static_twin_of_a_buck_library_is_that_library() -> None:
@@ -309,12 +306,6 @@ def test_g_a_renamed_file_is_found(folder: str, old: str, new: str, rule: str) -
 @pytest.mark.parametrize("path", NEW_MODULES)
 def test_h_a_python_file_that_no_library_has_is_found(path: str) -> None:
     assert ("parity-unknown-file", path) in {(one.rule, one.place.file) for one in _renamed()}
-
-
-@pytest.mark.parametrize("seed", SAMPLE)
-def test_a_random_case(seed: int) -> None:
-    made = case(seed)
-    assert made.verdict() == "", made.name
 
 
 class TestMending:
