@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import itertools
@@ -236,10 +237,10 @@ def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
         root = Path(os.path.commonpath(_search_roots(inputs["path"], place)))
         digest = hashlib.sha256()
         for file in files:
-            copy = target / file.relative_to(root)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)  # without its mode, as on GitHub
-            digest.update(copy.read_bytes())
+            duplicate = target / file.relative_to(root)
+            duplicate.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, duplicate)  # without its mode, as on GitHub
+            digest.update(duplicate.read_bytes())
     place.log(f"uploaded {len(files)} files as {name}")
     return Done({"artifact-id": name, "artifact-digest": digest.hexdigest()})
 
@@ -425,12 +426,15 @@ def _cached(
 
 def _unpack(archive: tarfile.TarFile, number: int, into: Path) -> None:
     """Extract one of the saved paths, a file or a folder."""
+    # Not by arguments: Debian 12's Python 3.11.2 knows neither filters nor TarInfo.replace.
+    archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
     for member in archive.getmembers():
         first, _, inside = member.name.partition("/")
         if first == str(number):
             target = into / inside
-            copy = member.replace(name=target.name, deep=False)
-            archive.extract(copy, target.parent, set_attrs=True, filter="fully_trusted")
+            renamed = copy.copy(member)
+            renamed.name = target.name
+            archive.extract(renamed, target.parent, set_attrs=True)
 
 
 def _git(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
