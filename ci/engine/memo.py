@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,6 +175,7 @@ class Digests:
         self._known: dict[str, list[Any]] = {}
         self._first: dict[str, str] = {}
         self._changed = False
+        self._reading = threading.Lock()
         with contextlib.suppress(OSError, ValueError, IndexError):
             known = json.loads(self._path.read_text(encoding="utf-8"))
             if isinstance(known, dict):
@@ -187,9 +189,19 @@ class Digests:
     def of(self, path: str) -> tuple[str, Stamp]:
         """Raises OSError for what is not a file that can be read."""
         stamp = stamp_of(os.stat(path))
+        if digest := self._of(path, stamp):
+            return digest, stamp
+        # Two workers that end at once have read the same libraries.
+        with self._reading:
+            if digest := self._of(path, stamp):
+                return digest, stamp
+            return self._read(path, stamp), stamp
+
+    def _of(self, path: str, stamp: Stamp) -> str:
         known = self._known.get(path)
-        if known and known[:4] == list(stamp) and not is_young(stamp):
-            return str(known[4]), stamp
+        return str(known[4]) if known and known[:4] == list(stamp) and not is_young(stamp) else ""
+
+    def _read(self, path: str, stamp: Stamp) -> str:
         digest = hash_file(Path(path))
         if stamp_of(os.stat(path)) != stamp:
             raise OSError(f"{path} changed while it was read")
@@ -199,7 +211,7 @@ class Digests:
             self._known.pop(path, None)
             self._known[path] = [*stamp, digest]
             self._changed = True
-        return digest, stamp
+        return digest
 
     def save(self) -> None:
         if not self._changed:
