@@ -202,6 +202,12 @@ def diagnose(session: nox.Session) -> None:
 
 
 @nox.session
+def compile(session: nox.Session) -> None:
+    """Compile one PyTorch model, run it on the HTP emulator and compare: `-- --help`."""
+    run_verb(session, "compile")
+
+
+@nox.session
 def onnx(session: nox.Session) -> None:
     """Compile and run ONNX models with ONNX Runtime's QNN provider: `-- compile --help`."""
     run_verb(session, "onnx")

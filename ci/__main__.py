@@ -33,6 +33,9 @@ VERBS = {
         "ci.upstream.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
     "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
+    "compile": Verb(
+        "ci.executorch.model_verb", "compile one model, run it on the HTP emulator and compare", "executorch"
+    ),
     "test_lowering": Verb(
         "ci.executorch.verb", "lower models to HTP and audit what was delegated", "executorch"
     ),

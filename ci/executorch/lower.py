@@ -127,7 +127,7 @@ def lower(
 
     With `keep_going`, what the compiler dies of stays on the CPU, if the rest then lowers."""
     clones.append(repository_of(search_path / "suite"))
-    loaded = make(case.factory, case.arguments, search_path, inputs_of(case.inputs))
+    loaded = make(case.factory, case.arguments, search_path, inputs_of(case, search_path))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
     count = 0 if run.scheme == "fp16" else run.calibration
     batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
@@ -207,8 +207,13 @@ def lower(
     }
 
 
-def inputs_of(declared: Sequence[Input]) -> Inputs | None:
+def inputs_of(case: Case, search_path: Path) -> Inputs | None:
     """What draws the inputs that the suite names; None where the factory gives them."""
+    if case.samples:
+        from ci.suites.samples import samples_of
+
+        return samples_of(search_path / case.samples)
+    declared = case.inputs
 
     def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
         return tuple(_drawn(each, generator) for each in declared)

@@ -13,7 +13,16 @@ from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
 
 
-def program_named(model: str, scheme: str, soc: str, selection: Selection, calibration: int = 4) -> Program:
+def program_named(
+    model: str,
+    scheme: str,
+    soc: str,
+    selection: Selection,
+    calibration: int = 4,
+    *,
+    samples: str = "",
+    cpu_nodes: tuple[str, ...] = (),
+) -> Program:
     """A model's program. The function's own folder, or the current one, is looked in first for modules."""
     soc_named(soc)
     named = user_model(model, Path(Parser.started_in or Path.cwd()))
@@ -22,8 +31,15 @@ def program_named(model: str, scheme: str, soc: str, selection: Selection, calib
             f"{model}: this command takes PyTorch models",
             remedy="the commands of `onnx` take an .onnx; export the PyTorch model as a .pt2",
         )
-    run = Run.model_validate({"scheme": scheme_named(scheme), "socs": (soc,), "calibration": calibration})
-    case = Case.model_validate({"factory": named.factory, "run": (run,)})
+    run = Run.model_validate(
+        {
+            "scheme": scheme_named(scheme),
+            "socs": (soc,),
+            "calibration": calibration,
+            "cpu_nodes": cpu_nodes,
+        }
+    )
+    case = Case.model_validate({"factory": named.factory, "samples": samples, "run": (run,)})
     return Program(
         named.search_path / "no-suite.toml", named.name, case, case.runs[0], soc, selection.profile
     )

@@ -85,10 +85,16 @@ def jobs_of(programs: Iterable[Program], profile: str) -> list[Job]:
     return jobs
 
 
-def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str], name: str) -> Plan:
+def plan_of(
+    args: argparse.Namespace,
+    selection: Selection,
+    environ: Mapping[str, str],
+    name: str,
+    programs: Sequence[Program] | None = None,
+) -> Plan:
     # Lowering and the emulator run on this machine; another target beside it is another session's.
     selection = replace(selection, target=DEFAULT_TARGET)
-    programs = chosen(args, selection)
+    programs = chosen(args, selection) if programs is None else programs
     socs = tuple(dict.fromkeys(program.soc for program in programs))
     found = resolve(replace(selection, soc=socs[0] if socs else selection.soc), environ)
     found.explain()

@@ -128,6 +128,8 @@ class Case(AnyCase):
     arguments: dict[str, Scalar] = Field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     backend: Backend = "htp"
+    samples: str = ""
+    """A folder of inputs, a file each; relative to the suite. The first two are compared on alone."""
     files: tuple[str, ...] = ()
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
     inferences: Annotated[int, Field(ge=1)] = 2

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ci.suites.imports import search_first
+from ci.suites.imports import search_first, users_own
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
@@ -32,6 +32,16 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
 EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 
 MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Draws inputs from data of the user's, which count instead of what the model comes with."""
+
+    draw: Inputs
+
+    def __call__(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        return self.draw(generator)
 
 
 class BadFactory(Exception):
@@ -72,16 +82,17 @@ def make(
     torch.manual_seed(seed_of("weights"))
     if dotted.endswith(".pt2"):
         return _exported(search_path / dotted, arguments, inputs)
-    function = find(dotted, search_path)
-    try:
-        with torch.enable_grad():
-            product = function(**arguments)
-    except MemoryError:
-        raise
-    except Exception as error:
-        if is_memory(error):
+    with users_own(dotted.partition(":")[0].partition(".")[0], search_path):
+        function = find(dotted, search_path)
+        try:
+            with torch.enable_grad():
+                product = function(**arguments)
+        except MemoryError:
             raise
-        raise BadFactory(f"{dotted} raises {described(error)}") from error
+        except Exception as error:
+            if is_memory(error):
+                raise
+            raise BadFactory(f"{dotted} raises {described(error)}") from error
     loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
     if any(module.training for module in loaded.model.modules()):
         loaded.model.eval()
@@ -160,6 +171,8 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
+    if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
+        product = product[0]
     if not isinstance(product, nn.Module):
         pair = isinstance(product, tuple) and len(product) == 2
         found = "a pair" if pair else f"a {type(product).__name__}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
+from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.settings import ROOT
 
 _first: Path | None = None
@@ -26,6 +29,25 @@ def search_first(folder: Path) -> None:
     if _first != folder:
         sys.path.insert(0, str(folder))
     _first = folder
+
+
+@contextmanager
+def users_own(package: str, folder: Path) -> Iterator[None]:
+    """Where the folder has a package of one of our names, such as `ci`, that name means the user's."""
+    if package not in OWN_PACKAGES or folder == ROOT or not (folder / package).is_dir():
+        yield
+        return
+
+    def taken() -> dict[str, ModuleType]:
+        names = [name for name in sys.modules if name.partition(".")[0] == package]
+        return {name: sys.modules.pop(name) for name in names}
+
+    ours = taken()
+    try:
+        yield
+    finally:
+        taken()
+        sys.modules.update(ours)
 
 
 def _forget(folder: Path) -> None:

@@ -1,0 +1,53 @@
+"""A user's samples in a folder, a file each: `.npy`, `.npz` with an array for each input, or `.pt`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ci.suites.factory import BadFactory, Samples, described, seed_of
+
+COMPARED = 2
+"""Samples that are compared on and do not calibrate, where a folder has enough of them."""
+
+READABLE = (".npy", ".npz", ".pt")
+
+
+def samples_of(folder: Path) -> Samples:
+    files = sorted(path for path in folder.iterdir() if path.suffix in READABLE) if folder.is_dir() else []
+    if not files:
+        raise BadFactory(f"{folder}: expected samples as {', '.join(READABLE)}, found none")
+    held = min(COMPARED, len(files) // 2)
+    compared = {seed_of("inputs", number): files[number] for number in range(held)}
+    rest = files[held:]
+
+    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
+        own = compared.get(generator.initial_seed())
+        return _sample(own or rest[int(torch.randint(len(rest), (1,), generator=generator))])
+
+    return Samples(draw)
+
+
+def _sample(path: Path) -> tuple[Tensor, ...]:
+    try:
+        if path.suffix == ".pt":
+            loaded: Any = torch.load(path, weights_only=True)
+            tensors: Sequence[Any] = loaded if isinstance(loaded, tuple | list) else [loaded]
+        elif path.suffix == ".npz":
+            with np.load(path) as arrays:
+                tensors = [torch.from_numpy(arrays[name]) for name in arrays.files]
+        else:
+            tensors = [torch.from_numpy(np.load(path))]
+    except Exception as error:
+        raise BadFactory(f"{path} cannot be read: {described(error)}") from error
+    for each in tensors:
+        if not isinstance(each, Tensor):
+            raise BadFactory(f"{path}: expected tensors, found a {type(each).__name__}")
+        if each.dtype.is_floating_point and not torch.isfinite(each).all():
+            raise BadFactory(f"{path} holds NaN or infinity")
+    return tuple(tensors)
