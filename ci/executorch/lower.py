@@ -45,6 +45,7 @@ from ci.executorch.audit import (
     left_on_cpu,
     module_path,
     partition_of,
+    source_of,
 )
 from ci.executorch.guilty import SEARCHED_SECONDS, Remedy, Search, Suspect, remedy_of
 from ci.executorch.suite import Case, Input, Run
@@ -60,6 +61,7 @@ from ci.suites.factory import (
     infer_all,
     is_memory,
     make,
+    not_compilable,
     run_copied,
     where_input_changes,
 )
@@ -439,6 +441,10 @@ def _with_remedy(
     except (Failed, BadFactory, MemoryError):
         raise
     except Exception as error:
+        node = search.watch.asking
+        if node is not None and (known := not_compilable(str(error))):
+            source, code = source_of(node.meta.get("stack_trace") or "")
+            raise Failed("compile", f"{known[0]} ({source} `{code}`)", known[1]) from error
         # A search of several lowerings must not turn a compile error into a time-out.
         brief = time.monotonic() - begun < SEARCHED_SECONDS
         if is_memory(error) or not brief or not (remedy := remedy_of(search, error, lower_again)):

@@ -34,6 +34,32 @@ EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
 MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot allocate memory")
 
 
+NOT_COMPILABLE = (
+    (
+        "data.dependent",
+        "the model decides by the value of a tensor, and a compiled program cannot",
+        "use torch.where or torch.cond there; shapes must not depend on values",
+    ),
+    (
+        r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero",
+        "the size of a tensor depends on values, and a compiled program's sizes are fixed",
+        "keep the full size and multiply by a mask, or use torch.where with three arguments",
+    ),
+    (
+        r"\bcomplex(?:64|128)\b",
+        "the model computes with complex numbers, which ExecuTorch does not have",
+        "compute real and imaginary part apart; a Fourier transform is two matrix products, of the signal"
+        " with the cosines and with the sines",
+    ),
+    (
+        r"Missing out variants: \{([^}]+)\}",
+        "ExecuTorch has no operator {0} and no decomposition of it",
+        "write it with other operators of torch",
+    ),
+)
+"""What torch or ExecuTorch say, what it means, and what to write instead."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Draws inputs from data of the user's, which count instead of what the model comes with."""
@@ -307,13 +333,20 @@ def explained(error: BaseException) -> tuple[str, str]:
     text = str(error).strip()
     places = [f" ({file}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
-    if re.search("data.dependent", text, re.IGNORECASE):
-        message = "the model decides by the value of a tensor, and a compiled program cannot"
-        return message + place, "use torch.where or torch.cond there; shapes must not depend on values"
+    if known := not_compilable(text):
+        return known[0] + place, known[1]
     cause = text.splitlines()[0].strip()[:600] if text else ""
     if explanation := EXPLANATION.search(text):
         cause += f": {explanation[1].strip()}"
     return f"{type(error).__name__}: {cause}{place}" if cause else f"{type(error).__name__}{place}", ""
+
+
+def not_compilable(text: str) -> tuple[str, str] | None:
+    """What such an error means and what to write instead, if it is known."""
+    for pattern, message, remedy in NOT_COMPILABLE:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return message.format(*found.groups()), remedy
+    return None
 
 
 def _is_users(file: str) -> bool:

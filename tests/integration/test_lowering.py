@@ -28,6 +28,8 @@ BAD = {
     "killed": ("lowering-crash", "ended by SIGKILL, as the system does when memory runs out"),
     "decides": ("lowering-export", "the model decides by the value of a tensor"),
     "keeps": ("lowering-factory", "the model changes first.bias while it runs"),
+    "spectrum": ("lowering-compile", "complex numbers, which ExecuTorch does not have"),
+    "places": ("lowering-compile", "the size of a tensor depends on values"),
     "alone": ("lowering-factory", "found a module alone, and the suite names no inputs"),
 }
 
@@ -46,6 +48,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     cases["named"] = {"factory": "lowering_models:alone", "case": INPUTS}
     cases["good"] = {}
     cases["changes"] = {"factory": "lowering_models:changes"}
+    cases["spectrum_by_products"] = {"factory": "lowering_models:spectrum_by_products"}
     cases["fixed"] = {"factory": "lowering_models:fixed"}
     (base / "lowering_extra.py").write_text("WIDTH = 32\n")
     return run("test_lowering", base, "--suite", suite(base, cases))
@@ -84,7 +87,7 @@ class TestBadInput:
     def test_what_was_changed_of_a_factorys_model_is_a_warning(self, done: Done) -> None:
         assert done.rules("fixed") == {"factory-training-mode", "factory-fixed-inputs"}
 
-    @pytest.mark.parametrize("case", ["good", "named", "changes"])
+    @pytest.mark.parametrize("case", ["good", "named", "changes", "spectrum_by_products"])
     def test_the_good_ones_among_them_are_good(self, done: Done, case: str) -> None:
         assert not done.rules(case) and done.code == 1
 

@@ -164,6 +164,33 @@ class Recurrent(nn.Module):
         return self.gru(x)[0]
 
 
+class Calls(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.function(x)
+        return result
+
+
+def spectrum() -> Any:
+    return Calls(lambda x: torch.fft.rfft(x).abs()).eval(), (torch.randn(2, 16),)
+
+
+def spectrum_by_products() -> Any:
+    """What is written instead of a Fourier transform."""
+    angles = 2 * torch.pi * torch.outer(torch.arange(16.0), torch.arange(9.0)) / 16
+    cosines, sines = angles.cos(), angles.sin()
+    return Calls(lambda x: ((x @ cosines) ** 2 + (x @ sines) ** 2 + 1e-6).sqrt()).eval(), (
+        torch.randn(2, 16),
+    )
+
+
+def places() -> Any:
+    return Calls(lambda x: torch.nonzero(x > 0).float() * 2).eval(), (torch.randn(2, 16),)
+
+
 def recurrent() -> Any:
     return Recurrent().eval(), (torch.randn(1, 3, 8),)
 
