@@ -184,9 +184,7 @@ def _traced(
 
 def _events(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
     """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the inference."""
-    # What its imports warn of is nothing to the user.
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
+    _ignore_warnings_of_imports()
     from executorch.devtools import Inspector
     from executorch.devtools.inspector import TimeScale
 
@@ -210,6 +208,12 @@ def _events(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]],
     return cycles, native, whole
 
 
+def _ignore_warnings_of_imports() -> None:
+    """ExecuTorch's tell the user nothing."""
+    logging.disable(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
 def _located(cost: Cost, nodes: Mapping[str, Mapping[str, str]]) -> Cost:
     node = nodes.get(cost.operator)
     if node is None:
@@ -221,6 +225,7 @@ def _located(cost: Cost, nodes: Mapping[str, Mapping[str, str]]) -> Cost:
 
 def inputs_of_program(program: Path, files: Sequence[Path], folder: Path) -> list[Path]:
     """Raw files of a .pte's inputs: the user's, or drawn at random with the program's own shapes."""
+    _ignore_warnings_of_imports()
     import numpy
     import torch
     from executorch.runtime import Runtime
