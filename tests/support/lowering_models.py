@@ -182,9 +182,8 @@ def spectrum_by_products() -> Any:
     """What is written instead of a Fourier transform."""
     angles = 2 * torch.pi * torch.outer(torch.arange(16.0), torch.arange(9.0)) / 16
     cosines, sines = angles.cos(), angles.sin()
-    return Calls(lambda x: ((x @ cosines) ** 2 + (x @ sines) ** 2 + 1e-6).sqrt()).eval(), (
-        torch.randn(2, 16),
-    )
+    model = Calls(lambda x: ((x @ cosines) ** 2 + (x @ sines) ** 2 + 1e-6).sqrt())
+    return model.eval(), lambda generator: (torch.randn(2, 16, generator=generator),)
 
 
 def places() -> Any:
