@@ -23,6 +23,7 @@ from ci.executorch.one_model import program_named
 from ci.suites.baseline import Baseline
 from ci.suites.profile import PROCESSES, RUNS, Cost, as_text, costs_of, document, merged, read_document
 from ci.suites.profile_page import page_of
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -178,7 +179,8 @@ def _traced(
         lines = [line for line in tail(log, 4000).splitlines() if "error:" in line.lower()]
         words = f": {lines[-1].strip()}" if lines else ""
         raise CheckFailed(
-            f"{program}: the runner {how_it_ended(code)}{words}", remedy=f"python -m ci inspect {program}"
+            f"{program}: the runner {how_it_ended(code)}{words}",
+            remedy=f"python -m ci inspect {quoted(program)}",
         )
 
 
@@ -236,7 +238,7 @@ def inputs_of_program(program: Path, files: Sequence[Path], folder: Path) -> lis
         method = Runtime.get().load_program(program).metadata("forward")
         metas = [method.input_tensor_meta(index) for index in range(method.num_inputs())]
     except RuntimeError as error:
-        raise CheckFailed(f"{program}: {error}", remedy=f"python -m ci inspect {program}") from error
+        raise CheckFailed(f"{program}: {error}", remedy=f"python -m ci inspect {quoted(program)}") from error
     if files and len(files) != len(metas):
         raise UsageError(
             f"expected --input {len(metas)} times, found {len(files)}", remedy="one for each input"
