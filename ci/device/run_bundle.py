@@ -176,7 +176,7 @@ def _flags(args: argparse.Namespace, bundle: Bundle) -> tuple[str, ...]:
     return (*flags, *args.runner_arg)
 
 
-def _explain(ran: session.Ran, device: Device, into: Path, stage: StageRun, seconds: float) -> None:
+def _explain(ran: session.RunResult, device: Device, into: Path, stage: StageRun, seconds: float) -> None:
     system = device.system_log()
     if system:
         _keep(into / "system.log", system, "log", stage)

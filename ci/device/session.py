@@ -36,7 +36,7 @@ class Pushed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class RunResult:
     code: int | None
     """None: it did not end in time."""
     out: str
@@ -126,7 +126,7 @@ def hashes(device: Device, folder: str, places: Sequence[str]) -> dict[str, str]
 
 def run(
     device: Device, folder: str, arguments: Sequence[str], *, wrapper: str = "", seconds: float = SECONDS
-) -> Ran:
+) -> RunResult:
     """Run run.sh of the bundle in an emptied outputs/, and end it on the device when it takes too long.
 
     Raises Lost, with what the runner had printed, if the device is gone.
@@ -146,12 +146,12 @@ def run(
             left = stop(device, folder)
         except ToolkitError as error:
             raise Lost(error.message, error.remedy, late.out) from error
-        return Ran(None, late.out, left)
+        return RunResult(None, late.out, left)
     except KeyboardInterrupt:
         with suppress(ToolkitError):
             stop(device, folder)
         raise
-    return Ran(answer.code, answer.out)
+    return RunResult(answer.code, answer.out)
 
 
 def stop(device: Device, folder: str) -> int | None:

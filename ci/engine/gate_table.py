@@ -19,11 +19,11 @@ class GateStage(Model):
     program: str
     """The package to run with -m; the name is its verb."""
     needs: tuple[str, ...] = ()
-    """Earlier stages that must pass, or be left out on purpose, before this one runs."""
+    """Earlier stages that must pass, or be skipped on purpose, before this one runs."""
     runs_programs: bool = False
     """Whether the gate passes --suite and --tag on to it."""
     flags: tuple[str, ...] = ()
-    """Passed on beside the selection."""
+    """More arguments for the stage, after the selection."""
 
 
 class Harmless(Model):
@@ -51,7 +51,7 @@ class Row(Model):
 
 class GateTable(Model):
     annotates: tuple[str, ...] = ()
-    """Sessions that print GitHub's annotations themselves, unless they get --no-annotations."""
+    """Sessions that print GitHub's annotations themselves, unless they are called with --no-annotations."""
     stage: tuple[GateStage, ...] = ()
     harmless: dict[str, Harmless] = Field(default_factory=dict)
     row: dict[str, Row] = Field(default_factory=dict)

@@ -18,9 +18,10 @@ RUNNER = outputs_path() / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner
 
 
 def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> dict[str, str]:
-    """QNN's build and the digest of the libraries that run here; `purpose` is what libQnnHtp.so is for.
+    """The QNN build and the digest of the libraries that run on this machine.
 
-    With the store, whose memory knows the digests of files that have not changed."""
+    `purpose` says what libQnnHtp.so is needed for. A store remembers the digests of files that have not
+    changed."""
     libraries = sdk_root / "lib" / HOST_LIBRARIES
     htp = libraries / "libQnnHtp.so"
     if not htp.is_file():
@@ -39,7 +40,7 @@ def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> d
 
 
 def find_runner(environ: Mapping[str, str]) -> Path:
-    """The user's own, named by QNN_EXECUTOR_RUNNER, else the one that build_runner makes."""
+    """The runner that QNN_EXECUTOR_RUNNER names, else the one that build_runner builds."""
     named = environ.get("QNN_EXECUTOR_RUNNER")
     path = Path(named).absolute() if named else RUNNER
     if not path.is_file():
@@ -51,7 +52,7 @@ def find_runner(environ: Mapping[str, str]) -> Path:
 
 
 def ready_runner(environ: Mapping[str, str], reports: Path) -> Path:
-    """As `find_runner`, but the one that build_runner makes is built first if it is not there."""
+    """Like `find_runner`, but build_runner's runner is built first if it is missing."""
     if not environ.get("QNN_EXECUTOR_RUNNER") and not RUNNER.is_file():
         sys.stderr.write("qnn_executor_runner is not built yet: nox -s build_runner\n")
         sys.stderr.flush()

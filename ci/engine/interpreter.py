@@ -1,6 +1,7 @@
-"""What a Python process knows of its own inputs: modules, look-ups that failed, environment variables.
+"""The inputs of a Python process that the process itself knows: modules, failed look-ups, environment
+variables.
 
-`begin` is called once, before anything heavy is imported; `touched` says what was touched since.
+`begin` is called once, before anything heavy is imported. `touched` returns what was touched since.
 """
 
 from __future__ import annotations
@@ -29,30 +30,31 @@ VOLATILE = frozenset((
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "PYTEST_CURRENT_TEST",
     "QNN_CI_WORKER_MEMORY", "QNN_CI_WORKER_WARM", "ORT_DISABLE_TELEMETRY",
 ))  # fmt: skip
-"""Libraries read these for other reasons than what they compute, and the files to which they lead are seen.
-Read by the user's own code, they count."""
+"""Libraries read these, but their results do not depend on them, and the files that they name are seen
+anyway. A read by the user's own code counts.
+"""
 
 UNSET = "unset"
 
 ALL = "*"
-"""Stands for the names of all variables: who looks through them depends on a new one too."""
+"""Stands for the names of all variables: code that loops over them also depends on new ones."""
 
 OURS = tuple(f"{Path(__file__).resolve().parents[2] / name}/" for name in ("ci", "provisioning"))
-"""What our own code reads is in the key of the work already."""
+"""Our own code reads these; its key has them already."""
 
 _initial: dict[str, str] = {}
-"""The variables as they were at the beginning: what the process sets itself is no input."""
+"""The variables at the start: what the process sets itself is no input."""
 _read: dict[str, str] = {}
 _absent_modules: set[str] = set()
 _queries: dict[str, set[str]] = {}
-"""By directory: what was asked of the packages that are installed there."""
+"""By directory: the queries about the packages that are installed there."""
 _opened: set[str] = set()
 _known: set[str] = set()
 _began = 0.0
 
 
 class _Absent:
-    """The last finder: a name that comes so far is nowhere."""
+    """The last finder on the path: a name that gets this far does not exist."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
@@ -61,7 +63,7 @@ class _Absent:
 
 
 class _Queries:
-    """The first finder: notes what is asked of the metadata of installed packages."""
+    """The first finder on the path: records queries about installed packages."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:
@@ -76,7 +78,7 @@ class _Queries:
 
 
 def _query_of_all() -> str:
-    """Who looks through all packages: for the entry points of a group, or user code for anything."""
+    """A query about all packages: for the entry points of a group, or by user code for anything."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and "importlib" in frame.f_code.co_filename:
         if frame.f_code.co_name == "entry_points":
@@ -89,17 +91,17 @@ def _query_of_all() -> str:
 
 
 class _Everything(set[str]):
-    """Stands for a directory's listing, so that each candidate is looked up, and the watch sees which."""
+    """Stands for a directory's listing: Python then looks up each candidate, and the watch sees which."""
 
     def __contains__(self, name: object) -> bool:
         return True
 
 
 def begin() -> None:
-    """Note environment variables, absent modules and opened files from now on; children inherit it.
+    """Record environment variables, absent modules and opened files from now on; children inherit it.
 
-    The user's directories are not listed: a new file beside a suite is no change. Their bytecode is not used:
-    Python trusts it by size and time alone."""
+    The user's directories are not listed, so a new file beside a suite is no change. Their bytecode is not
+    used, because Python checks only its size and time."""
     global _began
     if _began:
         return
@@ -131,18 +133,22 @@ def begin() -> None:
 
 
 def touched() -> dict[str, Any]:
-    """Since `begin`: variables, the files of modules, opened files and loaded libraries with their stamps,
-    and for each directory of the search path the top-level names that it must not offer."""
+    """What was touched since `begin`: variables, and the files of modules, opened files and loaded libraries
+    with their stamps.
+
+    `unoffered` has for each directory of the search path the top-level names that must stay absent from it.
+    """
     opened: dict[str, list[int]] = {}
     changed = []
     names = {*_opened, *_module_files(), *_libraries()}
-    # The source of bytecode decides; the bytecode itself may have been written just now.
+    # The source decides, not its bytecode, which may have just been written.
     for name in sorted({source_of(each) or each for each in names}):
         path = os.path.abspath(name)
         if path.startswith(IGNORED) or not os.path.isfile(path):
             continue
         if ".dist-info/" in path:
-            # Torch reads the entry points of all distributions; the imported ones count by their files.
+            # Torch reads the entry points of all distributions. Those that were imported count by their
+            # files.
             continue
         info = os.stat(path)
         opened[path] = list(stamp_of(info))
@@ -161,7 +167,8 @@ def touched() -> dict[str, Any]:
 def as_installed(path: str) -> bool:
     """True if the file has the bytes that its distribution's RECORD names.
 
-    Installers share files by hard links: another environment then moves a file's ctime, and nothing else."""
+    Installers share files by hard links, so installing into another environment changes a file's ctime and
+    nothing else."""
     folder, mark, relative = path.rpartition("/site-packages/")
     if not mark:
         return False
@@ -175,7 +182,7 @@ def as_installed(path: str) -> bool:
 
 
 def forget() -> None:
-    """Begin anew in a fork: what its parent had touched, the parent tells."""
+    """Start again in a fork: the parent reports what it touched itself."""
     _read.clear()
     _absent_modules.clear()
     _queries.clear()
@@ -183,7 +190,7 @@ def forget() -> None:
 
 
 def touched_since() -> dict[str, Any]:
-    """Since `forget`: variables, and what `unoffered` takes. Looks at no file, as the fork is watched."""
+    """Variables, and the arguments of `unoffered`, since `forget`. No files: the fork is watched."""
     if "pkg_resources" in sys.modules.keys() - _known:
         for folder in sys.path:
             _queries.setdefault(os.path.abspath(folder), set()).add(ALL)
@@ -192,9 +199,11 @@ def touched_since() -> dict[str, Any]:
 
 
 def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[str]) -> dict[str, list[str]]:
-    """By directory of the search path, the modules that would shadow what was imported.
+    """By directory of the search path, the modules that would shadow what was imported if they were added
+    there.
 
-    A module found in one directory must stay absent from those before it, one found nowhere from all."""
+    A module found in one directory must stay absent from all earlier ones; a module found nowhere must stay
+    absent from all."""
     real = cache(os.path.realpath)
     entries = list(dict.fromkeys(os.path.abspath(each) for each in path))
     found: dict[str, list[str]] = {}
@@ -202,7 +211,7 @@ def unoffered(path: Iterable[str], homes: Mapping[str, str], absent: Iterable[st
         later = {real(each) for each in entries[index + 1 :]}
         names = {name for name, home in homes.items() if home != entry and real(home) in later}
         names |= {name for name in absent if name not in homes}
-        # One that is not there can come to be.
+        # A missing directory may be created.
         if names and not os.path.isfile(entry):
             found[entry] = sorted(names)
     return found
@@ -215,7 +224,7 @@ def installations() -> tuple[str, ...]:
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found |= {*site.getsitepackages(), site.getusersitepackages()}
     found |= {f"{sys.prefix}/lib", f"{sys.base_prefix}/lib/python{sys.version_info[0]}"}
-    # Also where `pip install --target` put packages, or a .pth file leads.
+    # Also the folders of `pip install --target` and of .pth files.
     found |= {each for each in sys.path if each.endswith(("/site-packages", "/dist-packages"))}
     return tuple(sorted({f"{spelt}/" for each in found for spelt in (each, os.path.realpath(each))}))
 
@@ -225,15 +234,15 @@ def is_installed(path: str) -> bool:
 
 
 def digest_of_value(value: str | None) -> str:
-    """Values may be secrets: only their digests are kept."""
+    """The digest of a value; values may be secrets."""
     return UNSET if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _note_reads(get: Any, walk: Any) -> tuple[Any, Any]:
-    """`__getitem__` and `__iter__` of os.environ, noting what is read.
+    """`__getitem__` and `__iter__` of os.environ that record what is read.
 
-    Only user code that walks over all variables counts as reading them all: libraries do so to copy them for
-    a child. A walk reads each value from the same place in the code, and those reads are ignored too."""
+    Reading all variables counts only for user code: libraries do it to copy them for a child process. Such a
+    loop reads every value from the same place in the code, and those reads are ignored too."""
     walker: tuple[int, int] | None = None
 
     def get_noted(self: Any, name: Any) -> Any:
@@ -260,7 +269,7 @@ def names_of(environ: Iterable[str]) -> str:
 
 
 def _lasting(environ: Iterable[str]) -> set[str]:
-    """Without our own, some of which differ from run to run."""
+    """The variables without our own, some of which differ from run to run."""
     return {name for name in environ if name not in VOLATILE and not name.startswith("QNN_CI_")}
 
 
@@ -271,14 +280,15 @@ def _note_all() -> None:
 
 
 def _reader(through: str | tuple[str, ...] = "/os.py", depth: int = 2) -> tuple[str, tuple[int, int] | None]:
-    """Who reads a variable (`user`, `library`, or empty for code of ours), and the instruction that does."""
+    """Who reads a variable (`user`, `library`, or empty for our own code), and the instruction that
+    reads it."""
     place = None
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         name = frame.f_code.co_filename
         if place is None and not name.endswith("_collections_abc>"):
             place = id(frame), frame.f_lasti
-        # These and the abstract mapping lie between the reader and the variable.
+        # These modules and the abstract mapping are called between the reader and the variable.
         if name[:1] != "<" and not name.endswith(through):
             if name.startswith(OURS):
                 return "", place
@@ -291,7 +301,7 @@ def _note_event(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb", None):
         _opened.add(arguments[0])
         return
-    # A child that has all variables may read them, which is not seen.
+    # A child process gets all variables and may read any of them unseen.
     inherits = event == "os.system" or (event == "subprocess.Popen" and arguments[3] is None)
     if inherits and _reader(("/os.py", "/subprocess.py"))[0] == "user":
         _note_all()
@@ -305,7 +315,7 @@ def _module_files() -> Iterator[str]:
 
 
 def _package_folders() -> set[str]:
-    """Folders of imported packages that nobody installed: a new file there can shadow a module."""
+    """Folders of imported packages that were not installed: a new file there can shadow a module."""
     folders = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -328,7 +338,7 @@ def _libraries() -> Iterator[str]:
 
 
 def _homes() -> dict[str, str]:
-    """The directories where top-level modules were found, of those imported since `forget`."""
+    """The directories of the top-level modules that were imported since `forget`."""
     homes = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)

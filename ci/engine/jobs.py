@@ -21,7 +21,7 @@ R_contra = TypeVar("R_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Something to run. `seconds` and `memory` (bytes) are what it is expected to take."""
+    """A piece of work. `seconds` and `memory` (bytes) are its expected cost."""
 
     name: str
     seconds: float = 1.0
@@ -29,16 +29,16 @@ class Job:
 
 
 class Slot(Protocol[R_co]):
-    """Runs one job at a time, in a thread of its own; what costs to set up is kept between jobs."""
+    """Runs one job at a time, in its own thread, and keeps between jobs what is expensive to set up."""
 
     def run(self, job: Job) -> R_co: ...
 
     def close(self) -> None:
-        """Release everything; called from another thread, it also ends the job that runs."""
+        """Release everything. Called from another thread, it also ends the running job."""
 
 
 class Observer(Protocol[R_contra]):
-    """Told of every job, by one thread at a time."""
+    """Is called for every job that starts or ends, by one thread at a time."""
 
     def started(self, job: Job) -> None: ...
 
@@ -55,7 +55,7 @@ class Calls(Generic[R]):
         return self._function(job)
 
     def close(self) -> None:
-        """A call cannot be ended from outside."""
+        """A call cannot be ended from outside, so this does nothing."""
 
 
 class _Run(Generic[R]):
@@ -78,7 +78,7 @@ class _Run(Generic[R]):
         self.changed = threading.Condition()
 
     def take(self) -> Job | None:
-        """The next job that fits, waiting for memory; None when there is nothing more to do."""
+        """The next job that fits, after waiting for memory; None when no job is left."""
         with self.changed:
             while not self.stopping and self.waiting:
                 job = self._fitting()
@@ -118,7 +118,7 @@ class _Run(Generic[R]):
 
     def _fitting(self) -> Job | None:
         if self.memory is None or not self.running:
-            # Alone, even the largest may try: no later moment would suit it better.
+            # With nothing else running, even the largest job may start: waiting would not free more memory.
             return self.waiting[0]
         free = self.memory - sum(job.memory for job in self.running.values())
         return next((job for job in self.waiting if job.memory <= free), None)
@@ -135,10 +135,9 @@ def run_jobs(
 ) -> dict[str, R]:
     """Run every job and return the results by name, in the order in which they ended.
 
-    At most `slots` run at once; the sum of their `memory` stays within the budget unless one job alone is
-    larger. After a result for which `stop_after` holds, what runs is ended and nothing more is started. An
-    exception of a slot ends everything and is raised here.
-    """
+    At most `slots` jobs run at once. The sum of their `memory` stays within the budget, unless a single job
+    is larger. After a result for which `stop_after` is true, the running jobs are ended and no more start. An
+    exception in a slot ends everything and is raised here."""
     if len({job.name for job in jobs}) != len(jobs):
         raise ValueError("two jobs have the same name")
     state = _Run(jobs, memory, observer, stop_after)
@@ -146,12 +145,12 @@ def run_jobs(
 
     def serve() -> None:
         try:
-            # A slot is made only when there is something for it to do.
+            # Create a slot only when there is a job for it.
             if (job := state.take()) is None:
                 return
             own = slot()
             with state.changed:
-                # Whoever ends the run closes what is opened by then; a slot that comes later does nothing.
+                # Whoever ends the run closes all slots that exist by then; a slot created later does nothing.
                 if state.stopping:
                     return
                 opened.append(own)
@@ -194,12 +193,12 @@ def longest_first(jobs: Iterable[Job]) -> list[Job]:
 
 
 def shard(jobs: Iterable[Job], index: int, count: int) -> list[Job]:
-    """Shard `index` (from 1) of `count`: always the same for the same jobs, and as long as the others."""
+    """Shard `index` (from 1) of `count`: the same jobs always give the same shards of about equal length."""
     loads = [0.0] * count
     mine: list[Job] = []
     for job in longest_first(jobs):
         lightest = min(range(count), key=lambda shard: (loads[shard], shard))
-        # A job of no expected length still counts, or all such would land in one shard.
+        # Give a job without an expected length a small one; otherwise all such jobs would be in one shard.
         loads[lightest] += max(job.seconds, 1e-3)
         if lightest == index - 1:
             mine.append(job)
@@ -215,8 +214,9 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def asked_shard(jobs: Sequence[Job], text: str) -> list[Job]:
-    """The part that `--shard` names. An empty one is wrong use: doing nothing must not pass for a check."""
+def shard_named(jobs: Sequence[Job], text: str) -> list[Job]:
+    """The jobs of the shard that `--shard` names. Raises UsageError for an empty shard: running nothing must
+    not pass."""
     mine = shard(jobs, *parse_shard(text))
     if not mine:
         raise UsageError(
@@ -227,14 +227,14 @@ def asked_shard(jobs: Sequence[Job], text: str) -> list[Job]:
 
 
 class Estimate:
-    """How long the rest takes, from expected lengths and from how the finished ones compared to them."""
+    """Estimates the time left from expected lengths and from how finished jobs compared with theirs."""
 
     def __init__(self, jobs: Iterable[Job], slots: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._waiting = {job.name: job.seconds for job in jobs}
         self._running: dict[str, tuple[float, float]] = {}
         self._slots = max(1, slots)
         self._clock = clock
-        # Begins at 1 with the weight of ten expected seconds, so that the first short jobs do not mislead.
+        # Starts at 1 with the weight of ten expected seconds, so that the first short jobs do not distort it.
         self._expected = self._taken = 10.0
 
     def started(self, job: Job) -> None:
@@ -267,10 +267,10 @@ def default_slots() -> int:
 
 
 def core_shares(slots: int, threads: int) -> Iterator[set[int]]:
-    """The cores of each slot: its own where the slots fill the machine, else all.
+    """The cores of each slot: its own cores if the slots fill the machine, else all.
 
-    QNN's emulator and compiler wait by spinning. On a core where another worker computes, that costs it a
-    fifth of its time; on the core of the thread that is waited for, it costs nothing."""
+    QNN's emulator and compiler wait by spinning. Spinning on a core where another worker computes costs that
+    worker a fifth of its time."""
     cores = sorted(os.sched_getaffinity(0))
     if slots * threads != len(cores):
         return itertools.repeat(set(cores))
@@ -278,7 +278,7 @@ def core_shares(slots: int, threads: int) -> Iterator[set[int]]:
 
 
 def memory_budget(part: float = 0.8) -> int | None:
-    """Bytes that jobs may use together: a part of what is free now; None where that is not known."""
+    """The bytes that jobs may use together: a part of the memory that is free now; None if unknown."""
     free = available_memory()
     return None if free is None else int(free * part)
 
@@ -286,7 +286,7 @@ def memory_budget(part: float = 0.8) -> int | None:
 def available_memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Bytes that are free on this machine and in this container; None where neither is known."""
+    """The free bytes of this machine and container; None if neither is known."""
     left = []
     if meminfo.is_file():
         available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii"), re.MULTILINE)
@@ -306,7 +306,7 @@ def available_memory(
 
 
 def _reclaimable(limit: Path) -> int:
-    """Memory that a container uses only to cache files. After a checkout that is most of it."""
+    """Memory that a container uses only to cache files. After a checkout this is most of it."""
     try:
         text = limit.with_name("memory.stat").read_text(encoding="ascii")
     except OSError:

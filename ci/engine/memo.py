@@ -1,6 +1,6 @@
-"""What is remembered of work: its key, what it touched, and what came out.
+"""The memory of work done: its key, what it touched, and its result.
 
-`find` gives an entry only while its key is equal, everything that the work touched is unchanged and the files
+`find` returns an entry only if its key is equal, everything that the work touched is unchanged, and the files
 of the result are whole. Otherwise it says why not, and the work is done again.
 """
 
@@ -30,14 +30,16 @@ from provisioning.base.findings import Metric as Json
 from provisioning.base.settings import ROOT
 
 FORMAT = 2
-"""Part of every key: a new value forgets everything that was remembered."""
+"""Part of every key: changing it invalidates everything that was remembered."""
 
 ENTRIES = 8
-"""Entries of one key, told apart by what they touched: so many branches do not evict each other."""
+"""How many entries one key may have. They differ in what the work touched, so branches do not evict each
+other.
+"""
 
 UNUSED_SECONDS = 60 * 86400.0
 ORPHAN_SECONDS = 86400.0
-"""A folder that no entry names may belong to another process, which has yet to write its entry."""
+"""A folder without an entry may belong to another process that has not written its entry yet."""
 
 MOST_DIGESTS = 50_000
 
@@ -45,18 +47,20 @@ NATIVE_VARIABLES = (
     *("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_", "ORT_", "DNNL_", "ONEDNN_", "MKL_", "KMP_"),
     *("LD_", "GLIBC_TUNABLES", "PYTHONHASHSEED", "PYTHONOPTIMIZE"),
 )
-"""Names, or beginnings of names that native code puts together. Others are read from the libraries."""
+"""Names and prefixes of names: native code may build the rest at run time. Other names are read from the
+libraries.
+"""
 PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
-"""They say where files are; the files themselves are inputs."""
+"""These say where files are; the files themselves are inputs."""
 
 RETIRED = ("programs", "lowering", "emulator")
-"""Folders beside this memory that earlier versions filled."""
+"""Folders beside this memory that earlier versions wrote."""
 
 PACKAGES, ENTRY_POINTS = ("/site-packages", "/dist-packages"), ".dist-info/entry_points.txt"
-"""Torch looks through all distributions for plugins; those that are imported count by their files."""
+"""Torch looks through all distributions for plugins. Those that are imported count by their files."""
 
 Input = tuple[str, str, str]
-"""Kind, name and state of something that work depends on; `_State` computes the state of today."""
+"""Kind, name and state of one input; `_State` computes the current state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +71,12 @@ class Entry:
     folder: Path | None = None
     cached: bool = True
     not_remembered: str = ""
-    """Why the memo did not take it; empty where it did."""
+    """Why the memo did not keep it; empty if it did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Why work has to be done: `models/net.py changed`, `never done`."""
+    """Why work must be done: `models/net.py changed`, `never done`."""
 
     why: str
 
@@ -94,7 +98,7 @@ class Roots:
         return path
 
     def with_home(self, environ: Mapping[str, str]) -> Roots:
-        """Also the folders of today's user, so that another home has other files."""
+        """With the folders of the current user added, so that another home directory means other files."""
         home = environ.get("HOME") or os.path.expanduser("~")
         folders = {
             "cache": environ.get("XDG_CACHE_HOME") or f"{home}/.cache",
@@ -111,7 +115,7 @@ class Roots:
 
 
 def native_variables(environ: Mapping[str, str]) -> dict[str, Json]:
-    """Variables that native code and Python itself may read unseen: a part of every key."""
+    """Variables that native code and Python may read unseen: part of every key."""
     return {
         name: value
         for name, value in sorted(environ.items())
@@ -130,7 +134,7 @@ def roots_of(suite: Path, store: Path, python: str = "") -> Roots:
 
 @dataclass
 class Touched:
-    """What work touched, in the words of `ci.engine.interpreter.touched` and of `ci.engine.watch.Seen`."""
+    """What work touched; for the fields see `ci.engine.interpreter.touched` and `ci.engine.watch.Seen`."""
 
     opened: dict[str, Stamp] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -141,7 +145,7 @@ class Touched:
     queries: dict[str, list[str]] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
     suspect: list[str] = field(default_factory=list)
-    """Of the opened: those that may have changed while they were read."""
+    """The opened files that may have changed while they were read."""
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Touched:
@@ -153,7 +157,7 @@ class Touched:
         return cls(opened=opened, unseen=unseen, suspect=suspect, **rest)
 
     def __or__(self, later: Touched) -> Touched:
-        """Of work in two steps; the first touch of each thing counts."""
+        """For work in two steps; the first touch of each input counts."""
         return Touched(
             later.opened | self.opened,
             later.digests | self.digests,
@@ -168,7 +172,7 @@ class Touched:
 
 
 class Digests:
-    """SHA-256 of files, by stamp: bytes are read where the stamp differs or is too recent."""
+    """SHA-256 of files. Bytes are read again only if the file's stamp differs or is too recent."""
 
     def __init__(self, store: Path) -> None:
         self._path = store / "cache" / "memo" / "digests.json"
@@ -183,15 +187,15 @@ class Digests:
                 self._first = {path: str(each[4]) for path, each in self._known.items()}
 
     def earlier(self, path: str) -> str:
-        """The digest that was known of a file when this memory was opened, or when it was first asked for."""
+        """The digest known when this memory was opened, or else when it was first requested."""
         return self._first.get(path, "")
 
     def of(self, path: str) -> tuple[str, Stamp]:
-        """Raises OSError for what is not a file that can be read."""
+        """Raises OSError for anything that is not a readable file."""
         stamp = stamp_of(os.stat(path))
         if digest := self._of(path, stamp):
             return digest, stamp
-        # Two workers that end at once have read the same libraries.
+        # Two workers that end at the same time have read the same libraries.
         with self._reading:
             if digest := self._of(path, stamp):
                 return digest, stamp
@@ -207,7 +211,7 @@ class Digests:
             raise OSError(f"{path} changed while it was read")
         self._first.setdefault(path, digest)
         if not is_young(stamp):
-            # Put last, as the most recently used.
+            # Moved to the end, as the most recently used.
             self._known.pop(path, None)
             self._known[path] = [*stamp, digest]
             self._changed = True
@@ -217,14 +221,14 @@ class Digests:
         if not self._changed:
             return
         newest = dict(itertools.islice(reversed(self._known.items()), MOST_DIGESTS))
-        # Without it, bytes are read again: it is worth no failure.
+        # Not being able to write only means that bytes are read again, so this is no error.
         with contextlib.suppress(OSError):
             replace_text(self._path, json.dumps(dict(reversed(newest.items()))))
             self._changed = False
 
 
 class _State:
-    """The state of inputs today, each computed once."""
+    """The current state of inputs; each is computed once."""
 
     def __init__(self, roots: Roots, digests: Digests, environ: Mapping[str, str]) -> None:
         self.roots, self._digests, self._environ = roots, digests, environ
@@ -248,7 +252,7 @@ class _State:
         return digest + self.target(path)
 
     def target(self, path: str) -> str:
-        """Where a path leads over symbolic links, so that re-pointing one is a change."""
+        """The target of a path after symbolic links, so that re-pointing a link is a change."""
         folder, _, file = path.rpartition("/")
         if folder not in self.folders:
             self.folders[folder] = os.path.realpath(folder)
@@ -271,7 +275,7 @@ class _State:
         return names_of(self._environ) if name == ALL else digest_of_value(self._environ.get(name))
 
     def _modules(self, name: str) -> str:
-        """Those of the named modules that the directory offers; `name` is `directory: one two`."""
+        """Which of the named modules the directory has; `name` is `directory: one two`."""
         folder, _, names = name.rpartition(": ")
         wanted = set(names.split())
         try:
@@ -286,7 +290,7 @@ class _State:
         return digest_of_value("\0".join(f"{each.name}: {self._file(str(each))}" for each in found))
 
     def _packages(self, name: str) -> str:
-        """What a directory answers to queries of installed packages; `name` is `directory: query query`."""
+        """A directory's answers to queries about installed packages; `name` is `directory: query query`."""
         folder, _, queries = name.rpartition(": ")
         path = self.roots.path(folder)
         if path not in self._packages_in:
@@ -299,8 +303,8 @@ class _State:
         return key_of({query: list(answer) for query, answer in answers.items() if answer})
 
     def _native(self, name: str) -> str:
-        """Those of the named variables that are set, each with the digest of its value."""
-        # The end of a longer string is one too: compilers keep it once.
+        """Which of the named variables are set, each with the digest of its value."""
+        # Compilers store a string once if it is the end of a longer one, so a suffix is a name too.
         names = [each for each in self._environ if f"{each} " in f"{name} "]
         places = VOLATILE.union(PATH_VARIABLES)
         return " ".join(
@@ -310,12 +314,12 @@ class _State:
         )
 
     def _program(self, name: str) -> str:
-        """Where a program of this name is found."""
+        """The path where a program of this name is found."""
         found = shutil.which(name, path=self._environ.get("PATH", os.defpath))
         return self.roots.name(found) if found else "absent"
 
     def _distribution(self, name: str) -> str:
-        """The installed version; `name` is `directory: distribution`. What it consists of, the files say."""
+        """The installed version; `name` is `directory: distribution`. Its content is covered by its files."""
         folder, _, distribution = name.rpartition(": ")
         found = Path(self.roots.path(folder)).glob(f"{distribution}-*.dist-info")
         versions = sorted(each.name.removesuffix(".dist-info").rpartition("-")[2] for each in found)
@@ -325,8 +329,8 @@ class _State:
 class Memo:
     """The memory of one kind of work, in `<store>/cache/memo/<kind>`; safe with parallel processes.
 
-    `environ` is that of the processes that do the work. With `reuse=False` (`--no-cache`) nothing is found,
-    and what is done is remembered all the same."""
+    `environ` is the environment of the processes that do the work. With `reuse=False` (`--no-cache`) nothing
+    is found, but results are still remembered."""
 
     def __init__(
         self,
@@ -349,7 +353,9 @@ class Memo:
         self._count = itertools.count()
 
     def find(self, subject: str, key: Mapping[str, Json]) -> Entry | Miss:
-        """What is remembered of work with this key; `subject` names it in `Miss.why` and between keys."""
+        """The remembered result for this key, or why there is none; `subject` names the work in `Miss.why`.
+
+        With `--no-cache` there is none."""
         if not self._reuse:
             return Miss("--no-cache")
         why = ""
@@ -377,11 +383,11 @@ class Memo:
         common: Touched | None = None,
         own: Sequence[Path] = (),
     ) -> Entry:
-        """Keep a result; `folder`, which `scratch` gave, moves into the store.
+        """Keep a result; `folder`, from `scratch`, moves into the store.
 
-        `common` is what a worker touched before any work: entries share it. What lies below `own` is no
-        input: the work's other folders. What cannot be remembered, and what has no room, stays where it is,
-        and the entry says why."""
+        `common` is what a worker touched before any work; entries share it. Files below `own`, the work's
+        other folders, are no inputs. A result that cannot be remembered, or for which there is no room, stays
+        where it is, and the entry says why."""
         below = tuple(f"{each}/" for each in (*own, *([folder] if folder else ())))
         reasons = [*touched.unseen]
         inputs = [*self._inputs(touched, reasons, below), *self._programs(touched)]
@@ -395,7 +401,7 @@ class Memo:
             return Entry(dict(result), folder, cached=False, not_remembered=f"{error.strerror or error}")
 
     def forget(self, key: Mapping[str, Json]) -> None:
-        """Remove what `find` would give: the same work has failed since."""
+        """Remove the entry that `find` would return: the same work has failed since."""
         for path in list(self._entries(key)):
             entry = _load(path)
             if entry is None or not self._change(entry):
@@ -407,18 +413,18 @@ class Memo:
         return {name: self._digests.of(str(folder / name))[0] for name in names}
 
     def scratch(self) -> Path:
-        """A new folder for the files of a result, on the store's file system."""
+        """A new folder for a result, on the store's file system."""
         folder = self._kind / "work" / f"{os.getpid()}-{time.monotonic_ns()}-{next(self._count)}"
         folder.mkdir(parents=True)
         return folder
 
     def close(self) -> None:
-        """Keep the digests, and remove what nobody asked for in a long time."""
+        """Save the digests, and remove entries that were not used for a long time."""
         self._digests.save()
         prune(self._top)
 
     def _entries(self, key: Mapping[str, Json]) -> Iterator[Path]:
-        """The most recently used first."""
+        """The entries of a key, most recently used first."""
         found = []
         for path in self._folder(key).glob("*.json"):
             with contextlib.suppress(OSError):
@@ -430,7 +436,7 @@ class Memo:
         return self._kind / name[:2] / name
 
     def _change(self, entry: Mapping[str, Any]) -> str:
-        """What differs from when the entry was made; empty for nothing."""
+        """The first input that differs from the entry's; empty if none does."""
         for name in entry["sets"]:
             if name not in self._changes:
                 inputs = self._set(name)
@@ -444,7 +450,7 @@ class Memo:
         changed = [each for each in inputs if self._state.of(each[0], each[1]) != each[2]]
         if not changed:
             return ""
-        # A distribution's new version says more than the first of its files.
+        # A distribution's new version explains more than the first of its changed files.
         kind, name, before = min(changed, key=lambda each: (ORDER.index(each[0]), each[1]))
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 and kind != "distribution" else ""
         return _words(kind, name, before, self._state.of(kind, name)) + more
@@ -476,7 +482,7 @@ class Memo:
         before, after = dict(_flat(last["parts"])), dict(_flat(key))
         for name in sorted({*before, *after}):
             if before.get(name) != after.get(name):
-                return f"{name}: {_short(before.get(name))} → {_short(after.get(name))}"
+                return f"{name}: {_abbreviated(before.get(name))} → {_abbreviated(after.get(name))}"
         return "its remembered result is gone"
 
     def _subject(self, subject: str) -> Path:
@@ -488,8 +494,8 @@ class Memo:
 
     def _inputs(self, touched: Touched, reasons: list[str], own: tuple[str, ...]) -> Iterator[Input]:
         name, today = self.roots.name, self._today()
-        # A link to a folder that is re-pointed while we work leads to another file than the one recorded, or
-        # to equal bytes.
+        # A link to a folder may be re-pointed during the work: the path then leads to another file than the
+        # recorded one, or to equal bytes.
         today.folders = self._folders
         folders: dict[str, None] = {}
         suspect = set(touched.suspect)
@@ -504,7 +510,7 @@ class Memo:
                 return
             moved = now != stamp or path in suspect
             if moved and now[:2] == stamp[:2] and now[3] == stamp[3]:
-                # A hard link that somebody makes moves a file's ctime, and changes nothing.
+                # Adding a hard link changes a file's ctime and nothing else.
                 moved = digest not in (earlier, touched.digests.get(path)) and not as_installed(path)
             if moved or touched.digests.get(path, digest) != digest:
                 reasons.append(f"{path} changed while it was read")
@@ -514,7 +520,7 @@ class Memo:
         for path, state in touched.looked.items():
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
             if not ours and path not in touched.opened:
-                # Whoever asks where a link leads opens that by its own name.
+                # Code that resolves a link opens the target by its own name.
                 yield "entry", name(path), state if state == "absent" else state + today.target(path)
         for path, state in touched.listed.items():
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
@@ -537,9 +543,10 @@ class Memo:
             yield "distribution", named, today.of("distribution", named)
 
     def _shared(self, common: Touched, own: tuple[str, ...]) -> tuple[list[Input], list[str]]:
-        """The inputs of what a worker touched before any work, and what keeps them from being remembered.
+        """What a worker touched before any work, and what keeps it from being remembered.
 
-        Computed once: what changes later is another input than the worker had, which `find` sees."""
+        Computed once. If one of these files changes later, the worker still has the old content, and `find`
+        sees the difference."""
         for known, inputs, reasons in self._commons:
             if known is common:
                 return inputs, reasons
@@ -549,7 +556,7 @@ class Memo:
         return inputs, reasons
 
     def _programs(self, touched: Touched) -> Iterator[Input]:
-        """Programs that were looked for in the folders of PATH."""
+        """Programs that were looked up on PATH."""
         folders = {each.rstrip("/") for each in self._environ.get("PATH", os.defpath).split(os.pathsep)}
         paths = (*touched.opened, *touched.looked)
         for name in sorted(
@@ -558,7 +565,7 @@ class Memo:
             yield "program", name, self._today().of("program", name)
 
     def _native_names(self, touched: Touched) -> str:
-        """What may be names of variables in the libraries and programs that were opened."""
+        """Possible names of variables in the opened libraries and programs."""
         names: set[str] = set()
         for path in filter(is_native, touched.opened):
             with contextlib.suppress(OSError, ValueError):
@@ -583,7 +590,7 @@ class Memo:
         if made is not None:
             paths = sorted(path for path in made.rglob("*") if path.is_file())
             files = {path.relative_to(made).as_posix(): hash_file(path) for path in paths}
-            # Named by its content, so that none is replaced while another process reads it.
+            # Named by its content, so it is never replaced while another process reads it.
             folder = top / f"{name}-{key_of(dict(files))[:16]}"
             if self._damage(folder, files):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -646,7 +653,7 @@ def _words(kind: str, name: str, before: str, now: str) -> str:
 
 
 def _load(path: Path) -> dict[str, Any] | None:
-    """A stored document; None, and the file is removed, for one that is damaged."""
+    """A stored document. A damaged one is removed and gives None."""
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         if whole["digest"] == key_of(whole["document"]):
@@ -673,15 +680,16 @@ def _flat(parts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield prefix + name, value
 
 
-def _short(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:37]}…"
 
 
 def prune(top: Path) -> None:
-    """Remove entries that nobody used in a long time, folders without an entry, and what killed runs left."""
+    """Remove entries that were not used for a long time, folders without an entry, and leftovers of killed
+    runs."""
     try:
-        # By the clock of the file system, which all that share the store have in common.
+        # Use the file system's clock, which all machines that share the store have in common.
         clock = top / "clock"
         clock.touch()
         now = clock.stat().st_mtime
@@ -706,6 +714,6 @@ def _remove_unused(path: Path, before: float) -> None:
 
 
 def key_of(inputs: Mapping[str, Any]) -> str:
-    """The key of named inputs; any changed value, and any added or removed name, gives another."""
+    """The key of named inputs; any changed value and any added or removed name gives another key."""
     text = json.dumps({"format": FORMAT, "inputs": dict(inputs)}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The names in native libraries that may be those of environment variables, which C code reads unseen."""
+"""Names in native libraries that may be environment variables, which C code reads unseen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_native(path: str) -> bool:
 
 
 def names_in(path: str, digest: str, kept: Path) -> frozenset[str]:
-    """The candidates in a library of this digest; kept in a folder once they are found."""
+    """The candidate names in a library with this digest; `folder` caches them."""
     file = kept / digest[:2] / f"{digest}.json"
     with contextlib.suppress(OSError):
         return frozenset(file.read_text(encoding="ascii").split())

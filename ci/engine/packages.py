@@ -1,4 +1,4 @@
-"""What is installed in a directory: its distributions, their files, and what their metadata answers."""
+"""The packages installed in a directory: distributions, their files, and answers to metadata queries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from ci.engine.interpreter import ALL
 
 @dataclass(frozen=True)
 class Package:
-    """The metadata of a distribution, as its folder `name-version.dist-info` has it."""
+    """The metadata of a distribution, from its folder `name-version.dist-info`."""
 
     folder: Path
 
     def answer(self, query: str) -> str:
-        """What changes a query's result (`name:part`, `group:plugins` or `*`); empty where nothing does."""
+        """The part of the metadata that decides the result of a query (`name:part`, `group:plugins` or `*`);
+        empty if none does."""
         kind, _, value = query.partition(":")
         if kind == "name":
             name, _, version = self.folder.stem.partition("-")
@@ -72,7 +73,7 @@ def distributions_of(paths: Iterable[str]) -> set[tuple[str, str]]:
 
 @cache
 def _owners(folder: str) -> dict[str, set[str]]:
-    """By the top-level names in a directory: the distributions that have files there."""
+    """By top-level name in a directory: the distributions that have files there."""
     owners: dict[str, set[str]] = {}
     for record in Path(folder).glob("*.dist-info/RECORD"):
         distribution = record.parent.name.removesuffix(".dist-info").rpartition("-")[0]

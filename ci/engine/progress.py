@@ -17,13 +17,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is printed about a job that ended. One that needs a look stays on the screen."""
+    """The line printed for a job that ended. A line that needs attention stays on the screen."""
 
     word: str
     note: str = ""
     look: bool = False
     seconds: float | None = None
-    """Without what it waited for; None: as long as the slot was taken."""
+    """Without time spent waiting; None: as long as the slot was taken."""
 
 
 def failed(note: str) -> Line:
@@ -31,7 +31,7 @@ def failed(note: str) -> Line:
 
 
 class JobProgress(Generic[R]):
-    """Shows jobs as the scheduler starts and ends them; a context, so that bars are always removed."""
+    """Shows jobs as the scheduler starts and ends them. A context manager, so bars are always removed."""
 
     def __init__(
         self,
@@ -101,6 +101,6 @@ class JobProgress(Generic[R]):
 def progress(
     what: str, jobs: Sequence[Job], slots: int, line: Callable[[R], Line], out: TextIO | None = None
 ) -> JobProgress[R]:
-    """`what` names the jobs on the bar; `line` says how one ended."""
+    """`what` names the jobs on the bar; `line` gives the line for a job that ended."""
     stream = out or sys.stderr
     return JobProgress(what, jobs, slots, line, stream, display_for(stream))

@@ -1,4 +1,4 @@
-"""Where the user's files begin: names of files are relative to it, so that clones share what is equal."""
+"""The root of the user's files: names of files are relative to it, so clones share results."""
 
 from __future__ import annotations
 

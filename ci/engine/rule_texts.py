@@ -1,4 +1,4 @@
-"""What the rules of the stages mean, for code scanning. Those of `validate` are in its own catalogue."""
+"""The rules of the stages explained, for code scanning. `validate` has its own catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of the gate's stages, for `--help`: read without the packages that check a manifest."""
+"""The names of the gate's stages, for `--help`. Needs none of the packages that check a manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show what a stage prints, keep it in a log, and draw the stage's bars from its events on a terminal."""
+"""Show a stage's output, keep it in a log, and draw the stage's bars from its events on a terminal."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from provisioning.base.rendering.terminal import wants_colour
 from provisioning.base.screen import CHANNEL, Screen, channel_value, display_for
 
 LINGER = 0.5
-"""Seconds for which the output of a stage that has ended is still read: what it started may hold it open."""
+"""How long to read on after a stage has ended: processes that it started may keep its output open."""
 
 LARGEST = 32 << 20
-"""A log that is larger keeps its colours."""
+"""A larger log keeps its colours."""
 
 _COLOURS = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What to start the stage with."""
+    """How to start the stage's process."""
 
     stdout: int
     stderr: int
@@ -41,7 +41,7 @@ class StageOutput:
 
 @contextmanager
 def shown_and_logged(log: Path, shown: tuple[int, int] = (1, 2)) -> Iterator[StageOutput]:
-    """Inside, start one process with these outputs and wait for it; afterwards its log is complete."""
+    """Start one process with these outputs inside the context; afterwards its log is complete."""
     display = display_for(sys.stderr)
     screen = display if isinstance(display, Screen) else None
     same = os.path.sameopenfile(*shown)
@@ -74,12 +74,12 @@ def shown_and_logged(log: Path, shown: tuple[int, int] = (1, 2)) -> Iterator[Sta
 
 
 class _Reader(ABC):
-    """One pipe: `theirs` for the stage, `ours` to read."""
+    """One pipe: `theirs` is the stage's end, `ours` is read."""
 
     def __init__(self) -> None:
         self.ours, self.theirs = os.pipe()
         self.rest = b""
-        """The begin of a line whose end has not come."""
+        """The start of a line that is not complete yet."""
 
     def lines(self, block: bytes) -> list[bytes]:
         *lines, self.rest = (self.rest + block).split(b"\n")
@@ -89,12 +89,12 @@ class _Reader(ABC):
     def take(self, block: bytes, log: IO[bytes]) -> None: ...
 
     def finish(self) -> None:
-        """An event that was cut off says nothing."""
+        """Drop an incomplete event."""
         self.rest = b""
 
 
 class _Text(_Reader):
-    """The stage's output, or its errors."""
+    """The stage's standard output or standard error."""
 
     def __init__(self, shown: int, screen: Screen | None) -> None:
         super().__init__()

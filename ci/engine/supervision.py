@@ -1,4 +1,4 @@
-"""Run a stage as its own process, end it when interrupted, and explain its death by its log."""
+"""Run a stage as its own process, end it when interrupted, and explain its death from its log."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from provisioning.base.rendering.text import one_line, plural
 
 LACKING = EnvironmentLacking.exit_code
 WORST_FIRST = (INTERRUPTED, INTERNAL, 2, LACKING, 4, 1)
-"""The exit codes of a stage that did not pass, the most telling one first."""
+"""The exit codes of a failed stage, the most informative first."""
 
 PATIENCE = 3.0
-"""Seconds that an interrupted stage has before the next, stronger signal."""
+"""How long an interrupted stage has before each stronger signal, in seconds."""
 
 LOGS = "logs"
-"""The folder of reports/ that keeps what each stage printed."""
+"""The folder of reports/ that keeps each stage's output."""
 
 READ = 1 << 20
-"""Bytes at the end of a log that are searched for known failures."""
+"""How many bytes at the end of a log are searched for known failures."""
 
 NOX = "nox > "
-"""Begins the lines of nox itself."""
+"""The start of a line that nox itself prints."""
 
 MOST_CAUSES = 3
-"""Known failures shown for one stage; the first is nearest to the cause."""
+"""How many known failures are shown for one stage, starting with the one nearest to the cause."""
 
 
 def log_of(stage: str, reports: Path) -> Path:
-    """The file of the stage's output; its folder is created."""
+    """The log file of a stage; its folder is created."""
     path = reports / LOGS / f"{stage}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,8 @@ def log_of(stage: str, reports: Path) -> Path:
 
 
 def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
-    """Run a process to its end and return its exit code; on an interruption end it, with time to tidy up."""
+    """Run a process to its end and return its exit code. On an interruption, end it and give it time to clean
+    up."""
     with shown_and_logged(log) as output:
         process = subprocess.Popen(
             argv,
@@ -63,11 +64,10 @@ def supervise(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int
 
 
 def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -> Report:
-    """The stage's own report if it agrees with the exit code; otherwise an error, never a pass.
+    """The stage's own report if it agrees with the exit code, else an error; never a pass.
 
-    `stand_in` replaces a report that is missing or unreadable; `killed` is how many processes the kernel has
-    ended meanwhile for lack of memory.
-    """
+    `stand_in` replaces a missing or unreadable report. `killed` is how many processes the kernel has killed
+    meanwhile for lack of memory."""
     try:
         report = Report.read(file)
         if code == 0 and report.outcome is Outcome.PASS:
@@ -85,7 +85,7 @@ def report_of(file: Path, code: int, stand_in: Report, log: Path, killed: int) -
 
 
 def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Finding:
-    """What the log and the system say about a stage that ended without a report."""
+    """Why a stage ended without a report, by its log and the system."""
     text = tail(log, READ)
     known = explain(text)[:MOST_CAUSES]
     words, remedy = last_words(text)
@@ -104,10 +104,9 @@ def death(stage: str, how: str, log: Path, command_line: str, killed: int) -> Fi
 
 
 def last_words(text: str) -> tuple[str, str]:
-    """The error and the remedy that end a log (see command_line.py), or its last line and no remedy.
+    """The error and remedy at the end of a log (see command_line.py), or its last line without a remedy.
 
-    For a crash in native code: Python's message, and the first frame that it names.
-    """
+    For a crash in native code: Python's message, and the innermost frame."""
     lines = [line for line in map(one_line, text.splitlines()) if line and not line.startswith(NOX)]
     crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error:")), None)
     if crash is not None:
@@ -130,7 +129,7 @@ def with_causes(report: Report, log: Path) -> Report:
 
 
 def memory_kills() -> int:
-    """How many processes the kernel has ended for lack of memory; 0 where it does not say."""
+    """How many processes the kernel has killed for lack of memory; 0 if it does not say."""
     try:
         counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
         return int(counters[counters.index("oom_kill") + 1])
@@ -139,7 +138,7 @@ def memory_kills() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait, since a terminal interrupts the stage too; then send stronger and stronger signals."""
+    """Wait first, because a terminal interrupts the stage too; then send stronger and stronger signals."""
     for number in (None, signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             if number is not None:

@@ -1,9 +1,11 @@
-"""See what a process touches, its native code and its children too: files, look-ups, listings, sockets.
+"""See what a process touches, including its native code and children: files, look-ups, listings, sockets.
 
-The kernel reports system calls to a supervisor (seccomp user notification), which reads the path and lets the
-call go on. The process installs the filter itself, without privileges; children and programs that it executes
-inherit it. What cannot be followed (a connection, a change of root) is named in `Seen.unseen`: such work must
-not be remembered. This is no sandbox: it watches code that does not try to hide.
+The kernel reports system calls to a supervisor (seccomp user notification). The supervisor reads the path and
+lets the call continue. The process installs the filter itself, without privileges; its children and the
+programs that it executes inherit it. What cannot be followed (a connection, a change of root) is named in
+`Seen.unseen`, and such work must not be remembered.
+
+This is no sandbox: it watches code that does not try to hide.
 """
 
 from __future__ import annotations
@@ -27,16 +29,18 @@ from typing import Literal, NamedTuple
 from provisioning.base.files import hash_file
 
 Stamp = tuple[int, int, int, int]
-"""Size, mtime, ctime (nanoseconds) and inode: while these are equal, a file is taken to be the same."""
+"""Size, mtime, ctime (nanoseconds) and inode: while these are equal, the file is taken for unchanged."""
 
 YOUNG_SECONDS = 2.0
-"""A file changed more recently than this can change again without a new stamp: its bytes decide."""
+"""A file that changed more recently than this can change again with the same stamp, so its bytes are
+compared.
+"""
 
 IGNORED = ("/proc/", "/sys/", "/dev/")
-"""State of the machine and of the process, never an input; files in shared memory are."""
+"""The state of the machine and of the process is never an input; files in shared memory are."""
 
 LOADER_CACHE = "/etc/ld.so.cache"
-"""Every installed package rewrites it; the libraries found through it are seen themselves."""
+"""Installing any package rewrites it. The libraries found through it are seen themselves."""
 
 LOCAL_SERVICES = (
     "/run/nscd/",
@@ -46,11 +50,11 @@ LOCAL_SERVICES = (
     "/run/systemd/",
     "/dev/log",
 )
-"""Sockets of services for names, numbers and logs, which say nothing that a program computes with."""
+"""Sockets of name, number and log services: results do not depend on them."""
 
 
 class Call(NamedTuple):
-    """What a system call means, and which of its arguments hold directory, path and flags."""
+    """A system call's meaning, and which of its arguments are directory, path and flags."""
 
     what: Literal[
         "open", "open2", "create", "folder", "look", "run", "list", "connect", "bind", "send", "escape"
@@ -106,7 +110,7 @@ _IO_URING_SETUP = 425
 _SENDTO = (44, 206)
 _AT_FDCWD = -100
 _LINK = re.compile(r"/proc/(self|thread-self|\d+)(?:/task/\d+)?/(cwd|root|exe|fd/\d+)(?=/|$)")
-"""Links of /proc that lead to files; /dev/fd is one of them."""
+"""Links in /proc that lead to files; /dev/fd is one of them."""
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _CONTINUE = 1
 
@@ -114,26 +118,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Unavailable(Exception):
-    """The kernel or the container does not let a process be watched; the message says why."""
+    """The kernel or the container does not allow watching a process; the message says why."""
 
 
 @dataclass
 class Seen:
-    """What was touched, by absolute path; the first touch of a path decides."""
+    """What was touched, by absolute path; the first touch of a path counts."""
 
     opened: dict[str, Stamp] = field(default_factory=dict)
-    """Regular files whose bytes were read or executed, with their stamp at that moment."""
+    """Regular files that were read or executed, with their stamp at that moment."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of opened files that had just been changed: their SHA-256 at that moment."""
+    """The SHA-256 at that moment of opened files that had just been changed."""
     looked: dict[str, str] = field(default_factory=dict)
-    """Paths asked about but not read: `absent`, `file` or `directory`."""
+    """Paths that were looked up but not read: `absent`, `file` or `directory`."""
     listed: dict[str, str] = field(default_factory=dict)
     """Directories whose names were read, with `listing_of` at that moment."""
     unseen: dict[str, None] = field(default_factory=dict)
-    """In words, what happened that cannot be followed; work with any of it must not be remembered."""
+    """What happened that cannot be followed, as text. Work with any entry here must not be remembered."""
     written: dict[str, Stamp | None] = field(default_factory=dict)
-    """Files and directories that the work itself was about to make, with their stamp before. Once they have
-    another, they and what is below them are no inputs."""
+    """Files and directories that the work was about to create, with their stamp before. If the stamp has
+    changed, they and everything below them are no inputs."""
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -148,12 +152,12 @@ def _stamp(path: str) -> Stamp | None:
 
 
 def is_young(stamp: Stamp, now: float | None = None) -> bool:
-    """Too recent for its stamp to be trusted; true of a stamp from the future as well."""
+    """Whether the stamp is too recent to be trusted; true of a stamp in the future as well."""
     return max(stamp[1], stamp[2]) / 1e9 > (time.time() if now is None else now) - YOUNG_SECONDS
 
 
 def source_of(path: str) -> str:
-    """The source of bytecode, which is what decides; empty for other files and where there is none."""
+    """The source file of bytecode, which is what counts; empty for other files and if there is no source."""
     folder, _, name = path.rpartition("/")
     if not name.endswith(".pyc") or not folder.endswith("/__pycache__"):
         return ""
@@ -162,7 +166,7 @@ def source_of(path: str) -> str:
 
 
 def listing_of(path: str) -> str:
-    """The digest of a directory's names, or `absent`; what Python compiles on the way does not count."""
+    """The digest of a directory's names, or `absent`. Bytecode that Python writes does not count."""
     try:
         names = sorted(name for name in os.listdir(path) if name != "__pycache__")
     except OSError:
@@ -171,10 +175,10 @@ def listing_of(path: str) -> str:
 
 
 def install(channel: int) -> int:
-    """Watch this process from here on, for good; returns the descriptor for `Supervisor`.
+    """Watch this process from now on, permanently; returns the descriptor for `Supervisor`.
 
-    Every watched call waits until the supervisor answers, so hand the descriptor over first of all, through
-    the socket `channel`: sending there is not watched."""
+    Every watched call waits until the supervisor answers. So send the descriptor to it first, through the
+    socket `channel`: sending on that socket is not watched."""
     arch, number, calls = _table()
 
     def step(code: int, yes: int, no: int, value: int) -> bytes:
@@ -184,7 +188,7 @@ def install(channel: int) -> int:
     sends = [each for each, call in calls.items() if call.what == "send"]
     rest = sorted(calls.keys() - set(sends))
     count = len(calls)
-    # Calls of another architecture, or of x32, are notified too: the supervisor cannot read those.
+    # The filter also reports calls of another architecture or of x32, which the supervisor cannot read.
     program = step(load, 0, 0, 4) + step(equal, 0, count + 6, arch) + step(load, 0, 0, 0)
     program += step(equal, count + 5, 0, _IO_URING_SETUP) + step(at_least, count + 3, 0, 0x40000000)
     for index, each in enumerate([*rest, *sends]):
@@ -213,7 +217,7 @@ def _table() -> tuple[int, int, dict[int, Call]]:
 
 
 class Supervisor:
-    """Answers the calls of one watched process and its children, and notes what they touch."""
+    """Answers the calls of one watched process and its children, and records what they touch."""
 
     def __init__(self, listener: int) -> None:
         self.seen = Seen()
@@ -223,11 +227,11 @@ class Supervisor:
         self._known: set[tuple[str, bool]] = set()
 
     def close(self) -> None:
-        """What is still watched fails from here on: end it first."""
+        """Watched calls fail from now on, so end the process first."""
         os.close(self.listener)
 
     def answer(self) -> None:
-        """Note one call and let it go on; the listener must be readable."""
+        """Record one call and let it continue; the listener must be readable."""
         request = self._request
         request[:] = bytes(len(request))
         try:
@@ -305,8 +309,8 @@ class Supervisor:
         try:
             info = os.stat(path)
         except OSError:
-            # A link that leads nowhere is absent too. What is opened to read and made if need be, such as a
-            # database, would be read the next time.
+            # A link that leads nowhere is absent too. A file that is opened for reading and created if
+            # missing, such as a database, would be read the next time.
             if making and not reading:
                 seen.written.setdefault(path, None)
             else:
@@ -330,7 +334,7 @@ class Supervisor:
                 self._touch(source, True)
 
     def _interpreter(self, path: str) -> None:
-        """The kernel opens a script's interpreter itself."""
+        """The kernel opens a script's interpreter itself, so record it here."""
         with contextlib.suppress(OSError), open(path, "rb") as stream:
             first = stream.readline(512)
             if first.startswith(b"#!") and (words := first[2:].split()):
@@ -343,7 +347,7 @@ class Supervisor:
     def _own(self, path: str) -> bool:
         written = self.seen.written
         while len(path) > 1:
-            # What could not be written is as it was.
+            # A failed write changes nothing.
             if path in written and written[path] != _stamp(path):
                 return True
             path = path.rpartition("/")[0]
@@ -357,7 +361,8 @@ class Supervisor:
             if not name.startswith(LOCAL_SERVICES):
                 self._unseen(f"{_program(process)} connected to the socket {name or 'without a name'}")
         elif bind and address[2:4] == b"\0\0":
-            # Any free port: so urllib3 finds out whether there is IPv6. Nobody knows the port to send to.
+            # Binding to any free port is how urllib3 finds out whether there is IPv6. Nobody knows the port,
+            # so nothing can arrive.
             return
         elif family in (socket.AF_INET, socket.AF_INET6):
             self._unseen(f"{_program(process)} used the network")
@@ -367,19 +372,20 @@ class Supervisor:
 
 
 def _intent(flags: int) -> tuple[bool, bool, bool]:
-    """Whether an open reads what is there, replaces it, and makes it where there is nothing."""
+    """Whether an open reads the file, replaces it, and creates it if it is missing."""
     if flags & (os.O_PATH | os.O_DIRECTORY):
         return False, False, False
     access = flags & os.O_ACCMODE
     if flags & os.O_CREAT and flags & os.O_EXCL:
-        # Fails where there is something, which is still there to be read.
+        # Fails if the file exists, and the file can still be read then.
         return False, False, True
     replacing = access != os.O_RDONLY and bool(flags & os.O_TRUNC)
     return access != os.O_WRONLY and not replacing, replacing, bool(flags & os.O_CREAT)
 
 
 def _followed(process: int, path: str) -> str:
-    """The path with a link of /proc at its beginning resolved, which leads elsewhere for the supervisor."""
+    """The path with a leading link of /proc resolved, because that link means another target for the
+    supervisor."""
     path = path.replace("/dev/fd/", "/proc/self/fd/", 1) if path.startswith("/dev/fd/") else path
     while path.startswith("/proc/") and (link := _LINK.match(path)):
         owner = link[1] if link[1].isdecimal() else process
@@ -408,7 +414,7 @@ class _Slice(ctypes.Structure):
 
 
 def _memory(process: int, address: int, length: int) -> bytes:
-    """Up to `length` bytes of another process; fewer where its memory ends at a page."""
+    """Up to `length` bytes of another process's memory; fewer if it ends at a page boundary."""
     buffer = ctypes.create_string_buffer(length)
     ours = _Slice(ctypes.addressof(buffer), length)
     first = min(length, 4096 - address % 4096)

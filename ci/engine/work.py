@@ -1,4 +1,4 @@
-"""Do named work: take what the memo has, give the rest to workers, and remember what passes."""
+"""Do named work: use what the memo has, give the rest to workers, and remember what passes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from provisioning.base.findings import Metric
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Work that gave no result; `kind` is the step that failed, and `message` says what happened."""
+    """Work without a result; `kind` is the step that failed, and `message` says what happened."""
 
     kind: str
     message: str
     remedy: str = ""
     log: Path | None = None
     of_machine: bool = False
-    """Memory, time or a signal from outside: the next try may pass, and what is remembered stays."""
+    """Whether memory, time or a signal from outside was the cause. Then the next try may pass, and a
+    remembered result stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,14 @@ class Result:
     cached: bool = False
     seconds: float = 0.0
     why: str = ""
-    """Why the work was done; empty where it was remembered."""
+    """Why the work was done; empty if the result was remembered."""
     not_remembered: str = ""
-    """Why the memo did not take it."""
+    """Why the memo did not keep it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What work gave: facts as JSON, and what it touched."""
+    """The outcome of work: facts as JSON, and what it touched."""
 
     facts: Mapping[str, Any]
     touched: Touched
@@ -56,7 +57,7 @@ class Done:
     evidence: Path | None = None
     """Files to look at if the result is refused; removed if it is accepted."""
     own: tuple[Path, ...] = ()
-    """Other folders of this work, which are no inputs."""
+    """Other folders of this work; they are no inputs."""
 
 
 class Task(Protocol):
@@ -67,40 +68,40 @@ class Task(Protocol):
 
     @property
     def memo(self) -> Memo:
-        """Tasks of one repository share one, since its roots name the files."""
+        """Tasks of one repository share a memo, because its roots name the files."""
 
     @property
     def key(self) -> Mapping[str, Metric]:
-        """What is known of the work before it is done."""
+        """The inputs that are known before the work is done."""
 
     @property
     def group(self) -> str:
-        """Tasks of one group are done one after another by one worker, and share a dict."""
+        """Tasks of one group run one after another on one worker and share a dict."""
 
     @property
     def cost(self) -> Job:
-        """Seconds and memory that it is expected to take."""
+        """The expected seconds and memory."""
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
-        """May raise `Gone`."""
+        """Do the work. May raise `Gone`."""
 
     def ended(self, gone: Gone, shared: Mapping[str, Any]) -> Failure:
-        """In words, how the process went that did the work."""
+        """How the process that did the work ended, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How work is done, the same for all of it."""
+    """The settings that are the same for all tasks."""
 
     title: str
     """Names the tasks on the progress bar."""
     worker: Callable[[int, int], Worker]
-    """Starts a worker that may use so many threads and will do about so many tasks."""
+    """Starts a worker with this many threads that will do about this many tasks."""
     jobs: int | None = None
     explain: bool = False
-    """Print of each task why it is done."""
+    """Whether to print for each task why it is done."""
     share: bool = False
-    """Tasks of equal keys are done once. Only for tasks whose result each accepts or refuses alike."""
+    """Whether tasks with equal keys are done once. Only for tasks whose results are judged alike."""
 
 
 def line_of(result: Result) -> Line:
@@ -117,10 +118,10 @@ def do(
     line: Callable[[Result], Line] = line_of,
     stop_after: Callable[[str, Result], bool] = lambda group, result: False,
 ) -> dict[str, Result]:
-    """The result of every task by name; fewer where `stop_after` ended the work early.
+    """The result of every task by name; fewer if `stop_after` ended the work early.
 
-    `accept` judges: a remembered result that it refuses is done again, so that its files can be looked at,
-    and a new one that it refuses is not remembered."""
+    `accept` judges results. A remembered result that it refuses is done again, so that its files can be
+    looked at. A new result that it refuses is not remembered."""
     results, todo = _remembered(tasks, accept)
     same = {task.name: key_of(task.key) if how.share else task.name for task, _ in todo}
     first: dict[str, Task] = {}
@@ -250,7 +251,7 @@ def _run(
 
 
 def empty_folder(path: Path) -> Path:
-    """A folder of this name with nothing in it."""
+    """An empty folder of this name."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

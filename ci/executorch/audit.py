@@ -100,7 +100,7 @@ def _reason(said: list[str], native: str, node: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class CpuOperator:
     """An operator that stays on the CPU."""
 
     operator: str
@@ -112,7 +112,7 @@ class Left:
     """Whether ExecuTorch has a kernel of it for the CPU, or the program cannot run at all."""
 
 
-def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[Left]:
+def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuOperator]:
     """Of the lowered graph; what was never looked at came in after the partitioner."""
     found = []
     for node in graph.nodes:
@@ -128,7 +128,7 @@ def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[Left
         source, code = source_of(node.meta.get("stack_trace") or "")
         name = operator_name(node)
         kernel = has_kernel(name, kernels) and not is_volume_convolution(node)
-        found.append(Left(name, node.name, reason, source, code, kernel))
+        found.append(CpuOperator(name, node.name, reason, source, code, kernel))
     return found
 
 

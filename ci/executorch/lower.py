@@ -37,7 +37,7 @@ from ci.engine.repository import repository_of
 from ci.executorch import DIES_OF, lpai
 from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
 from ci.executorch.audit import (
-    Left,
+    CpuOperator,
     Watch,
     clones,
     cpu_kernels,
@@ -452,7 +452,7 @@ def _with_remedy(
         return remedy.lowered, remedy
 
 
-def _dies_of(remedy: Remedy, parts: Sequence[Mapping[str, object]], left: Sequence[Left]) -> Failed:
+def _dies_of(remedy: Remedy, parts: Sequence[Mapping[str, object]], left: Sequence[CpuOperator]) -> Failed:
     nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
     delegates = sum(part["where"] != "cpu" for part in parts)
     count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.engine.jobs import Job, asked_shard
+from ci.engine.jobs import Job, shard_named
 from ci.engine.work import Result
 from ci.executorch.backends import findings_before_compile, only_library_missing, refusal
 from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
@@ -67,7 +67,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
         cases=args.case or (),
     )
     if args.shard:
-        mine = {job.name for job in asked_shard(jobs_of(programs, selection.profile), args.shard)}
+        mine = {job.name for job in shard_named(jobs_of(programs, selection.profile), args.shard)}
         programs = [program for program in programs if program.name in mine]
     return programs
 

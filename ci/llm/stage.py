@@ -7,7 +7,7 @@ import importlib.metadata
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from ci.engine.jobs import Job, asked_shard
+from ci.engine.jobs import Job, shard_named
 from ci.engine.memo import Memo, roots_of
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
@@ -49,7 +49,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
         cases=args.case or (),
     )
     if args.shard:
-        mine = {job.name for job in asked_shard([Job(one.name) for one in programs], args.shard)}
+        mine = {job.name for job in shard_named([Job(one.name) for one in programs], args.shard)}
         programs = [program for program in programs if program.name in mine]
     return programs
 

@@ -107,7 +107,7 @@ def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
         session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise CheckFailed(
-            f"the CPU cannot run the model either: {_said(error)}", remedy="export the model again"
+            f"the CPU cannot run the model either: {_message_of(error)}", remedy="export the model again"
         ) from error
     return [_run(session, sample, None) for sample in samples]
 
@@ -153,7 +153,7 @@ def compiled(
         if audit.unsupported:
             raise NotOnProvider(audit, *_unsupported(audit, precision)) from error
         raise CheckFailed(
-            f"the QNN provider cannot compile it: {_said(error)}",
+            f"the QNN provider cannot compile it: {_message_of(error)}",
             remedy="python -m ci onnx audit shows which nodes it takes; python -m ci diagnose explains codes",
         ) from error
     audit = _audit(trace)
@@ -181,7 +181,7 @@ def compiled_for_all(
         _session(model, provider, session)
     except Exception as error:
         raise CheckFailed(
-            f"the QNN provider cannot compile it for all of these chips: {_said(error)}",
+            f"the QNN provider cannot compile it for all of these chips: {_message_of(error)}",
             remedy="compile for each chip by itself, without --and-soc",
         ) from error
 
@@ -199,7 +199,7 @@ def reloaded(
         session = _session(context, provider, wanted, settings.dynamic)
     except Exception as error:
         raise CheckFailed(
-            f"{context} cannot be loaded: {_said(error)}",
+            f"{context} cannot be loaded: {_message_of(error)}",
             remedy="compile it again; python -m ci diagnose explains codes",
         ) from error
     outputs = [_run(session, sample, settings) for sample in samples]
@@ -218,7 +218,7 @@ def audited(model: Path, precision: Precision, soc: Soc, settings: Settings, int
     except Exception as error:
         audit = _audit(trace)
         if not audit.nodes:
-            raise CheckFailed(f"the QNN provider cannot look at it: {_said(error)}") from error
+            raise CheckFailed(f"the QNN provider cannot look at it: {_message_of(error)}") from error
         return audit
     return _audit(trace)
 
@@ -290,7 +290,7 @@ def _run(session: Any, sample: Sample, settings: Settings | None) -> Sample:
         return dict(zip(names, session.run(names, sample, options), strict=True))
     except Exception as error:
         raise CheckFailed(
-            f"it was compiled, and running it fails: {_said(error)}",
+            f"it was compiled, and running it fails: {_message_of(error)}",
             remedy="look at run options and at the inputs' values; python -m ci diagnose explains codes",
         ) from error
 
@@ -328,7 +328,7 @@ def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
     return f"{len(audit.unsupported)} of {audit.nodes} nodes are not for HTP: {named}{more}", remedy
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """Without where in ONNX Runtime's source it was said."""
     text = SOURCE.sub("", " ".join(str(error).split()))
     return text[:600] or type(error).__name__

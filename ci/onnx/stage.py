@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ci.engine.jobs import asked_shard
+from ci.engine.jobs import shard_named
 from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.onnx.compile import jobs_of, model_names, require_installed, setup_of, tasks_of, versions
@@ -98,7 +98,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
         cases=args.case or (),
     )
     if args.shard:
-        jobs = asked_shard(jobs_of(programs, baselines_of(programs, selection)), args.shard)
+        jobs = shard_named(jobs_of(programs, baselines_of(programs, selection)), args.shard)
         mine, names = {job.name for job in jobs}, model_names(programs)
         programs = [program for program in programs if names[program.name] in mine]
     return programs

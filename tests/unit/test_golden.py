@@ -11,7 +11,17 @@ import pytest
 
 from ci.upstream.golden import stage
 from ci.upstream.golden.executorch import outcome
-from ci.upstream.golden.stage import Golden, Made, Met, Result, Runtime, _sqnr, judge, load_measured, table_of
+from ci.upstream.golden.stage import (
+    Golden,
+    MakerResult,
+    Result,
+    Runtime,
+    RuntimeResult,
+    _sqnr,
+    judge,
+    load_measured,
+    table_of,
+)
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import Severity, StageRun
 
@@ -19,9 +29,13 @@ PROGRAM = "net/u16u8/SM8650"
 KNOWN = "Failed to create context from binary. Error: QNN_CONTEXT_ERROR_INVALID_ARGUMENT: deemed invalid"
 
 
-def made(result: Result, message: str = "") -> dict[str, dict[str, Made]]:
+def made(result: Result, message: str = "") -> dict[str, dict[str, MakerResult]]:
     return {
-        PROGRAM: {"2.49.40": Made(sha256="0" * 64, runtimes={"2.51.0": Met(result=result, message=message)})}
+        PROGRAM: {
+            "2.49.40": MakerResult(
+                sha256="0" * 64, runtimes={"2.51.0": RuntimeResult(result=result, message=message)}
+            )
+        }
     }
 
 
@@ -38,7 +52,10 @@ def made(result: Result, message: str = "") -> dict[str, dict[str, Made]]:
     ],
 )
 def test_what_a_runtime_loses_is_an_error(
-    before: dict[str, dict[str, Made]], now: dict[str, dict[str, Made]], rules: list[str], tmp_path: Path
+    before: dict[str, dict[str, MakerResult]],
+    now: dict[str, dict[str, MakerResult]],
+    rules: list[str],
+    tmp_path: Path,
 ) -> None:
     ran = StageRun("test_golden", "wheels", "x86_64-linux", "nox -s test_golden")
     judge(ran, now, before)
@@ -102,7 +119,9 @@ def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
     golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
     runtimes = [Runtime(qnn, {"QNN": qnn}) for qnn in ("2.50.40", "2.51.0")]
 
-    def measured(name: str, kept: Path | None, agreed: dict[str, Made] | None = None) -> dict[str, Made]:
+    def measured(
+        name: str, kept: Path | None, agreed: dict[str, MakerResult] | None = None
+    ) -> dict[str, MakerResult]:
         return stage.measure(PROGRAM, runtimes, tmp_path / name, golden, 1, kept, agreed)
 
     first = measured("first", tmp_path / "kept")

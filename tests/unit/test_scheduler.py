@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine import jobs as scheduler
-from ci.engine.jobs import Calls, Job, asked_shard, core_shares, run_jobs, shard
+from ci.engine.jobs import Calls, Job, core_shares, run_jobs, shard, shard_named
 from provisioning.base.errors import UsageError
 
 JOBS = st.lists(
@@ -171,9 +171,9 @@ def test_every_slot_is_closed() -> None:
 
 def test_a_part_with_nothing_in_it_is_a_usage_error() -> None:
     jobs = [Job("a", 2.0), Job("b", 1.0)]
-    assert asked_shard(jobs, "2/2") == [jobs[1]]
+    assert shard_named(jobs, "2/2") == [jobs[1]]
     with pytest.raises(UsageError, match="--shard 3/3: of 2 in all, none is left"):
-        asked_shard(jobs, "3/3")
+        shard_named(jobs, "3/3")
 
 
 def test_the_budget_is_a_part_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ class TestParent:
         worker = Worker(setup)
         with pytest.raises(Gone, match=r"timeout: no result after 0\.5 s"):
             worker.ask({"do": "hang"}, 0.5)
-        assert worker.spent and not Path(f"/proc/{worker._process.pid}").exists()
+        assert worker.unusable and not Path(f"/proc/{worker._process.pid}").exists()
 
     def test_closing_a_slot_ends_the_process(self, slot: WorkerSlot[Worker, Any]) -> None:
         pid = slot.run(Job("one"))["pid"]

@@ -1,4 +1,4 @@
-"""Do an order in a fork of this process, watched, so that no order sees what another left."""
+"""Do an order in a watched fork of this process, so that no order sees what another one left behind."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def apart(work: Callable[[], dict[str, Any]], timeout: float | None = None) -> dict[str, Any]:
     """The reply of `work` with what it touched as `touched`, or how the process ended as `died` or `late`.
 
-    Everything that the work started has ended then. It has a temporary directory of its own."""
-    # What the work leaves running comes to this process, which ends it.
+    The work has a temporary directory of its own. Everything that it started has ended when this returns."""
+    # Processes that outlive the work become children of this process, which ends them.
     _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     temporary = tempfile.mkdtemp(prefix="qnn-ci-")
     receive, send = os.pipe()
@@ -75,7 +75,7 @@ def _work(work: Callable[[], dict[str, Any]], channel: socket.socket, send: int,
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
         interpreter.forget()
         try:
-            # Under a number that no later file has.
+            # A descriptor number that no later file gets.
             number = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, _CHANNEL)
             channel.close()
             channel = socket.socket(fileno=number)
@@ -105,7 +105,7 @@ def _supervisor(channel: socket.socket) -> tuple[Supervisor | None, str]:
 def _wait(
     child: int, receive: int, supervisor: Supervisor | None, timeout: float | None
 ) -> tuple[bytes, int | None]:
-    """What the child wrote and how it ended; None when it was ended because the time was up."""
+    """What the child wrote and how it ended; None if it was ended because its time was up."""
     deadline = time.monotonic() + (timeout or float("inf"))
     ended = os.pidfd_open(child)
     poll = select.poll()
@@ -121,7 +121,8 @@ def _wait(
                 if ready == ended:
                     running = False
                     poll.unregister(ended)
-                    # A child that it left may hold the pipe; what was written is there by now.
+                    # A process started by the child may hold the pipe open, but the child's reply is there
+                    # already.
                     reading = reading and bool(select.select([receive], [], [], 0)[0])
                 elif ready == receive:
                     block = os.read(receive, 1 << 20)
@@ -139,7 +140,7 @@ def _wait(
 
 
 def _end_children() -> None:
-    """All that is left of the work; what they started becomes ours as they end, and goes too."""
+    """End every process that is left of the work. Their own children become ours and are ended too."""
     while children := list(_children()):
         for child in children:
             with contextlib.suppress(ProcessLookupError):

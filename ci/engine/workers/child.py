@@ -1,4 +1,4 @@
-"""A worker as seen from inside: import, say so, then answer one order after another."""
+"""The worker's own side: import, report ready, then serve one order after another."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from ci.engine.workers.apart import apart
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 YOUNG = 10_000
-"""Objects made between two looks of Python's collector for garbage. Imports and exports make millions that
-stay; its own figure of 700 costs a sixth of their time."""
+"""How many new objects trigger Python's garbage collector. Imports and exports create millions that stay; the
+default of 700 costs a sixth of their time.
+"""
 
 
 def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) -> None:
-    """Run until stdin ends. `start` does the heavy imports and gives the function that answers orders.
+    """Serve orders until stdin ends. `start` does the heavy imports and returns the function that serves an
+    order.
 
-    A reply also says what the process holds then, as `resident`. With `forks`, each order is done in a fork
-    of this process, which stays as `start` left it: the first reply then says as `touched` what this process
+    Each reply also has the process's memory, as `resident`. With `forks`, each order is done in a fork of
+    this process, which stays as `start` left it. The first reply then has as `touched` what this process
     touched, and every other reply what its fork touched (ci.engine.memo.Touched)."""
     if forks:
         interpreter.begin()
@@ -41,7 +43,7 @@ def serve(descriptor: int, start: Callable[[], Answer], *, forks: bool = False) 
     replies = os.fdopen(descriptor, "w", encoding="utf-8")
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
     answer = start()
-    # What the imports left is never garbage: keep every later collection from walking it.
+    # Imported objects are never garbage: keep later collections from walking them.
     gc.collect()
     gc.freeze()
     _say(replies, {"touched": interpreter.touched()} if forks else {})
@@ -66,10 +68,10 @@ def _logged(answer: Answer, order: dict[str, Any]) -> dict[str, Any]:
 
 
 class Meter:
-    """What goes by from its making on."""
+    """Measures time, CPU time and memory from its creation on."""
 
     def __init__(self) -> None:
-        # From here on the kernel counts the peak of memory anew.
+        # Resets the kernel's record of the peak memory.
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._began, self._cpu = time.monotonic(), _cpu_seconds()
@@ -85,7 +87,7 @@ class Meter:
 
 @contextlib.contextmanager
 def output_to(log: Path) -> Iterator[None]:
-    """Also what C and C++ code and child processes print."""
+    """Send all output there, including that of C and C++ code and of child processes."""
     log.parent.mkdir(parents=True, exist_ok=True)
     saved = [os.dup(1), os.dup(2)]
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -108,12 +110,13 @@ def forget_torch() -> None:
 
     torch._dynamo.reset()
     gc.collect()
-    # An export leaves some 10,000 objects for good; walked each time, a collection soon takes over a second.
+    # An export leaves some 10,000 objects for good. If each collection walked them, it would soon take over a
+    # second.
     gc.freeze()
 
 
 def end_with(parent: int) -> None:
-    """The stage may be killed and unable to say so; neither a worker nor what it started outlives it."""
+    """End this process and everything it started when the stage ends, even if the stage is killed."""
     while os.getppid() == parent:
         time.sleep(1)
     os.killpg(0, signal.SIGKILL)

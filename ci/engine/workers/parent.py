@@ -1,4 +1,4 @@
-"""Workers as seen from the stage: start one, give it orders, and replace it when one takes it down."""
+"""The stage's side of workers: start one, give it orders, and replace it when an order takes it down."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
 GRACE_SECONDS = 30.0
-"""A worker ends a fork that takes too long by itself; this much later, the worker is ended too."""
+"""A worker ends a fork that takes too long. If it does not, the worker itself is ended this much later."""
 
 START_SECONDS = 300.0
 """For importing torch and executorch on a busy machine."""
 
 RECYCLE_AT = 3 << 30
-"""A worker that holds more than this after an order is replaced before the next."""
+"""A worker that uses more memory than this after an order is replaced before the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,17 @@ class Setup:
     """What every worker of a run has in common."""
 
     command: tuple[str, ...]
-    """Python's arguments for a program that calls `ci.engine.workers.child.serve`."""
+    """Python's arguments for the program, which calls `ci.engine.workers.child.serve`."""
     environment: Mapping[str, str]
     logs: Path
     timeout: float
-    """Seconds for an order."""
+    """Time limit for an order, in seconds."""
     imports: str
-    """What the program imports, as said when that fails."""
+    """What the program imports, for the message if that fails."""
     remedy: str
     forks: bool = False
-    """Each order is done in a fork of the worker (`serve(..., forks=True)`), which survives a crash of it."""
+    """Whether each order is done in a fork of the worker (`serve(..., forks=True)`), so the worker survives a
+    crash."""
     python: str = sys.executable
     start_seconds: float = START_SECONDS
 
@@ -59,25 +60,26 @@ class Gone(Exception):
 
     @property
     def of_machine(self) -> bool:
-        """A time-out and a kill from outside say nothing of the work; a crash does."""
+        """Whether the machine is to blame: a time-out or a kill from outside says nothing about the work; a
+        crash does."""
         return self.kind == "timeout" or killed(self.how)
 
     def sentence(self, log: Path) -> str:
-        """How it ended, for a reader who knows of no worker, with the last line of its log."""
+        """How it ended, for a reader who knows nothing of workers, with the last line of its log."""
         if self.kind == "timeout":
             return self.how
-        # What faulthandler adds after that is for who reads the log itself.
+        # The rest of faulthandler's text is for readers of the log.
         words = tail(log, 20_000).partition("Fatal Python error")[0].strip().splitlines()[-1:]
         return in_words("process", self.how) + (f"; its last words: {words[0][-400:]}" if words else "")
 
 
 class Worker:
-    """One process. Not for two threads at once, but for `stop`."""
+    """One process. Not thread-safe, except for `stop`."""
 
     touched: Mapping[str, Any]
     """What it touched before its first order, if it forks."""
     resident: int = 0
-    """Bytes that it holds after the last order."""
+    """Its memory after the last order, in bytes."""
     gone: bool = False
 
     def __init__(self, setup: Setup) -> None:
@@ -117,19 +119,19 @@ class Worker:
         log.unlink(missing_ok=True)
 
     @property
-    def spent(self) -> bool:
-        """Not to be given another order."""
+    def unusable(self) -> bool:
+        """Whether it must not get another order."""
         return self.gone or self.resident > RECYCLE_AT
 
     def keep_to(self, cores: set[int]) -> None:
-        """Run on these cores only, with all that it starts."""
+        """Run only on these cores, with everything it starts."""
         with contextlib.suppress(ProcessLookupError):
-            # That it is gone is seen with the next order.
+            # If it has gone, the next order notices.
             for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), cores)
 
     def ask(self, order: Mapping[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The reply to an order; raises Gone when the process, or the fork that did the order, ended."""
+        """The reply to an order. Raises Gone if the process, or the fork that did the order, ended."""
         assert self._process.stdin is not None
         timeout = self.setup.timeout if timeout is None else timeout
         if self.setup.forks:
@@ -137,7 +139,7 @@ class Worker:
         else:
             patience = timeout
         with contextlib.suppress(BrokenPipeError):
-            # That it is gone is seen below, with how it ended.
+            # If it has gone, the code below notices, with how it ended.
             self._process.stdin.write((json.dumps(order) + "\n").encode())
             self._process.stdin.flush()
         reply = self._reply(patience)
@@ -149,14 +151,13 @@ class Worker:
         return reply
 
     def end(self, grace: float = 0) -> str:
-        """End the process and all it started; returns how it ended.
+        """End the process and everything it started; returns how it ended.
 
-        One that went away by itself may still be dying when its pipe is closed: `grace` waits for that.
-        """
+        A process that ends by itself may still be exiting when its pipe is closed: `grace` waits for that."""
         self.gone = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace)
-        # Under the lock, or `stop` could signal a process that took the number of the one that ended.
+        # Locked, so that `stop` never signals a new process that got the old one's number.
         with self._ending:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -170,7 +171,7 @@ class Worker:
         return how_it_ended(code)
 
     def stop(self) -> None:
-        """From another thread: end the process, and leave its descriptors to the thread that reads them."""
+        """Called from another thread: end the process; the thread that reads its descriptors closes them."""
         with self._ending:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -197,7 +198,7 @@ R = TypeVar("R")
 
 
 class WorkerSlot(Generic[W, R]):
-    """A slot of the scheduler: one worker, kept from job to job, replaced when it cannot take another."""
+    """A slot of the scheduler: one worker, kept from job to job and replaced when it cannot take another."""
 
     def __init__(self, take: Callable[[], W], work: Callable[[Job, W], R]) -> None:
         self._take, self._work = take, work
@@ -218,7 +219,7 @@ class WorkerSlot(Generic[W, R]):
         finally:
             with self._lock:
                 self._busy = False
-                if self._worker is not None and (self._closed or self._worker.spent):
+                if self._worker is not None and (self._closed or self._worker.unusable):
                     self._worker.end()
                     self._worker = None
 
@@ -228,7 +229,7 @@ class WorkerSlot(Generic[W, R]):
             if self._worker is None:
                 return
             self._worker.stop()
-            # A thread that waits for its reply sees the worker go, and ends it itself.
+            # A thread that waits for a reply notices that the worker has gone, and ends it itself.
             if not self._busy:
                 self._worker.end()
                 self._worker = None
@@ -248,7 +249,7 @@ def in_words(process: str, how: str) -> str:
 
 
 def killed(how: str) -> bool:
-    """Whether `how_it_ended` tells of a kill from outside; 137 and 143 are a shell's words for it."""
+    """Whether `how_it_ended` describes a kill from outside; 137 and 143 are a shell's codes for it."""
     return bool(re.search(r"ended by SIG(KILL|TERM|INT|HUP)\b|exit code 1(37|43)$", how))
 
 

@@ -12,7 +12,7 @@ from ci.engine.installed import ready_runner
 from ci.upstream import releases
 from ci.upstream.compare.stage import environment_of, own_build
 from ci.upstream.compat.stage import SUITE
-from ci.upstream.golden.stage import Made, Met
+from ci.upstream.golden.stage import MakerResult, RuntimeResult
 from provisioning import compat
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
@@ -31,7 +31,7 @@ def measure_all(
     folder: Path,
     timeout: float,
     environ: Mapping[str, str],
-) -> dict[str, dict[str, Made]]:
+) -> dict[str, dict[str, MakerResult]]:
     table, store = compat.load_builds(), Store(selection.store)
     chosen = list(dict.fromkeys(versions)) or releases.versions(table)
     makers = {name: releases.release_named(name, table) for name in reversed(chosen)}
@@ -46,7 +46,7 @@ def measure_all(
             f"no wheel of executorch {', '.join(chosen)} has a C++ runtime",
             remedy=f"add --executorch {releases.own_version(table)}",
         )
-    found: dict[str, dict[str, Made]] = {program: {} for program in programs}
+    found: dict[str, dict[str, MakerResult]] = {program: {} for program in programs}
     for maker, release in makers.items():
         own = releases.variables_of(release, store, variables)
         rows = {
@@ -59,7 +59,7 @@ def measure_all(
         for program in programs:
             met = {runtime: results[program] for runtime, results in rows.items()}
             digest = _digest(program, folder / maker / f"on-{next(iter(runners))}")
-            found[program][maker] = Made(sha256=digest, runtimes=met)
+            found[program][maker] = MakerResult(sha256=digest, runtimes=met)
             words = ", ".join(f"{runtime} {each.result}" for runtime, each in met.items())
             sys.stderr.write(f"{program} of executorch {maker}: {words}\n")
     return found
@@ -106,7 +106,7 @@ def _run(
     selection: Selection,
     place: Path,
     timeout: float,
-) -> dict[str, Met]:
+) -> dict[str, RuntimeResult]:
     """What one runtime does with the programs that this maker compiles."""
     place.mkdir(parents=True)
     for verb in ("test_lowering", "test_emulator"):
@@ -143,12 +143,14 @@ def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
         )
 
 
-def outcome(report: Report, program: str) -> Met:
+def outcome(report: Report, program: str) -> RuntimeResult:
     errors = [each for each in report.findings if each.subject == program and each.severity is Severity.ERROR]
     if not errors:
-        return Met(result="same")
+        return RuntimeResult(result="same")
     ran = errors[0].rule == "emulator-accuracy"
-    return Met(result="differs" if ran else "refused", message=errors[0].message.partition("\n")[0][:200])
+    return RuntimeResult(
+        result="differs" if ran else "refused", message=errors[0].message.partition("\n")[0][:200]
+    )
 
 
 def _digest(program: str, place: Path) -> str:

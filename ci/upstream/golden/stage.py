@@ -44,7 +44,7 @@ class Golden(Model):
     least_sqnr_db: float = Field(gt=0)
 
 
-class Met(Model):
+class RuntimeResult(Model):
     """One program of one maker on one runtime."""
 
     result: Result
@@ -52,20 +52,20 @@ class Met(Model):
     """What the runtime said, for one that was refused."""
 
 
-class Made(Model):
+class MakerResult(Model):
     sha256: str
     """Of the context."""
-    runtimes: dict[str, Met]
+    runtimes: dict[str, RuntimeResult]
 
 
 class Measured(Model):
     schema_: Literal[1] = Field(default=1, alias="schema")
-    programs: dict[str, dict[str, Made]] = Field(default_factory=dict)
+    programs: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
     """Program → the build that made it → what each runtime did with it."""
-    executorch: dict[str, dict[str, Made]] = Field(default_factory=dict)
+    executorch: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
     """The same for .pte files: the executorch version that made it, the one whose runtime was given it."""
 
-    def lane(self, name: Lane) -> dict[str, dict[str, Made]]:
+    def lane(self, name: Lane) -> dict[str, dict[str, MakerResult]]:
         return self.programs if name == "onnx" else self.executorch
 
 
@@ -137,10 +137,10 @@ def measure(
     golden: Golden,
     timeout: float,
     kept: Path | None = None,
-    agreed: Mapping[str, Made] | None = None,
-) -> dict[str, Made]:
+    agreed: Mapping[str, MakerResult] | None = None,
+) -> dict[str, MakerResult]:
     """What each build does with the contexts of all. Those that lie in `kept` are not compiled again."""
-    made: dict[str, Made] = {}
+    made: dict[str, MakerResult] = {}
     for maker in runtimes:
         place = folder / maker.qnn / program
         place.mkdir(parents=True)
@@ -170,21 +170,25 @@ def measure(
                 f"{stored}: expected {agreed[maker.qnn].sha256} (manifests/golden.json), found {digest}",
                 remedy="take the files of the release that recorded it, or record these: --update",
             )
-        met: dict[str, Met] = {}
+        met: dict[str, RuntimeResult] = {}
         for runtime in runtimes:
             output = place / f"on-{runtime.qnn}.npz"
             result = _run(context, output, runtime, place, timeout)
             if result.result == "same" and (sqnr := _sqnr(place / OWN, output)) < golden.least_sqnr_db:
-                result = Met(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
+                result = RuntimeResult(
+                    result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs"
+                )
             met[runtime.qnn] = result
         words = ", ".join(f"{qnn} {each.result}" for qnn, each in met.items() if qnn != maker.qnn)
         sys.stderr.write(f"{program} of QNN {maker.qnn}: {words}\n")
-        made[maker.qnn] = Made(sha256=digest, runtimes=met)
+        made[maker.qnn] = MakerResult(sha256=digest, runtimes=met)
     return made
 
 
 def judge(
-    stage: StageRun, found: Mapping[str, Mapping[str, Made]], agreed: Mapping[str, Mapping[str, Made]]
+    stage: StageRun,
+    found: Mapping[str, Mapping[str, MakerResult]],
+    agreed: Mapping[str, Mapping[str, MakerResult]],
 ) -> None:
     """What ran and runs no more is an error, and so is a refusal in words that nobody here can explain."""
     counts = dict.fromkeys(("same", "differs", "refused"), 0)
@@ -222,7 +226,7 @@ def judge(
     stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in found.items()}}
 
 
-def _words(met: Met) -> str:
+def _words(met: RuntimeResult) -> str:
     return f"is refused: {met.message}" if met.result == "refused" else f"differs: {met.message}"
 
 
@@ -251,16 +255,16 @@ def _inputs(context: Path, place: Path) -> None:
     np.savez(place / INPUTS, **arrays)
 
 
-def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: float) -> Met:
+def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: float) -> RuntimeResult:
     flags = ["--input", str(place / INPUTS), "--output", str(output), "--as-it-is"]
     flags += ["--timeout", f"{timeout:g}"]
     log = place / f"on-{runtime.qnn}.log"
     code = _process(["onnx", "run", str(context), *flags], runtime, log, 2 * timeout)
     if code == 0 and output.is_file():
-        return Met(result="same")
+        return RuntimeResult(result="same")
     text = log.read_text(encoding="utf-8", errors="replace")
     line = next((line for line in text.splitlines() if line.startswith("error: ")), f"exit code {code}")
-    return Met(
+    return RuntimeResult(
         result="refused", message=line.rpartition("cannot be loaded: ")[2].removeprefix("error: ")[:200]
     )
 
@@ -302,13 +306,13 @@ def _sqnr(reference: Path, other: Path) -> float:
     return worst
 
 
-def write(agreed: Measured, found: Mapping[str, Mapping[str, Made]], lane: Lane) -> None:
+def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
     programs = {name: dict(makers) for name, makers in agreed.lane(lane).items() if name in found}
     for name, makers in found.items():
         for maker, made in makers.items():
             before = programs.setdefault(name, {}).get(maker)
             runtimes = {**(before.runtimes if before else {}), **made.runtimes}
-            programs[name][maker] = Made(sha256=made.sha256, runtimes=runtimes)
+            programs[name][maker] = MakerResult(sha256=made.sha256, runtimes=runtimes)
     measured = agreed.model_copy(update={"programs" if lane == "onnx" else "executorch": programs})
     text = json.dumps(measured.model_dump(mode="json", by_alias=True), indent=2, sort_keys=True) + "\n"
     replace_text(MEASURED, text)
@@ -322,7 +326,7 @@ def write(agreed: Measured, found: Mapping[str, Mapping[str, Made]], lane: Lane)
     replace_text(PAGE, before_table + begin + "\n" + table_of(programs) + "\n" + end + after)
 
 
-def table_of(programs: Mapping[str, Mapping[str, Made]]) -> str:
+def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
     """One row a maker, one column a runtime: the worst of all programs."""
     from packaging.version import Version
 
