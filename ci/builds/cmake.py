@@ -33,10 +33,10 @@ STEERING = (
     "CMAKE_TOOLCHAIN_FILE", "CMAKE_GENERATOR", "CMAKE_BUILD_TYPE", "CMAKE_INSTALL_PREFIX", "DESTDIR",
     "CMAKE_INCLUDE_PATH", "CMAKE_LIBRARY_PATH", "CMAKE_PROGRAM_PATH", "PYTHONPATH", "PYTHONHOME",
     "NDK_CCACHE",
-    # find_package(executorch) looks there first, and would take the user's tree.
+    # find_package(executorch) looks there first and would find the user's tree.
     "EXECUTORCH_ROOT", "executorch_ROOT", "executorch_DIR",
 )  # fmt: skip
-"""Variables that would change, unseen, what compilers and CMake do. Commands run without them."""
+"""Variables that silently change what compilers and CMake do. Commands run without them."""
 
 _ERROR = re.compile(
     r"^(?:CMake Error|ninja: error|.*?(?:fatal )?error: |.*undefined reference|.*ld: cannot find)"
@@ -75,7 +75,7 @@ class State:
     """The state of a folder that an earlier build used."""
 
     reasons: tuple[str, ...] = ()
-    """Why it must be emptied first; none when it can be used."""
+    """Why the folder must be emptied first; None if it can be used."""
     changes: tuple[str, ...] = ()
     """Differences from the last build that are built incrementally."""
     options: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Build:
     projects: tuple[Project, ...]
     jobs: int
     identity: Mapping[str, str] = field(default_factory=dict)
-    """Everything in the folder was built from these: another value empties it."""
+    """What everything in the folder was built from. Another value empties the folder."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings whose changes CMake and Ninja notice themselves."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -163,7 +163,7 @@ class Build:
         return State(reasons, _differences(settings, self.settings), {} if reasons else options)
 
     def empty(self) -> None:
-        """Remove what builds put there, and nothing else in the folder."""
+        """Remove what builds put there and nothing else."""
         (self.folder / RECORD).unlink(missing_ok=True)
         for name in self.owned:
             if (self.folder / name).exists():
@@ -182,7 +182,8 @@ class Build:
         return {**self.identity, **own}
 
     def _record(self, earlier: Mapping[str, Sequence[str]]) -> None:
-        """The record before a build has the options of earlier ones too: they are in CMake's caches."""
+        """The record before a build also has the options of earlier builds, because they are in CMake's
+        caches."""
         record = {
             "format": FORMAT,
             "identity": self._identity(),
@@ -196,7 +197,7 @@ class Build:
 
 
 class Ticker:
-    """A bar where one can be drawn; elsewhere a line for each tenth of the way."""
+    """A bar on a terminal; elsewhere a line for each tenth of the way."""
 
     def __init__(self, title: str, out: TextIO | None = None) -> None:
         self._title = title
@@ -206,7 +207,8 @@ class Ticker:
         self._total = 0
 
     def step(self, done: int, total: int) -> None:
-        """Smaller totals are those of projects that are built inside this one."""
+        """Set the progress. A smaller total belongs to a project that is built inside this one, and is
+        ignored."""
         if total < self._total:
             return
         self._total = total
@@ -300,7 +302,7 @@ def _stream(command: Command, out: TextIO, environ: Mapping[str, str], ticker: T
                 if progress := _NINJA.match(line):
                     ticker.step(int(progress.group(1)), int(progress.group(2)))
         except BaseException:
-            # Otherwise Ninja and its compilers would go on.
+            # Otherwise Ninja and its compilers would keep running.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             raise

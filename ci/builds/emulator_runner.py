@@ -100,7 +100,7 @@ class Plan:
         return Roots({"toolkit": ROOT, "python": sys.prefix, "store": self.store})
 
     def key(self) -> dict[str, Metric]:
-        """Everything that decides the build except files; these are recorded as its inputs."""
+        """What decides the build, except for files, which are recorded as its inputs."""
         name = self.roots().name
         return {
             "target": self.target,
@@ -110,7 +110,7 @@ class Plan:
             "cmake": self.cmake.identity,
             "ninja": self.ninja.identity,
             "remap": list(self.remap),
-            # The compiler looks them up there.
+            # The compiler looks for headers there.
             "tools on PATH": [shutil.which(name) for name in ("as", "ld", "ar", "ranlib", "strip")],
         }
 
@@ -264,7 +264,7 @@ def _memo(plan: Plan, *, reuse: bool = True) -> Memo:
 
 
 def built_files(plan: Plan, memo: Memo) -> dict[str, str] | Miss:
-    """The files in dist/ with their digests, if they are what this plan gives."""
+    """The files in dist/ with their digests, if this plan built them."""
     entry = memo.find(plan.subject, plan.key())
     if isinstance(entry, Miss):
         return entry
@@ -273,7 +273,7 @@ def built_files(plan: Plan, memo: Memo) -> dict[str, str] | Miss:
 
 
 def build(plan: Plan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> bool:
-    """Build the runner unless dist/ has it already; whether its files are good."""
+    """Build the runner unless dist/ already has it; returns whether its files are good."""
     with alone_in(plan.folder, "build"), alone_in(plan.dist, "dist"):
         begun = time.monotonic()
         memo = _memo(plan, reuse=not clean)
@@ -307,8 +307,7 @@ def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs
     """Put the build into dist/ and return its files with their digests.
 
     After an error the last good build stays, and nothing is returned. The build folder is emptied first:
-    Ninja compares times, and a file installed anew may be older than an object.
-    """
+    Ninja compares times, and a newly installed file may be older than an object."""
     cmake_build = plan.cmake_build(jobs)
     started = time.time()
     cmake_build.run(clean=True)
@@ -322,7 +321,7 @@ def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs
         if not _is_good(stage):
             return {}
         replace_build(part, plan.dist)
-    # CMake looks for libraries of the package, and a header that appears may come before another one.
+    # CMake looks for libraries of the package, and a new header may come before another one.
     folders = [SOURCE / "src", *(plan.executorch.root / each for each in ("lib", "share/cmake"))]
     touched = inputs_of(plan.folder / "build", plan.ninja, plan.compiler, folders, started)
     entry = memo.remember(plan.subject, plan.key(), {"files": files}, touched, own=[plan.folder])
@@ -363,7 +362,7 @@ def _backends(runner: Path) -> list[Metric]:
 
 
 def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
-    """The same runner for this machine, whose outputs another machine's must give."""
+    """The plan of the same runner for this machine, to compare another machine's outputs with."""
     # Do not overwrite a build from source in dist/: it has a backend beside its runner.
     from_source = (outputs_path() / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
     aside = outputs_path() / "build" / "runner" / "dist" if from_source else None

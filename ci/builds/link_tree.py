@@ -1,10 +1,11 @@
-"""An ExecuTorch tree shown in another place by links, so that files put there never reach the tree itself.
+"""Shows an ExecuTorch tree in another folder by links, so that nothing is ever written into the tree itself.
 
-CMake sees the tree so, with copies of the folders that its own build writes into. flatcc's project puts its
-library into its source folder: a read-only tree would fail there, and the next target would link it.
+CMake gets such a folder, with copies of the folders that its own build writes into: flatcc's project puts its
+library into its source folder, which fails in a read-only tree, and the next target would link it.
 
-Python sees it so too: an overlay has our adaptors and schemas in it, and PYTHONPATH names the folder above
-its executorch/. It has to be the whole tree: an installed wheel would hide folders that have no __init__.py.
+Python gets one too: an overlay with our adaptors and schemas, and PYTHONPATH names the folder above its
+executorch/. It must show the whole tree, because otherwise an installed wheel would hide the folders without
+an __init__.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from provisioning.overlay import describe
 REPOSITORY = ".git"
 ADAPTORS = "Py*.so"
 STALE = (ADAPTORS, "*.fbs")
-"""Files that an earlier build may have left in the tree beside ours; an overlay has ours alone."""
+"""Files that an earlier build may have left in the tree. An overlay takes only our own."""
 
 
 def link_with_copies(tree: Path, copies: Collection[str], into: Path) -> None:
@@ -60,7 +61,7 @@ def install(tree: Path, files: Mapping[str, Path]) -> None:
 
 
 def changed_since(tree: Path, when: float, but: Collection[Path] = ()) -> list[str]:
-    """Files of the tree that were made or written after that moment, outside of the folders in `but`."""
+    """Files of the tree that were created or written after that moment, except in the folders in `but`."""
     changed = []
     for folder, folders, files in os.walk(tree):
         folders[:] = sorted(name for name in folders if name != REPOSITORY and Path(folder, name) not in but)
@@ -72,7 +73,7 @@ def changed_since(tree: Path, when: float, but: Collection[Path] = ()) -> list[s
 
 
 def _link(tree: Path, into: Path, folders: Iterable[str], without: Callable[[str], bool]) -> None:
-    """Make these folders real ones, and link everything else that they hold in the tree."""
+    """Create these folders, and link everything else that they contain in the tree."""
     for folder in sorted(folders):
         (into / folder).mkdir(parents=True, exist_ok=True)
         wanted = set(_places_to_link(tree, folder, folders, without))
@@ -97,7 +98,7 @@ def _places_to_link(
 
 
 def _with_parents(folders: Iterable[str]) -> set[str]:
-    """These folders and all that they are in; `.` is the tree."""
+    """These folders and all their parents; `.` is the tree."""
     return {".", *folders}.union(*(map(str, PurePosixPath(folder).parents) for folder in folders))
 
 
@@ -131,7 +132,7 @@ def _copy(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     _remove(to)
     shutil.copy2(path, to)
-    # The store's files are read-only, but the build replaces some.
+    # Files of the store are read-only, but the build replaces some of them.
     to.chmod(0o644 | (status.st_mode & 0o111))
 
 

@@ -1,4 +1,4 @@
-"""Checks of built files before they go into dist/: does the loader of the target take them?"""
+"""Checks of built files before they go into dist/: can the target's loader load them?"""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class Built:
 
 
 def check(built: Sequence[Built], target: str, glibc: str, private: Iterable[Path]) -> list[Finding]:
-    """`private`: folders of this machine whose names must not be in any file."""
+    """`private`: folders of this machine whose names must not occur in any file."""
     demands = _demands(target, glibc)
     places = {file.place for file in built}
-    # A root such as `/` is in every path of the target's own.
+    # A root such as `/` occurs in every path of the target.
     private = [folder for folder in private if len(folder.parts) > 1]
     return [
         Finding(f"build-{what}", Severity.ERROR, file.place, message, REMEDIES[what])
@@ -115,8 +115,7 @@ def _provided(name: str, target: str) -> bool:
 def _reachable(name: str, target: str, file: Built, header: elf.Elf, places: set[str]) -> bool:
     """Whether the loader finds a library of this build.
 
-    Libraries are loaded by a program that searches; on Android LD_LIBRARY_PATH names the folder.
-    """
+    A library is searched for by the program that loads it; on Android LD_LIBRARY_PATH names the folder."""
     if file.kind != "runner" or target == "aarch64-android":
         return any(PurePosixPath(place).name == name for place in places)
     folder = posixpath.dirname(file.place)

@@ -1,4 +1,4 @@
-"""Folders that builds write to: nothing of the user's is lost in them, nor of another build's."""
+"""The folders that builds write to. Nothing of the user's or of another build's is lost there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = ("bin", "lib", "python", LICENCES, BILL_OF_MATERIALS, MANIFEST)
 
 
 def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | None = None) -> None:
-    """Raise UsageError if `folder` holds something (one of `ours`) without `mark`, the file of a build."""
+    """Raise UsageError if `folder` contains something (one of `ours`) but not `mark`, a build's file."""
     if ours is None:
         ours = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ()
     taken = [name for name in ours if _holds(folder / name)]
@@ -34,7 +34,8 @@ def refuse_foreign(folder: Path, mark: str, flag: str, ours: Iterable[str] | Non
 
 
 def alone_in(folder: Path, role: str) -> BaseFileLock:
-    """A mutex: while it is held, no other build uses the folder in this role. One folder may have two."""
+    """A mutex: while it is held, no other build uses the folder for this purpose. A folder may serve two
+    purposes."""
     from filelock import FileLock
 
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +44,8 @@ def alone_in(folder: Path, role: str) -> BaseFileLock:
 
 @contextmanager
 def part_of(dist: Path) -> Iterator[Path]:
-    """A folder to prepare a build in, beside `dist` and under its mutex. A killed build's is removed."""
+    """A folder to prepare a build in, beside `dist` and under its mutex. Leftovers of a killed build are
+    removed."""
     part = dist.with_name(f".{dist.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -53,11 +55,10 @@ def part_of(dist: Path) -> Iterator[Path]:
 
 
 def replace_build(part: Path, dist: Path) -> None:
-    """Put a whole build in the place of the last one, of whichever stage.
+    """Replace the last build, of whichever stage.
 
-    The manifest goes first and comes last. Each file is replaced in one step, so a program that runs from
-    there keeps the files that it has open.
-    """
+    The manifest is removed first and written last. Each file is replaced in one step, so a running program
+    keeps the files that it has open."""
     (dist / MANIFEST).unlink(missing_ok=True)
     places = sorted(path.relative_to(part) for path in part.rglob("*") if path.is_file())
     for place in sorted(places, key=lambda each: each.name == MANIFEST):
@@ -68,7 +69,7 @@ def replace_build(part: Path, dist: Path) -> None:
 
 
 def digests_below(dist: Path, folders: Iterable[str]) -> dict[str, str]:
-    """SHA-256 by place of the files in some folders of dist/."""
+    """The SHA-256 of the files in some folders of dist/, by path."""
     return {
         str(path.relative_to(dist)): hash_file(path)
         for folder in folders
@@ -78,7 +79,7 @@ def digests_below(dist: Path, folders: Iterable[str]) -> dict[str, str]:
 
 
 def _remove_others(path: Path, wanted: set[Path]) -> None:
-    """Remove what is below `path` and not in `wanted`, and folders that are empty then."""
+    """Remove files below `path` that are not in `wanted`, and folders that become empty."""
     if path.is_dir() and not path.is_symlink():
         for each in path.iterdir():
             _remove_others(each, wanted)

@@ -1,4 +1,4 @@
-"""Everything that decides a build from source. Nothing is done here."""
+"""Everything that decides a build from source. Nothing is built here."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from ci.engine.jobs import available_memory
 LINKS = "tree"
 
 MEMORY_PER_JOB = 3 << 29
-"""1.5 GB: what a compiler needs for ExecuTorch's largest files, with room to spare."""
+"""1.5 GB: what a compiler needs for ExecuTorch's largest files, and a margin."""
 
 AS_INCLUDED = [
     f"$<$<COMPILE_LANG_AND_ID:{language},GNU>:-fno-canonical-system-headers>" for language in ("C", "CXX")
 ]
-"""GCC names a system header that links lead to by the shorter of its two paths, unless told not to. The
-bytes of a binary would depend on how long the folders' names are."""
+"""GCC names a system header by the shorter of its two paths if links lead to it, unless this flag is set.
+Otherwise the bytes of a binary would depend on the length of folder names.
+"""
 
 _DEFINITION = re.compile(r"(?:-D)?(\w+)(?::\w+)?=(.*)", re.DOTALL)
 
@@ -61,7 +62,7 @@ class Plan:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Folders of the tree that CMake gets a copy of."""
+        """Folders of the tree that CMake's builds write into, so CMake gets copies."""
         return tuple(sorted(each for each in self.recipe.written if (self.tree.root / each).is_dir()))
 
     @property
@@ -74,7 +75,7 @@ class Plan:
         return self.root / "flags.cmake"
 
     def flags(self) -> str:
-        """A CMake file that each project includes. It adds our flags to those of the toolchain."""
+        """A CMake file that each project includes. It adds our flags to the toolchain's."""
         maps = [f"-ffile-prefix-map={folder}={name}" for folder, name in self.private().items()]
         compile_flags = "".join(f"  [=[{flag}]=]\n" for flag in (*maps, *AS_INCLUDED))
         link_flags = "".join(f"  [=[{flag}]=]\n" for flag in self.recipe.link_flags)
@@ -91,9 +92,9 @@ class Plan:
         }
 
     def private(self) -> dict[Path, str]:
-        """Folders of this machine, and the names that binaries get instead. Inner folders come later."""
+        """Folders of this machine, and the names that replace them in binaries. Inner folders come later."""
         folders = {Path(sysconfig.get_path("include")).parent.parent: "python"}
-        # Not /usr, of the system's Python: it is in all compilers' paths, on every machine.
+        # Not /usr, of the system's Python: every compiler's paths contain it, on every machine.
         folders.pop(Path("/usr"), None)
         folders[Path(sysconfig.get_path("purelib"))] = "site-packages"  # torch brings pybind11's headers
         folders |= dict.fromkeys(self.toolchain.roots, "toolchain")
@@ -125,7 +126,7 @@ class Plan:
             jobs=self.jobs,
             identity={
                 "toolchain": self.toolchain.identity,
-                # Dependency files of compilers do not notice an SDK that an older one replaced.
+                # The compilers' dependency files do not notice an older SDK that replaces a newer one.
                 "qnn sdk": f"{self.sdk.build_id} in {self.sdk.root}",
                 "python": self.python_identity,
                 "tree": f"{self.tree.root}, as {self.source}",
@@ -151,7 +152,7 @@ class Plan:
         )
 
     def variables(self) -> dict[str, str]:
-        """For the commands of the build."""
+        """The variables for the build's commands."""
         return {
             "QNN_SDK_ROOT": str(self.sdk.root),
             "SOURCE_DATE_EPOCH": str(self.tree.time),
@@ -164,7 +165,7 @@ class Plan:
 
 
 def default_jobs(environ_cpus: int | None = None, memory: int | None = None) -> int:
-    """One for each processor, as far as there is memory for them."""
+    """One job for each processor, as far as memory allows."""
     cpus = environ_cpus or len(os.sched_getaffinity(0))
     available = memory if memory is not None else available_memory()
     return max(1, min(cpus, available // MEMORY_PER_JOB if available else cpus))

@@ -1,6 +1,7 @@
-"""Another machine's runner under qemu: its outputs on a small program must be those of this machine's runner.
+"""Compare another machine's runner under qemu with this machine's: a small program must give the same
+outputs.
 
-Run as a program, `python -m ci.builds.qemu_check DIR` exports that program: exporting imports torch.
+`python -m ci.builds.qemu_check DIR` exports that program, in a process of its own because it imports torch.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def probe_in(folder: Path) -> Path:
                 f"{causes(result.stderr)}",
                 remedy="nox -s build_runner uses an environment with torch and executorch",
             )
-    # Written each time, because it names the folder, which may have moved.
+    # Written each time, because it contains the folder's path, which may have changed.
     (folder / INPUTS).write_text(f'"{folder / DATA}"\n', encoding="utf-8")
     return folder
 
@@ -106,7 +107,7 @@ def export(into: Path) -> None:
     ).to_executorch()
     into.mkdir(parents=True, exist_ok=True)
     example[0].numpy().tofile(into / DATA)
-    # Written last and atomically: if it is there, the rest is too.
+    # Written last and atomically: if it exists, the other files do too.
     replace_bytes(into / PROGRAM, lowered.buffer)
 
 

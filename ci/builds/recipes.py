@@ -36,7 +36,7 @@ class Project(Model):
     """Empty: what the project builds by default."""
     options: Options = Field(default_factory=dict)
     only_with: Inside | None = None
-    """A file of the tree: without it the project is left out."""
+    """A file of the tree: if it is missing, the project is left out."""
 
 
 class Output(Model):
@@ -47,9 +47,9 @@ class Output(Model):
     to: Inside
     defined_in: Inside | None = None
     defined: str | None = None
-    """A pattern: one output for each name that it finds in CMake files below `defined_in`, as `{name}`."""
+    """A pattern: one output for each name that it matches in CMake files below `defined_in`, as `{name}`."""
     only_with: Inside | None = None
-    """A file of the tree: only with it the build must make this output."""
+    """A file of the tree: only if it exists, the build must make this output."""
 
     @field_validator("defined")
     @classmethod
@@ -89,7 +89,7 @@ class Recipe(Model):
     outputs: tuple[Output, ...] = ()
     copies: tuple[Copy, ...] = ()
     written: tuple[Inside, ...] = ()
-    """Folders of the tree that its own build writes into: each build directory gets copies."""
+    """Folders of the tree that its own build writes into; each build folder gets copies."""
 
     @model_validator(mode="after")
     def _placeholders(self) -> Recipe:

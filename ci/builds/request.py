@@ -121,7 +121,7 @@ def sdk_at(root: Path) -> Sdk:
 
 
 def notes_of(plan: Plan, profile: Profile) -> list[Finding]:
-    """Warnings that a user wants before an hour of compiling."""
+    """Warnings that a user wants to see before an hour of compiling."""
     notes = [
         Finding(
             "build-option",

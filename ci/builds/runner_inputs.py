@@ -1,4 +1,4 @@
-"""The files that a build of the runner read: beside its plan, they decide whether it is built again."""
+"""The files that a build of the runner read. With its plan, they decide whether it is built again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ci.engine.memo import Touched
 from ci.engine.watch import listing_of, stamp_of
 
 LINKED = "linked.d"
-"""The linker's list of what it read, below the build tree; CMakeLists.txt asks for it."""
+"""The linker's list of the files that it read, below the build tree; CMakeLists.txt requests it."""
 
 OWN_CODE = ("cmake.py", "emulator_runner.py", "output_folders.py", "programs.py", "runner_inputs.py")
 
@@ -22,7 +22,7 @@ OWN_CODE = ("cmake.py", "emulator_runner.py", "output_folders.py", "programs.py"
 def inputs_of(
     tree: Path, ninja: Program, compiler: Program, folders: Sequence[Path], started: float
 ) -> Touched:
-    """Everything that the build in `tree` read. Files that appear in one of `folders` are a change too."""
+    """Everything that the build in `tree` read. New files in one of `folders` are a change too."""
     touched = Touched()
     for path in sorted({_absolute(tree, each) for each in _files(tree, ninja, compiler, touched.unseen)}):
         try:
@@ -38,7 +38,7 @@ def inputs_of(
 
 
 def _absolute(tree: Path, name: str) -> Path:
-    """Without `..`, and with the last link of the path kept: re-pointing it is a change."""
+    """The path without `..`. A link at its end stays, so that re-pointing it is a change."""
     path = tree / name
     return path.parent.resolve() / path.name
 
@@ -50,7 +50,7 @@ def _files(tree: Path, ninja: Program, compiler: Program, unseen: list[str]) -> 
     for line in _run([str(ninja.path), "-C", str(tree), "-t", "deps"], unseen):
         if line.startswith("    "):
             yield line.strip()
-    # CMake's files, as it gave them to Ninja.
+    # CMake's files, as CMake listed them for Ninja.
     for line in _run([str(ninja.path), "-C", str(tree), "-t", "query", "build.ninja"], unseen):
         if line.startswith("    | "):
             yield line.removeprefix("    | ")
@@ -65,7 +65,7 @@ def _files(tree: Path, ninja: Program, compiler: Program, unseen: list[str]) -> 
 
 
 def _tools(compiler: Program) -> Iterator[str]:
-    """The compiler's own programs: two of the same version may differ."""
+    """The compiler's own programs: two may differ though they have the same version."""
     yield os.path.realpath(compiler.path)
     for name in ("cc1plus", "as", "ld", "collect2", "ar", "strip"):
         for path in _run([str(compiler.path), f"-print-prog-name={name}"], []):

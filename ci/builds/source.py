@@ -48,7 +48,7 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
 
 
 def script(plan: Plan, *, target_only: bool) -> str:
-    """The commands that a build runs; comments say what it does without a command."""
+    """The commands that a build runs; comments stand for steps without a command."""
     lines = [f"# {plan.recipe.summary}", f"unset {' '.join(STEERING)}"]
     cmake_build = plan.cmake_build()
     lines += [f"export {name}={quoted(value)}" for name, value in cmake_build.environ({}).items()]
@@ -121,7 +121,7 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def _put_into_dist(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection: Selection) -> bool:
-    """Whether the files passed every check. Only then they replace the last build."""
+    """Replace the last build if the files pass every check; returns whether they did."""
     with part_of(plan.dist) as part:
         built = collect(plan, target_only)
         strip = strip_program(plan.build) if plan.build_type == "Release" else ""
@@ -159,7 +159,7 @@ def put_into_python(plan: Plan, stage: StageRun, *, install: bool, target_only: 
     files = dict(_python_files(plan))
     ours = plan.dist / overlay.FOLDER
     if install or target_only:
-        # The environment would prefer an earlier build's overlay, which has that build's adaptor.
+        # The environment would prefer the overlay of an earlier build, with that build's adaptor.
         shutil.rmtree(ours, ignore_errors=True)
     if target_only:
         return

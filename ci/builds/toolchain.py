@@ -20,16 +20,16 @@ _C_OF = {"g++": "gcc", "clang++": "clang", "c++": "cc"}
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     identity: str
-    """In words. Another toolchain needs an empty build directory."""
+    """A description. Another toolchain needs an empty build directory."""
     definitions: Mapping[str, str]
     files: tuple[Path, ...] = ()
-    """Its own CMake files, which may read options of a recipe."""
+    """Its own CMake files; they may read options of a recipe."""
     version: str = ""
     """The NDK's revision; empty for others."""
     values: Mapping[str, str] = field(default_factory=dict)
     """For a recipe's placeholders."""
     roots: tuple[Path, ...] = ()
-    """Its folders, whose names must not be in any binary."""
+    """Its folders, whose names must not occur in any binary."""
 
 
 def host(environ: Mapping[str, str]) -> Toolchain:

@@ -93,7 +93,8 @@ def submodules(tree: SourceTree) -> list[Submodule]:
 
 
 def adaptors(output: Output, root: Path) -> list[str]:
-    """The names that the tree's CMake files define for an output; one empty name for an output without."""
+    """The names that the tree's CMake files define for an output; one empty name for an output
+    without any."""
     if output.defined is None or output.defined_in is None:
         return [""]
     pattern = re.compile(output.defined)
@@ -160,7 +161,7 @@ def _submodule_urls(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """git's output for the repository whose top is exactly `root`; empty for anything else."""
+    """git's output for the repository whose top is exactly `root`; empty otherwise."""
     if not (root / ".git").exists():
         return ""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

@@ -3,7 +3,7 @@
 import re
 
 NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
-"""QNN's own words in a log; the first of them is nearest to the cause."""
+"""The start of QNN's own messages in a log; the first one is nearest to the cause."""
 
 DIES_OF = "the compiler dies of "
-"""Begins a line of the log that names operators."""
+"""The start of a log line that names operators."""

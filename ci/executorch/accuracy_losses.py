@@ -1,4 +1,4 @@
-"""Which operators cost a quantized model its accuracy: each one's output beside the float model's."""
+"""The operators at which a quantized model loses accuracy: each output compared with the float model's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ci.executorch.audit import module_of, source_of
 from ci.suites.accuracy import decibels
 
 MOST_DB = 120.0
-"""Outputs nearer than this are the same."""
+"""Outputs that differ by less are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An operator's output is further from the float model's than its inputs are."""
+    """An operator whose output differs from the float model's more than its inputs do."""
 
     operator: str
     module: str
@@ -41,7 +41,7 @@ class _Outputs(torch.fx.Interpreter):
 
 
 def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What every node gives, by name."""
+    """Every node's output, by name."""
     interpreter = _Outputs(graph)
     with torch.no_grad():
         interpreter.run(*sample)
@@ -49,7 +49,7 @@ def outputs_of(graph: Any, sample: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def normed(graph: Any) -> dict[str, str]:
-    """Convolutions by name, with the batch norm that quantizing folds into each."""
+    """The convolutions by name, with the batch norm that quantization folds into each."""
     return {
         node.args[0].name: node.name
         for node in graph.nodes
@@ -64,7 +64,7 @@ def worst_losses(
     sample: Sequence[Tensor],
     count: int = 3,
 ) -> list[dict[str, object]]:
-    """The operators that add most noise, the worst first."""
+    """The operators that add the most noise, the worst first."""
     ours = outputs_of(quantized, sample)
     reached: dict[str, float] = {}
     found: list[tuple[float, Loss]] = []
@@ -75,7 +75,7 @@ def worst_losses(
             wanted = floats.get(folded.get(node.name, node.name))
         value = ours.get(node.name)
         if node.op != "call_function" or wanted is None or value is None or wanted.shape != value.shape:
-            # Made by quantizing: what it does to its inputs shows in the next operator.
+            # Quantization inserted this node; its effect shows in the next operator.
             reached[node.name] = before
             continue
         after = reached[node.name] = _decibels(wanted, value)

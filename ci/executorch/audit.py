@@ -1,4 +1,4 @@
-"""What the partitioner decided of every operator, why, and where in the model it came from."""
+"""The partitioner's decision on every operator, the reason, and the operator's place in the model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from provisioning.base.settings import ROOT
 DELEGATE = "executorch_call_delegate"
 
 GLUE = ("getitem",)
-"""Takes one of a delegate's outputs: no work on the CPU."""
+"""Takes one of a delegate's outputs: no work for the CPU."""
 
 LIBRARIES = tuple(
     str(Path(module.__file__ or "").parent) + "/"
     for module in (torch, sys.modules["executorch.backends.qualcomm.partition"])
 )
 clones = [ROOT]
-"""The folders to which source lines are relative."""
+"""The folders that source lines are relative to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,16 @@ class Decision:
 
 @dataclass
 class Watch:
-    """Collects decisions while it is installed; `printed` reads what native code wrote meanwhile."""
+    """Collects decisions while it is installed; `printed` returns what native code printed meanwhile."""
 
     printed: Callable[[], str]
     on_cpu: Container[object] = ()
-    """Names of nodes that stay on the CPU; constants' dequantizers too, which the partitioner's own list
-    does not reach."""
+    """Names of nodes that stay on the CPU, among them constants' dequantizers, which the partitioner's own
+    list does not cover."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     users: dict[str, tuple[str, ...]] = field(default_factory=dict)
     asking: Any = None
-    """The node at which the partitioner is, or failed."""
+    """The node that the partitioner looks at now, or at which it failed."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Watch:
 
 
 def _reason(said: list[str], native: str, node: Any) -> str:
-    """In the partitioner's words; after a failed validation also in the backend's."""
+    """The partitioner's words; after a failed validation also the backend's."""
     message = next((line.partition(" | ")[2] for line in reversed(said) if " | " in line), "")
     if message == "False":
         errors = [error.strip() for error in NATIVE_ERROR.findall(native)]
@@ -109,11 +109,11 @@ class CpuOperator:
     source: str
     code: str
     kernel: bool
-    """Whether ExecuTorch has a kernel of it for the CPU, or the program cannot run at all."""
+    """Whether ExecuTorch has a CPU kernel for it. Without one the program cannot run at all."""
 
 
 def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuOperator]:
-    """Of the lowered graph; what was never looked at came in after the partitioner."""
+    """The operators outside the delegates. Those without a decision were added after the partitioner ran."""
     found = []
     for node in graph.nodes:
         if node.op != "call_function" or is_glue(node):
@@ -133,20 +133,21 @@ def left_on_cpu(graph: Any, watch: Watch, kernels: Collection[str]) -> list[CpuO
 
 
 def cpu_kernels() -> frozenset[str]:
-    """Operators that ExecuTorch's runtime can do by itself, as `aten::add`."""
+    """The operators that ExecuTorch's runtime has CPU kernels for, as `aten::add`."""
     from executorch.runtime import Runtime
 
     return frozenset(name.partition(".")[0] for name in Runtime.get().operator_registry.operator_names)
 
 
 def has_kernel(operator: str, kernels: Collection[str]) -> bool:
-    """Python's runtime has only aten's kernels. The runner is linked with more, so others have one."""
+    """Whether the runner can compute it. Python's runtime has only aten's kernels; the runner is linked with
+    more."""
     library, _, rest = operator.partition(".")
     return library != "aten" or f"aten::{rest.partition('.')[0]}" in kernels
 
 
 def is_volume_convolution(node: Any) -> bool:
-    """ExecuTorch's convolution on the CPU takes inputs of three and four dimensions alone."""
+    """ExecuTorch's CPU convolution accepts only inputs of three and four dimensions."""
     value = node.args[0].meta.get("val") if operator_name(node) == "aten.convolution.default" else None
     return value is not None and value.dim() > 4
 
@@ -161,31 +162,31 @@ def operator_name(node: Any) -> str:
 
 
 def source_of(trace: str) -> tuple[str, str]:
-    """`file:line` and the code of the innermost frame that is not of a library; ("", "") without one."""
+    """`file:line` and the code of the innermost frame outside libraries; ("", "") if there is none."""
     if not (frame := user_frame(trace)):
         return "", ""
     path = frame.path
-    # Other clones may use the program too, so the clone that compiled it is not named.
+    # The program may be shared by clones, so the path of the clone that compiled it is left out.
     for folder in clones:
         path = path.removeprefix(f"{folder}/")
     return f"{path}:{frame.line}", frame.code
 
 
 def module_path(path: str) -> str:
-    """The name as named_modules() has it, whatever export wrapped around it."""
+    """The module's name in named_modules(), without export's wrappers."""
     path = re.sub(r"^L\['self'\]|^L__self__", "", path)
     path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
     return ".".join(part for part in path.split(".") if part not in ("", "_modules", "_export_root"))
 
 
 def module_of(node: Any) -> str:
-    """The module that computes the node, as named_modules() has it; empty for the model itself."""
+    """The name in named_modules() of the node's module; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return module_path(stack[-1][0]) if stack else ""
 
 
 def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
-    """Operator, line and module of every node in a delegate, by the name that QNN has of it."""
+    """Operator, line and module of every node in a delegate, by QNN's name of the node."""
     found = {}
     for name, lowered in program.graph_module.named_children():
         if not name.startswith("lowered_module"):
@@ -201,7 +202,7 @@ def delegated_nodes(program: Any) -> dict[str, dict[str, str]]:
 
 
 def partition_of(program: Any, backend: str = "htp") -> list[dict[str, object]]:
-    """The lowered graph as runs of operators, in order: which delegate, or the CPU, and what is in each."""
+    """The lowered graph as runs of operators, in order: in a delegate or on the CPU, and which operators."""
     graph = program.graph_module.graph
     parts: list[dict[str, object]] = []
     delegates = 0

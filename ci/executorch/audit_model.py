@@ -1,4 +1,4 @@
-"""`audit`: what of a model HTP takes at each precision, proved by compiling every partition."""
+"""`audit`: how much of a model HTP takes at each precision, proved by compiling every partition."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def _measured(runner: Path, result: Result, found: Environment, timeout: float) 
 
 
 def as_text(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A table operator by precision, what the CPU's part costs, then each operator on the CPU by its line."""
+    """A table of operators by precision, the cost of the CPU's part, then each operator on the CPU with its
+    line."""
     compiled = {scheme: row for scheme, row in rows.items() if "error" not in row}
     tables = {scheme: cells_of(row) for scheme, row in compiled.items()}
     names = sorted(
@@ -145,7 +146,7 @@ def _costs(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def cells_of(row: Mapping[str, Any]) -> dict[str, str]:
-    """By operator: how many HTP takes, and how many stay on the CPU."""
+    """By operator: how many run on HTP, and how many stay on the CPU."""
     cpu = Counter(each["operator"] for each in row["cpu"])
     cells = {}
     for name in {*row["delegated"], *cpu}:

@@ -1,4 +1,4 @@
-"""Programs for other processors than the HTP: what is checked first, and what stops them."""
+"""Programs for other processors than the HTP: checks before they are compiled, and reasons to refuse them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUANTIZED_KERNELS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 
 def refusal(program: Program, build_id: str) -> Finding | None:
-    """Why no QNN of this build makes this program, whatever the model is."""
+    """Why this QNN build cannot compile such a program, whatever the model is."""
 
     def refused(rule: str, message: str, remedy: str) -> Finding:
         return Finding(rule, Severity.ERROR, program.name, message, remedy)
@@ -53,12 +53,12 @@ def refusal(program: Program, build_id: str) -> Finding | None:
 
 
 def lpai_library(sdk: Path) -> Path:
-    """What compiles for the LPAI on this machine; official SDKs have it, wheels do not."""
+    """The library that compiles for the LPAI on this machine; official SDKs have it, wheels do not."""
     return sdk / "lib" / HOST_LIBRARIES / LPAI_LIBRARY
 
 
 def findings_before_compile(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of an LPAI program that was quantized: its accuracy in PyTorch, and operators that may split it."""
+    """For a quantized LPAI program: its accuracy in PyTorch, and operators that may split it."""
     figures: Mapping[str, float] = facts["figures"]
     if misses := missed(program.run.effective_thresholds, figures):
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
@@ -84,7 +84,7 @@ def findings_before_compile(program: Program, facts: Mapping[str, Any]) -> Itera
 
 
 def only_library_missing(findings: Sequence[Finding]) -> bool:
-    """Whether nothing is wrong but the library for the LPAI, which only another SDK brings."""
+    """Whether only the LPAI's library is missing, which needs another SDK."""
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
 

@@ -1,4 +1,4 @@
-"""Programs compiled in parallel by workers, and remembered by all that they were made from."""
+"""Programs compiled in parallel by workers, and remembered by everything that they depend on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from provisioning.base.findings import Metric
 from provisioning.environment import Environment
 
 JUDGED_LATER = {"thresholds", "emulator_fault", "tags", "socs", "label", "delegates", "cpu_budget"}
-"""Fields of a run that decide nothing of the program's bytes."""
+"""Fields of a run that do not affect the program's bytes."""
 
 PROGRAM, LOG = "program.pte", "compile.log"
 
@@ -38,7 +38,7 @@ LEAST_MEMORY = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What every program depends on beside its own case, as the plan knows it."""
+    """What every program depends on beside its own case and is known before any work."""
 
     python: str
     sdk: dict[str, str]
@@ -58,7 +58,7 @@ class Settings:
     why: bool = False
     worker_memory: int | None = None
     keep_going: bool = False
-    """What the compiler dies of stays on the CPU, if the rest then lowers."""
+    """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
 
 
 def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
@@ -67,7 +67,7 @@ def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
 
 
 def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
-    """What is known before any work. The code and the files that the work touches, it discovers itself."""
+    """The inputs that are known before any work. Code and files are discovered by the work itself."""
     return {
         "case": program.case.model_dump(
             mode="json", include={"factory", "arguments", "inputs", "inferences", "backend"}
@@ -82,7 +82,7 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
 
 
 def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
-    """Where modules and libraries are looked for, and variables that are read unseen."""
+    """Where modules and libraries are searched, and variables that are read unseen."""
     return {
         "variables": native_variables(environ),
         **{
@@ -94,7 +94,7 @@ def search_key(roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """The fields that compiling and running one program share as tasks of the engine."""
+    """The fields that compiling and running a program have in common as tasks of the engine."""
 
     program: Program
     key: Mapping[str, Metric]
@@ -157,7 +157,7 @@ class Lowering(ProgramTask):
 
 
 def _dies_of(log: Path) -> str:
-    """What a search had found before it ended in a crash."""
+    """The search's result before it ended in a crash."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     return next((line for line in reversed(lines) if line.startswith(DIES_OF)), "")
 
@@ -195,7 +195,7 @@ def compile_programs(
                     "OMP_NUM_THREADS": str(threads),
                     "PYTHONWARNINGS": "ignore",
                     MEMORY: str(memory),
-                    # Warming up costs as much as the first program gains by it.
+                    # Warming up takes as long as it saves the first program.
                     WARM: "1" if count > 1 else "",
                 },
                 logs=settings.logs,
@@ -216,7 +216,7 @@ def compile_programs(
         )
 
     def accept(name: str, result: Result) -> bool:
-        # That a runtime refuses the program may be for want of memory: it is looked at each time.
+        # A runtime may refuse a program for lack of memory, so such a result is looked at each time.
         kept = result.facts.get("kept_on_cpu") and not settings.keep_going
         return not result.facts.get("loads") and not kept
 
@@ -226,7 +226,7 @@ def compile_programs(
 def memos_of(
     programs: Sequence[Program], kind: str, settings: Settings, environ: Mapping[str, str]
 ) -> dict[Path, Memo]:
-    """By suite: each has roots of its own."""
+    """One memo for each suite, because each has other roots."""
     return {
         suite: Memo(
             settings.store, kind, roots_of(suite, settings.store), environ=environ, reuse=settings.cache

@@ -1,4 +1,4 @@
-"""The process that has ExecuTorch write QNN's calls, or the graph as a DLC, to its working folder."""
+"""The process in which ExecuTorch writes QNN's calls, or the graph as a DLC, to the working folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ci.executorch.suite import Case
 from ci.suites.factory import CALIBRATION_SEED, copied, make
 
 ONLINE = {"calls": False, "dlc": True}
-"""A graph that the device compiles is handed on as a DLC."""
+"""The format of a graph that the device compiles: it is passed on as a DLC."""
 
 
 def _child(kind: str, case_text: str, soc: str, search_path: str) -> None:

@@ -1,4 +1,4 @@
-"""`test_emulator`: every chosen program run on the HTP emulator and compared with PyTorch."""
+"""`test_emulator`: run every chosen program on the HTP emulator and compare it with PyTorch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Run(ProgramTask):
     compiled: Result
     runner: Path
     folder: Path
-    """Everything of this run, for a look if it is refused."""
+    """Everything of this run, to look at if the result is refused."""
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         assert self.compiled.folder is not None
@@ -122,7 +122,7 @@ def _reload(
 
 
 def ran(result: Result) -> bool:
-    """Whether it came to figures."""
+    """Whether there are figures."""
     return not result.failure and not result.facts["rule"]
 
 
@@ -133,8 +133,9 @@ def measure(
     compiled: Mapping[str, Result],
     environ: Mapping[str, str],
 ) -> dict[str, Result]:
-    """Every program that was compiled, by name. One that misses its thresholds is run again each time, so
-    that its outputs are there to look at."""
+    """Every compiled program's result by name.
+
+    A program that misses its thresholds is run again each time, so that its outputs can be looked at."""
     environment = plan.found.merged(environ)
     programs = {program.name: program for program in plan.programs}
     memos = memos_of(plan.programs, "emulator", plan.settings, environment)
@@ -178,7 +179,7 @@ def measure(
     )
     for name, result in results.items():
         source = compiled[name].folder
-        # A run that was ended leaves its folder too.
+        # An interrupted run leaves its folder behind.
         kept = result.folder or (plan.settings.logs / name if result.failure else None)
         if source and kept and kept.is_dir():
             for path in source.glob("*.raw"):
@@ -228,7 +229,7 @@ def judge(
 
 
 def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -> list[Finding]:
-    """What is wrong with a run of what was compiled with these facts."""
+    """What is wrong with the run of a program with these compile facts."""
     again = repeat(program, "test_emulator")
     where = f"; inputs, outputs and log are in {result.folder}" if result.folder else ""
 
@@ -286,7 +287,7 @@ def row(
 
 
 def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> None:
-    """Costs and accuracy of what ran, so that those of a program are of one build."""
+    """Update the costs and accuracy of the programs that ran, all from one build."""
     for suite, baseline in list(plan.baselines.items()):
         values: dict[str, dict[str, object]] = {}
         for program in plan.programs:
@@ -305,12 +306,12 @@ def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Re
 
 
 def rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    """As the baseline has them, so that thresholds follow from what it says."""
+    """Figures as the baseline stores them, so that thresholds are derived from those."""
     return {name: round(value, 6) for name, value in figures.items()}
 
 
 def with_thresholds(plan: Plan, figures: Mapping[str, Mapping[str, float]]) -> Plan:
-    """Write the figures to the suites as thresholds, and give the plan judged by these."""
+    """Write the figures to the suites as thresholds, and return the plan with them."""
     changed: dict[str, Program] = {}
     for suite in plan.baselines:
         update_suite(suite, SUITES.programs_of, figures, load_tolerances().sqnr_margin_db)

@@ -1,7 +1,7 @@
-"""Which operators a lowering dies of, proved by compiling parts of the partition alone.
+"""Which operators a lowering fails at, proved by compiling parts of the partition alone.
 
-QNN's first error is often not the cause: it may be of an operator that falls back harmlessly, while a
-partition that the fallback left behind, holding nothing but constants, cannot be compiled.
+QNN's first error is often not the cause. It may concern an operator that falls back to the CPU without harm,
+while the partition that the fallback leaves behind has nothing but constants and cannot be compiled.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not creat
 BITS = re.compile(r"(\d+)-bit ")
 MANY = 3
 ATTEMPTS = 5
-"""Lowerings in search of a remedy; each takes as long as the one that failed."""
+"""How many times lowering is tried in search of a remedy; each takes as long as the failed one."""
 SEARCHED_SECONDS = 60
-"""A compile that failed after longer is not tried again in search of the operator."""
+"""After a longer compile, no search for the operator is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Nodes of the edge graph that the compiler dies of; the first is what the model wrote."""
+    """Nodes of the edge graph at which the compiler fails; the first one is in the model's own code."""
 
     nodes: tuple[str, ...]
     operator: str
@@ -52,7 +52,7 @@ class Suspect:
 
     @staticmethod
     def in_words(suspects: Sequence[Suspect]) -> str:
-        """Those of one line, as in a loop, once."""
+        """Nodes of one line, as in a loop, are named once."""
         alike: dict[tuple[str, str, str], list[Suspect]] = {}
         for one in suspects:
             alike.setdefault(one._alike, []).append(one)
@@ -69,7 +69,7 @@ def _sentence(alike: Sequence[Suspect]) -> str:
 
 
 class Search:
-    """Remembers the partition that is compiled, and what QNN wrote about it."""
+    """Remembers the partition that is being compiled, and what QNN printed about it."""
 
     def __init__(self, log: Path, watch: Watch) -> None:
         self.log, self.watch = log, watch
@@ -114,7 +114,7 @@ class Search:
             restore_builtins()
 
     def suspects(self, error: BaseException) -> list[Suspect]:
-        """What the lowering that ended with this error dies of; with all others of its kind."""
+        """The nodes at which the lowering with this error fails, and all others of their kind."""
         if (node := self.watch.asking) is not None:
             return [_suspect([node], f"the backend's builder fails: {type(error).__name__}: {error}")]
         partition = self.partition
@@ -167,7 +167,7 @@ class Search:
         return self._handed_out(calls, "QNN cannot compile a partition that holds nothing but constants")
 
     def _handed_out(self, nodes: Sequence[Node], reason: str) -> Suspect:
-        """Says too why the operator that uses the constant is on the CPU."""
+        """Also says why the operator that uses the constant is on the CPU."""
         users = [user for node in nodes for user in self.watch.users.get(node.name, ())]
         for user in users:
             decision = self.watch.decisions.get(user)
@@ -185,18 +185,18 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What must stay on the CPU, and the lowering that proved it."""
+    """What must stay on the CPU, and the lowering that proves it."""
 
     suspects: tuple[Suspect, ...]
     lowered: Any
     cpu_nodes: list[str]
-    """As the suite takes them."""
+    """As a suite names them."""
 
 
 def remedy_of(search: Search, error: BaseException, lower: Callable[[frozenset[str]], Any]) -> Remedy | None:
-    """What must stay on the CPU for the rest to lower; None if that was not found.
+    """What must stay on the CPU so that the rest lowers; None if not found.
 
-    Call it when lowering has failed. `lower` does it again with nodes on the CPU, and raises if it fails."""
+    Call it after a failed lowering. `lower` lowers again with nodes on the CPU, and raises if that fails."""
     chosen: list[Suspect] = []
     names: set[str] = set()
     begun = time.monotonic()
@@ -206,7 +206,7 @@ def remedy_of(search: Search, error: BaseException, lower: Callable[[frozenset[s
             return None
         chosen += suspects
         names.update(name for one in suspects for name in one.nodes)
-        # Read by who reads the log, should the compiler crash now.
+        # For readers of the log, in case the compiler crashes next.
         sys.stderr.write(f"{DIES_OF}{Suspect.in_words(chosen)}\n")
         try:
             with search.installed():
@@ -219,7 +219,7 @@ def remedy_of(search: Search, error: BaseException, lower: Callable[[frozenset[s
 
 
 def restore_builtins() -> None:
-    """The backend's error path puts all of torch into its module, and torch.range over Python's."""
+    """The backend's error path imports all of torch into its module, and torch.range replaces Python's."""
     vars(qnn_preprocess).pop("range", None)
 
 
@@ -236,7 +236,7 @@ def _suspect(nodes: Sequence[Node], reason: str, instead: str = "") -> Suspect:
 
 
 def _patterns(names: Collection[str], nodes: Collection[str]) -> list[str]:
-    """The names, and one pattern for many that differ by their number alone."""
+    """The names; many that differ only by their number become one pattern."""
     found: dict[str, None] = {}
     order = {name: number for number, name in enumerate(nodes)}
     for name in sorted(names, key=lambda name: order.get(name, len(order))):
@@ -275,7 +275,7 @@ def _operand(node: Node) -> str:
 
 
 def _more_bits(node: Node) -> str:
-    """Weights of fewer than 8 bits are what HTP has fewest kernels for."""
+    """HTP has the fewest kernels for weights of fewer than 8 bits."""
     bits = [int(found[1]) for each in node.all_input_nodes if (found := BITS.match(_operand(each)))]
     if not bits or min(bits) >= 8 or not (module := module_of(node)):
         return ""

@@ -1,4 +1,4 @@
-"""Findings about compiled programs: what was delegated, what the artifact holds, and what it costs."""
+"""Findings about compiled programs: delegation, the content of the artifact, and costs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def suggestions() -> tuple[Suggestion, ...]:
 
 
 def repeat(program: Program, stage: str) -> str:
-    """The command that does this program again."""
+    """The command that runs this program again."""
     return SUITES.repeat(program, stage)
 
 
@@ -81,10 +81,10 @@ def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
 
 
 def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """An operator over the budget is an error; one within it is told as a note."""
+    """An operator over the budget is an error; one within the budget is a note."""
     left: Sequence[Mapping[str, Any]] = facts["left"]
     if program.backend == "lpai":
-        # Inputs are quantized and outputs dequantized by ExecuTorch's CPU kernels, which do it more exactly.
+        # ExecuTorch's CPU kernels quantize inputs and dequantize outputs, because they do it more exactly.
         left = [each for each in left if "quantize_per" not in each["operator"]]
     over = len(left) > program.cpu_budget
     for each in left:
@@ -107,7 +107,7 @@ def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def kept_on_cpu(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """What --keep-going left there, and what it cost."""
+    """What --keep-going left on the CPU, and what it cost."""
     if kept := facts.get("kept_on_cpu"):
         nodes = ", ".join(f'"{name}"' for name in kept["nodes"])
         ddr = facts["ddr"]["read"] + facts["ddr"]["written"]
@@ -143,7 +143,7 @@ def suggestion_for(operator: str, code: str) -> str:
 
 
 def artifact(program: Program, compiled: Result, build_id: str) -> Iterator[Finding]:
-    """What the bytes of the .pte say, against what was asked for."""
+    """Compare the bytes of the .pte with the request."""
 
     def wrong(rule: str, message: str, remedy: str) -> Finding:
         return Finding(f"artifact-{rule}", Severity.ERROR, program.name, message, remedy)
@@ -195,7 +195,7 @@ def faults_of(
     facts: list[tuple[str, str, tuple[object, ...], tuple[object, ...]]] = [
         ("build-id", "QNN build", (build_id,), context.build_ids)
     ]
-    # The compiler for the HTP alone writes these into its graph.
+    # Only the compiler for the HTP writes these into its graph.
     facts += (
         []
         if backend != "htp"

@@ -1,4 +1,4 @@
-"""One program: make the model, quantize it, lower it, and keep inputs and expected outputs beside it."""
+"""One program: build the model, quantize and lower it, and save inputs and expected outputs beside it."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ from ci.suites.factory import (
 )
 
 SEGMENT_ALIGNMENT = 4096
-"""Of delegate data in the file: a page, so that it can be mapped alone."""
+"""The alignment of delegate data in the file: a page, so that it can be mapped alone."""
 
 PROGRAM = "program.pte"
 OBSERVERS = {
     (scheme, "min_max"): MinMaxObserver
     for scheme in ("8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w")
 }
-"""Others have the quantizer's own, a moving average; floats of 16 bits have nothing to observe."""
+"""Schemes without these use the quantizer's default, a moving average; 16-bit floats need no observer."""
 
 TRAIN_RATE = 1e-4
 
 
 class Failed(Exception):
-    """A step of lowering that failed; `step` names the finding."""
+    """A failed step of lowering; `step` names the finding."""
 
     def __init__(self, step: str, message: str, remedy: str = "") -> None:
         super().__init__(message)
@@ -88,7 +88,7 @@ class Failed(Exception):
 
 
 class Patterns(set[str]):
-    """Stands in for a set of names: `*` matches anything, and what matched nothing is known afterwards."""
+    """A set of names with patterns: `*` matches anything. It records which patterns matched nothing."""
 
     def __init__(self, option: str, patterns: Iterable[str]) -> None:
         super().__init__(patterns)
@@ -111,7 +111,7 @@ class Patterns(set[str]):
 
 
 class BlockSizes:
-    """The quantizer's map of node names to block sizes, with patterns."""
+    """The quantizer's map from node names to block sizes, with patterns."""
 
     def __init__(self, sizes: Mapping[str, tuple[int, ...]]) -> None:
         self.sizes = sizes
@@ -125,9 +125,9 @@ class BlockSizes:
 def lower(
     case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path, *, keep_going: bool = False
 ) -> dict[str, Any]:
-    """Write the program, inputs and expected outputs into the folder; returns what is known of them.
+    """Write the program, inputs and expected outputs into the folder; returns the facts about them.
 
-    With `keep_going`, what the compiler dies of stays on the CPU, if the rest then lowers."""
+    With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers."""
     clones.append(repository_of(search_path / "suite"))
     loaded = make(case.factory, case.arguments, search_path, inputs_of(case, search_path))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
@@ -210,7 +210,7 @@ def lower(
 
 
 def inputs_of(case: Case, search_path: Path) -> Inputs | None:
-    """What draws the inputs that the suite names; None where the factory gives them."""
+    """A function that draws the inputs that the suite names; None if the factory returns inputs."""
     if case.samples:
         from ci.suites.samples import samples_of
 
@@ -277,8 +277,8 @@ def quantized_model(
 
 
 def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
-    """What reaches QNN as a linear layer's block scales is not the model's: it differs from compile to
-    compile, and the outputs with it."""
+    """Block sizes of a linear layer do not reach QNN correctly: they, and the outputs, differ in every
+    compile."""
     for node in graph.nodes:
         if node.target is torch.ops.aten.linear.default and sizes.get(node.name):
             raise Failed(
@@ -292,11 +292,12 @@ def _refuse_linear(graph: Any, sizes: BlockSizes) -> None:
 def _trained(
     loaded: ModelWithInputs, exported: Any, quantizer: Any, batches: Sequence[tuple[Tensor, ...]]
 ) -> Any:
-    """A step for each batch towards the float model's outputs: enough for every part of QAT to have run."""
+    """One training step for each batch towards the float model's outputs: enough to run every part of QAT."""
     wanted = [run_copied(loaded.model, batch) for batch in batches]
     with torch.enable_grad():
         loaded.model.requires_grad_(True)
-        # Batch norms as in use: their statistics are settled, and a step's batch is too small for others.
+        # Batch norms in eval mode: their statistics are settled, and one step's batch is too small for new
+        # ones.
         prepared = move_exported_model_to_eval(prepare_qat_pt2e(exported, quantizer))
         _settle_ranges(prepared, batches)
         optimizer = torch.optim.SGD(prepared.parameters(), lr=TRAIN_RATE)
@@ -314,8 +315,8 @@ def _trained(
 
 
 def _settle_ranges(prepared: Any, batches: Sequence[tuple[Tensor, ...]]) -> None:
-    """Give activations the widest range of all batches, and keep it: a moving average of a few steps has
-    hardly left what the first of them had."""
+    """Set the widest range of all batches for activations, and keep it: a moving average of a few steps is
+    still close to the first batch."""
     observed: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def note(module: Any, given: tuple[Tensor, ...]) -> None:
@@ -392,7 +393,7 @@ def _save(into: Path, kind: str, inferences: Sequence[Sequence[Tensor]]) -> list
 
 
 def _loads(program: Path) -> str:
-    """Empty when ExecuTorch's runtime takes the program, else what it says."""
+    """Empty if ExecuTorch's runtime loads the program, else its message."""
     from executorch.runtime import Runtime, Verification
 
     try:
@@ -404,7 +405,7 @@ def _loads(program: Path) -> str:
 
 @contextmanager
 def _step(name: str) -> Any:
-    """Name errors by the step; those of memory stay what they are."""
+    """Wrap errors with the step's name, except errors of memory."""
     try:
         yield
     except (Failed, BadFactory, MemoryError):
@@ -433,7 +434,7 @@ def _changed_inputs(model: Any, sample: tuple[Tensor, ...]) -> Iterator[None]:
 def _with_remedy(
     search: Search, lower: Callable[[], Any], lower_again: Callable[[frozenset[str]], Any]
 ) -> tuple[Any, Remedy | None]:
-    """What was lowered, with what had to stay on the CPU for it."""
+    """The lowered program, with the nodes that had to stay on the CPU for it."""
     begun = time.monotonic()
     try:
         with search.installed():
@@ -473,7 +474,7 @@ def _kept(remedy: Remedy) -> dict[str, object]:
 
 
 def _new_text(log: Path) -> Any:
-    """Gives what was written to the log since it was last asked."""
+    """Returns what was written to the log since the last call."""
     position = 0
 
     def read() -> str:

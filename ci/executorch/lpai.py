@@ -1,4 +1,4 @@
-"""What is known of an LPAI program before it is compiled, with torch and the quantized model at hand."""
+"""Checks of an LPAI program before it is compiled, with torch and the quantized model at hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from provisioning.components import KINDS, QNN_SDK
 
 ANNOTATION = "quantization_annotation"
 MOVES = ("clone", "contiguous", "alias", "detach")
-"""Operators without a rule that export removes before the partitioner looks."""
+"""Operators without a rule that export removes before the partitioner runs."""
 
 
 def before_compile(
@@ -26,7 +26,7 @@ def before_compile(
     reference: Sequence[Sequence[Tensor]],
     non_finite: bool,
 ) -> dict[str, Any]:
-    """Accuracy of the quantized model in PyTorch, operators without a rule, and the library that lacks."""
+    """The quantized model's accuracy in PyTorch, operators without a rule, and a missing library."""
     pairs = [
         (f"output {index} of inference {number}", wanted.numpy(), value.numpy())
         for number, (floats, values) in enumerate(zip(expected, reference, strict=True))

@@ -1,4 +1,4 @@
-"""One model through the engine of the suites: compiled, run, compared, and written where the user says."""
+"""One model through the suites' engine: compiled, run, compared, and written to the user's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from provisioning.base.files import replace_bytes, replace_text
 from provisioning.base.settings import selection_of
 
 CALIBRATION = 32
-"""Samples, as in a suite."""
+"""The number of samples, as in a suite."""
 
 
 def compile_model(args: argparse.Namespace) -> int:

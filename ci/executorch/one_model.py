@@ -23,7 +23,7 @@ def program_named(
     samples: str = "",
     cpu_nodes: tuple[str, ...] = (),
 ) -> Program:
-    """A model's program. The function's own folder, or the current one, is looked in first for modules."""
+    """The user's model as a program. Modules are searched first in its own folder, or in the current one."""
     soc_named(soc)
     named = user_model(model, Path(Parser.started_in or Path.cwd()))
     if named.onnx:

@@ -25,7 +25,7 @@ from ci.executorch.audit import GLUE, operator_name
 
 
 class Partition:
-    """A partition as the partitioner hands it over, before the backend's passes change it."""
+    """A partition as the partitioner produced it, before the backend's passes change it."""
 
     def __init__(self, program: Any, specs: Sequence[Any]) -> None:
         self.program = _copied(program)
@@ -38,7 +38,7 @@ class Partition:
 
     @cached_property
     def live(self) -> frozenset[Node]:
-        """What depends on an input."""
+        """The nodes that depend on an input."""
         live: set[Node] = set()
         for node in self.program.graph.nodes:
             if node.name in self.inputs or any(each in live for each in node.all_input_nodes):
@@ -47,7 +47,7 @@ class Partition:
 
     @cached_property
     def operators(self) -> list[Node]:
-        """What the compiler may die of: without what always travels with another node."""
+        """The operators at which the compiler may fail, without those that always belong to another node."""
         return [
             node
             for node in self.calls
@@ -59,7 +59,7 @@ class Partition:
         return any(user.op == "output" for user in node.users)
 
     def constants_of(self, node: Node) -> list[Node]:
-        """The node's operands that are computed from constants alone, and theirs."""
+        """The node's operands that are computed from constants alone, and their operands."""
         found: dict[Node, None] = {}
         todo = [node]
         while todo:
@@ -70,7 +70,7 @@ class Partition:
         return list(found)
 
     def error_of(self, nodes: Iterable[Node]) -> str:
-        """Why these nodes do not compile with the quantizers and constants they need; empty if they do."""
+        """Why these nodes do not compile together with their quantizers and constants; empty if they do."""
         program = self._program_of(self._closed(nodes))
         with QnnManagerContext({"forward": self.specs}):
             try:
@@ -95,7 +95,8 @@ class Partition:
         return found
 
     def _program_of(self, chosen: Collection[Node]) -> Any:
-        """Values from outside become inputs, values that are used outside become outputs."""
+        """A program of these nodes: outside values become inputs, values that are used outside become
+        outputs."""
         ours = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         graph, copies = torch.fx.Graph(), dict[Node, Node]()
         needed = [
@@ -130,8 +131,10 @@ class Partition:
 def smallest_failing(
     nodes: Sequence[Node], fails: Callable[[Sequence[Node]], bool], named: Sequence[Node] = ()
 ) -> list[Node]:
-    """The node that fails alone, one of the `named` if possible; else it last, after those it fails with.
-    Empty if all of them together do not fail."""
+    """The smallest set of nodes that fails, with the node at fault last.
+
+    This is a single node if one fails alone, if possible one of `named`. Empty if all of them together do not
+    fail."""
     for node in named:
         if fails([node]):
             return [node]
@@ -159,7 +162,7 @@ def is_quantizer(node: Node) -> bool:
 
 
 def _ends(node: Node, user: Node) -> bool:
-    """Whether the user quantizes what the node computes."""
+    """Whether the consumer of the node's output quantizes it."""
     return is_quantizer(user) and not ("dequantize" in operator_name(user) and is_quantizer(node))
 
 
@@ -190,5 +193,5 @@ def _program(original: Any, graph: Any, signature: Any) -> Any:
 
 
 def _own(meta: dict[str, Any]) -> dict[str, Any]:
-    """The backend's passes write into the dictionaries in it."""
+    """A copy: the backend's passes write into the dictionaries in it."""
     return {key: dict(value) if type(value) is dict else value for key, value in meta.items()}

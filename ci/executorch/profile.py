@@ -1,4 +1,6 @@
-"""`profile`: what each operator of a program takes on the emulator, from ExecuTorch's own event trace."""
+"""`profile`: the share of time of each operator of a program on the emulator, from ExecuTorch's event
+trace.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,19 @@ from provisioning.environment import Environment, resolve
 
 CYCLES = " (cycles)"
 DETAILED = 2
-"""The profile level with cycles of each operator; a program has it at run time, however it was compiled."""
+"""The profile level with cycles of each operator. It is set at run time, however the program was compiled."""
 NATIVE_CALL = "native_call_"
 ADDED = "(added by the compiler)"
 
 
 @dataclass(frozen=True, slots=True)
 class OnCpu:
-    """An operator that ExecuTorch does on the CPU, and the least time it took there."""
+    """An operator that runs on the CPU, and its shortest time there."""
 
     operator: str
     milliseconds: float
     share: float
-    """Of the whole inference, with the emulator's time in it."""
+    """The time of the whole inference, including the emulator's."""
     line: str = ""
 
     def __str__(self) -> str:
@@ -126,7 +128,8 @@ def measure(
     environment: Mapping[str, str],
     timeout: float,
 ) -> Measured:
-    """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the lines."""
+    """The least of RUNS inferences in each of PROCESSES processes. The compile's facts have the
+    source lines."""
     listed = folder / "inputs.txt"
     listed.write_text(" ".join(f'"{path}"' for path in inputs) + "\n", encoding="utf-8")
     profiles, calls, whole = [], list[list[float]](), list[float]()
@@ -185,7 +188,8 @@ def _traced(
 
 
 def _events(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]], float]:
-    """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the inference."""
+    """Cycles of every delegated part; in nanoseconds the CPU's operators in order, and the whole
+    inference."""
     _ignore_warnings_of_imports()
     from executorch.devtools import Inspector
     from executorch.devtools.inspector import TimeScale
@@ -211,7 +215,7 @@ def _events(trace: Path) -> tuple[dict[str, list[int]], list[tuple[str, float]],
 
 
 def _ignore_warnings_of_imports() -> None:
-    """ExecuTorch's tell the user nothing."""
+    """ExecuTorch's import warnings tell the user nothing."""
     logging.disable(logging.ERROR)
     warnings.simplefilter("ignore")
 
@@ -226,7 +230,7 @@ def _located(cost: Cost, nodes: Mapping[str, Mapping[str, str]]) -> Cost:
 
 
 def inputs_of_program(program: Path, files: Sequence[Path], folder: Path) -> list[Path]:
-    """Raw files of a .pte's inputs: the user's, or drawn at random with the program's own shapes."""
+    """Files of a .pte's inputs: the user's, or drawn at random with the program's own shapes."""
     _ignore_warnings_of_imports()
     import numpy
     import torch

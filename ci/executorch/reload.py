@@ -1,4 +1,4 @@
-"""`test_emulator --reload`: each program loaded twice, and beside another one, in one process."""
+"""`test_emulator --reload`: load each program twice, and beside another one, in one process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from provisioning.base.units import size
 
 SECONDS, MEMORY = 4.0, 1200 << 20
 LEAST_GROWTH = 1 << 20
-"""Bytes with each load that may be the allocator's own."""
+"""How many bytes each load may add without being a leak: the allocator's own."""
 
 
 @dataclass(frozen=True)
 class Reload(ProgramTask):
     compiled: Result
     neighbour: tuple[str, Result] | None
-    """Another program of the same chip, as one app has several models."""
+    """The other program is one of the same chip, because an app may have several models."""
     log: Path
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
@@ -55,7 +55,7 @@ def reloads(
     jobs: int | None,
     timeout: float,
 ) -> dict[str, Result]:
-    """The result for every program that ran, by name."""
+    """The result of every program that ran, by name."""
     known = {program.name: program for program in plan.programs}
     memos = memos_of(plan.programs, "reload", plan.settings, environment)
     tasks = []
@@ -120,7 +120,8 @@ def findings_of(name: str, again: str, result: Result) -> Iterator[Finding]:
 
 
 def judged(plan: Plan, results: Mapping[str, Result]) -> list[Finding]:
-    """The findings of all programs, and in one note what the runtime does to a program of two loads."""
+    """The findings of all programs, and one note on how the runtime handles a program that is loaded
+    twice."""
     names = {program.name: program for program in plan.programs}
     found = [
         finding

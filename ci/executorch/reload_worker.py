@@ -1,4 +1,4 @@
-"""The process that loads programs again: each order in a fork, with ExecuTorch's runtime of the wheel."""
+"""The process that reloads programs: each order in a fork, with the wheel's ExecuTorch runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ci.engine.workers.child import Answer, serve
 
 LOADS = 5
-"""Loads of which the memory after each is compared."""
+"""How many loads are made; memory is compared after each."""
 
 
 def start() -> Answer:
@@ -27,7 +27,7 @@ def start() -> Answer:
 
 
 class Loaded:
-    """A program in memory; the runtime has a context of QNN for each."""
+    """A loaded program; the runtime has a QNN context for each."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         from executorch.runtime import Runtime
@@ -39,7 +39,7 @@ class Loaded:
         self._method = self._program.load_method("forward")
 
     def outputs(self) -> list[bytes]:
-        """Of each inference, the outputs' bytes. The runtime keeps one buffer for all runs."""
+        """The outputs' bytes of each inference, copied: the runtime reuses one buffer for all runs."""
         assert self._method is not None
         found = []
         for inference in self.inputs:
@@ -49,7 +49,7 @@ class Loaded:
 
 
 def reloaded(order: dict[str, Any]) -> dict[str, Any]:
-    """What went wrong as `wrong`, and bytes of memory: of one load, and of growth with each load."""
+    """What went wrong as `wrong`, and memory in bytes: of one load, and the growth with each load."""
     wrong: list[str] = []
 
     def expect(program: Loaded, outputs: list[bytes], when: str) -> None:
@@ -76,14 +76,15 @@ def reloaded(order: dict[str, Any]) -> dict[str, Any]:
     for _ in range(LOADS):
         expect(Loaded(order), first, "loaded again after it was released, it gives other outputs")
         after.append(_resident())
-    # The first of them still fills what was released before.
+    # The first of these loads still fills memory that was released before.
     growth = max(0, after[-1] - after[1]) // (LOADS - 2)
     facts = {"wrong": list(dict.fromkeys(wrong)), "one_load": max(0, one_load), "growth": growth}
     return {**facts, "released": _after_a_release(order, first)}
 
 
 def _after_a_release(order: Mapping[str, Any], first: list[bytes]) -> str:
-    """What happens to a loaded program when the same one, loaded beside it, is released; empty: nothing."""
+    """What happens to a loaded program when the same program, loaded beside it, is released; empty:
+    nothing."""
     one, two = Loaded(order), Loaded(order)
     two.outputs()
     del two

@@ -26,9 +26,9 @@ def start() -> Answer:
 
 
 def measured(order: dict[str, Any]) -> dict[str, Any]:
-    """Figures by threshold name and times, or a `rule` that was broken with its `message`.
+    """Figures by threshold name and times, or the broken `rule` with its `message`.
 
-    `killed` says that the runner was ended from outside, which tells nothing of the program."""
+    `killed` means that something outside ended the runner, which says nothing about the program."""
     from ci.suites.accuracy import Unusable, compare, in_files
 
     folder, compiled = Path(order["folder"]), Path(order["compiled"])
@@ -41,7 +41,7 @@ def measured(order: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {"figures": {}, "times": {}, "rule": "", "message": ""}
     began = time.monotonic()
     with (folder / LOG).open("wb") as log:
-        # With the libraries of its own; this process needs none of the SDK's.
+        # The runner finds its own libraries; this process needs none of the SDK's.
         code = subprocess.run(
             _command(order, folder), cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False
         ).returncode

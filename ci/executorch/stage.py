@@ -1,4 +1,4 @@
-"""`test_lowering`: every chosen program compiled, audited and compared with its baseline."""
+"""`test_lowering`: compile every chosen program, audit it and compare it with its baseline."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from provisioning.manifest import soc_named
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done, and on what; shared by the two stages."""
+    """What both stages need: the chosen programs, and the environment they are made for."""
 
     selection: Selection
     programs: tuple[Program, ...]
@@ -47,7 +47,7 @@ class Plan:
     settings: Settings
     baselines: dict[Path, Baseline]
     refused: dict[str, Finding]
-    """Programs that this SDK cannot make at all."""
+    """Programs that this SDK cannot compile at all."""
 
     def baseline(self, program: Program) -> Baseline:
         return self.baselines[program.suite]
@@ -58,7 +58,7 @@ class Plan:
 
 
 def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
-    """The programs that the flags leave."""
+    """The programs that the flags select."""
     suites = [path.absolute() for path in args.suite or ()]
     programs = choose(
         all_programs(suites, selection.named_socs, profile=selection.profile),
@@ -73,7 +73,7 @@ def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
 
 
 def jobs_of(programs: Iterable[Program], profile: str) -> list[Job]:
-    """Each program with the seconds that its baseline has for compiling and running it."""
+    """Each program with the time in its baseline for compiling and running it."""
     baselines: dict[Path, Baseline] = {}
     jobs = []
     for program in programs:
@@ -92,7 +92,7 @@ def plan_of(
     name: str,
     programs: Sequence[Program] | None = None,
 ) -> Plan:
-    # Lowering and the emulator run on this machine; another target beside it is another session's.
+    # Lowering and the emulator run on this machine; another target beside it belongs to another session.
     selection = replace(selection, target=DEFAULT_TARGET)
     programs = chosen(args, selection) if programs is None else programs
     socs = tuple(dict.fromkeys(program.soc for program in programs))
@@ -124,7 +124,7 @@ def plan_of(
 
 
 def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[tuple[str, Finding]]:
-    """An SDK that has Hexagon libraries, and none as new as the chip's, does not know the chip."""
+    """Refuse chips that are newer than every Hexagon library of the SDK."""
     arches = sdk_arches(sdk)
     for program in programs:
         arch = soc_named(program.soc).arch
@@ -194,7 +194,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
 
 
 def compiled(result: Result) -> bool:
-    """Whether there is a program: one for the LPAI may end with its quantized model."""
+    """Whether there is a program. A test for the LPAI may end with the quantized model."""
     return not result.failure and not result.facts.get("lacks")
 
 
@@ -205,7 +205,7 @@ def row(
     build_id: str,
     agreed: Recorded | None,
 ) -> dict[str, Metric]:
-    """What the page shows of a program."""
+    """The program's row on the page."""
     shown: dict[str, Metric] = {
         **identity(program),
         "verdict": verdict(findings),
@@ -242,7 +242,7 @@ def identity(program: Program) -> dict[str, Metric]:
 
 
 def update(plan: Plan, results: Mapping[str, Result]) -> None:
-    """Costs of what was compiled, now or earlier, replace those of the baseline."""
+    """Replace the baseline's costs by those of compiled programs, remembered ones included."""
     for suite, baseline in list(plan.baselines.items()):
         values: dict[str, dict[str, object]] = {}
         for program in plan.programs:

@@ -23,17 +23,17 @@ def _scheme(value: object) -> object:
     try:
         return scheme_named(value) if isinstance(value, str) else value
     except UsageError:
-        # Its error then lists the schemes.
+        # This type makes the error list the schemes.
         return value
 
 
 Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
 QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
-"""What ExecuTorch's quantizer has for quantization-aware training."""
+"""The types that ExecuTorch's quantizer has for quantization-aware training."""
 
 
 class ModuleScheme(Model):
-    """Another scheme for some of the model's modules: named as in named_modules(), or by class."""
+    """Another scheme for some of the model's modules, named as in named_modules() or by class."""
 
     scheme: Scheme
     name: str = ""
@@ -50,7 +50,7 @@ class ModuleScheme(Model):
 
 
 class Input(Model):
-    """An input drawn evenly between two bounds; of whole numbers, `high` can be drawn too."""
+    """An input drawn evenly between two bounds. An integer input can also be `high`."""
 
     shape: tuple[Annotated[int, Field(ge=1)], ...]
     dtype: Literal["float32", "float16", "int32", "int64", "uint8"] = "float32"
@@ -71,22 +71,22 @@ class Run(AnyRun):
     backend: Backend | None = None
     """The processor; [the case's]."""
     emulator_fault: str = ""
-    """Part of the runner's error, for a program that lowers but is known not to run: it has no thresholds."""
+    """Part of the runner's error, for a program that lowers but is known not to run. It has no thresholds."""
     qat: bool = False
     per_channel: bool = True
     observer: Literal["min_max", "moving_average"] = "min_max"
-    """How activations' ranges are found: the widest seen, or mostly what the first batches had."""
+    """How activations' ranges are found: the widest seen, or mostly those of the first batches."""
     calibration: Annotated[int, Field(ge=1)] = 32
-    """Batches of inputs that the observers, or the QAT steps, see."""
+    """How many batches of inputs the observers, or the QAT steps, see."""
     modules: tuple[ModuleScheme, ...] = ()
     annotations: tuple[Dotted, ...] = ()
-    """Functions that are given the graph and annotate nodes of it themselves."""
+    """Functions that get the graph and annotate nodes of it themselves."""
     block_sizes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = Field(default_factory=dict)
-    """Block sizes by node (`linear`, `conv2d_1`); `*` stands in a name for anything."""
+    """Block sizes by node (`linear`, `conv2d_1`); `*` in a name matches anything."""
     unquantized_nodes: tuple[str, ...] = ()
     unquantized_operators: tuple[str, ...] = ()
     cpu_nodes: tuple[str, ...] = ()
-    """Nodes of the edge graph that the partitioner is told to leave on the CPU."""
+    """Nodes of the edge graph that stay on the CPU."""
     cpu_operators: tuple[str, ...] = ()
     delegates: Annotated[int, Field(ge=0)] | None = None
     cpu_budget: Annotated[int, Field(ge=0)] | None = None
@@ -123,18 +123,18 @@ class Run(AnyRun):
 
 class Case(AnyCase):
     factory: Factory
-    """A .pt2; or `module:function`, called with `arguments`, which gives the model, and its inputs if
-    none are named here."""
+    """A .pt2; or `module:function`, called with `arguments`, which returns the model, and its inputs if none
+    are named here."""
     arguments: dict[str, Scalar] = Field(default_factory=dict)
     inputs: tuple[Input, ...] = ()
     backend: Backend = "htp"
     samples: str = ""
-    """A folder of inputs, a file each; relative to the suite. The first two are compared on alone."""
+    """A folder of inputs, one per file, relative to the suite. Only the first two are compared."""
     files: tuple[str, ...] = ()
     """What the factory reads beside Python modules, such as weights; relative to the suite."""
     inferences: Annotated[int, Field(ge=1)] = 2
     delegates: Annotated[int, Field(ge=0)] = 1
-    """How many delegates are expected; a run may say otherwise."""
+    """The expected number of delegates; a run may override it."""
     cpu_budget: Annotated[int, Field(ge=0)] = 0
     """How many operators may stay on the CPU."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")

@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Those that test_emulator has too."""
+    """The flags that test_emulator has too."""
     add_choice(parser, SUITE)
     group = add_how(parser)
     group.add_argument(

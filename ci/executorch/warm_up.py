@@ -1,4 +1,4 @@
-"""A small model of ours that a worker lowers before it forks."""
+"""A small model that a worker lowers before it forks."""
 
 from __future__ import annotations
 

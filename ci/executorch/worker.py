@@ -16,10 +16,10 @@ from ci.engine.workers.child import Answer, Meter, serve
 from provisioning.base.settings import ROOT
 
 MEMORY = "QNN_CI_WORKER_MEMORY"
-"""Bytes that a worker may have: beyond it an allocation fails here, instead of the machine running out."""
+"""The memory limit of a worker in bytes. Beyond it an allocation fails here, before the machine runs out."""
 
 WARM = "QNN_CI_WORKER_WARM"
-"""Whether to lower a small model first: every program then takes half of what it would."""
+"""Whether to lower a small model first, which halves the time of every program."""
 
 
 def start() -> Answer:
@@ -75,7 +75,7 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warm_up() -> None:
-    """Lower a model of ours, so that libraries are loaded and compilers warm."""
+    """Lower a small model, so that libraries are loaded and compilers warm."""
     case = {
         "factory": "ci.executorch.warm_up:model",
         "run": [{"scheme": "8a8w", "socs": ["SM8650"], "tags": ["pr"], "calibration": 1}],

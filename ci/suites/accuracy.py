@@ -1,4 +1,4 @@
-"""How near a program's outputs are to those expected of it: the one place where they are compared."""
+"""The one place that compares a program's outputs with the expected ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ci.suites.model import Thresholds
 
 EXACT_DB = 999.0
-"""The SQNR of outputs without any error, which has no number."""
+"""The SQNR of outputs without any error, for which there is no finite number."""
 
 FIGURES = {
     "cosine": "cosine with the float model",
@@ -38,7 +38,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A threshold that a figure does not reach."""
+    """A figure that does not reach its threshold."""
 
     figure: str
     bound: float
@@ -55,9 +55,8 @@ def compare(
     """The worst figure over all outputs of all inferences, by the names of thresholds.
 
     `expected` pairs outputs with the float model's, `reference` with the quantized model's. Raises Unusable
-    for values that are NaN or infinite; with `non_finite` for those alone that the expected array does not
-    have at the same place.
-    """
+    for values that are NaN or infinite; with `non_finite` only where the expected array does not have them at
+    the same place."""
     found = _worst(expected, non_finite)
     against = list(reference)
     if against:
@@ -74,7 +73,7 @@ def _worst(pairs: Iterable[Pair], non_finite: bool) -> dict[str, float]:
 
 
 def _worst_of(name: str, values: Sequence[float]) -> float:
-    # min() and max() skip a NaN that does not come first.
+    # min() and max() ignore a NaN unless it comes first.
     if any(map(math.isnan, values)):
         return math.nan
     return max(values) if name in LESS_IS_BETTER else min(values)
@@ -137,7 +136,7 @@ def _top1(wanted: Any, values: Any) -> float:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """The ratio of two powers: EXACT_DB without noise, -EXACT_DB where nothing of the signal is left."""
+    """The ratio of two powers: EXACT_DB without noise, -EXACT_DB if nothing of the signal is left."""
     if not noise:
         return EXACT_DB
     ratio = signal / noise
@@ -145,7 +144,7 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def in_files(outputs: Path, folder: Path, expected: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[Pair]:
-    """What the runner wrote to `outputs`, with the expected arrays in `folder` that the rows describe."""
+    """The runner's files in `outputs`, each with the expected array in `folder` that its row describes."""
     for number, tensors in enumerate(expected):
         for index, row in enumerate(tensors):
             path = outputs / f"output_{number}_{index}.raw"

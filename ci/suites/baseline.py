@@ -1,4 +1,4 @@
-"""What programs cost and how accurate they were when somebody last agreed to it."""
+"""What programs cost and how accurate they were when somebody last accepted the figures."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ DIRECTORY = MANIFESTS / "baselines"
 
 
 class Costs(Model):
-    """Of one program; None where it was not measured. The titles are those of tables, the descriptions those
-    of messages."""
+    """One program's costs; None if not measured. Titles are for tables, descriptions for messages."""
 
     ddr_read: int | None = Field(None, title="DDR read", description="bytes read from DDR")
     ddr_written: int | None = Field(None, title="DDR written", description="bytes written to DDR")
@@ -35,7 +34,7 @@ class Costs(Model):
 
 
 COSTS = Costs.model_fields
-"""The one list of costs: a tolerance, a baseline, a finding and a page name them by these."""
+"""The only list of costs: tolerances, baselines, findings and the page use these names."""
 
 
 def _is_cost(name: str) -> str:
@@ -62,19 +61,19 @@ class Tolerances(Model):
     schema_: Literal[1] = Field(alias="schema")
     costs: dict[CostName, Tolerance]
     sqnr_margin_db: Annotated[float, Field(gt=0)]
-    """Thresholds are what was measured less this."""
+    """Thresholds are the measured figures less this margin."""
     cross_check_db: Annotated[float, Field(gt=0)]
-    """By how much the SQNR of the same model may differ between the lanes."""
+    """How much the SQNR of the same model may differ between the lanes."""
 
 
 class Recorded(Costs):
-    """What is agreed on of one program."""
+    """The accepted figures of one program."""
 
     build_id: str = ""
     """The QNN that compiled it."""
     accuracy: dict[str, float] = Field(default_factory=dict)
     reason: str = ""
-    """Why a lost top-1 was agreed to."""
+    """Why a lower top-1 agreement was accepted."""
     peak_mb: int | None = None
     run_seconds: float | None = None
 
@@ -83,20 +82,20 @@ class Recorded(Costs):
         return value
 
     def updated(self, fields: Mapping[str, object]) -> Recorded:
-        """With these fields, among them `build_id`; what another build gave does not stay beside them."""
+        """With these fields, among them `build_id`. Fields measured with another build are dropped."""
         same = self.build_id == fields["build_id"]
         kept = self if same else Recorded(**{name: getattr(self, name) for name in KEPT})
         return kept.model_copy(update=dict(fields))
 
 
 KEPT = ("peak_mb", "run_seconds", "reason")
-"""What stays when another build compiles the program: estimates for the order of work, and the reason."""
+"""What is kept when another build compiles the program: time estimates, and the reason."""
 
 
 class _File(Model):
     schema_: Literal[1] = Field(alias="schema")
     build_id: str = ""
-    """Of all programs, as it was written before each had its own."""
+    """The old format: one file for all programs."""
     programs: dict[str, Recorded]
 
 
@@ -109,14 +108,14 @@ class Baseline:
         return self.programs.get(program)
 
     def with_values(self, values: Mapping[str, Mapping[str, object]]) -> Baseline:
-        """With these fields of these programs replaced; other programs stay as they are."""
+        """With these fields of these programs replaced; other programs stay unchanged."""
         programs = dict(self.programs)
         for name, fields in values.items():
             programs[name] = programs.get(name, Recorded()).updated(fields)
         return replace(self, programs=programs)
 
     def rewritten(self, values: Mapping[str, Mapping[str, object]], known: Iterable[str]) -> Baseline:
-        """On disk too: with these values, and without programs that the suite does not have any more."""
+        """With these values, without programs that the suite does not have any more; also on disk."""
         updated = self.with_values(values)
         wanted = {*known, *values}
         updated = replace(updated, programs={n: each for n, each in updated.programs.items() if n in wanted})
@@ -125,9 +124,9 @@ class Baseline:
         return updated
 
     def with_reasons(self, figures: Mapping[str, Mapping[str, float]], reason: str, again: str) -> Baseline:
-        """Agree to the top-1 of these programs: what was lost needs a reason, which the baseline keeps.
+        """Accept the top-1 agreement of these programs. A lower one needs a reason, which the baseline keeps.
 
-        Raises CheckFailed where there is none; `again` is the command that updates."""
+        Raises CheckFailed if there is none; `again` is the command that updates."""
         lost = {name: values["top1"] for name, values in figures.items() if self._loses_top1(name, values)}
         if lost and not reason:
             named = ", ".join(f"{name} ({value:g})" for name, value in lost.items())
@@ -163,14 +162,14 @@ class Baseline:
 
 
 def baseline_path(suite: Path, profile: str) -> Path:
-    """Of a shipped suite in manifests/baselines/; of a user's own beside it."""
+    """In manifests/baselines/ for a shipped suite, else beside the user's suite."""
     if suite.parent == MANIFESTS / "suites":
         return DIRECTORY / f"{suite.stem}-{profile}.json"
     return suite.with_name(f"{suite.stem}.baseline-{profile}.json")
 
 
 def load_baseline(path: Path) -> Baseline:
-    """Empty where there is none yet."""
+    """Empty if there is none yet."""
     if not path.is_file():
         return Baseline(path)
     try:
@@ -198,7 +197,7 @@ def agree(
     reason: str,
     command: str,
 ) -> None:
-    """Refuse to agree to a lost top-1 without a reason; with one, keep it in the baselines."""
+    """Refuse to accept a lower top-1 agreement without a reason; with one, keep it in the baselines."""
     for suite, baseline in list(baselines.items()):
         mine = {each.name for each in programs if each.suite == suite}
         of_suite = {name: values for name, values in figures.items() if name in mine}
@@ -209,7 +208,7 @@ def agree(
 
 
 def beside(costs: Mapping[str, float], build_id: str, agreed: Recorded | None) -> dict[str, Any]:
-    """The costs that were agreed on, for the row of a report; with their build where it is another."""
+    """The accepted costs, for the row of a report, with their build if it is another."""
     if agreed is None:
         return {"baseline": {}}
     other = {} if agreed.build_id == build_id else {"baseline_build_id": agreed.build_id or "unknown"}
@@ -229,7 +228,7 @@ def growth(
     tolerances: Tolerances,
     again: str,
 ) -> Iterator[Finding]:
-    """Costs above the baseline and its tolerances; the command `again` agrees to them."""
+    """Costs above the baseline and its tolerances; the command `again` accepts them."""
     agreed = baseline.of(program)
     if agreed is None or all(agreed.cost(name) is None for name in COSTS):
         yield Finding(

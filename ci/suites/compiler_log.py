@@ -1,4 +1,4 @@
-"""What the HTP compiler prints of each graph's traffic with memory."""
+"""The memory traffic of each graph, from the HTP compiler's output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Traffic:
 
 
 def traffic(log: str) -> list[Traffic]:
-    """One for each graph, in the order in which they were compiled."""
+    """One for each graph, in the order of compilation."""
     found = []
     for block in SUMMARY.findall(log):
         figures = {name: int(value) for name, value in FIGURE.findall(block)}

@@ -1,4 +1,4 @@
-"""A model from a .pt2, as torch.export.save wrote it. Loading one may run code that is in it."""
+"""A model from a .pt2, as torch.export.save wrote it. Loading one may run code in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAVE_AGAIN = "torch.export.save(torch.export.export(model.eval(), example_inputs
 
 
 class Positional(nn.Module):
-    """Takes every tensor by position, whatever the exported model's inputs are nested in."""
+    """Passes every tensor by position, whatever structure the exported model's inputs have."""
 
     def __init__(self, model: nn.Module, example: Any) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def load_exported(path: Path) -> ModelWithInputs:
         )
     if kwargs or len(tensors) != len(args):
         model = Positional(model, (args, kwargs))
-    # The flags of an exported model say nothing, and its eval() refuses.
+    # An exported model's training flags mean nothing, and its eval() raises.
     for module in model.modules():
         module.training = False
     loaded = fixed_inputs(model, tensors)
@@ -92,7 +92,7 @@ def _loaded(path: Path) -> Any:
 
 
 def _drop_counters(model: Any) -> None:
-    """Batch norms in training count their calls, which eval mode does not need."""
+    """In training, batch norms count their calls. In eval mode the counters are not needed."""
     for node in list(model.graph.nodes):
         if node.op == "call_function" and node.args and str(node.args[0]).endswith("num_batches_tracked"):
             node.replace_all_uses_with(node.args[0])
@@ -101,7 +101,7 @@ def _drop_counters(model: Any) -> None:
 
 
 def _in_training(graph: Any) -> bool:
-    """Whether a batch norm or a dropout was exported as it works in training."""
+    """Whether a batch norm or a dropout was exported in training mode."""
     places = {torch.ops.aten.batch_norm.default: 5, torch.ops.aten.dropout.default: 2}
     return any(
         node.target in places

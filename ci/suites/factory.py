@@ -1,4 +1,4 @@
-"""Making a model: import the factory, call it, and make sure of what it gives."""
+"""Build a model: import the factory, call it, and check what it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ci.suites.imports import search_first, users_own
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
-"""Samples from this number on calibrate; those that are compared are numbered from 0."""
+"""Samples from this number on are for calibration. Those that are compared are numbered from 0."""
 
 Inputs = Callable[[torch.Generator], tuple[Tensor, ...]]
 
@@ -57,12 +57,12 @@ NOT_COMPILABLE = (
         "write it with other operators of torch",
     ),
 )
-"""What torch or ExecuTorch say, what it means, and what to write instead."""
+"""What torch or ExecuTorch print, what it means, and what to write instead."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Draws inputs from data of the user's, which count instead of what the model comes with."""
+    """Draws inputs from the user's data, which replaces the factory's own inputs."""
 
     draw: Inputs
 
@@ -79,7 +79,7 @@ class ModelWithInputs:
     model: nn.Module
     inputs: Inputs
     first: tuple[Tensor, ...] | None = None
-    """The fixed sample of a factory that gives no function for inputs."""
+    """The fixed sample of a factory that returns no input function."""
     notes: tuple[tuple[str, str], ...] = ()
     """Rule and message of what the author should know."""
 
@@ -95,16 +95,16 @@ class ModelWithInputs:
 
 
 def seed_of(stream: str, number: int = 0) -> int:
-    """Each stream has its own random numbers: inputs of the weights' seed would be the weights over again."""
+    """Each stream has its own random numbers: with the weights' seed, the inputs would repeat the weights."""
     return int.from_bytes(hashlib.sha256(f"{stream} {number}".encode()).digest()[:4], "big")
 
 
 def make(
     dotted: str, arguments: Mapping[str, Any], search_path: Path, inputs: Inputs | None = None
 ) -> ModelWithInputs:
-    """Call the factory with torch's seed set, so that what it draws is always the same.
+    """Call the factory with a fixed seed, so that it always draws the same numbers.
 
-    With `inputs`, it gives the model alone. The model is put into eval mode, whatever mode it comes in."""
+    With `inputs`, the factory returns the model alone. The model is switched to eval mode."""
     torch.manual_seed(seed_of("weights"))
     if dotted.endswith(".pt2"):
         return _exported(search_path / dotted, arguments, inputs)
@@ -140,7 +140,8 @@ def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
-    """The function `module:name`; the module may be beside the suite, as may all that is imported later."""
+    """The function `module:name`. The module may be beside the suite, and so may everything it
+    imports later."""
     module_name, _, name = dotted.partition(":")
     search_first(search_path)
     try:
@@ -170,7 +171,7 @@ def _with_own_inputs(dotted: str, product: Any) -> ModelWithInputs:
 
 
 def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
-    """A model with one sample; others are drawn like it."""
+    """A model with one sample; other samples are drawn to resemble it."""
     fixed = _tensors(inputs)
     note = (
         "the model comes with one fixed sample; all others were drawn between its smallest and largest "
@@ -185,7 +186,7 @@ def fixed_inputs(model: nn.Module, inputs: Any) -> ModelWithInputs:
 
 
 def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Drawn evenly between the smallest and the largest value of each input; a constant stays one."""
+    """Values drawn evenly between the smallest and largest of each input; a constant stays the same."""
     if not tensor.numel() or not torch.isfinite(tensor).all():
         return tensor
     low, high = tensor.min(), tensor.max()
@@ -209,7 +210,7 @@ def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
 
 
 def _tensors(sample: Any) -> tuple[Tensor, ...]:
-    """Copies, so that a model that changes its inputs changes no other sample."""
+    """Copies, so that a model that changes its inputs does not change other samples."""
     if not isinstance(sample, tuple | list) or not sample:
         raise BadFactory(
             f"expected a tuple of tensors as inputs, found {type(sample).__name__} {sample!r:.60}"
@@ -221,9 +222,9 @@ def _tensors(sample: Any) -> tuple[Tensor, ...]:
 
 
 def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs of one inference, in storage of their own. The sample stays as it is.
+    """The outputs of one inference, in their own storage. The sample stays unchanged.
 
-    Refuses a model that keeps state: what it computes would depend on how often it ran before."""
+    Raises BadFactory for a model that keeps state: its outputs would depend on how often it ran before."""
     before = _state(model)
     outputs = run_copied(model, sample)
     for name, (tensor, version) in _state(model).items():
@@ -239,8 +240,8 @@ def infer(model: nn.Module, sample: tuple[Tensor, ...]) -> list[Tensor]:
 def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[list[Tensor]]:
     """The outputs of one inference for each sample.
 
-    Refuses a model whose outputs are others when it is asked again: state can be in a list, a dictionary
-    or a number, where `infer` does not see it."""
+    Raises BadFactory for a model that gives other outputs the second time: state may be in a list, dict or
+    number, where `infer` does not see it."""
     outputs = [infer(model, sample) for sample in samples]
     again = infer(model, samples[0])
     if len(again) != len(outputs[0]) or not all(map(_near, outputs[0], again)):
@@ -252,7 +253,7 @@ def infer_all(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> list[l
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
-    """Equal but for rounding, which may differ from run to run with many threads."""
+    """Equal except for rounding, which may differ from run to run with many threads."""
     if one.shape != other.shape:
         return False
     one, other = one.double(), other.double()
@@ -261,7 +262,7 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs of a module, copied; it gets copies of its inputs."""
+    """A module's outputs, copied; the module gets copies of its inputs."""
     with torch.no_grad():
         outputs = torch.utils._pytree.tree_leaves(module(*copied(sample)))
     for each in outputs:
@@ -271,12 +272,12 @@ def run_copied(module: Callable[..., Any], sample: tuple[Tensor, ...]) -> list[T
 
 
 def copied(sample: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """For a model that may change its inputs."""
+    """A copy for a model that may change its inputs."""
     return tuple(each.clone() for each in sample)
 
 
 def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """Parameters, buffers and plain tensors of every module, each with its count of changes in place."""
+    """Parameters, buffers and plain tensors of every module, each with its count of in-place changes."""
     found = {}
     for prefix, module in model.named_modules():
         tensors = {**module._parameters, **module._buffers, **vars(module)}
@@ -287,7 +288,7 @@ def _state(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
 
 
 def _where_changed(model: nn.Module, sample: tuple[Tensor, ...], name: str) -> str:
-    """The line that changes a tensor of the model in place; empty for one that is assigned anew."""
+    """The line that changes a tensor of the model in place; empty if the tensor is assigned anew."""
     with _Changes(lambda: _state(model)[name][1]) as changes:
         run_copied(model, sample)
     return str(changes.line)
@@ -302,7 +303,7 @@ def where_input_changes(model: nn.Module, sample: tuple[Tensor, ...]) -> str | N
 
 
 class _Changes(TorchFunctionMode):
-    """Finds the line that first changes `version`."""
+    """Finds the first line that changes `version`."""
 
     def __init__(self, version: Callable[[], object]) -> None:
         super().__init__()
@@ -328,8 +329,9 @@ def described(error: BaseException) -> str:
 
 
 def explained(error: BaseException) -> tuple[str, str]:
-    """The cause of an error of torch's export or compilers, with the user's line, and a remedy if one is
-    known. The whole text belongs into the log."""
+    """The cause of an error in torch's export or a compiler, with the user's line, and a remedy if known.
+
+    The full text belongs in the log."""
     text = str(error).strip()
     places = [f" ({file}:{line})" for file, line in FRAME.findall(text) if _is_users(file)]
     place = places[-1] if places else _users_line(traceback.extract_tb(error.__traceback__))
@@ -350,7 +352,7 @@ def not_compilable(text: str) -> tuple[str, str] | None:
 
 
 def _is_users(file: str) -> bool:
-    """Neither a library's nor ours; the shipped models are like a user's."""
+    """Whether a file is neither a library's nor ours. The shipped models count as a user's."""
     return not file.startswith((*INSTALLED, "<")) and (file.startswith(MODELS) or not file.startswith(OURS))
 
 

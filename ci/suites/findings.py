@@ -1,4 +1,4 @@
-"""What the lanes find alike, whatever compiled a program."""
+"""Findings that all lanes share, whatever compiled a program."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ci.suites.model import AnyProgram
 from provisioning.base.findings import Finding, Metric, Severity
 
 CLEARLY_DB = 6.0
-"""Figures further apart than this differ for a reason."""
+"""Figures that differ by more than this differ for a reason."""
 
 
 def placeholder(program: AnyProgram[Any, Any], again: str) -> Iterator[Finding]:
-    """The command `again` writes thresholds that can be missed."""
+    """A warning about thresholds that cannot be missed; the command `again` writes real ones."""
     thresholds = program.run.effective_thresholds
     if thresholds is not None and thresholds.placeholder:
         yield Finding(
@@ -28,7 +28,7 @@ def placeholder(program: AnyProgram[Any, Any], again: str) -> Iterator[Finding]:
 
 
 def notes(program: AnyProgram[Any, Any], facts: Mapping[str, Any], again: str) -> Iterator[Finding]:
-    """What the author of a factory should know (`ModelWithInputs.notes`)."""
+    """Notes for the author of a factory (`ModelWithInputs.notes`)."""
     for rule, message in facts.get("notes", ()):
         yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
 
@@ -48,11 +48,12 @@ def not_in_fp16(soc: str) -> str:
 
 
 def accuracy_message(misses: Sequence[Missed], figures: Mapping[str, float], losses: str = "") -> str:
-    """The misses, and whether quantizing or computing is to blame. `losses` names the operators at which
-    quantizing loses most."""
+    """The missed thresholds, and whether quantization or the chip causes them.
+
+    `losses` names the operators where quantization loses most."""
     message = "; ".join(map(str, misses))
     missed = {miss.figure.startswith("reference") for miss in misses}
-    # Nearer to the quantized model than to the float one: it is the quantized model that is off.
+    # Nearer to the quantized model than to the float one: quantization is the cause.
     follows = figures.get("reference_sqnr_db", math.inf) > figures.get("sqnr_db", math.inf) + CLEARLY_DB
     if True in missed and not (False in missed and follows):
         losses = "the program computes something else than the quantized model that it was made from"

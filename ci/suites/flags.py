@@ -1,4 +1,4 @@
-"""The flags that choose programs of a suite and say how they are done; imports nothing heavy."""
+"""The flags that choose a suite's programs and how they are processed; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provisioning.base.settings import DEFAULT_TARGET
 
 
 def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
-    """`shipped` is the suite that is meant without --suite."""
+    """`shipped` is the suite that is used without --suite."""
     group = parser.add_argument_group("which programs")
     repeatable(group, "--suite", "FILE", f"cases as in {shipped}, which is the default", type=Path)
     group.add_argument("--case", action="append", metavar="NAME", help="this case; may be repeated")
@@ -21,7 +21,8 @@ def add_choice(parser: argparse.ArgumentParser, shipped: str) -> None:
 
 
 def add_how(parser: argparse.ArgumentParser, *, baseline: bool = True) -> argparse._ArgumentGroup:
-    """Returns the group, for what one stage has beside. `baseline`: whether the stage keeps one."""
+    """Returns the group, so that a stage can add its own flags. `baseline`: whether the stage has a
+    baseline."""
     group = parser.add_argument_group("how")
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
@@ -67,7 +68,7 @@ def check(suites: Sequence[Path]) -> None:
 
 
 def check_args(args: argparse.Namespace) -> None:
-    """What can be known to be wrong before anything heavy is imported."""
+    """Find usage errors before anything heavy is imported."""
     check(args.suite or ())
     for target in args.target or ():
         if target != DEFAULT_TARGET:

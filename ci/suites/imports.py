@@ -17,10 +17,10 @@ _first: Path | None = None
 
 
 def search_first(folder: Path) -> None:
-    """Import from this folder before any other from now on, also what a factory imports when it is called.
+    """Import from this folder first from now on, also in factories that are called later.
 
-    A process that serves suites of several folders forgets the modules of the one before, or they would be
-    taken for this one's of the same names."""
+    A process that serves suites of several folders forgets the modules of the previous one, because modules
+    of equal names would be confused."""
     global _first
     if _first is not None and _first != folder:
         sys.path.remove(str(_first))
@@ -33,7 +33,7 @@ def search_first(folder: Path) -> None:
 
 @contextmanager
 def users_own(package: str, folder: Path) -> Iterator[None]:
-    """Where the folder has a package of one of our names, such as `ci`, that name means the user's."""
+    """If the folder has a package with one of our names, such as `ci`, that name means the user's package."""
     if package not in OWN_PACKAGES or folder == ROOT or not (folder / package).is_dir():
         yield
         return
@@ -58,7 +58,7 @@ def _forget(folder: Path) -> None:
 
 
 def module_file(name: str, roots: Sequence[Path]) -> Path | None:
-    """The file of a module in the first root that has it; None for what is installed or built in."""
+    """The file of a module in the first root that has it; None for installed and built-in modules."""
     relative = Path(*name.split("."))
     for root in roots:
         for path in (root / relative.with_suffix(".py"), root / relative / "__init__.py"):
@@ -68,7 +68,7 @@ def module_file(name: str, roots: Sequence[Path]) -> Path | None:
 
 
 def closure(name: str, roots: Sequence[Path]) -> frozenset[Path]:
-    """The module's file and, over all imports written in the code, every file below the roots it needs."""
+    """The module's file and every file below the roots that its imports need, directly or indirectly."""
     found: set[Path] = set()
     waiting = list(_with_packages(name))
     seen: set[str] = set()

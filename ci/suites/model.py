@@ -22,29 +22,30 @@ from provisioning.manifest import soc_named
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Dotted = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 Factory = Annotated[str, StringConstraints(pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[^:]+\.pt2)$")]
-"""A function that gives a model, or a file of torch.export.save, relative to the suite."""
+"""A function that returns a model, or a file of torch.export.save, relative to the suite."""
 Scalar = bool | int | float | str
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""Outputs that are all zero have an SQNR of 0 dB, so nothing could miss a lower threshold."""
+"""Outputs that are all zero have an SQNR of 0 dB, so a lower threshold could not be missed."""
 
 
 class Thresholds(Model):
-    """What the emulator's outputs must reach. Names without a prefix compare with the float model."""
+    """Minimum accuracy of the emulator's outputs. Names without a prefix compare with the float model."""
 
     cosine: Share | None = None
-    """For suites that have it. sqnr_db says more: the cosine does not see outputs of another size."""
+    """For older suites. sqnr_db says more: the cosine does not see outputs of another magnitude."""
     sqnr_db: NotNegative | None = None
     max_abs: NotNegative | None = None
     max_rel: NotNegative | None = None
-    """Of the largest absolute value of the expected output."""
+    """As a part of the largest absolute expected value."""
     top1: Share | None = None
-    """The share of rows in which the largest value is at the same place."""
+    """The share of rows whose largest value is at the same place."""
     reference_cosine: Share | None = None
     reference_sqnr_db: NotNegative | None = None
-    """Against the quantized model on the CPU: what the chip adds, without what quantizing costs."""
+    """Compared with the quantized model on the CPU: the error that the chip adds to the quantization
+    error."""
 
     @property
     def placeholder(self) -> bool:
@@ -59,20 +60,20 @@ class Thresholds(Model):
 
 
 NEAR = 8
-"""Names that are offered where one matches nothing."""
+"""Names that are suggested if one matches nothing."""
 
 PLACEHOLDER = Thresholds(sqnr_db=0)
-"""For a run that names none: whatever was computed passes, with a warning."""
+"""For a run without thresholds: any outputs pass, with a warning."""
 
 
 class AnyRun(Model):
     label: Word | None = None
-    """Tells this run from another of the same kind; [the kind]."""
+    """Tells this run from others of the same kind; [the kind]."""
     socs: tuple[str, ...] = Field(min_length=1)
     tags: tuple[Word, ...] = ("pr", "nightly")
-    """When it is run; without tags on every occasion."""
+    """When the run takes place; without tags always."""
     thresholds: Thresholds | None = None
-    """None until --update-thresholds writes what was measured."""
+    """None until --update-thresholds writes measured ones."""
 
     @property
     def effective_thresholds(self) -> Thresholds | None:
@@ -81,13 +82,13 @@ class AnyRun(Model):
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Figures that get a threshold without being named."""
+        """Figures that get a threshold even if the suite does not name them."""
         return ("sqnr_db",)
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What it is called without a label."""
+        """Its name without a label."""
 
     @property
     def name(self) -> str:
@@ -123,7 +124,7 @@ R = TypeVar("R", bound=AnyRun)
 
 @dataclass(frozen=True, slots=True)
 class AnyProgram(Generic[C, R]):
-    """One model, computed one way, for one chip."""
+    """One model, computed in one way, for one chip."""
 
     suite: Path
     case_name: str
@@ -138,7 +139,7 @@ class AnyProgram(Generic[C, R]):
 
     @property
     def search_path(self) -> Path:
-        """Where a factory's module is looked for first, and where relative names of files begin."""
+        """Where a factory's module is searched first, and where relative file names begin."""
         return self.suite.parent
 
 
@@ -168,7 +169,7 @@ class Suites(Generic[P]):
     def all_programs(
         self, paths: Sequence[Path], socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE
     ) -> list[P]:
-        """Of the named suites, or of the shipped one; no two may have the same name."""
+        """All programs of the named suites, or of the shipped one; no two may have the same name."""
         found = [
             program
             for path in paths or [self.shipped]
@@ -194,8 +195,10 @@ class Suites(Generic[P]):
         words: Sequence[str] = (),
         cases: Collection[str] = (),
     ) -> list[P]:
-        """The programs of one of the cases, with one of the tags, and one of the words in their names (`*` is
-        anything). Every value must match a program, or a misspelt one would pass for a check."""
+        """The programs of one of the cases, with one of the tags, and with one of the words in their names
+        (`*` matches anything).
+
+        Every value must match a program: a misspelt one must not pass."""
         patterns = {word: re.compile(".*".join(map(re.escape, word.split("*"))), re.I) for word in words}
 
         def matches(flag: str, value: str, program: P) -> bool:
@@ -237,7 +240,7 @@ class Suites(Generic[P]):
         )
 
     def repeat(self, program: P, stage: str = "") -> str:
-        """The command that does this program again."""
+        """The command that runs this program again."""
         suite = [] if program.suite == self.shipped else ["--suite", str(program.suite)]
         soc = [] if program.soc in program.run.socs else ["--soc", program.soc]
         profile = [] if program.profile == DEFAULT_PROFILE else ["--profile", program.profile]

@@ -1,4 +1,4 @@
-"""The user's own line in a stack trace that torch has kept with a node."""
+"""The user's own line in the stack trace that torch keeps with a node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Frame:
 
 
 def user_frame(trace: str) -> Frame | None:
-    """The innermost frame that is not of a library; of a library where there is no other."""
+    """The innermost frame outside libraries; if there is none, the innermost frame."""
     frames = FRAME.findall(trace)
     own = [frame for frame in frames if not any(part in frame[0] for part in OUTSIDE) and frame[0][:1] != "<"]
     if not (own or frames):

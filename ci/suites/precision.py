@@ -1,4 +1,4 @@
-"""What a model is computed in: float in fp16, or quantized to activations and weights of 8 or 16 bits."""
+"""The number format of a model: float in fp16, or quantized with activations and weights of 8 or 16 bits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from provisioning.base.errors import UnknownName, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """`activations` and `weights` as onnxruntime.quantization.QuantType names them; empty: not quantized."""
+    """`activations` and `weights` by the names of onnxruntime.quantization.QuantType; empty: not
+    quantized."""
 
     name: str
     activations: str
     weights: str
     symmetric_weights: bool | None
     executorch: str
-    """The scheme of the lowering suite that computes alike; empty where there is none."""
+    """The lowering suite's scheme that computes the same; empty if there is none."""
     summary: str
 
     @property
@@ -44,7 +45,7 @@ PRECISIONS = {
 
 
 NOT_ON_HTP = {"s16s16": "u16s16", "s16u16": "u16s16", "s16u8": "u16u8", "s8u8": "s8s8"}
-"""Combinations that the quantizer makes and the provider refuses, each with what to use instead."""
+"""Combinations that the quantizer makes and the provider refuses, each with an alternative."""
 
 ExecutorchScheme = Literal[
     "fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w"
@@ -52,14 +53,14 @@ ExecutorchScheme = Literal[
 SCHEMES: tuple[str, ...] = get_args(ExecutorchScheme)
 
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}
-"""What else people write, beside `w8a16` and `a16w8` for `16a8w`."""
+"""Other spellings, beside `w8a16` and `a16w8` for `16a8w`."""
 
 WEIGHTS_FIRST = re.compile(r"w(\d+)a(\d+)")
 ACTIVATIONS_FIRST = re.compile(r"a(\d+)w(\d+)")
 
 
 def _scheme(name: str) -> str:
-    """The name in ExecuTorch's way, if it is one; else the name, plain."""
+    """ExecuTorch's name of a scheme; else the name unchanged."""
     plain = name.strip().lower()
     plain = ALIASES.get(plain, plain)
     if found := WEIGHTS_FIRST.match(plain):
@@ -85,8 +86,9 @@ def scheme_named(name: str) -> str:
 
 
 def precision_named(name: str) -> Precision:
-    """ONNX Runtime's: `u16u8` for `u16u8`, `u16/u8`, `16a8w`, `w8a16`. What the compiler cannot take is said
-    with the nearest that it can."""
+    """ONNX Runtime's precision: `u16u8` for `u16u8`, `u16/u8`, `16a8w`, `w8a16`.
+
+    The error for what the compiler cannot take names the nearest that it can."""
     scheme = _scheme(name)
     plain = _onnx_name(scheme)
     if plain in PRECISIONS:

@@ -1,7 +1,7 @@
-"""What each operator takes on the emulator: shares, sums by line and module, and what changed.
+"""The share of time of each operator on the emulator, sums by line and module, and changes.
 
 The emulator's cycles follow this machine's time, not the chip's. Machines and loads differ, so shares are
-shown and compared, and nothing is gated by them.
+shown and compared, but never decide a verdict.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from provisioning.base.errors import CheckFailed, UsageError
 
 NODE = re.compile(r"(?P<name>.+?):OpId_\d+ \(cycles\)")
 ADDED = re.compile(r"_token_\d+$")
-"""What the provider appends to the name of a node that it made from another."""
+"""The suffix of a node that the provider made from another one."""
 RUNS = 12
-"""One run can put a small share off by ten times, where the machine did something else meanwhile."""
+"""One run can distort a small share tenfold if the machine was busy meanwhile."""
 PROCESSES = 3
-"""One process may fall into a burst of load: a share of 46 % was 67 % in the next process."""
+"""One process may run under a burst of load: a share of 46 % was 67 % in the next process."""
 ALIKE = 0.1
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cycles of an operator in a run, at the least, and its part of all operators' cycles."""
+    """An operator's least cycles of all runs, and its share of all operators' cycles."""
 
     operator: str
     cycles: int
     share: float
     lowest: float = 0.0
     highest: float = 0.0
-    """The least and the largest share that it had in PROCESSES processes."""
+    """The smallest and largest share in PROCESSES processes."""
     line: str = ""
     module: str = ""
     kind: str = ""
-    """What the node computes, where its name does not say it."""
+    """What the node computes, if its name does not say it."""
 
     def __str__(self) -> str:
         return f"{self.operator} {self.share:.0%} ({self.cycles:,} cycles)"
@@ -48,18 +48,19 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An operator's share in two profiles; None where it is not there."""
+    """An operator's share in two profiles; None if it is not in one of them."""
 
     operator: str
     before: float | None
     now: float | None
     repeats: bool
-    """It may be noise: shares' ranges overlap, or cycles are alike while another operator moved the share."""
+    """Whether it may be noise: the ranges overlap, or the cycles are alike and another operator changed the
+    share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a profile says of an operator, all nodes of its name together."""
+    """One operator in a profile: all nodes of its name together."""
 
     share: float = 0.0
     lowest: float = 0.0
@@ -87,7 +88,7 @@ def costs_of(runs: Mapping[str, Sequence[int]]) -> list[Cost]:
 
 
 def merged(profiles: Sequence[Sequence[Cost]]) -> list[Cost]:
-    """One profile of several of the same program: the least cycles of all, and how far shares went apart."""
+    """Several profiles of the same program as one: the least cycles, and the range of shares."""
     cycles: dict[str, int] = {}
     for cost in (cost for profile in profiles for cost in profile):
         cycles[cost.operator] = min(cost.cycles, cycles.get(cost.operator, cost.cycles))
@@ -107,7 +108,7 @@ def merged(profiles: Sequence[Sequence[Cost]]) -> list[Cost]:
 
 
 def totals(found: Sequence[Cost], of: str) -> list[tuple[str, float]]:
-    """Shares summed by `line` or by `module`, the largest first. What has neither is left out."""
+    """Shares summed by `line` or by `module`, largest first; operators without one are left out."""
     shares: dict[str, float] = defaultdict(float)
     for cost in found:
         if where := getattr(cost, of):
@@ -145,7 +146,7 @@ def read_document(path: Path) -> Shares:
 
 
 def difference(found: Sequence[Cost], earlier: Shares) -> list[Change]:
-    """What the ranges do not explain first, the largest change first."""
+    """What the ranges do not explain comes first, then the largest change."""
     later = _shares(found)
     changes = []
     for name in {*later, *earlier}:
@@ -158,7 +159,7 @@ def difference(found: Sequence[Cost], earlier: Shares) -> list[Change]:
 
 
 def _shares(operators: Iterable[Cost]) -> Shares:
-    """By names without the provider's numbers, which another compile draws anew."""
+    """By names without the provider's numbers, which differ in every compile."""
     shares: dict[str, Share] = defaultdict(Share)
     for cost in operators:
         sums = shares[name := ADDED.sub("", cost.operator)]

@@ -1,4 +1,4 @@
-"""A profile as one page without network: a bar for each operator, and a tree by module."""
+"""A profile as one self-contained page: a bar for each operator, and a tree by module."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Branch:
 
 
 def tree_of(costs: Sequence[Cost]) -> Branch:
-    """By module; each branch has the sum of all that is in it."""
+    """The tree by module; each branch has the sum of everything in it."""
     root = Branch()
     for cost in costs:
         branch = root

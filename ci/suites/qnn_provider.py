@@ -1,4 +1,4 @@
-"""ONNX Runtime's QNN provider, as the lanes that compile with it share it. Imported only by workers."""
+"""ONNX Runtime's QNN provider, for all lanes that compile with it. Imported only by workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ ERRORS_ONLY, VERBOSE = 3, 0
 
 @cache
 def device() -> Any:
-    """The provider's device; registers the provider, which can be done once a process."""
-    # QNN says what a graph costs only where this, at registration too, and the session are at their most
-    # talkative.
+    """The provider's device. Registers the provider, which works once per process."""
+    # QNN reports a graph's costs only at the highest log level, set here, at registration and in the session.
     ort.set_default_logger_severity(VERBOSE)
     ort.register_execution_provider_library(PROVIDER, onnxruntime_qnn.get_library_path())
     found = [each for each in ort.get_ep_devices() if each.ep_name == PROVIDER]
@@ -40,15 +39,15 @@ def installed_build() -> str:
 
 
 def load() -> None:
-    """Do beforehand what every session needs, so that forks of this process have it."""
+    """Load what every session needs, so that forks of this process have it already."""
     device()
     installed_build()
-    # Stays open: a session would load it again, all 106 MB of it.
+    # Kept open: otherwise each session would load all 106 MB again.
     ctypes.CDLL(onnxruntime_qnn.get_qnn_htp_path())
 
 
 def htp_options(soc: Soc) -> dict[str, str]:
-    """For a chip's HTP. Inputs and outputs are converted on it, not by the CPU."""
+    """The options for a chip's HTP. The HTP converts inputs and outputs, not the CPU."""
     return {
         "backend_path": onnxruntime_qnn.get_qnn_htp_path(),
         "soc_model": str(soc.id),

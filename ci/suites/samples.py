@@ -1,4 +1,4 @@
-"""A user's samples in a folder, a file each: `.npy`, `.npz` with an array for each input, or `.pt`."""
+"""The user's samples in a folder, one per file: `.npy`, `.npz` with an array for each input, or `.pt`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ci.suites.factory import BadFactory, Samples, described, seed_of
 
 COMPARED = 2
-"""Samples that are compared on and do not calibrate, where a folder has enough of them."""
+"""How many samples are compared and not used to calibrate, if a folder has enough."""
 
 READABLE = (".npy", ".npz", ".pt")
 

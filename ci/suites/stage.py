@@ -1,4 +1,4 @@
-"""How a stage that does a suite ends."""
+"""The common end of the stages that run a suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from provisioning.base.settings import Selection
 
 
 def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:
-    """Write and show the report; returns the exit code. `lacking`: as StageRun.close has it."""
+    """Write and show the report; returns the exit code. For `lacking` see StageRun.close."""
 
     def show(report: Report) -> None:
         figures = {name: value for name, value in report.metrics.items() if name != "programs"}

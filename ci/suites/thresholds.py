@@ -1,4 +1,4 @@
-"""Thresholds from what was measured, written into a suite's file."""
+"""Write thresholds from measured figures into a suite's file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ci.suites.model import AnyProgram, Thresholds
 from provisioning.base.files import replace_text
 
 NEAREST_DB, NEAREST_COSINE = 100.0, 0.999999
-"""The nearest that a threshold asks for: one more bit of round-off would miss it."""
+"""The strictest threshold: beyond it, one more bit of rounding would fail."""
 
 
 def update_suite(
@@ -25,7 +25,7 @@ def update_suite(
     figures: Mapping[str, Mapping[str, float]],
     margin_db: float,
 ) -> None:
-    """Write thresholds for every run of the suite of which all programs have figures."""
+    """Write thresholds for every run of the suite whose programs all have figures."""
     runs: dict[tuple[str, int], list[AnyProgram[Any, Any]]] = {}
     for program in programs_of(path):
         number = next(index for index, run in enumerate(program.case.runs) if run is program.run)
@@ -49,7 +49,8 @@ def derived(
     measured: Sequence[Mapping[str, float]],
     margin_db: float,
 ) -> dict[str, float]:
-    """For each figure the worst of all chips, less the margin; for those always held or named by the suite.
+    """For each figure the worst of all chips less the margin, if it always gets a threshold or the suite
+    names it.
 
     A top-1 agreement of zero cannot be missed, so it gives no threshold."""
     more = named.model_dump(exclude_none=True) if named else {}
@@ -62,7 +63,7 @@ def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
     if name.endswith("sqnr_db"):
         return max(0.0, _down(min(*values, NEAREST_DB) - margin_db, 1))
     if name.endswith("cosine"):
-        # The distance from 1 grows as the power of the noise does.
+        # The distance from 1 grows with the power of the noise.
         return max(0.0, min(_down(1 - (1 - min(values)) * 10 ** (margin_db / 10), 6), NEAREST_COSINE))
     if name == "top1":
         return _down(min(values), 6)
@@ -70,18 +71,19 @@ def _threshold(name: str, values: Sequence[float], margin_db: float) -> float:
 
 
 def _down(value: float, digits: int) -> float:
-    # The first rounding keeps 0.3 - 0.1 from becoming 0.1 when it is cut after a digit.
+    # Round first, because 0.3 - 0.1 is less than 0.2 in binary and would be cut to 0.1.
     return math.floor(round(value * 10.0**digits, 6)) / 10.0**digits
 
 
 def rewritten(text: str, wanted: Mapping[tuple[str, int], Mapping[str, float]]) -> str:
-    """The suite's text with other thresholds for these runs (a case and the run's number in it); everything
-    else, comments and layout too, stays."""
+    """The suite's text with other thresholds for these runs (a case and the run's number in it).
+
+    Everything else stays, comments and layout too."""
     document: Any = tomlkit.parse(text)
     for (case, number), thresholds in wanted.items():
         run = document["case"][case]["run"][number]
         if isinstance(run.get("thresholds"), Table):
-            # Lines of their own: [case.x.run.thresholds], or thresholds.sqnr_db = 1.
+            # Thresholds on lines of their own: [case.x.run.thresholds], or thresholds.sqnr_db = 1.
             _replace(run["thresholds"], thresholds)
         else:
             run["thresholds"] = _inline(thresholds)

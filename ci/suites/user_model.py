@@ -1,4 +1,4 @@
-"""MODEL of the everyday commands: a .pt2, `file.py:function`, `module:function`, or an .onnx."""
+"""The argument MODEL of the everyday commands: a .pt2, `file.py:function`, `module:function`, or an .onnx."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORD = re.compile(r"[^a-z0-9_.-]+")
 @dataclass(frozen=True, slots=True)
 class UserModel:
     name: str
-    """Of the files that are written, and of the case in a suite."""
+    """The name for the files that are written, and for the case in a suite."""
     factory: str
     """As a suite in `search_path` names it: `module:function` or a .pt2's name; empty for an .onnx."""
     search_path: Path
@@ -32,7 +32,8 @@ class UserModel:
 
 
 def user_model(text: str, folder: Path) -> UserModel:
-    """What the user named; relative paths begin in `folder`, as do modules. Imports nothing heavy."""
+    """The model that the user named. Relative paths and modules are searched in `folder`. Imports nothing
+    heavy."""
     head, colon, function = text.rpartition(":")
     if colon and head.endswith(".py"):
         path = _file(folder / head, text)
@@ -68,7 +69,7 @@ def _word(name: str) -> str:
 
 
 def _require_archive(path: Path) -> None:
-    """A .pt2 is an archive with an exported program in it; what else has that ending is said."""
+    """A .pt2 is an archive with an exported program in it. Anything else with that ending is an error."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()

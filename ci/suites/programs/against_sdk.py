@@ -17,7 +17,7 @@ Inside: TypeAlias = Program | Context | CompiledModel
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`says`: the reasons, for people."""
+    """`says`: the reasons, as text."""
 
     loads: bool
     says: tuple[str, ...]
@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing inside a file that QNN must load."""
+    """A part of a file that QNN must load."""
 
     name: str
     context: Context
@@ -129,7 +129,7 @@ def sdk_builds(sdk: Path) -> tuple[str, ...]:
 
 
 def sdk_arches(sdk: Path) -> tuple[int, ...]:
-    """The Hexagon archs that it has libraries for; none where it was made without them."""
+    """The Hexagon archs that the SDK has libraries for; none if it was provisioned without them."""
     names = [path.name for path in (*sdk.glob("lib/hexagon-v*"), *sdk.glob("libQnnHtpV*Skel.so"))]
     found = (re.fullmatch(r"hexagon-v(\d+)|libQnnHtpV(\d+)Skel\.so", name) for name in names)
     return tuple(sorted({int(match[1] or match[2]) for match in found if match}))

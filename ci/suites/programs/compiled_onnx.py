@@ -1,6 +1,6 @@
 """Models that ONNX Runtime's QNN provider compiled, read from their bytes.
 
-Their graph consists of EPContext nodes: each holds a QNN context binary, or names the file that does. Field
+Their graph consists of EPContext nodes. Each contains a QNN context binary or names the file that does. Field
 numbers are those of onnx.proto.
 """
 
@@ -30,7 +30,7 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class ContextNode:
-    """An EPContext node. If it is not a main one, its graph is in the context of another node."""
+    """An EPContext node. If it is not a main one, its graph is in another node's context."""
 
     name: str
     main: bool
@@ -43,7 +43,7 @@ class ContextNode:
 class CompiledModel:
     size: int
     soc_id: int
-    """As the provider noted it; 0 if it noted nothing."""
+    """From the provider's note; 0 if there is none."""
     arch: int
     inputs: tuple[tuple[str, TensorInfo], ...]
     outputs: tuple[tuple[str, TensorInfo], ...]
@@ -62,7 +62,7 @@ class CompiledModel:
 
 
 def read_model(path: Path) -> CompiledModel:
-    """Raises CheckFailed if it is no compiled model, is damaged, or was moved away from its context."""
+    """Raises CheckFailed if the model is not compiled, is damaged, or was moved away from its context."""
     data = bytes_of(path)
     try:
         return parse_model(memoryview(data), path)

@@ -1,7 +1,7 @@
-"""DLC files: QNN graphs that are not compiled yet, as libQnnIr.so writes them, and flexible contexts.
+"""DLC files: QNN graphs before compilation, as libQnnIr.so writes them, and flexible contexts.
 
-A DLC is a zip whose members are stored as they are. The writer leaves their sums zero, so that damage
-shows only where a part cannot be read.
+A DLC is a zip whose members are stored uncompressed. The writer leaves their checksums zero, so damage shows
+only if a part cannot be read.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ class Dlc:
     members: dict[str, int]
     """Name → bytes."""
     tool: str
-    """What wrote it."""
+    """The tool that wrote it."""
     qnn: str
-    """The QNN build of that tool; empty where it does not say."""
+    """The QNN build of that tool; empty if not stated."""
     written: str
     chips: tuple[str, ...] = ()
-    """Those that a flexible context is for; none for a graph that is not compiled yet."""
+    """The chips of a flexible context; none for an uncompiled graph."""
 
 
 def contexts_by_chip(content: bytes) -> dict[str, bytes]:
-    """The context of each chip, by its name in small letters, in a flexible context; empty for any other.
+    """The context of each chip in a flexible context, by the chip's name in lower case; empty for any other
+    DLC.
 
-    Raises ValueError for one that is damaged."""
+    Raises ValueError for a damaged one."""
     if not content.startswith(MARK):
         return {}
     try:
@@ -54,7 +55,7 @@ def contexts_by_chip(content: bytes) -> dict[str, bytes]:
 
 
 def read_dlc(path: Path) -> Dlc:
-    """Raises CheckFailed if it is none, or is damaged."""
+    """Raises CheckFailed for a damaged file or another kind of file."""
     try:
         return _read(path)
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError, struct.error, RuntimeError) as error:
@@ -92,7 +93,7 @@ def _read(path: Path) -> Dlc:
 
 
 def _member(content: bytes, info: zipfile.ZipInfo) -> bytes:
-    """zipfile would refuse it for its sum, which is zero."""
+    """Read it here: zipfile would refuse it because its checksum is zero."""
     if info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"`{info.filename}` is compressed")
     name, extra = struct.unpack_from("<HH", content, info.header_offset + 26)

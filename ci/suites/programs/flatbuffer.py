@@ -6,11 +6,11 @@ import struct
 from collections.abc import Iterator
 
 LARGEST_VECTOR = 1 << 20
-"""No list of a program has more elements; a greater length is damage."""
+"""No list of a program is longer; a greater length means damage."""
 
 
 class Malformed(ValueError):
-    """The bytes are not what their format says."""
+    """The bytes do not follow their format."""
 
 
 class Reader:

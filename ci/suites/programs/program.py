@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 IDENTIFIER = b"ET12"
 ELF = b"\x7fELF"
-"""Libraries of QNN hold a build id too."""
+"""QNN's libraries contain a build id too."""
 
 EXTENDED_HEADER = b"eh00"
 LARGEST = 8 << 30
@@ -37,10 +37,12 @@ DTYPES = {
     11: "bool", 15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
 }  # fmt: skip
 
-# Each begins with letters: searching for those is thirty times as fast as for a word boundary.
+# Each pattern begins with letters: that searches thirty times as fast as a word boundary.
 SOC = re.compile(rb"soc_type=(\w{1,32});")
 ARCH = re.compile(rb"min_arch=(\d{1,3})\b")
-"""There is an `arch` beside it, from QNN's own table; for SSG2115P it is not the one it compiles for."""
+"""The `arch` beside it comes from QNN's own table; for SSG2115P it differs from the one that is
+compiled for.
+"""
 
 VTCM = re.compile(rb"vtcm_size=(\d{1,12})\b")
 HALF_FLOATS = re.compile(rb"relaxed_precision_flag=(true|false)\b")
@@ -60,7 +62,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The facts in the strings of a QNN context binary; each may occur more than once."""
+    """What the strings in a QNN context binary say; each may occur more than once."""
 
     size: int
     build_ids: tuple[str, ...]
@@ -68,7 +70,7 @@ class Context:
     arches: tuple[int, ...]
     vtcm_bytes: tuple[int, ...]
     half_floats: bool | None = None
-    """Whether the compiler computes floats in 16 bits; it does not on a chip that has no fp16."""
+    """Whether floats are computed in 16 bits; not on a chip without fp16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Program:
 
 
 def read(path: Path) -> Program | Context:
-    """A program, or a context binary: any file with a QNN build id but a library. Raises CheckFailed."""
+    """A program or a context binary: any file with a QNN build id that is no library. Raises CheckFailed."""
     data = bytes_of(path)
     try:
         return parse(data)
@@ -140,7 +142,7 @@ def read(path: Path) -> Program | Context:
 
 
 def first_bytes(path: Path) -> bytes:
-    """Enough to tell what a file is; nothing for one that cannot be read, whose reader says why."""
+    """The bytes that identify a file's kind; empty for an unreadable file, whose reader reports why."""
     try:
         with path.open("rb") as stream:
             return stream.read(16)

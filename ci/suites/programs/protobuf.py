@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ci.suites.programs.flatbuffer import Malformed
 
 MOST_FIELDS = 1 << 20
-"""No message of a compiled model has more; a greater number is damage."""
+"""No message of a compiled model has more; a greater number means damage."""
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -39,7 +39,7 @@ class Message:
             self._fields.setdefault(number, []).append(value)
 
     def number(self, field: int, default: int = 0) -> int:
-        """The last one counts, as protobuf defines."""
+        """The last value counts, as protobuf defines."""
         values = [value for value in self._fields.get(field, ()) if isinstance(value, int)]
         value = values[-1] if values else default
         return value - (1 << 64) if value >= 1 << 63 else value
