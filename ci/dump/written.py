@@ -1,7 +1,7 @@
-"""What a model would have QNN do, written down instead of done: QNN's calls as C, or the graph as a DLC.
+"""QNN's work for a model, written down instead of done: its calls as C, or the graph as a DLC.
 
-Neither can be had together with a compiled context. Each is written by a child process in its own folder,
-for QNN writes the last of it when the process ends, and some of it to the working folder.
+Neither is possible together with a compiled context. A child process writes each in its own folder, because
+QNN writes the last part when the process ends, and some of it to the working folder.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
 
 @contextmanager
 def written_by_child(kind: str, args: argparse.Namespace) -> Iterator[Path]:
-    """A folder with what the child wrote; it is gone afterwards."""
+    """A folder with the child's files; it is removed afterwards."""
     selection = selection_of(args)
     lane, arguments, environ = (_of_onnx if is_onnx(args.model) else _of_factory)(args, selection)
     output = args.output.absolute()
@@ -84,7 +84,7 @@ def written_by_child(kind: str, args: argparse.Namespace) -> Iterator[Path]:
             raise CheckFailed(
                 f"{args.model}: not done after {args.timeout:g} s", remedy="allow more with --timeout"
             ) from error
-        # ExecuTorch ends the process itself once the calls are written, with a code that tells nothing.
+        # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
         if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):
             lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
             raise CheckFailed(

@@ -89,7 +89,7 @@ def _diagnose_input(name: str) -> list[Diagnosis]:
     results = [diagnose(text, subject) for subject, text in logs]
     if len(results) == 1:
         return results
-    # Most logs of a folder are of steps that went well: show what is known of the others.
+    # Most logs of a folder are of steps that went well: show only those with something known.
     return [result for result in results if result.explained] or [Diagnosis(name, (), ())]
 
 
@@ -101,7 +101,7 @@ def _logs(path: Path) -> Iterator[tuple[str, str]]:
             yield str(file), file.read_text(encoding="utf-8", errors="replace")
     elif path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
-            # GitHub's archive holds each job whole, and again each of its steps in a folder of the job.
+            # GitHub's archive contains each job's whole log, and each of its steps again in the job's folder.
             infos = [info for info in archive.infolist() if info.filename.endswith(LOG_SUFFIXES)]
             whole = [info for info in infos if "/" not in info.filename] or infos
             for info in whole:
@@ -150,6 +150,7 @@ def _as_json(result: Diagnosis) -> dict[str, object]:
 
 
 def _explanation(shown: Explanation) -> dict[str, object]:
-    """As JSON. The key `mend` is older than the word `fix`, and its readers keep it."""
+    """The entry as JSON. The key `mend` (how to fix it) is older than the word `fix` here, and readers rely
+    on it."""
     fields = asdict(shown)
     return {**{key: fields[key] for key in fields if key != "fix"}, "mend": shown.fix}

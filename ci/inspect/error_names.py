@@ -1,4 +1,4 @@
-"""The error codes that a QNN library names itself, asked through its C interface."""
+"""The names of error codes, asked from a QNN library through its C interface."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(json.dumps(names))
 
 
 def error_names(library: Path) -> dict[int, str]:
-    """Code → name. Runs in a process of its own: a library of another layout may crash it."""
+    """Code → name. Runs in a process of its own, because a library with another layout may crash it."""
     known = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     done = subprocess.run(
         [sys.executable, "-c", _ASK, str(library.absolute())],

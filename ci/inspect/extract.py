@@ -13,13 +13,15 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.files import replace_bytes
 
 _MAGIC = 0x5678ABCD
-"""Before a context binary in a program: this in 4 bytes, 8 of a sum, 8 of its size, zeros to byte 256."""
+"""The header before a context binary in a program: this in 4 bytes, a checksum in 8, its size in 8, zeros to
+byte 256.
+"""
 
 _HEADER = 256
 
 
 def extract(path: Path, contents: Program | CompiledModel, into: Path) -> list[Path]:
-    """Write each into the folder; nothing is written if one of them cannot be read."""
+    """Write each graph into the folder; nothing is written if one of them cannot be read."""
     if isinstance(contents, Program):
         parts = list(_of_program(path, contents))
     else:
@@ -39,7 +41,7 @@ def extract(path: Path, contents: Program | CompiledModel, into: Path) -> list[P
 
 
 def context_in(data: bytes) -> tuple[str, bytes]:
-    """(suffix, bytes) of a delegate's data without what ExecuTorch puts before it."""
+    """(suffix, bytes) of a delegate's data without ExecuTorch's header."""
     if data[: len(MARK)] == MARK:
         return ".dlc", data
     if len(data) < _HEADER or struct.unpack_from("<I", data)[0] != _MAGIC:

@@ -1,4 +1,4 @@
-"""What a library or a Windows catalogue is, in lines for people and as a document."""
+"""What a library or a Windows catalogue contains, as lines for people and as a document."""
 
 from __future__ import annotations
 

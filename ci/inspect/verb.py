@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    # Late: it loads what reads signatures.
+    # Imported late: it loads what reads signatures.
     from ci.inspect import libraries
 
     head = first_bytes(args.file)
@@ -186,7 +186,7 @@ def _by_id(number: int) -> str:
 
 
 def _chip(name: str) -> str:
-    """With the numbers that QNN and the kernel have for it: people mix them up."""
+    """A chip with QNN's and the kernel's number for it, which are easily confused."""
     from provisioning.manifest import load_socs
 
     soc = load_socs().get(name)

@@ -21,7 +21,7 @@ def save(path: Path, samples: Sequence[Mapping[str, Array]]) -> None:
 
 
 def save_one(path: Path, sample: Mapping[str, Array]) -> None:
-    """By names alone, of which numpy.savez takes all but those of its own parameters."""
+    """Save arrays by name. numpy.savez accepts all names but those of its own parameters."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in sample.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:

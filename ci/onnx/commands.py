@@ -1,4 +1,4 @@
-"""The everyday commands. Work is done by one worker process; files appear in the output all at once."""
+"""The everyday commands. One worker process does the work. Files appear in the output all at once."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _run(args: argparse.Namespace, profile: Path | None) -> tuple[str, Mapping[s
 
 
 def audit_model(args: argparse.Namespace) -> int:
-    """1 when a node would stay on the CPU."""
+    """Returns 1 if a node would stay on the CPU."""
     soc = soc_named(args.soc)
     settings = settings_of(parse_assignments(args.option), soc=soc, embed=False)
     dimensions = _dimensions(args.dimension)
@@ -340,13 +340,14 @@ def _require_file(path: Path) -> None:
 
 @contextmanager
 def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
-    """A scratch folder below `folder`, and a function that moves what was compiled there into it.
+    """A scratch folder below `folder`, and a function that moves the compiled files into `folder`.
 
-    One process at a time: two compiles into one folder would mix. Nothing else is left behind."""
+    Only one process at a time, because two compiles into one folder would mix. Nothing else is left behind.
+    """
     with _mutex(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # What a killed compile left.
+            # Left by a killed compile.
             for left in folder.glob(f"{SCRATCH}*"):
                 shutil.rmtree(left)
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
@@ -365,7 +366,8 @@ def _output(folder: Path) -> Iterator[tuple[Path, Any]]:
 
 @contextmanager
 def _mutex(folder: Path) -> Iterator[None]:
-    """Held by one compile into the folder. Its file lies elsewhere: the folder holds models alone."""
+    """Held by one compile into the folder. Its file lies elsewhere, so that the folder contains only
+    models."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
     path = store_path() / "locks" / f"onnx-{name}"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -379,7 +381,7 @@ def _mutex(folder: Path) -> Iterator[None]:
 
 
 def _publish(compiled: Path, folder: Path) -> list[Path]:
-    """Each file in one step, the record last: until it is there, the others do not count as a model."""
+    """Move each file in one step, the record last: without it, the others do not count as a model."""
     files = sorted(
         compiled.iterdir(), key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name)
     )
@@ -390,7 +392,7 @@ def _publish(compiled: Path, folder: Path) -> list[Path]:
 
 @contextmanager
 def _logs() -> Iterator[Path]:
-    """A folder for logs, which stays only when an error tells the user to look there."""
+    """A folder for logs. It is kept only if an error message names it."""
     folder = Path(tempfile.mkdtemp(prefix="qnn-ci-onnx-"))
     kept = False
     try:
@@ -409,7 +411,7 @@ class Ask(Protocol):
 
 @contextmanager
 def _worker(logs: Path, timeout: float) -> Iterator[Ask]:
-    """Asks a worker for a step; CheckFailed when it went away."""
+    """Asks a worker for a step; raises CheckFailed if the worker ended."""
     worker = Worker(setup_of(logs, timeout=timeout))
 
     def ask(what: str, log: Path, **parameters: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Programs compiled, run and reloaded by workers, and remembered by all that they were made from."""
+"""Programs compiled, run and reloaded by workers, and remembered by everything that they depend on."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ from provisioning.base.findings import Metric
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn")
 PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "onnxscript", "torch", "numpy")
 JUDGED_LATER = {"thresholds", "tags", "socs", "label"}
-"""Fields of a run that decide nothing of what is compiled and measured."""
+"""Fields of a run that affect neither the compiled program nor the figures."""
 
 WORKER_MEMORY = 1400 << 20
 SECONDS_PREPARE, SECONDS_PROGRAM = 8.0, 3.0
-"""What a model and a program of it take where nothing is known, for the order of work and the estimate."""
+"""The assumed cost of a model and of a program that were never measured, for the order of work and the
+estimate.
+"""
 
 KINDS = {"NotOnProvider": "cpu-node", "UsageError": "suite", "Unforeseen": "unforeseen"}
-"""Names of findings by the worker's errors."""
+"""The names of findings for the worker's errors."""
 
 
 class Refused(ToolkitError):
-    """An error that the worker found; `details` has the problems or the audit where there are any."""
+    """An error that the worker reports; `details` has the problems or the audit if there are any."""
 
     def __init__(self, error: Mapping[str, Any]) -> None:
         super().__init__(str(error["message"]), remedy=str(error["remedy"]))
@@ -56,7 +58,8 @@ class Refused(ToolkitError):
 
 
 def ordered(worker: Worker, what: str, log: Path, **parameters: Any) -> dict[str, Any]:
-    """The reply to an order of ci/onnx/steps.py. Raises Refused for an error that it found, and Gone."""
+    """The reply to an order of ci/onnx/steps.py. Raises Refused for an error that the worker reports, and
+    Gone."""
     log.parent.mkdir(parents=True, exist_ok=True)
     request = {"do": what, "log": str(log.absolute()), "cwd": str(Path.cwd()), **parameters}
     reply = worker.ask(request)
@@ -66,17 +69,17 @@ def ordered(worker: Worker, what: str, log: Path, **parameters: Any) -> dict[str
 
 
 def ended(gone: Gone, what: str, log: Path) -> CheckFailed:
-    """For the commands: how the process went."""
+    """For the commands: how the process ended."""
     late = "give it longer with --timeout" if gone.kind == "timeout" else ""
     return CheckFailed(f"{what}: {gone.sentence(log)}", remedy=late or session("diagnose", log))
 
 
 def setup_of(logs: Path, *, threads: int = 0, timeout: float = TIMEOUT, forks: bool = False) -> Setup:
-    # ONNX Runtime would note each session in a database of its own and send that to its maker.
+    # Otherwise ONNX Runtime records each session in a database and sends that to its maker.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
-    # The provider brings its own QNN libraries; another SDK's must not come first.
+    # The provider brings its own QNN libraries, and no other SDK's may be found first.
     environment.pop("LD_LIBRARY_PATH", None)
     return Setup(
         command=("-m", "ci.onnx.worker", *(["--fork"] if forks else [])),
@@ -103,7 +106,7 @@ def versions() -> dict[str, Metric]:
 
 
 def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str, Metric]:
-    """What is known before any work. The code, the model and the files, the work discovers itself."""
+    """What is known before any work. Code, model and files are discovered by the work itself."""
     search = [str(program.search_path), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     named: list[Metric] = [roots.name(str(path.absolute())) for path in files_of(program.run.options)]
     return {
@@ -114,14 +117,15 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         "variables": native_variables(environ),
         "search path": [roots.name(os.path.abspath(each)) for each in search],  # noqa: PTH100
         "files of options": named,
-        # The work's own: relative paths in a factory mean what they mean to the user.
+        # Relative paths in a factory are relative to the user's folder.
         "working directory": roots.name(str(Path.cwd())),
     }
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """The work for one program. Programs of one model share its export, those of one run its quantizing."""
+    """The work for one program. Programs of one model share its export; those of one run share its quantized
+    model."""
 
     program: Program
     key: Mapping[str, Metric]
@@ -131,7 +135,7 @@ class Compilation:
     logs: Path
     scratch: Path
     keep: bool = False
-    """Leave what was compiled with the logs."""
+    """Whether to leave what was compiled with the logs."""
 
     @property
     def name(self) -> str:
@@ -143,7 +147,7 @@ class Compilation:
 
     @property
     def compiled(self) -> Path:
-        """Where the contexts are; they stay only for somebody to look at."""
+        """The folder of the contexts; it is kept only for somebody to look at."""
         return self.logs / self.name
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
@@ -195,7 +199,7 @@ class Compilation:
     def _once(
         self, worker: Worker, shared: dict[str, Any], what: str, folder: str, **more: Any
     ) -> dict[str, Any] | Failure:
-        """A step that several programs share: its reply, or how it failed for the first of them."""
+        """A step that several programs share: its reply, or the error of the first program."""
         if folder not in shared:
             into = empty_folder(self.scratch / self.group / folder)
             try:
@@ -259,7 +263,7 @@ def tasks_of(
 
 
 def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> list[Job]:
-    """One job a model, for shards: a model is exported once."""
+    """One job for each model, for shards, because a model is exported once."""
     seconds: Counter[str] = Counter()
     groups = model_names(programs)
     for program in programs:
@@ -268,7 +272,7 @@ def jobs_of(programs: Sequence[Program], baselines: Mapping[Path, Baseline]) -> 
 
 
 def model_names(programs: Sequence[Program]) -> dict[str, str]:
-    """The model of each program by name; cases of one name in two suites are told apart."""
+    """The model of each program by name; cases of equal names in two suites get different ones."""
     suites: dict[str, list[Path]] = {}
     names = {}
     for program in programs:
@@ -276,7 +280,7 @@ def model_names(programs: Sequence[Program]) -> dict[str, str]:
         if program.suite not in known:
             known.append(program.suite)
         number = known.index(program.suite)
-        # No case's name has a space.
+        # No case name contains a space.
         names[program.name] = program.case_name + (f" {number + 1}" if number else "")
     return names
 

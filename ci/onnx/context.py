@@ -1,7 +1,7 @@
 """A compiled model: an .onnx whose graph is a QNN context, and a record of what it was made from.
 
-The provider runs a context whose bytes were changed, or that another chip needs, as long as it can be read at
-all; so bytes, chip and QNN build are held to the record and to the installed provider before it is loaded.
+The provider runs any context that it can read, even if its bytes were changed or it is for another chip. So
+bytes, chip and QNN build are compared with the record and with the installed provider before it is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`<model>_ctx.json`, beside the .onnx: written last, so that a complete one means complete files."""
+    """`<model>_ctx.json`, beside the .onnx. Written last, so if it exists, all files are complete."""
 
     model: str
     files: Mapping[str, str]
@@ -62,7 +62,7 @@ class Context:
 
     path: Path
     beside: tuple[Path, ...]
-    """The files that hold its contexts; none where they are embedded."""
+    """The files of its contexts; none if they are embedded."""
     build_ids: tuple[str, ...]
     arch: int
     soc_id: int
@@ -76,7 +76,7 @@ def record_path(model: Path) -> Path:
 
 
 def read_context(path: Path) -> Context:
-    """Raises CheckFailed for a context that was moved away from its data or that is no context at all."""
+    """Raises CheckFailed if the context was moved away from its data or is no context at all."""
     compiled = read_model(path)
     record = record_path(path)
     known = {context.half_floats for context in compiled.contexts}
@@ -102,7 +102,7 @@ def read_context(path: Path) -> Context:
 
 
 def nodes_beside_context(path: Path) -> list[str]:
-    """The nodes of a compiled model that are not in the context, and so run on the CPU."""
+    """The nodes of a compiled model that are outside the context, and so run on the CPU."""
     return [
         f"{node.name} ({node.op_type})"
         for node in load_graph(path).graph.node
@@ -113,7 +113,8 @@ def nodes_beside_context(path: Path) -> list[str]:
 def require_fit(
     context: Context, build_id: str, *, soc_id: int | None = None, arch: int | None = None
 ) -> None:
-    """Raises CheckFailed unless it is whole, made by this QNN build and, where one is asked for, the chip."""
+    """Raises CheckFailed unless the context is whole and made by this QNN build, and for the chip if one is
+    named."""
     if context.record is not None:
         _require_bytes(context, context.record)
     if context.build_ids and set(context.build_ids) != {build_id}:

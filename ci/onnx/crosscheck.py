@@ -1,7 +1,7 @@
-"""The same factory at the same precision for the same chip, through ExecuTorch and through ONNX Runtime.
+"""Compares both lanes: the same factory, precision and chip through ExecuTorch and ONNX Runtime.
 
-ExecuTorch's figures come from the reports of this run, and where there are none, from its baseline: the two
-lanes live in environments that need not fit each other.
+ExecuTorch's figures come from the reports of this run, else from its baseline, because the two lanes live in
+environments that need not fit together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AGAIN = "nox -s provision test_lowering test_emulator test_onnx"
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What a lane says of a program; None where it does not know."""
+    """One lane's figures of a program; None if unknown."""
 
     cosine: float | None
     sqnr_db: float | None
@@ -35,7 +35,7 @@ class Lane:
     ddr_written: int | None
     build_id: str
     agreed: bool = False
-    """From the baseline, not measured in this run."""
+    """Whether they are from the baseline, not measured in this run."""
 
 
 Key = tuple[str, str, str, str]
@@ -52,7 +52,7 @@ class Pair:
 
     @property
     def difference_db(self) -> float | None:
-        """How much more accurate ONNX Runtime's is."""
+        """How much more accurate ONNX Runtime's program is."""
         ours, theirs = self.onnx.sqnr_db, self.executorch.sqnr_db
         return None if ours is None or theirs is None else ours - theirs
 
@@ -72,7 +72,7 @@ def _key(factory: str, arguments: Mapping[str, Any], scheme: str, soc: str) -> K
 def pairs_of(
     programs: Sequence[Program], lanes: Mapping[str, Lane], others: Mapping[Key, Lane]
 ) -> list[Pair]:
-    """Programs that ExecuTorch's lane has too; `lanes` is ours by name. Special runs are no match."""
+    """The programs that both lanes have; `lanes` has ours by name. Special runs have no counterpart."""
     return [
         Pair(program.name, lanes[program.name], other)
         for program in programs
@@ -83,7 +83,7 @@ def pairs_of(
 
 
 def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) -> dict[Key, Lane]:
-    """Every program of the other lane's suite: as this run measured it, else as its baseline has it."""
+    """Every program of the other lane's suite, with figures of this run, else of its baseline."""
     rows = {stage: _rows(reports / f"{stage}.json", profile, run) for stage in STAGES}
     build_id = rows[STAGES[0]][1] or rows[STAGES[1]][1]
     baseline = load_baseline(baseline_path(suite, profile))
@@ -100,7 +100,7 @@ def executorch_lane(reports: Path, profile: str, run: str, suite: Path = SUITE) 
 
 
 def _plain_programs(suite: Path) -> Iterator[tuple[str, Key]]:
-    """The programs that are quantized by nothing but their scheme: others are no match."""
+    """The programs without any setting beside their scheme: others have no counterpart."""
     document = toml.loads(suite.read_text(encoding="utf-8"))
     for case_name, case in document["case"].items():
         for run in case["run"]:
@@ -112,7 +112,7 @@ def _plain_programs(suite: Path) -> Iterator[tuple[str, Key]]:
 
 
 def _rows(path: Path, profile: str, run: str) -> tuple[dict[str, Mapping[str, Any]], str]:
-    """Nothing of a report of another profile or run, which may be of other models."""
+    """The report's rows; none of another profile or run, which may be about other models."""
     try:
         report = Report.read(path)
     except (OSError, ValueError):
@@ -139,7 +139,7 @@ def _lane(costs: Mapping[str, Any], figures: Mapping[str, Any], build_id: str) -
 
 
 def verdicts(pairs: Sequence[Pair], tolerance_db: float, stage: str) -> Iterator[Finding]:
-    """A program that one lane computes much worse is an error; beside a mere baseline, a warning."""
+    """An error for a program that is much worse in one lane; a warning if compared with a baseline only."""
     if not pairs:
         message = "no model here is in ExecuTorch's lane at the same precision for the same chip"
         yield Finding("onnx-cross-check", Severity.NOTE, stage, f"{message}: nothing was compared", AGAIN)

@@ -1,4 +1,4 @@
-"""The process that has ONNX Runtime write QNN's calls, or the graph as a DLC, to its working folder."""
+"""The process in which ONNX Runtime writes QNN's calls, or the graph as a DLC, to the working folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _child(kind: str, model: str, soc_id: str, arch: str) -> None:
     settings.add_provider_for_devices([device], options)
     made = ort.InferenceSession(model, settings)
     if kind == "calls":
-        # So that a run is among the calls. What Saver returns is zeros.
+        # Run once, so that the calls contain a run. Saver returns zeros.
         numbers = np.random.default_rng(0)
         made.run(None, {each.name: _drawn(each, numbers) for each in made.get_inputs()})
 

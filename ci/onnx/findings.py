@@ -1,4 +1,4 @@
-"""Findings about compiled programs: where nodes run, how accurate outputs are, what a program costs."""
+"""Findings about compiled programs: where nodes run, how accurate the outputs are, and the costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provisioning.base.findings import Finding, Metric, Severity
 
 
 def findings_of(program: Program, result: Result) -> Iterator[Finding]:
-    """What is wrong whatever the baseline says."""
+    """Findings that need no baseline."""
     again = SUITES.repeat(program)
 
     def error(rule: str, message: str, remedy: str = "") -> Finding:
@@ -37,7 +37,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
                 f"the reloaded context ({form}) gives other outputs than the session that compiled it",
             )
     nodes = [*context["audit"]["unsupported"], *result.facts["embedded"]["audit"]["unsupported"]]
-    # Both forms name the same node.
+    # Both forms report the same node.
     for message in dict.fromkeys(f"{node['node']} ({node['operator']}): {node['reason']}" for node in nodes):
         yield error("onnx-cpu-node", message)
     if not result.facts["forms_equal"]:
@@ -66,7 +66,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
 
 
 def context_of(result: Result) -> Mapping[str, Any]:
-    """The facts of the context beside its .onnx, which is the one that is measured."""
+    """The facts of the context beside its .onnx, which is the measured one."""
     facts: Mapping[str, Any] = result.facts["beside"]
     return facts
 
@@ -80,7 +80,7 @@ def misses_of(program: Program, result: Result) -> list[Missed]:
 
 
 def cost(program: Program, result: Result, baseline: Baseline, tolerances: Tolerances) -> Iterator[Finding]:
-    """What costs more than was agreed on; nothing of a program that was not compiled."""
+    """Costs that grew beyond the baseline; none for a program that was not compiled."""
     if not result.facts:
         return
     if context_of(result)["ddr"] is None:
@@ -96,7 +96,7 @@ def cost(program: Program, result: Result, baseline: Baseline, tolerances: Toler
 
 
 def costs_of(result: Result) -> dict[str, float]:
-    """Of the context beside its .onnx, by the names of the baseline."""
+    """Costs of the context beside its .onnx, by the names of the baseline."""
     traffic = {f"ddr_{name}": value for name, value in (context_of(result)["ddr"] or {}).items()}
     seconds = result.facts["cpu_seconds"]
     costs = {**traffic, "context_bytes": context_of(result)["bytes"], "cpu_seconds": seconds}
@@ -118,7 +118,7 @@ def lane_of(result: Result) -> Lane:
 def row(
     program: Program, result: Result, findings: Sequence[Finding], baseline: Baseline, other: Lane | None
 ) -> dict[str, Metric]:
-    """What the page shows of a program."""
+    """The program's row on the page."""
     shown: dict[str, Metric] = {
         "case": program.case_name,
         "run": program.run.name,

@@ -1,7 +1,8 @@
 """One compiled model for several chips: a flexible context, which is a DLC with a context of each chip.
 
-The emulator refuses the whole (`No runnable cache selected`), and its parts too, as the chips share the
-weights beside them. So each chip's own context is what runs and is compared, and the file is looked into.
+The emulator refuses the whole file (`No runnable cache selected`), and its parts too, because the chips share
+the weights beside them. So each chip's own context is run and compared, and the content of the file is
+checked.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def write_flexible(
     *,
     embed: bool,
 ) -> list[Path]:
-    """Compile to `path`, and hold what is inside to the chips and the QNN build; returns its files."""
+    """Compile to `path` and compare its content with the chips and the QNN build; returns its files."""
     before = {*path.parent.iterdir()}
     provider.compiled_for_all(
         model, precision, [soc_named(chip) for chip in chips], settings, path, embed=embed

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 LOOPS = ("Loop", "Scan", "SequenceMap")
 DATA_DEPENDENT = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators whose output has a shape that is known only after they ran."""
+"""Operators whose output shape is known only after they ran."""
 PADDED = ("NonMaxSuppression", "NonZero")
-"""The provider takes these all the same if the model says how large the output may become."""
+"""The provider accepts these if the model says how large the output may become."""
 NOT_ON_HTP = {"STRING": "string", "DOUBLE": "float64", "COMPLEX64": "complex64", "COMPLEX128": "complex128"}
 
 
@@ -101,16 +101,15 @@ def signature_of(model: onnx.ModelProto) -> Signature:
 
 
 def source_digest(model: Path) -> str:
-    """Of the model and of its external data."""
+    """The digest of the model with its external data."""
     files = [model, *external_files(load_graph(model), model.parent)]
     return hash_file(model) if len(files) == 1 else " ".join(hash_file(file) for file in files)
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[Path]:
-    """The files beside the model that hold its tensors.
+    """The files beside the model that contain its tensors.
 
-    Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read other files.
-    """
+    Raises CheckFailed if one is missing, cut off or not below `folder`: a model must not read other files."""
     root = folder.resolve()
     found: dict[Path, None] = {}
     for owner, tensor in _tensors(model.graph):
@@ -190,7 +189,7 @@ def simplify_gathers(model: onnx.ModelProto) -> None:
 
 
 def problems_of(model: onnx.ModelProto) -> list[Problem]:
-    """Why the model cannot be compiled for HTP. The provider is asked only if there is no such problem."""
+    """Why the model cannot be compiled for HTP. Only if there is no such problem, the provider is asked."""
     problems = [*_newer(model), *_dynamic(model), *_control_flow(model.graph), *_types(model)]
     return problems or list(_malformed(model))
 
@@ -230,7 +229,7 @@ def _dynamic(model: onnx.ModelProto) -> Iterator[Problem]:
 
 
 def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
-    """The provider takes no loops. It computes both branches of an If."""
+    """The provider accepts no loops. It computes both branches of an If."""
     for node in graph.node:
         if node.op_type in LOOPS:
             yield Problem(
@@ -256,7 +255,7 @@ def _control_flow(graph: onnx.GraphProto) -> Iterator[Problem]:
 
 
 def _unlike(branches: Sequence[onnx.GraphProto]) -> str:
-    """Why one branch cannot take the other's place; empty if it can."""
+    """Why one branch cannot replace the other; empty if it can."""
     outputs = [[_tensor(value) for value in branch.output] for branch in branches]
     if counts := [len(each) for each in outputs if len(each) != 1]:
         return f"expected one output of each, found {counts[0]}"
@@ -306,7 +305,7 @@ def _malformed(model: onnx.ModelProto) -> Iterator[Problem]:
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     for _, tensor in _tensors(bare.graph):
-        # External data was checked before; the checker would look for it in the working directory.
+        # External data was checked already, and the checker would look for it in the working directory.
         tensor.ClearField("external_data")
         tensor.ClearField("raw_data")
         tensor.data_location = onnx.TensorProto.DEFAULT
@@ -358,7 +357,7 @@ def _tensor(value: onnx.ValueInfoProto) -> Tensor:
 
 
 def _kind(number: int) -> str:
-    """ONNX's name of a type, or its number if this onnx does not know it."""
+    """ONNX's name of a type, or its number if this onnx version does not know it."""
     import onnx
 
     known = onnx.TensorProto.DataType

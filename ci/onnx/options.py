@@ -25,7 +25,7 @@ MANIFEST = MANIFESTS / "onnx_options.toml"
 
 Scope = Literal["provider", "session", "run", "dynamic"]
 SCOPES: tuple[Scope, ...] = ("provider", "session", "run", "dynamic")
-"""For all sessions with the provider, for one session, for one run, and for a session that exists already."""
+"""For all sessions with the provider, for one session, for one run, and for an existing session."""
 Value = bool | int | str
 
 
@@ -43,12 +43,12 @@ class Option(Model):
     """Without these it has no effect."""
     conflicts: tuple[str, ...] = ()
     not_embedded: bool = False
-    """Inference does not work with an embedded context."""
+    """Inference fails with it if the context is embedded."""
     soc_at_least: int = 0
-    """The provider takes it for chips from this number on."""
+    """The lowest chip number that the provider accepts it for."""
     set_by: str = ""
     command: str = ""
-    """The command that serves it; `onnx compile` cannot."""
+    """The command that supports it; `onnx compile` does not."""
     platform: str = ""
 
     @model_validator(mode="after")
@@ -82,7 +82,7 @@ def options() -> dict[str, Option]:
 
 
 def settings_of(chosen: Mapping[str, Value], *, soc: Soc, embed: bool, where: str = "--option") -> Settings:
-    """Raises UsageError for an option that would have no effect; it names the nearest valid name or value."""
+    """Raises UsageError for an option without effect; the error names the nearest valid name or value."""
     known = options()
     texts: dict[str, str] = {}
     for name, value in chosen.items():

@@ -1,4 +1,4 @@
-"""What each operator takes on the emulator, from the CSV of events that the provider writes."""
+"""The share of time of each operator on the emulator, from the provider's CSV of events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_LINE = "(added by the provider)"
 
 
 def costs(path: Path) -> list[Cost]:
-    """Every operator that took cycles, the slowest first."""
+    """Every operator with cycles, the slowest first."""
     runs: dict[str, list[int]] = defaultdict(list)
     with path.open(encoding="utf-8", errors="replace", newline="") as stream:
         for row in csv.reader(stream):
@@ -35,9 +35,9 @@ def slowest(path: Path, count: int = 5) -> list[Cost]:
 
 
 def with_lines(found: Sequence[Cost], model: onnx.ModelProto) -> list[Cost]:
-    """The same with the line and the module that each operator comes from, where its node says them.
+    """The same with each operator's line and module, if its node has them.
 
-    The compiler fuses: a convolution's cycles may stand at the activation after it."""
+    The compiler fuses nodes: a convolution's cycles may be counted at the activation after it."""
     here = f"{Path.cwd()}/"
     nodes = {node.name: _properties(node) for node in model.graph.node}
 
@@ -57,12 +57,12 @@ def _properties(node: onnx.NodeProto) -> dict[str, str]:
 
 
 def _module(properties: Mapping[str, str]) -> str:
-    """The module's path as named_modules() has it: the scopes without the operator's own."""
+    """The module's path in named_modules(): the scopes without the operator's own."""
     try:
         scopes = ast.literal_eval(properties.get("pkg.torch.onnx.name_scopes", "[]"))
     except (SyntaxError, ValueError):
         return ""
     if not isinstance(scopes, list) or not scopes:
         return ""
-    # Each scope names its whole path, the last one the operator.
+    # Each scope is a whole path; the last one is the operator.
     return str(scopes[-2]) or "(the model itself)" if len(scopes) > 1 else ""

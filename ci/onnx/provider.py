@@ -1,4 +1,4 @@
-"""What ONNX Runtime does for us: quantize, compile to a context, run, audit. Imported only by workers."""
+"""Calls of ONNX Runtime: quantize, compile to a context, run, audit. Imported only by workers."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from provisioning.manifest import Soc
 TRACE = "qnn_op_trace.json"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PREFIX = "QnnLogging]"
-"""The end of what ONNX Runtime puts before a line of QNN's."""
+"""The end of the prefix that ONNX Runtime puts before QNN's lines."""
 SOURCE = re.compile(r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : )|/onnxruntime_src/\S+?:\d+ .*?\) (?=[A-Z\"'])")
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A node that the provider does not take."""
+    """A node that the provider does not accept."""
 
     node: str
     operator: str
@@ -49,7 +49,7 @@ class Audit:
     nodes: int
     unsupported: tuple[Unsupported, ...]
     graphs: int
-    """Into how many QNN graphs the rest was cut."""
+    """The number of QNN graphs that the other nodes form."""
 
 
 class NotOnProvider(CheckFailed):
@@ -67,10 +67,10 @@ def packages() -> dict[str, str]:
 def quantized(
     model: Path, samples: Sequence[Sample], precision: Precision, into: Path, *, per_channel: bool = False
 ) -> Path:
-    """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN wants them."""
+    """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN needs it."""
     if not samples:
         raise CheckFailed("no calibration sample", remedy="give at least one")
-    # Late: it imports torch, which nothing else here needs.
+    # Imported late, because it imports torch, which nothing else here needs.
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
 
@@ -92,16 +92,16 @@ def quantized(
             per_channel=per_channel,
             weight_symmetric=precision.symmetric_weights,
         )
-        # The quantizer builds again what it calibrated; its temporary files stay in this folder.
+        # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
         written = into / "model_qdq.onnx"
         quantize(str(source), str(written), config)
     return written
 
 
 def on_cpu(model: Path, samples: Sequence[Sample]) -> list[Sample]:
-    """The outputs of the model as it is written: a quantized one computes in float between roundings."""
+    """The outputs of the model as written: a quantized one computes in float between roundings."""
     options = _options(ERRORS_ONLY)
-    # Optimizing would compute quantized operators in integers, which round elsewhere.
+    # Optimizing would compute quantized operators in integers, which round differently.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -130,9 +130,10 @@ def compiled(
     embed: bool,
     log: Path | None,
 ) -> Compiled:
-    """Write the context, and run it in the session that made it. NotOnProvider names what HTP cannot take.
+    """Write the context, and run it in the session that made it.
 
-    The compiler's traffic is read from `log`, to which what is printed must go; without one there is none."""
+    NotOnProvider names what HTP cannot take. The compiler's traffic is read from `log`, which must receive
+    the printed output; without `log` there is none."""
     before = log.stat().st_size if log else 0
     trace = context.parent / "trace"
     shutil.rmtree(trace, ignore_errors=True)
@@ -164,7 +165,7 @@ def compiled(
 def compiled_for_all(
     model: Path, precision: Precision, socs: Sequence[Soc], settings: Settings, context: Path, *, embed: bool
 ) -> None:
-    """Write one context for all the chips. It is not run: the provider only prepares such a model."""
+    """Write one context for all the chips. It is not run, because the provider only prepares such a model."""
     session = {
         **settings.session,
         "session.disable_cpu_ep_fallback": "1",
@@ -189,9 +190,9 @@ def compiled_for_all(
 def reloaded(
     context: Path, soc: Soc, settings: Settings, samples: Sequence[Sample], *, profile: Path | None = None
 ) -> list[Sample]:
-    """Run a compiled model, as a device would: without the model it was made from.
+    """Run a compiled model as a device would, without its original model.
 
-    A profile is of RUNS runs, as one says too little."""
+    A profile needs RUNS runs, because a single one varies too much."""
     provider = _provider_options(None, soc, settings, profile)
     provider = {name: value for name, value in provider.items() if not name.startswith("dump_")}
     wanted = {**settings.session, "session.disable_cpu_ep_fallback": "1"}
@@ -210,7 +211,7 @@ def reloaded(
 
 
 def audited(model: Path, precision: Precision, soc: Soc, settings: Settings, into: Path) -> Audit:
-    """What the provider takes when the CPU may take the rest. Nothing is kept."""
+    """The nodes that the provider accepts when the CPU may take the others. Nothing is kept."""
     trace = into / "trace"
     provider = {**_provider_options(precision, soc, settings, None), **_tracing(trace)}
     try:
@@ -265,7 +266,7 @@ def _session(
         options.add_session_config_entry(name, value)
     options.add_provider_for_devices([device()], dict(provider))
     session_on_htp = ort.InferenceSession(str(model), options)
-    # A run that fails would be repeated on the CPU, and its outputs taken for the chip's.
+    # Otherwise a failed run would be repeated on the CPU, and its outputs taken for the chip's.
     session_on_htp.disable_fallback()
     if dynamic:
         session_on_htp.set_ep_dynamic_options(dict(dynamic))
@@ -273,7 +274,7 @@ def _session(
 
 
 def _options(severity: int) -> Any:
-    """With as many threads as this worker was given; none of them waits by spinning."""
+    """Session options with this worker's number of threads, none of which waits by spinning."""
     options = ort.SessionOptions()
     options.log_severity_level = severity
     options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
@@ -309,7 +310,7 @@ def _audit(folder: Path) -> Audit:
 
 
 def _reason(text: str) -> str:
-    """Without the repetition of the node's name that the provider appends."""
+    """The reason without the node's name, which the provider repeats."""
     first = text.split("QNN EP.")[0] + "QNN EP." if "QNN EP." in text else text
     return " ".join(first.split()) or "the provider gives no reason"
 
@@ -329,14 +330,14 @@ def _unsupported(audit: Audit, precision: Precision) -> tuple[str, str]:
 
 
 def _message_of(error: Exception) -> str:
-    """Without where in ONNX Runtime's source it was said."""
+    """The message without the place in ONNX Runtime's source."""
     text = SOURCE.sub("", " ".join(str(error).split()))
     return text[:600] or type(error).__name__
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantizer advises what has been done already, through the root logger."""
+    """The quantizer gives advice through the root logger that does not apply here."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -349,7 +350,7 @@ def _quiet() -> Iterator[None]:
 def export(
     dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int
 ) -> tuple[Path, Any]:
-    """The factory's model as model.onnx, its inputs named input_0, input_1 …; and the model itself."""
+    """Write the factory's model as model.onnx, with inputs input_0, input_1 …; returns the model too."""
     import torch
 
     from ci.suites.factory import BadFactory, explained, infer_all, make
@@ -357,7 +358,7 @@ def export(
     try:
         loaded = make(dotted, arguments, search_path)
         sample = loaded.sample(0)
-        # Refuses a model that keeps state, which an export would leave out.
+        # Refuse a model that keeps state, because an export would leave the state out.
         infer_all(loaded.model, [sample])
     except BadFactory as error:
         raise CheckFailed(str(error), remedy=f"correct the factory {dotted}") from error

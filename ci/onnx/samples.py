@@ -22,14 +22,13 @@ NPY = b"\x93NUMPY"
 
 FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 MOST = 1000
-"""At most this many samples are taken from a factory: it may never end."""
+"""At most this many samples are taken from a factory, which may never end."""
 
 
 def divided(samples: Sequence[Sample], inferences: int) -> tuple[list[Sample], list[Sample]]:
-    """The samples to compare on, and the others to calibrate with.
+    """The samples to compare, and the others to calibrate with.
 
-    At most half are for comparing. A single sample is for calibrating.
-    """
+    At most half are compared. A single sample is used to calibrate."""
     compared = min(inferences, len(samples) // 2)
     return list(samples[:compared]), list(samples[compared:])
 
@@ -56,7 +55,7 @@ def _called(source: str, search_path: Path) -> list[object]:
 
 
 def _from_function(name: str, values: Iterable[object], signature: Signature) -> list[Sample]:
-    """Each value holds inputs by name, or in their order, or is the only input."""
+    """Each value is a dict of inputs by name, a sequence of inputs, or the only input."""
     names = [tensor.name for tensor in signature.inputs]
     samples: list[Sample] = []
     for number, each in enumerate(values, 1):
@@ -82,8 +81,10 @@ def _by_name(value: object, names: Sequence[str], where: str) -> Sample:
 
 
 def read_samples(folder: Path, signature: Signature) -> list[Sample]:
-    """Calibration data: a file is a sample. An .npz holds every input by name; an .npy serves a model of one
-    input, and for several inputs there is a folder for each, with as many .npy files in every one."""
+    """Calibration data, one sample per file.
+
+    An .npz contains every input by name. An .npy is for a model of one input; for several inputs there is a
+    folder for each, with equally many .npy files."""
     if not folder.is_dir():
         raise UsageError(
             f"{folder}: expected a directory of .npy or .npz files",
@@ -121,7 +122,7 @@ def read_inputs(files: Sequence[str], signature: Signature) -> Sample:
 
 
 def checked(sample: Mapping[str, Array], signature: Signature, where: str) -> Sample:
-    """The sample with every input and nothing else, of the right type and shape and without NaN."""
+    """The sample, if it has exactly the model's inputs with the right types and shapes and without NaN."""
     import numpy as np
 
     wanted = {tensor.name: tensor for tensor in signature.inputs}
@@ -163,7 +164,7 @@ def read_array(path: Path) -> Array:
     except FileNotFoundError:
         raise UsageError(f"{path}: there is no such file", remedy="name an .npy that is there") from None
     except Exception as error:
-        # Damage shows in numpy, zlib and the tokenizer as whatever comes first.
+        # Depending on the damage, numpy, zlib or the tokenizer raises.
         raise CheckFailed(
             f"{path}: expected an array that numpy.save wrote, found something else ({error})",
             remedy="save it again with numpy.save",

@@ -80,7 +80,7 @@ def compile_programs(args: argparse.Namespace, plan: Plan, selection: Selection)
             store=selection.store,
             logs=plan.logs,
             scratch=Path(scratch),
-            # What was compiled before has no model that --keep could leave.
+            # Remembered programs have no model that --keep could keep.
             reuse=not (args.no_cache or args.keep),
             keep=args.keep,
         )
@@ -88,7 +88,7 @@ def compile_programs(args: argparse.Namespace, plan: Plan, selection: Selection)
 
 
 def chosen(args: argparse.Namespace, selection: Selection) -> list[Program]:
-    """The programs that the flags leave. A shard has whole models, which are exported once."""
+    """The programs that the flags select. A shard has whole models, because they are exported once."""
     programs = choose(
         all_programs(
             [path.absolute() for path in args.suite or ()], selection.named_socs, profile=selection.profile
@@ -146,7 +146,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
 
 
 def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
-    """As a baseline has them, so that thresholds follow from what it says."""
+    """Figures as a baseline stores them, so that thresholds are derived from those."""
     return {
         name: {figure: round(value, 6) for figure, value in context_of(result)["near"].items()}
         for name, result in results.items()
@@ -155,7 +155,7 @@ def figures_of(results: Mapping[str, Result]) -> dict[str, dict[str, float]]:
 
 
 def with_thresholds(plan: Plan, figures: Mapping[str, Mapping[str, float]]) -> Plan:
-    """Write the figures to the suites as thresholds; returns the plan with programs judged by them."""
+    """Write the figures to the suites as thresholds; returns the plan with them."""
     changed: dict[str, Program] = {}
     for suite in plan.baselines:
         update_suite(suite, programs_of, figures, load_tolerances().sqnr_margin_db)
@@ -165,7 +165,7 @@ def with_thresholds(plan: Plan, figures: Mapping[str, Mapping[str, float]]) -> P
 
 
 def update(plan: Plan, results: Mapping[str, Result]) -> None:
-    """Costs and accuracy of what was compiled, now or earlier, replace those of the baseline."""
+    """Replace the baseline's costs and accuracy by those of compiled programs, remembered ones included."""
     figures = figures_of(results)
     for suite, baseline in list(plan.baselines.items()):
         compiled = [each.name for each in plan.programs if each.suite == suite and each.name in figures]

@@ -1,4 +1,4 @@
-"""The steps of a compile, each one order to a worker. What they write goes into the folder named there."""
+"""The steps of a compile, each one order to a worker. Their files go to the folder that the order names."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ EXPECTED = "expected.npz"
 REFERENCE = "reference.npz"
 OPSET = 20
 COMPARED = 2
-"""Samples that `onnx compile` holds back to compare on."""
+"""How many samples `onnx compile` keeps to compare."""
 SHOWN = 5
-"""Problems of a model named in its message; `onnx audit` names all."""
+"""How many problems of a model its message names; `onnx audit` names all."""
 
 
 class NotCompilable(CheckFailed):
-    """A model with problems that are known before the provider is asked."""
+    """A model with problems that are found before the provider is asked."""
 
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
         listed = "; ".join(map(str, problems[:SHOWN]))
@@ -61,7 +61,7 @@ class NotCompilable(CheckFailed):
 
 
 def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int], into: Path) -> Path:
-    """Refuse what cannot be compiled; returns the model to go on with, its named dimensions fixed."""
+    """Refuse what cannot be compiled; returns the model with its named dimensions fixed."""
     graph = load_graph(model)
     if is_context(graph):
         raise UsageError(
@@ -78,7 +78,7 @@ def look(model: Path, precision: Precision | None, dimensions: Mapping[str, int]
 
 
 def constant_inputs(samples: Sequence[Sample]) -> list[str]:
-    """Float inputs with one value throughout all samples, from which no range can be taken."""
+    """Float inputs with the same value in all samples, which gives no range."""
     return [
         name
         for name, first in (samples[0] if samples else {}).items()
@@ -119,14 +119,14 @@ class Written:
     record: Record
     audit: provider.Audit
     outputs: Sequence[Mapping[str, Array]]
-    """Of the session that compiled it."""
+    """Figures of the session that compiled it."""
     near: Mapping[str, float]
-    """To the float and to the quantized model on the CPU: the worst of every figure."""
+    """The worst figures compared with the float and the quantized model on the CPU."""
     half_floats: bool | None
-    """Whether QNN computes floats in 16 bits; None where the context does not say."""
+    """Whether QNN computes floats in 16 bits; None if the context does not say."""
     reload_equal: bool
     ddr: dict[str, int] | None
-    """Bytes between the NPU and DDR, as the compiler says; None when it says nothing."""
+    """Bytes between the NPU and DDR, from the compiler; None if it prints nothing."""
 
 
 def write_context(
@@ -145,7 +145,7 @@ def write_context(
     profile: Path | None = None,
     non_finite: bool = False,
 ) -> Written:
-    """Compile to `path`, run there, reload and run again, and hold what was written to what was asked for.
+    """Compile to `path`, run, reload and run again, and compare the result with the request.
 
     The traffic is read from `log`."""
     soc = soc_named(soc_name)
@@ -246,7 +246,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_flexible(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace what `order_compile` wrote for the first chip by one context for all chips."""
+    """Replace the output of `order_compile` for the first chip by one context for all chips."""
     model, source, scratch = Path(order["model"]), Path(order["source"]), Path(order["scratch"])
     precision, settings = precision_named(order["precision"]), Settings(**order["settings"])
     signature = signature_of(load_graph(source))
@@ -321,7 +321,7 @@ def order_audit(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_prepare(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Export or take the model, and keep inputs and the float model's outputs beside it."""
+    """Export or copy the model, and save inputs and the float model's outputs beside it."""
     case, into, search_path = _case(order), Path(order["into"]), Path(order["search_path"])
     notes: list[list[str]] = []
     if case.factory:
@@ -358,7 +358,7 @@ def _exported(
 
 
 def order_quantize_run(order: Mapping[str, Any]) -> dict[str, Any]:
-    """The prepared model in the precision of a run, with its outputs on the CPU."""
+    """The prepared model in a run's precision, with its outputs on the CPU."""
     run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
     precision = precision_named(run.precision)
     model = look(Path(order["model"]), precision, {}, into)
@@ -370,10 +370,10 @@ def order_quantize_run(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def order_case(order: Mapping[str, Any]) -> dict[str, Any]:
-    """One chip: the context beside the .onnx and embedded, both reloaded.
+    """One chip: the context beside the .onnx and the embedded one, both reloaded.
 
-    The same graph is compiled for both, so costs and accuracy are measured once, and the embedded one is held
-    to the outputs of the other."""
+    Both have the same graph, so costs and accuracy are measured once, and the embedded one's outputs are
+    compared with the other's."""
     run, prepared, into = _run(order), Path(order["prepared"]), Path(order["into"])
     precision = precision_named(run.precision)
     samples, expected = saved(prepared / SAMPLES), saved(prepared / EXPECTED)
@@ -431,7 +431,7 @@ ORDERS = {
 
 
 def _calibration(order: Mapping[str, Any], source: str, signature: Signature) -> list[Sample]:
-    """None where no data is given."""
+    """None if there is no data."""
     return calibration_samples(source, signature, Path(order["search_path"])) if source else []
 
 
@@ -479,7 +479,7 @@ def _equal(one: Sequence[Mapping[str, Array]], other: Sequence[Mapping[str, Arra
 
 
 def _random(signature: Any) -> Sample:
-    """Stands in where the user gives no data: enough to compare a run with its reload."""
+    """Used if the user gives no data: enough to compare a run with its reload."""
     generator = np.random.default_rng(0)
 
     def of(tensor: Any) -> Array:

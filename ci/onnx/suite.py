@@ -23,9 +23,9 @@ class Run(AnyRun):
     precision: Annotated[str, Field(json_schema_extra={"enum": list(PRECISIONS)})]
     per_channel: bool = False
     calibration: Annotated[int, Field(ge=1)] = 32
-    """How many samples the ranges are taken from; of an .onnx as many as there are beside the compared."""
+    """How many samples the ranges are taken from; for an .onnx all but the compared ones."""
     options: dict[str, Scalar] = Field(default={})
-    """Of the provider, the session and the run: `python -m ci onnx options`."""
+    """Options of the provider, the session and the run: `python -m ci onnx options`."""
     profiling: bool = False
 
     @property
@@ -55,7 +55,7 @@ class Run(AnyRun):
         return self
 
     def settings(self, soc: str) -> Settings:
-        """Both an embedded context and one beside are made, so options must suit both."""
+        """The options. Both an embedded context and one beside the model are made, so they must suit both."""
         given = {
             name: value if isinstance(value, bool | int) else str(value)
             for name, value in self.options.items()
@@ -68,13 +68,13 @@ class Case(AnyCase):
     """`module:function`, as in the lowering suite (docs/suites.md)."""
     arguments: dict[str, Scalar] = Field(default={})
     model: str = ""
-    """An .onnx instead, relative to the suite; it need not lie below it."""
+    """An .onnx instead, relative to the suite; it may lie outside its folder."""
     dimensions: dict[str, Annotated[int, Field(ge=1)]] = Field(default={})
     """Sizes for the named dimensions of that .onnx."""
     calibrate: str = ""
     """Its calibration data: a directory of .npy or .npz relative to the suite, or `module:function`."""
     inferences: Annotated[int, Field(ge=1)] = 2
-    """How many are compared; of an .onnx the first samples, which then do not calibrate."""
+    """How many samples are compared; of an .onnx the first ones, which are not used to calibrate."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
 
     @model_validator(mode="after")

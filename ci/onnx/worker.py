@@ -1,4 +1,4 @@
-"""The process in which ONNX Runtime works: a crash of the provider or of QNN takes down nothing else."""
+"""The process in which ONNX Runtime works, so that a crash of the provider or of QNN harms nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def start() -> Answer:
 
 
 def start_forking() -> Answer:
-    """What every model needs is imported, and a small model of ours exported, before the first fork."""
+    """Before the first fork, import what every model needs and export a small model."""
     importlib.import_module("ci.onnx.steps")
     for name in EXPORTING:
         importlib.import_module(name)
@@ -48,11 +48,11 @@ def answer_in_fork(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """What a step of ci/onnx/steps.py gives, or what went wrong as `error`."""
+    """The result of a step of ci/onnx/steps.py, or what went wrong as `error`."""
     from ci.onnx import steps
     from ci.onnx.provider import NotOnProvider
 
-    # Relative paths, those in options too, mean what they mean to the user.
+    # Relative paths, also in options, are relative to the user's folder.
     os.chdir(order["cwd"])
     meter = Meter()
     try:
@@ -85,7 +85,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warm_up() -> None:
-    """Export a model of ours, so that libraries are loaded; its failure is each model's."""
+    """Export a small model, so that libraries are loaded. If it fails, each model fails the same way."""
     from ci.onnx import provider, steps
 
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ToolkitError):

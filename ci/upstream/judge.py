@@ -24,7 +24,7 @@ from provisioning.base.findings import Artifact, Severity, StageRun
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
 
 LOGS_IN_REPORT = 25
-"""Logs of surprises that the report names; all logs are in the folder."""
+"""How many logs of surprises the report names; all logs are in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Judge:
         return nearest(f"{tail(self.logs / f'{verdict.test}.log')}\n{verdict.reason}\n")
 
     def counts(self, verdicts: Iterable[Verdict]) -> dict[str, int]:
-        """Every verdict counts once as passed, failed, not run or expected failure."""
+        """Each verdict counts once, as passed, failed, not run or expected failure."""
         names = ("passed", "failed", "not_run", "expected_failures", "unexpected_passes", "cached")
         total = dict.fromkeys(names, 0)
         for verdict in verdicts:
@@ -105,7 +105,7 @@ class Judge:
     def updated_ledger(
         self, verdicts: Iterable[Verdict], costs: Mapping[str, Cost], tests: Iterable[str]
     ) -> Ledger:
-        """Write the ledger that expects these verdicts, and how long the tests took."""
+        """Write the ledger that expects these verdicts, and the tests' durations."""
         verdicts = list(verdicts)
         causes = {each.test: self._cause(each) for each in verdicts if each.outcome != "passed"}
         ledger = self.ledger.updated(verdicts, causes, self.soc)

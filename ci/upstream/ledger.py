@@ -1,4 +1,4 @@
-"""What each test is expected to do (manifests/delegate/<profile>.toml) and to take (durations.json)."""
+"""The expected result of each test (manifests/delegate/<profile>.toml) and its cost (durations.json)."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Kind = Literal["failed", "not_run", "expected_failure"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one test did: `passed`, `failed`, `not_run`, or `expected_failure` where upstream marks it so."""
+    """A test's result: `passed`, `failed`, `not_run`, or `expected_failure` if upstream marks it so."""
 
     test: str
     outcome: str
     reason: str = ""
     problems: tuple[tuple[str, str], ...] = ()
-    """The failed subtests, or the test as a whole under an empty name, each with its error."""
+    """The failed subtests, or the whole test under an empty name, each with its error."""
     subtests: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of the worker and its children: other work on the machine does not stretch it."""
+    """CPU time of the worker and its children: other work on the machine does not affect it."""
     peak: int = 0
     cached: bool = False
     crashed: bool = False
-    """The process died, so nothing was measured."""
+    """Whether the process died, so that nothing was measured."""
 
 
 class Expected(Model):
@@ -80,8 +80,8 @@ class Ledger:
         return entry.outcome if entry else "passed"
 
     def updated(self, verdicts: Iterable[Verdict], causes: Mapping[str, str], soc: str) -> Ledger:
-        """The ledger that expects these verdicts. Other tests keep their entries, and an entry that still
-        holds keeps its cause."""
+        """The ledger that expects these verdicts. Other tests keep their entries, and valid entries keep
+        their cause."""
         from provisioning.manifest import load_socs
 
         expected = list(self.expected)
@@ -134,14 +134,14 @@ def load_ledger(profile: str, path: Path | None = None) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a test is expected to take: CPU time and memory."""
+    """A test's expected CPU time and memory."""
 
     seconds: float
     megabytes: int
 
 
 UNKNOWN = Cost(5.0, 900)
-"""Assumed of a test that was never measured."""
+"""For a test that was never measured."""
 
 
 def durations_path() -> Path:
@@ -174,7 +174,7 @@ def durations_text(costs: Mapping[str, Cost]) -> str:
 
 
 def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
-    """`costs` with what the tests that ran now took."""
+    """`costs` with the measurements of the tests that ran now."""
     new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.crashed}
     return {**costs, **new}
 

@@ -53,7 +53,7 @@ def touched(reply: Mapping[str, object]) -> Touched:
 
 @dataclass(frozen=True, slots=True)
 class TestTask:
-    """One test. Its scratch folder stays if it failed, or if `keep`."""
+    """One test. Its scratch folder is kept if it failed, or if `keep`."""
 
     name: str
     memo: Memo

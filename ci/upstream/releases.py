@@ -1,4 +1,4 @@
-"""Other executorch versions beside the installed one: wheels of the store, put before it on PYTHONPATH."""
+"""Other executorch versions beside the installed one: wheels of the store, put first on PYTHONPATH."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stand-ins for heavy modules that ExecuTorch's QNN tests import and seldom use.
 
-A stand-in can be imported and its names bound. Any real use raises `NotAvailableHere`: a test that needs the
-module differs from one that fails. An installed module is never replaced.
+A stand-in can be imported and its names bound. Using one raises `NotAvailableHere`, so that a missing module
+does not count as a failed test. An installed module is never replaced.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def install(names: Iterable[str] = OPTIONAL) -> list[str]:
     """Make absent modules, and all modules below them, importable; return those that are absent."""
     absent = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
     if absent:
-        # Last, so that an installed module wins.
+        # Last on the path, so that an installed module wins.
         sys.meta_path.append(_Finder(frozenset(absent)))
     return absent
 
@@ -61,7 +61,7 @@ def _use(name: str) -> NoReturn:
 
 
 class _Absent:
-    """A name of an absent module: may be passed on and named in annotations, but not used."""
+    """A name of an absent module: it may be passed on and used in annotations, but nothing else."""
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)

@@ -1,4 +1,4 @@
-"""The stage: choose tests, take known verdicts from the memory, run the others, compare with the ledger."""
+"""The stage: choose tests, take remembered verdicts, run the other tests, compare with the ledger."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from provisioning.base.settings import ROOT, Selection, selection_of
 from provisioning.environment import resolve
 
 RUNNER_MEMORY = 256 << 20
-"""Beside what the worker itself takes."""
+"""Memory beside the worker's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What can be run, on what, and what is expected of it."""
+    """What can be run, on what, and the expected results."""
 
     suite: Suite
     machinery: Machinery
@@ -48,7 +48,7 @@ class Plan:
 
 
 class Workers:
-    """Starts workers. The one that listed the tests is the first to be taken."""
+    """Starts workers. The worker that listed the tests is taken first."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -155,7 +155,7 @@ def _report(
 def make_plan(
     suite: Suite, args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]
 ) -> Plan:
-    """All but which tests there are, which may take a worker to know."""
+    """Everything except the list of tests, which may need a worker."""
     suite.check()
     found = resolve(selection, environ)
     found.explain()
@@ -209,9 +209,9 @@ def memo_of(plan: Plan, selection: Selection, *, reuse: bool) -> Memo:
 
 
 def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
-    """Every test of the suite; a worker lists them unless that is remembered.
+    """Every test of the suite, from memory or from a worker.
 
-    This is no verdict, so --no-cache does not concern it."""
+    The list is no verdict, so --no-cache does not apply."""
     memo = memo_of(plan, selection, reuse=True)
     key = {"module": plan.suite.module, "python": plan.machinery.versions["python"]}
     found = memo.find("the tests of the suite", key)
@@ -224,8 +224,10 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
 def run_tests(
     plan: Plan, selection: Selection, chosen: Sequence[str], workers: Workers, args: argparse.Namespace
 ) -> dict[str, Verdict]:
-    """The verdicts, remembered or new. Only those that the ledger expects are remembered: a surprise runs
-    again each time, so that its log and files can be read."""
+    """The verdicts, remembered or new.
+
+    Only expected ones are remembered: a surprise runs again each time, so that its log and files can be read.
+    """
     memo, judge = memo_of(plan, selection, reuse=not args.no_cache), plan.judge
 
     def is_surprise(test: str, result: Result) -> bool:

@@ -1,4 +1,4 @@
-"""A suite of tests that comes with the executorch wheel, and what it is run on."""
+"""A suite of tests in the executorch wheel, and what it runs on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DELEGATE = Suite(
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
-    """What tests run on. A verdict also depends on the files that a test touches: those are discovered."""
+    """What tests run on. A verdict also depends on the files that a test touches, which are discovered."""
 
     sdk: Path
     runner: Path
@@ -69,7 +69,7 @@ class Machinery:
     build_id: str
 
     def key(self, test: str) -> dict[str, Metric]:
-        """What is known of a verdict before the test runs."""
+        """The inputs of a verdict that are known before the test runs."""
         return {
             "test": test,
             "soc": self.soc,

@@ -21,13 +21,15 @@ from ci.upstream import shims
 SEED = 0
 
 COLLECT_AFTER = 500_000
-"""New objects before the garbage collector runs within a test: exporting makes many, and little garbage."""
+"""How many new objects trigger the garbage collector within a test: exporting creates many, and little
+garbage.
+"""
 
 ARGUMENTS = (
     *("-c", os.devnull, "--assert=plain", "--tb=native", "--capture=no", "--quiet"),
     *(word for name in ("cacheprovider", "logging", "warnings") for word in ("-p", f"no:{name}")),
 )
-"""No configuration of the folder, and nothing that rewrites or captures."""
+"""Ignore the folder's configuration, and plugins that rewrite or capture."""
 
 
 class Recorder:
@@ -51,7 +53,7 @@ class Tests:
     """The collected tests of a module by name, and the way to run one."""
 
     def __init__(self, module: str) -> None:
-        # pytest.main would run all of them; pytest-xdist makes its session in the same way.
+        # pytest.main would run all tests; pytest-xdist creates its session in the same way.
         from _pytest.config import _prepareconfig
 
         self._recorder = Recorder()
@@ -85,7 +87,7 @@ class Tests:
 
 
 def verdict_of(reports: list[pytest.TestReport], touched: list[str]) -> dict[str, object]:
-    """The outcome and its reason. A test that fails after it used an absent module was not run."""
+    """The outcome and its reason. A test that fails after it used an absent module counts as not run."""
     problems = [{"where": _subtest(each), "what": _error(each)} for each in reports if each.failed]
     expected = [each for each in reports if each.skipped and hasattr(each, "wasxfail")]
     skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
@@ -122,7 +124,7 @@ def _skip_reason(report: pytest.TestReport) -> str:
 
 
 class _KeptDirectory(tempfile.TemporaryDirectory[str]):
-    """Leaves its files: the stage removes the whole scratch folder of a test that passed."""
+    """Keeps its files: the stage removes the scratch folder of a test that passed."""
 
     def cleanup(self) -> None:
         self._finalizer.detach()  # type: ignore[attr-defined]
@@ -135,7 +137,7 @@ class _KeptDirectory(tempfile.TemporaryDirectory[str]):
 
 
 def start() -> Answer:
-    """Collect the tests of a module and run one of them, so that its forks find libraries and caches warm."""
+    """Collect the tests of a module and run one of them, so that forks find libraries and caches warm."""
     module, warm_up = sys.argv[1:3]
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
@@ -158,7 +160,7 @@ def start() -> Answer:
 
 
 def _seed() -> None:
-    """Most tests draw weights and inputs without a seed, and torch starts each process with another one."""
+    """Set the seeds: most tests draw without one, and torch starts each process with another."""
     import torch
 
     random.seed(SEED)

@@ -1,4 +1,4 @@
-"""Which of two measurements of one program is worse, by the tolerances that baselines have."""
+"""Which of two measurements of a program is worse, by the tolerances of baselines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANK: Mapping[Verdict, int] = {"worse": 0, "better": 1, "same": 2}
 
 ACCURACY = ("sqnr_db", "reference_sqnr_db")
 NODES = ("cpu_operators", "delegates", "graphs")
-"""Of a program: each more of them is a way between CPU and NPU more."""
+"""Each additional delegate is another transfer between CPU and NPU."""
 TITLES = {
     "sqnr_db": "SQNR in dB",
     "reference_sqnr_db": "SQNR in dB to the quantized model",
@@ -37,7 +37,7 @@ class Difference:
 
 
 def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Difference]:
-    """What differs by more than the tolerances; a program that only one build takes is that alone."""
+    """Differences beyond the tolerances. If only one build takes the program, that is the only difference."""
     taken = [row.get("verdict") is not None and bool(row.get("figures")) for row in (before, after)]
     if taken[0] != taken[1]:
         old, new = ("runs" if each else "is refused" for each in taken)
@@ -55,7 +55,7 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Differe
         elif was > tolerance.most(now):
             found.append(Difference(name, was, now, "better"))
     for name, was, now in _pairs({"nodes": dict(before)}, {"nodes": dict(after)}, "nodes", NODES):
-        # Older providers do not say how they cut a graph: no graph at all.
+        # Older providers do not report how many graphs there are, so they are not compared.
         if was != now and (name != "graphs" or (was and now)):
             found.append(Difference(name, was, now, "worse" if now > was else "better"))
     return found
@@ -66,7 +66,7 @@ def verdict_of(found: Sequence[Difference]) -> Verdict:
 
 
 def severity_of(found: Sequence[Difference], tolerances: Tolerances) -> Severity:
-    """The gravest of what became worse; a cost's is that of its tolerance."""
+    """The worst severity of what became worse; a cost has that of its tolerance."""
     worse = [each.figure for each in found if each.verdict == "worse"]
     grave = {
         Severity(tolerances.costs[name].severity) if name in tolerances.costs else Severity.ERROR

@@ -43,11 +43,11 @@ TABLES = {
 class Choice:
     lane: str
     builds: tuple[str, ...]
-    """QNN versions; the first is what the others are compared with."""
+    """QNN versions; the others are compared with the first."""
     executorch: tuple[str, ...]
     suite: Path | None
     flags: tuple[str, ...]
-    """For the lane's stages."""
+    """Flags for the lane's stages."""
     write_docs: bool = False
 
 
@@ -57,7 +57,7 @@ class Stack:
 
     build: Build
     executorch: str = ""
-    """Empty: the lane has none, or all stacks have the installed one."""
+    """Empty: the lane has none, or all stacks use the installed one."""
     release: Release | None = None
     """None: the installed one."""
     several_builds: bool = True
@@ -83,7 +83,7 @@ class Measurement:
     stack: Stack
     programs: Mapping[str, Row]
     errors: Mapping[str, str]
-    """What each program that failed was refused for."""
+    """Why each failed program was refused."""
 
 
 def compare(selection: Selection, choice: Choice, command: str, environ: Mapping[str, str]) -> int:
@@ -187,7 +187,7 @@ def folder_of(selection: Selection, stack: Stack) -> Path:
 def environment_of(
     build: Build, selection: Selection, lane: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables of a process that uses this build and no other."""
+    """The variables of a process that uses only this build."""
     store, want = Store(selection.store), Want(targets=frozenset({"x86_64-linux"}))
     others = {
         name: value for name, value in environ.items() if name not in ("QNN_CI_PROFILE", "QNN_SDK_ROOT")
@@ -207,7 +207,7 @@ def environment_of(
 
 
 def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) -> None:
-    """Compare each stack with the first; what became worse is an error of the program's."""
+    """Compare each stack with the first. Each program that became worse is an error."""
     base, *others = measurements
     tolerances = load_tolerances()
     counts = {other.stack.name: {"better": 0, "same": 0, "worse": 0} for other in others}
@@ -233,7 +233,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                 refused = other.errors.get(name, "") if not after.get("figures") else ""
                 stage.add(
                     "compare-worse",
-                    # That an earlier build was worse speaks for the upgrade.
+                    # A worse earlier build is an argument for the upgrade.
                     severity_of(found, tolerances) if other.stack.age > base.stack.age else Severity.NOTE,
                     f"{name} on {title_of(other.stack.name)}",
                     "; ".join(str(each) for each in found if each.verdict == "worse")
@@ -264,7 +264,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
 
 
 def _shown(row: Row, error: str) -> dict[str, Metric]:
-    """What the page and the table show of one program on one build."""
+    """A program on one build, as the page and the table show it."""
     parts = {
         name: row[name]
         for name in ("figures", "costs", "cpu_operators", "delegates", "graphs")
@@ -282,7 +282,7 @@ def _report(file: Path, log: Path) -> Report:
 
 
 def _of_this_machine(report: Report) -> str:
-    """Why a report says nothing of the build; empty if it does."""
+    """Why a report says nothing about the build; empty if it does."""
     for finding in report.findings:
         if finding.rule.endswith(("-memory", "-timeout")):
             return f"{finding.subject}: {finding.message}"
@@ -310,7 +310,7 @@ def write_docs(stage: StageRun, lane: str) -> None:
 
 
 def table_of(metrics: Mapping[str, Metric]) -> str:
-    """One row a program, the worst first: accuracy on the first build, then how the others differ."""
+    """One row for each program, the worst first: accuracy on the first build, then how the others differ."""
     base, builds, programs = metrics["base"], metrics["builds"], metrics["comparison"]
     assert isinstance(base, str) and isinstance(builds, dict) and isinstance(programs, dict)
     others = [name for name in builds if name != base]

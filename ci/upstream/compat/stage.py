@@ -45,7 +45,7 @@ def measure_all(
     command: str,
     environ: Mapping[str, str],
 ) -> int:
-    """Measure and write; the stage fails when the profile's own build and executorch do not work together."""
+    """Measure and write. The stage fails if the profile's own build and executorch do not work together."""
     stage = StageRun("compat", selection.profile, selection.target, command)
     with stage.reported(selection.reports, "compat-not-measured"):
         table, store = compat.load_builds(), Store(selection.store)
@@ -64,9 +64,10 @@ def report_builds(
     environ: Mapping[str, str],
     release: compat.Release | None = None,
 ) -> None:
-    """Measure the builds, all of them if `only` is empty. `flags` go to the stages that lower and run.
+    """Measure the builds, all of them if `only` is empty.
 
-    `release`: another executorch than the installed one, which `environ` imports."""
+    `flags` go to the stages that lower and run. `release` is another executorch than the installed one;
+    `environ` makes processes import it."""
     table = compat.load_builds()
     profile = load_profile(table.profile)
     versions = [build.qnn for build in table.builds]
@@ -102,7 +103,7 @@ def report_builds(
             steps=steps,
         )
         sys.stderr.write(("works" if pair.works else pair.error) + "\n")
-        # Written after each build, so that an interrupted run keeps what it has measured.
+        # Written after each build, so that an interrupted run keeps what it measured.
         measured = measured.with_pair(pair)
         replace_text(compat.path(), measured.as_json())
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.glob("*.log"))]
@@ -127,7 +128,8 @@ def report_builds(
 
 
 def variables(environ: Mapping[str, str], sdk: Path) -> dict[str, str]:
-    """Those of a process that uses this SDK. QNN_CI_PROFILE would make stages take the profile's own."""
+    """The variables of a process that uses this SDK. With QNN_CI_PROFILE, stages would use the profile's own
+    SDK."""
     others = {name: value for name, value in environ.items() if name != "QNN_CI_PROFILE"}
     return {**others, "QNN_SDK_ROOT": str(sdk), "LD_LIBRARY_PATH": str(sdk / "lib" / HOST_LIBRARIES)}
 
@@ -159,9 +161,9 @@ def provision(build: Build, pinned: Component, store: Store) -> Path:
 
 
 def measure(soc: str, variables: Mapping[str, str], folder: Path, flags: Sequence[str]) -> dict[str, Step]:
-    """Every step in order. A step that needs one that failed was not reached.
+    """Run every step in order. A step that depends on a failed one counts as not reached.
 
-    The device is asked for in a process of its own; the ExecuTorch lane lowers and runs the programs."""
+    The device is requested in a process of its own; the ExecuTorch lane lowers and runs the programs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     steps = dict.fromkeys(STEPS, Step(result="not_reached"))
@@ -196,7 +198,7 @@ def run_lane(
         )
     report = Report.read(folder / f"{stage}.json")
     for finding in report.findings:
-        # These say something of this machine, and nothing of the pair.
+        # These are about this machine, not about the pair.
         if report.outcome is Outcome.ERROR or finding.rule.endswith(("-memory", "-timeout")):
             raise EnvironmentLacking(
                 f"{stage} could not measure: {finding.subject}: {finding.message}", remedy=finding.remedy

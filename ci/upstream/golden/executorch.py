@@ -21,7 +21,7 @@ from provisioning.base.settings import ROOT, Selection, outputs_path
 from provisioning.store import Store
 
 BACKEND = Path("executorch/lib/libexecutorch_backend_qnn.so")
-"""In wheels from 1.5.0 on: the C++ runtime that a runner is linked with."""
+"""In wheels from 1.5.0 on: the C++ runtime that a runner links."""
 
 
 def measure_all(
@@ -68,7 +68,7 @@ def measure_all(
 def _runner(
     release: compat.Release | None, store: Store, environ: Mapping[str, str], reports: Path
 ) -> Path | None:
-    """The runner of this version; None where its wheel has nothing to link one with."""
+    """The runner of this version; None if its wheel has nothing to link."""
     reports.mkdir(parents=True)
     if release is None:
         return ready_runner(environ, reports)
@@ -107,7 +107,7 @@ def _run(
     place: Path,
     timeout: float,
 ) -> dict[str, RuntimeResult]:
-    """What one runtime does with the programs that this maker compiles."""
+    """Run this maker's programs on one runtime."""
     place.mkdir(parents=True)
     for verb in ("test_lowering", "test_emulator"):
         command = [sys.executable, "-m", "ci", verb, "--suite", str(SUITE), "--timeout", f"{timeout:g}"]
@@ -123,7 +123,7 @@ def _run(
 
 
 def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
-    """What could not be compiled, or not be tried on this machine, says nothing of a runtime."""
+    """A failure to compile, or to try on this machine, says nothing about a runtime."""
     log = place / f"{verb}.log"
     try:
         report = Report.read(place / f"{verb}.json")

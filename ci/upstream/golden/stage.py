@@ -1,4 +1,6 @@
-"""Compile each golden program with each build, run it with every build, compare with what was agreed to."""
+"""Compile each golden program with each build, run it with every build, and compare with the accepted
+results.
+"""
 
 from __future__ import annotations
 
@@ -49,21 +51,21 @@ class RuntimeResult(Model):
 
     result: Result
     message: str = ""
-    """What the runtime said, for one that was refused."""
+    """The runtime's message, if it refused the program."""
 
 
 class MakerResult(Model):
     sha256: str
-    """Of the context."""
+    """The digest of the context."""
     runtimes: dict[str, RuntimeResult]
 
 
 class Measured(Model):
     schema_: Literal[1] = Field(default=1, alias="schema")
     programs: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
-    """Program → the build that made it → what each runtime did with it."""
+    """Program → the build that made it → each runtime's result."""
     executorch: dict[str, dict[str, MakerResult]] = Field(default_factory=dict)
-    """The same for .pte files: the executorch version that made it, the one whose runtime was given it."""
+    """The same for .pte files: the executorch version that made it → the version whose runtime ran it."""
 
     def lane(self, name: Lane) -> dict[str, dict[str, MakerResult]]:
         return self.programs if name == "onnx" else self.executorch
@@ -139,7 +141,7 @@ def measure(
     kept: Path | None = None,
     agreed: Mapping[str, MakerResult] | None = None,
 ) -> dict[str, MakerResult]:
-    """What each build does with the contexts of all. Those that lie in `kept` are not compiled again."""
+    """Each build's result with the contexts of all. Contexts that are in `kept` are not compiled again."""
     made: dict[str, MakerResult] = {}
     for maker in runtimes:
         place = folder / maker.qnn / program
@@ -190,7 +192,8 @@ def judge(
     found: Mapping[str, Mapping[str, MakerResult]],
     agreed: Mapping[str, Mapping[str, MakerResult]],
 ) -> None:
-    """What ran and runs no more is an error, and so is a refusal in words that nobody here can explain."""
+    """An error for a program that ran before and does not any more, and for a refusal that is not
+    explained."""
     counts = dict.fromkeys(("same", "differs", "refused"), 0)
     for program, makers in found.items():
         for maker, made in makers.items():
@@ -231,7 +234,7 @@ def _words(met: RuntimeResult) -> str:
 
 
 def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> None:
-    """Put the context that this build makes of the suite's program into context/."""
+    """Write the context that this build compiles from the suite's program to context/."""
     _, _, soc = program.rpartition("/")
     flags = ["-k", program, "--soc", soc, "--keep", "--reports", str(place / "compile")]
     code = _process(["test_onnx", *flags], maker, place / "compile.log", timeout)
@@ -244,7 +247,7 @@ def _compile(program: str, maker: Runtime, place: Path, timeout: float) -> None:
 
 
 def _inputs(context: Path, place: Path) -> None:
-    """The same numbers for every build: drawn from a seed, in the shapes that the context asks for."""
+    """Inputs that are the same for every build: from a seed, in the shapes of the context."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -289,7 +292,7 @@ def _process(arguments: Sequence[str], runtime: Runtime, log: Path, timeout: flo
 
 
 def _sqnr(reference: Path, other: Path) -> float:
-    """In dB, the worst of all outputs; infinite where they are equal, -infinite where one is not finite."""
+    """The worst SQNR of all outputs in dB; infinite if they are equal, -infinite if one is not finite."""
     import numpy as np
 
     worst = math.inf
@@ -327,7 +330,7 @@ def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane
 
 
 def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
-    """One row a maker, one column a runtime: the worst of all programs."""
+    """One row for each maker, one column for each runtime: the worst of all programs."""
     from packaging.version import Version
 
     makers = sorted({maker for each in programs.values() for maker in each}, key=Version)
