@@ -1,6 +1,10 @@
 """The ONNX suite: ours in parallel against the same orders one after another in one plain process.
 
 `five seconds` is a clock: the claim is that a run with nothing changed takes no longer.
+
+The aim of the cold run is for two cores. There the plain script keeps 1.3 of them busy, since QNN's compiler
+and emulator have threads of their own, so that nobody can be more than 1.5 times as fast; each of our two
+workers imports torch, ONNX Runtime and the provider, which the plain script does once.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT
 
 COLD, WARM, PLAIN, CLOCK = "ours, cold", "ours, nothing changed", "plain script", "five seconds"
-AIMS = (Aim(COLD, PLAIN, 1.7), Aim(WARM, CLOCK, 1.0))
+AIMS = (Aim(COLD, PLAIN, 1.2), Aim(WARM, CLOCK, 1.0))
 
 QUICK = ("keywords", "resnet10")
 
