@@ -1,7 +1,7 @@
 """The gate's models, cold and with nothing changed, against a plain script that does the same one by one.
 
-The aim of the cold run is for two cores. Each of our workers imports and warms up for itself (10 seconds), and
-what a program touches is watched and forked for (an eighth of its time): that is what "never stale" costs.
+The aim of the cold run is for two cores. Each of our workers imports and warms up for itself (10 seconds),
+and what a program touches is watched (an eighth of its time): the price of verdicts that are never stale.
 """
 
 from __future__ import annotations
