@@ -52,16 +52,20 @@ def variables_of(release: Release | None, store: Store, environ: Mapping[str, st
     """The variables of a process that imports this executorch; None: the installed one."""
     if release is None:
         return dict(environ)
-    known = [str(tree_of(release, store)), *filter(None, [environ.get("PYTHONPATH")])]
+    return first_on_path(tree_of(release, store), "executorch", release.version, environ)
+
+
+def first_on_path(tree: Path, package: str, version: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process that imports this tree's package; it is tried."""
+    known = [str(tree), *filter(None, [environ.get("PYTHONPATH")])]
     variables = {**environ, "PYTHONPATH": os.pathsep.join(known)}
-    code = "import importlib.metadata as m; print(m.version('executorch'))"
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False
     )
-    if done.stdout.strip() != release.version:
+    if (found := done.stdout.strip()) != version:
         raise EnvironmentLacking(
-            f"expected executorch {release.version} from {known[0]}, found"
-            f" {done.stdout.strip() or done.stderr}",
-            remedy="remove what puts another executorch before PYTHONPATH",
+            f"expected {package} {version} from {tree}, found {found or done.stderr}",
+            remedy=f"remove what puts another {package} before PYTHONPATH",
         )
     return variables

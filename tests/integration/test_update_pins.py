@@ -37,6 +37,7 @@ NOXFILE = """
         table = pathlib.Path("reports/compare/table.md")
         table.parent.mkdir(parents=True)
         table.write_text("| program | 2.51.0 | 2.50.40 |\\n")
+        session.error("2.51.0 is worse at something")
     """
 """In place of sessions that ask the package index and Debian."""
 
@@ -71,7 +72,9 @@ def test_what_it_would_change_is_in_the_log(proposed: Rehearsed) -> None:
     assert "\n-ruff==1.0\n+ruff==1.1\n" in proposed.log("propose")
 
 
-def test_the_pull_request_says_what_each_qnn_build_does_with_them(proposed: Rehearsed) -> None:
+def test_the_pull_request_says_what_each_qnn_build_does_with_them_and_what_became_worse(
+    proposed: Rehearsed,
+) -> None:
     assert "body: | program | 2.51.0 | 2.50.40 |" in proposed.log("propose")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,26 @@ import pytest
 from ci.report.comparison import comparison_section
 from ci.report.html import html
 from ci.suites.baseline import load_tolerances
+from ci.upstream import releases
 from ci.upstream.compare.judge import differences, severity_of, verdict_of
-from ci.upstream.compare.stage import Choice, Measurement, Stack, chosen, judge, stacks, table_of
-from provisioning.base.errors import UsageError
+from ci.upstream.compare.stage import (
+    Choice,
+    Measurement,
+    Stack,
+    chosen,
+    error_of,
+    judge,
+    measure,
+    stacks,
+    table_of,
+)
+from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Report, Severity, StageRun
+from provisioning.base.settings import Selection
 
 ROW: dict[str, Any] = {
     "verdict": "pass",
-    "figures": {"sqnr_db": 40.0, "reference_sqnr_db": 60.0},
+    "figures": {"sqnr_db": 40.0, "reference_sqnr_db": 60.0, "top1": 0.75},
     "costs": {"context_bytes": 1_000_000, "ddr_read": 500_000, "cpu_seconds": 1.0},
     "graphs": 1,
 }
@@ -36,7 +50,7 @@ def row(**changes: Any) -> dict[str, Any]:
     return changed
 
 
-REFUSED: dict[str, Any] = {"verdict": "fail"}
+REFUSED: dict[str, Any] = {"verdict": "fail", "error": "no kernel for Erf"}
 
 
 @pytest.mark.parametrize(
@@ -55,6 +69,9 @@ REFUSED: dict[str, Any] = {"verdict": "fail"}
         (row(graphs=3), "worse"),
         (row(graphs=0), "same"),
         (row(cpu_operators=0), "same"),
+        (row(top1=0.5), "worse"),
+        (row(error="the reloaded context gives other outputs"), "worse"),
+        (row(error="the reloaded context gives other outputs", ddr_read=300_000), "worse"),
         (REFUSED, "worse"),
     ],
 )
@@ -88,11 +105,7 @@ def judged(first: Stack, second: Stack) -> StageRun:
     stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
     programs = {"net/fp16/SM8650": ROW, "other/u8u8/SM8650": ROW}
     lost = {"net/fp16/SM8650": REFUSED, "other/u8u8/SM8650": row(sqnr_db=45.0)}
-    measurements = [
-        Measurement(first, programs, {}),
-        Measurement(second, lost, {"net/fp16/SM8650": "no kernel for Erf"}),
-    ]
-    judge(stage, measurements, choice())
+    judge(stage, [Measurement(first, programs), Measurement(second, lost)], choice())
     return stage
 
 
@@ -110,8 +123,44 @@ def test_slower_compiling_alone_is_a_warning() -> None:
     assert severity_of(differences(ROW, both, tolerances), tolerances) is Severity.ERROR
 
 
-def test_what_an_earlier_build_lacked_is_no_loss(tmp_path: Path) -> None:
-    assert judged(QNN_51, QNN_50).close(tmp_path) == 0
+def test_what_an_earlier_build_lacked_is_no_loss_and_what_it_did_better_is_one(tmp_path: Path) -> None:
+    stage = judged(QNN_51, QNN_50)
+    assert [(each.subject, each.severity) for each in stage.findings] == [
+        ("net/fp16/SM8650 on QNN 2.50.40", Severity.NOTE),
+        ("other/u8u8/SM8650 on QNN 2.51.0", Severity.ERROR),
+    ]
+    assert stage.close(tmp_path) == 1
+
+
+def report(build_id: str, rule: str) -> Report:
+    stage = StageRun("test_onnx", "wheels", "x86_64-linux", "nox -s test_onnx")
+    stage.metrics |= {"build_id": build_id, "programs": {"net/fp16/SM8650": ROW}}
+    stage.add(rule, Severity.ERROR, "net/fp16/SM8650", "it fails\nfor a reason")
+    return stage.finish()
+
+
+def test_what_a_lane_finds_wrong_is_an_error_of_the_program_and_a_grown_baseline_is_not() -> None:
+    assert error_of("net/fp16/SM8650", report("", "onnx-reload")) == "it fails"
+    assert error_of("net/fp16/SM8650", report("", "cost-unknown")) == "it fails"
+    assert error_of("net/fp16/SM8650", report("", "cost-ddr-read")) == ""
+    assert error_of("another/fp16/SM8650", report("", "onnx-reload")) == ""
+
+
+def test_a_stack_that_ran_with_another_build_is_not_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
+    ran = report(QNN_51.build.build_id, "onnx-reload")
+
+    def run(command: list[str], **options: object) -> None:
+        ran.write(Path(command[command.index("--reports") + 1]))
+
+    monkeypatch.setattr("ci.upstream.compare.stage.environment_of", lambda *arguments: {})
+    monkeypatch.setattr(subprocess, "run", run)
+    stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
+    assert measure(QNN_51, selection, choice(), {}, stage).programs
+    with pytest.raises(EnvironmentLacking, match=re.escape(QNN_50.build.build_id)):
+        measure(QNN_50, selection, choice(), {}, stage)
 
 
 def test_the_table_and_the_page_show_the_worst_first(tmp_path: Path) -> None:
@@ -126,7 +175,7 @@ def test_the_table_and_the_page_show_the_worst_first(tmp_path: Path) -> None:
 def test_the_page_marks_the_figure_that_became_worse_and_no_other(tmp_path: Path) -> None:
     stage = StageRun("compare", "wheels", "x86_64-linux", "nox -s compare")
     name = "net/fp16/SM8650"
-    measurements = [Measurement(QNN_51, {name: ROW}, {}), Measurement(QNN_50, {name: row(sqnr_db=9.0)}, {})]
+    measurements = [Measurement(QNN_51, {name: ROW}), Measurement(QNN_50, {name: row(sqnr_db=9.0)})]
     judge(stage, measurements, choice())
     stage.close(tmp_path)
     section = comparison_section([Report.read(tmp_path / "compare.json")])
@@ -166,3 +215,18 @@ def test_the_executorch_lane_compares_versions_on_the_qnn_that_they_drive() -> N
 def test_what_cannot_be_compared_is_a_usage_error(refused: Choice) -> None:
     with pytest.raises(UsageError):
         stacks(refused)
+
+
+def test_a_process_that_would_import_another_package_is_refused(tmp_path: Path) -> None:
+    def tree(version: str) -> Path:
+        metadata = tmp_path / version / f"onnxruntime_qnn-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Name: onnxruntime-qnn\nVersion: {version}\n")
+        return tmp_path / version
+
+    older, newer = tree("2.6.0"), tree("2.7.0")
+    environ = {"PYTHONPATH": str(newer)}
+    variables = releases.first_on_path(older, "onnxruntime-qnn", "2.6.0", environ)
+    assert variables["PYTHONPATH"].startswith(str(older))
+    with pytest.raises(EnvironmentLacking, match=r"2\.6\.0.*2\.7\.0"):
+        releases.first_on_path(tmp_path / "empty", "onnxruntime-qnn", "2.6.0", environ)

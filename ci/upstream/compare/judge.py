@@ -12,12 +12,13 @@ from provisioning.base.findings import Metric, Severity
 Verdict = Literal["better", "same", "worse"]
 RANK: Mapping[Verdict, int] = {"worse": 0, "better": 1, "same": 2}
 
-ACCURACY = ("sqnr_db", "reference_sqnr_db")
+ACCURACY = ("sqnr_db", "reference_sqnr_db", "top1")
 NODES = ("cpu_operators", "delegates", "graphs")
 """Each additional delegate is another transfer between CPU and NPU."""
 TITLES = {
     "sqnr_db": "SQNR in dB",
     "reference_sqnr_db": "SQNR in dB to the quantized model",
+    "top1": "top-1 agreement",
     "cpu_operators": "operators on the CPU",
     **{name: field.description or name for name, field in COSTS.items()},
 }
@@ -37,8 +38,10 @@ class Difference:
 
 
 def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Difference]:
-    """Differences beyond the tolerances. If only one build takes the program, that is the only difference."""
-    taken = [row.get("verdict") is not None and bool(row.get("figures")) for row in (before, after)]
+    """What differs by more than the tolerances; a program that only one build takes is that alone.
+
+    The `error` of a row is what its lane found wrong with the program, costs aside."""
+    taken = [bool(row.get("figures")) for row in (before, after)]
     if taken[0] != taken[1]:
         old, new = ("runs" if each else "is refused" for each in taken)
         return [Difference("the program", old, new, "better" if taken[1] else "worse")]
@@ -46,7 +49,8 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Differe
         return []
     found: list[Difference] = []
     for name, was, now in _pairs(before, after, "figures", ACCURACY):
-        if abs(now - was) > tolerances.sqnr_margin_db:
+        # Another answer is a difference, however small the error that gives it.
+        if abs(now - was) > (1e-6 if name == "top1" else tolerances.sqnr_margin_db):
             found.append(Difference(name, was, now, "worse" if now < was else "better"))
     for name, was, now in _pairs(before, after, "costs", tuple(COSTS)):
         tolerance = tolerances.costs[name]
@@ -58,6 +62,13 @@ def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Differe
         # Older providers do not report how many graphs there are, so they are not compared.
         if was != now and (name != "graphs" or (was and now)):
             found.append(Difference(name, was, now, "worse" if now > was else "better"))
+    errors = [str(row.get("error", "")) for row in (before, after)]
+    if bool(errors[0]) != bool(errors[1]):
+        old, new = (f"fails ({each})" if each else "passes" for each in errors)
+        change: Verdict = "worse" if errors[1] else "better"
+        # A figure that says so already is not said twice.
+        if change not in {each.verdict for each in found}:
+            found.append(Difference("the program", old, new, change))
     return found
 
 
@@ -90,4 +101,6 @@ def _pairs(before: Row, after: Row, group: str, names: Sequence[str]) -> list[tu
 def _number(value: float | str) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.1f}"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 1 else f"{value:.3g}"

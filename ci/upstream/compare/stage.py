@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
-from ci.suites.baseline import load_tolerances
+from ci.suites.baseline import COSTS, Tolerances, cost_rule, load_tolerances
 from ci.upstream import releases
-from ci.upstream.compare.judge import RANK, Row, differences, severity_of, verdict_of
+from ci.upstream.compare.judge import RANK, Difference, Row, differences, severity_of, verdict_of
 from provisioning import compat
 from provisioning.base import progress
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownName, UsageError
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Metric, Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, StageRun
 from provisioning.base.settings import ROOT, Selection
 from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
 from provisioning.components import QNN_SDK
@@ -82,8 +81,6 @@ def title_of(name: str) -> str:
 class Measurement:
     stack: Stack
     programs: Mapping[str, Row]
-    errors: Mapping[str, str]
-    """Why each failed program was refused."""
 
 
 def compare(selection: Selection, choice: Choice, command: str, environ: Mapping[str, str]) -> int:
@@ -149,7 +146,6 @@ def measure(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     programs: dict[str, Row] = {}
-    errors: dict[str, str] = {}
     for name in STAGES[choice.lane]:
         command = [
             sys.executable,
@@ -172,12 +168,35 @@ def measure(
         report = _report(folder / f"{name}.json", log)
         if unmeasured := _of_this_machine(report):
             raise EnvironmentLacking(f"{title}: {unmeasured}", remedy=f"read {log}")
+        if other := another_build(report, stack.build):
+            raise EnvironmentLacking(
+                f"{title}: expected {stack.build.build_id}, and {name} ran with {other}",
+                remedy=f"remove what puts another QNN before PYTHONPATH or LD_LIBRARY_PATH; read {log}",
+            )
         for program, row in _rows(report).items():
-            programs[program] = {**programs.get(program, {}), **row}
-        for finding in report.findings:
-            if finding.severity is Severity.ERROR:
-                errors.setdefault(finding.subject, finding.message.partition("\n")[0])
-    return Measurement(stack, programs, errors)
+            merged = {**programs.get(program, {}), **row}
+            if (error := error_of(program, report)) and "error" not in merged:
+                merged["error"] = error
+            programs[program] = merged
+    return Measurement(stack, programs)
+
+
+def another_build(report: Report, build: Build) -> str:
+    """The QNN that the programs were compiled with, where it is not this build's."""
+    found = str(report.metrics.get("build_id", "unknown"))
+    return "" if found in (build.build_id, "unknown") else found
+
+
+def error_of(program: str, report: Report) -> str:
+    """Why the program failed; empty if it did not. Costs are compared as figures, not with a baseline."""
+    errors = (
+        finding.message.partition("\n")[0]
+        for finding in report.findings
+        if finding.subject == program
+        and finding.severity is Severity.ERROR
+        and finding.rule not in map(cost_rule, COSTS)
+    )
+    return next(errors, "")
 
 
 def folder_of(selection: Selection, stack: Stack) -> Path:
@@ -196,8 +215,7 @@ def environment_of(
         tree = store.provision(
             ONNX_PACKAGES, build.packages(), want, locked=True, progress=progress.for_stream()
         )
-        known = [str(tree.root), *filter(None, [others.get("PYTHONPATH")])]
-        return {**others, "PYTHONPATH": os.pathsep.join(known)}
+        return releases.first_on_path(tree.root, build.package, build.version, others)
     pinned = load_profile(compat.load_builds().profile).components[QNN_SDK]
     tree = store.provision(
         QNN_SDK, build.component(pinned), want, locked=True, progress=progress.for_stream()
@@ -207,7 +225,7 @@ def environment_of(
 
 
 def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) -> None:
-    """Compare each stack with the first. Each program that became worse is an error."""
+    """Compare each stack with the first: what the later of the two does worse is an error."""
     base, *others = measurements
     tolerances = load_tolerances()
     counts = {other.stack.name: {"better": 0, "same": 0, "worse": 0} for other in others}
@@ -217,36 +235,35 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
         raise UsageError("nothing gave a single program", remedy="read the logs below reports/compare/")
     for name in names:
         before = base.programs.get(name, {})
-        row: dict[str, Metric] = {base.stack.name: _shown(before, base.errors.get(name, ""))}
+        row: dict[str, Metric] = {base.stack.name: _shown(before)}
         for other in others:
             after = other.programs.get(name, {})
             found = differences(before, after, tolerances)
             verdict = verdict_of(found)
             counts[other.stack.name][verdict] += 1
             row[other.stack.name] = {
-                **_shown(after, other.errors.get(name, "")),
+                **_shown(after),
                 "judgement": verdict,
                 "differences": [str(each) for each in found],
                 "worse": [each.figure for each in found if each.verdict == "worse"],
             }
-            if verdict == "worse":
-                refused = other.errors.get(name, "") if not after.get("figures") else ""
+            earlier, later = sorted((base, other), key=lambda each: each.stack.age)
+            stage.findings += _losses(name, earlier, later, tolerances)
+            if later is base and verdict == "worse":
+                # That an earlier build does worse speaks for the upgrade.
                 stage.add(
                     "compare-worse",
-                    # A worse earlier build is an argument for the upgrade.
-                    severity_of(found, tolerances) if other.stack.age > base.stack.age else Severity.NOTE,
+                    Severity.NOTE,
                     f"{name} on {title_of(other.stack.name)}",
-                    "; ".join(str(each) for each in found if each.verdict == "worse")
-                    + (f": {refused}" if refused else ""),
-                    f"stay with {title_of(base.stack.name)} for it, or measure it on a device: the emulator"
-                    " does not show everything; reports/compare/ has both reports",
+                    _words(found),
+                    f"{title_of(base.stack.name)} does better",
                 )
-            elif not before.get("figures") and not after.get("figures"):
+            if not before.get("figures") and not after.get("figures"):
                 stage.add(
                     "compare-refused",
                     Severity.NOTE,
                     f"{name} on {title_of(other.stack.name)}",
-                    f"neither of the two runs it: {other.errors.get(name, 'no verdict')}",
+                    f"neither of the two runs it: {after.get('error', 'no verdict')}",
                     f"read reports/compare/{other.stack.name.replace(' ', '-')}/",
                 )
         programs[name] = row
@@ -263,14 +280,34 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
         sys.stderr.write(f"{title_of(other_name)} against {title_of(base.stack.name)}: {verdicts}\n")
 
 
-def _shown(row: Row, error: str) -> dict[str, Metric]:
-    """A program on one build, as the page and the table show it."""
+def _losses(name: str, earlier: Measurement, later: Measurement, tolerances: Tolerances) -> Iterator[Finding]:
+    """What the later of two stacks does worse with a program."""
+    after = later.programs.get(name, {})
+    found = differences(earlier.programs.get(name, {}), after, tolerances)
+    if verdict_of(found) == "worse":
+        refused = f": {after['error']}" if not after.get("figures") and "error" in after else ""
+        yield Finding(
+            "compare-worse",
+            severity_of(found, tolerances),
+            f"{name} on {title_of(later.stack.name)}",
+            f"beside {title_of(earlier.stack.name)}: {_words(found)}{refused}",
+            f"stay with {title_of(earlier.stack.name)} for it, or measure it on a device: the emulator"
+            " does not show everything; reports/compare/ has both reports",
+        )
+
+
+def _words(found: Sequence[Difference]) -> str:
+    return "; ".join(str(each) for each in found if each.verdict == "worse")
+
+
+def _shown(row: Row) -> dict[str, Metric]:
+    """What the page and the table show of one program on one build."""
     parts = {
         name: row[name]
-        for name in ("figures", "costs", "cpu_operators", "delegates", "graphs")
+        for name in ("figures", "costs", "cpu_operators", "delegates", "graphs", "error")
         if name in row
     }
-    return {**parts, "verdict": row.get("verdict", "absent"), **({"error": error} if error else {})}
+    return {**parts, "verdict": row.get("verdict", "absent")}
 
 
 def _report(file: Path, log: Path) -> Report:

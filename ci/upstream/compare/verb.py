@@ -51,8 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--write-docs", action="store_true", help="put the table of what was measured into docs/compare.md"
     )
     parser.epilog = (parser.epilog or "") + (
-        "\nExit code: 0 nothing is worse on a later version than on the first, 1 something is;"
-        " 3 a version could not be measured.\n"
+        "\nEach version is compared with the first.\n"
+        "Exit code: 0 the later of the two is never worse, 1 it is; 3 a version could not be measured.\n"
     )
 
 
