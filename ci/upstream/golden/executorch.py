@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,29 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_runner
+from ci.engine.workers.parent import how_it_ended, in_words, killed
+from ci.suites.programs.program import Program, TensorInfo, read
 from ci.upstream import releases
 from ci.upstream.compare.stage import environment_of, own_build
-from ci.upstream.compat.stage import SUITE
-from ci.upstream.golden.stage import MakerResult, RuntimeResult
+from ci.upstream.compat.stage import SUITE, first_line
+from ci.upstream.golden.stage import Golden, Made, Met, held, keep, show, sqnr, take
 from provisioning import compat
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT, Selection, outputs_path
 from provisioning.store import Store
+
+PROGRAM, INPUTS, OWN = "model.pte", "inputs", "own"
+RUNNER = "QNN_EXECUTOR_RUNNER"
 
 BACKEND = Path("executorch/lib/libexecutorch_backend_qnn.so")
 """In wheels from 1.5.0 on: the C++ runtime that a runner links."""
 
 
 def measure_all(
-    programs: Sequence[str],
+    golden: Golden,
     versions: Sequence[str],
     selection: Selection,
     folder: Path,
     timeout: float,
     environ: Mapping[str, str],
-) -> dict[str, dict[str, MakerResult]]:
+    kept: Path | None = None,
+) -> dict[str, dict[str, Made]]:
     table, store = compat.load_builds(), Store(selection.store)
     chosen = list(dict.fromkeys(versions)) or releases.versions(table)
     makers = {name: releases.release_named(name, table) for name in reversed(chosen)}
@@ -46,22 +53,39 @@ def measure_all(
             f"no wheel of executorch {', '.join(chosen)} has a C++ runtime",
             remedy=f"add --executorch {releases.own_version(table)}",
         )
-    found: dict[str, dict[str, MakerResult]] = {program: {} for program in programs}
+    found: dict[str, dict[str, Made]] = {program: {} for program in golden.executorch}
     for maker, release in makers.items():
-        own = releases.variables_of(release, store, variables)
-        rows = {
-            runtime: _run(
-                maker, programs, {**own, "QNN_EXECUTOR_RUNNER": str(runner)}, selection, place, timeout
-            )
-            for runtime, runner in runners.items()
-            for place in [folder / maker / f"on-{runtime}"]
-        }
-        for program in programs:
-            met = {runtime: results[program] for runtime, results in rows.items()}
-            digest = _digest(program, folder / maker / f"on-{next(iter(runners))}")
-            found[program][maker] = MakerResult(sha256=digest, runtimes=met)
-            words = ", ".join(f"{runtime} {each.result}" for runtime, each in met.items())
-            sys.stderr.write(f"{program} of executorch {maker}: {words}\n")
+        # The wheels of earlier versions have no runtime; the oldest one there is stands in.
+        own = runners.get(maker) or next(iter(runners.values()))
+        places = {program: folder / maker / program for program in golden.executorch}
+        stored = {program: kept / "executorch" / maker / program if kept else None for program in places}
+        missing = [program for program, place in places.items() if not take(stored[program], place)]
+        if missing:
+            compiler = {**releases.variables_of(release, store, variables), RUNNER: str(own)}
+            compiled = _compile(maker, missing, compiler, selection, folder / maker, timeout)
+        for program in missing:
+            place = places[program]
+            place.mkdir(parents=True)
+            shutil.copyfile(compiled[program], place / PROGRAM)
+            _draw_inputs(place)
+            if error := _run(own, variables, place, place / OWN, timeout):
+                raise EnvironmentLacking(
+                    f"{program}: the runner does not run what executorch {maker} compiled: {error}",
+                    remedy=f"read {place}",
+                )
+            keep(stored[program], place, (PROGRAM, INPUTS, OWN))
+        for program, place in places.items():
+            met = {}
+            for name, runner in runners.items():
+                outputs = place / f"on-{name}"
+                error = _run(runner, variables, place, outputs, timeout)
+                met[name] = (
+                    Met(result="refused", message=error)
+                    if error
+                    else held(sqnr(_outputs(place, place / OWN), _outputs(place, outputs)), golden)
+                )
+            show(program, f"executorch {maker}", met)
+            found[program][maker] = Made(sha256=hash_file(place / PROGRAM), runtimes=met)
     return found
 
 
@@ -99,16 +123,15 @@ def _runner(
     return build / "dist" / "bin" / "qnn_executor_runner"
 
 
-def _run(
+def _compile(
     maker: str,
     programs: Sequence[str],
     variables: Mapping[str, str],
     selection: Selection,
     place: Path,
     timeout: float,
-) -> dict[str, RuntimeResult]:
-    """Run this maker's programs on one runtime."""
-    place.mkdir(parents=True)
+) -> dict[str, Path]:
+    """The .pte files that this version makes. They run and are near the float model, or it is an error."""
     for verb in ("test_lowering", "test_emulator"):
         command = [sys.executable, "-m", "ci", verb, "--suite", str(SUITE), "--timeout", f"{timeout:g}"]
         command += ["--reports", str(place), "--store", str(selection.store)]
@@ -118,12 +141,12 @@ def _run(
                 command, cwd=ROOT, env=dict(variables), stdout=output, stderr=subprocess.STDOUT, check=False
             )
         _need(place, verb, programs, maker)
-    report = Report.read(place / "test_emulator.json")
-    return {program: outcome(report, program) for program in programs}
+    rows = _rows(Report.read(place / "test_lowering.json"))
+    return {program: Path(str(rows[program]["program"])) for program in programs}
 
 
 def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
-    """A failure to compile, or to try on this machine, says nothing about a runtime."""
+    """What could not be made, or goes wrong where it was made, says nothing of later runtimes."""
     log = place / f"{verb}.log"
     try:
         report = Report.read(place / f"{verb}.json")
@@ -131,30 +154,70 @@ def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
         raise EnvironmentLacking(
             f"{verb} of executorch {maker} wrote no report", remedy=f"read {log}"
         ) from error
-    for finding in report.findings:
-        lost = verb == "test_lowering" and finding.severity is Severity.ERROR
-        if report.outcome is Outcome.ERROR or lost or finding.rule.endswith(("-memory", "-timeout")):
-            raise EnvironmentLacking(
-                f"executorch {maker}: {finding.subject}: {finding.message}", remedy=f"read {log}"
-            )
+    if wrong := next((each for each in report.findings if each.severity is Severity.ERROR), None):
+        raise EnvironmentLacking(
+            f"executorch {maker}: {wrong.subject}: {wrong.message}", remedy=f"read {log}"
+        )
     if absent := [program for program in programs if program not in _rows(report)]:
         raise EnvironmentLacking(
             f"executorch {maker}: {verb} has no {', '.join(absent)}", remedy="correct manifests/golden.toml"
         )
 
 
-def outcome(report: Report, program: str) -> RuntimeResult:
-    errors = [each for each in report.findings if each.subject == program and each.severity is Severity.ERROR]
-    if not errors:
-        return RuntimeResult(result="same")
-    ran = errors[0].rule == "emulator-accuracy"
-    return RuntimeResult(
-        result="differs" if ran else "refused", message=errors[0].message.partition("\n")[0][:200]
-    )
+def _draw_inputs(place: Path) -> None:
+    """The same numbers for every runtime: drawn from a seed, in the shapes that the program asks for."""
+    import numpy as np
+
+    generator, folder = np.random.default_rng(0), place / INPUTS
+    folder.mkdir()
+    for index, tensor in enumerate(_tensors(place, "inputs")):
+        array = generator.standard_normal(tensor.shape).astype(tensor.dtype)
+        (folder / f"{index}.raw").write_bytes(array.tobytes())
 
 
-def _digest(program: str, place: Path) -> str:
-    return hash_file(Path(str(_rows(Report.read(place / "test_lowering.json"))[program]["program"])))
+def _tensors(place: Path, which: str) -> list[TensorInfo]:
+    program = read(place / PROGRAM)
+    assert isinstance(program, Program)
+    (method,) = program.methods
+    return [tensor for tensor in getattr(method, which) if isinstance(tensor, TensorInfo)]
+
+
+def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path, timeout: float) -> str:
+    """Write the program's outputs to a folder; returns why it did not run, if so."""
+    outputs.mkdir()
+    listed, log = place / "input_list.txt", Path(f"{outputs}.log")
+    inputs = sorted((place / INPUTS).glob("*.raw"), key=lambda path: int(path.stem))
+    listed.write_text(" ".join(f'"{path}"' for path in inputs) + "\n", encoding="utf-8")
+    command = [str(runner), "--model_path", str(place / PROGRAM), "--input_list_path", str(listed)]
+    command += ["--output_folder_path", str(outputs), "--etdump_path=", "--performance_output_path="]
+    with log.open("wb") as output:
+        try:
+            code = subprocess.run(
+                command,
+                env=dict(variables),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=timeout,
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentLacking(
+                f"{place}: no answer after {timeout:g} s", remedy=f"read {log}; --timeout gives more"
+            ) from error
+    if not code:
+        return ""
+    if killed(how := how_it_ended(code)):
+        raise EnvironmentLacking(f"{place}: {in_words('runner', how)}", remedy=f"read {log}")
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    errors = [line for line in lines if "error" in line.lower()] or lines or [f"exit code {code}"]
+    return first_line(errors[-1])
+
+
+def _outputs(place: Path, folder: Path) -> dict[str, Any]:
+    import numpy as np
+
+    files = {folder / f"output_0_{index}.raw": each for index, each in enumerate(_tensors(place, "outputs"))}
+    return {path.name: np.fromfile(path, each.dtype) for path, each in files.items() if path.is_file()}
 
 
 def _rows(report: Report) -> dict[str, dict[str, Any]]:

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.version import Version
 from pydantic import Field, ValidationError
 
+from ci.suites.accuracy import Unusable, compare
 from ci.suites.programs.compiled_onnx import read_model
 from ci.upstream.compare.stage import chosen, environment_of
 from provisioning.base.diagnosis import nearest
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError
 from provisioning.base.files import hash_file, replace_text
-from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Severity, StageRun
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
 
 MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
@@ -33,6 +35,10 @@ TABLES: Mapping[Lane, tuple[str, str]] = {
 }
 
 MODEL, INPUTS, OWN = "model_ctx.onnx", "inputs.npz", "own.npz"
+SUMS = "SHA256SUMS"
+
+AGE = "context-binary-newer"
+"""What `diagnose` says of the one refusal that is no fault: the runtime is older than the program."""
 
 Result = Literal["same", "differs", "refused"]
 Lane = Literal["onnx", "executorch"]
@@ -56,8 +62,8 @@ class RuntimeResult(Model):
 
 class MakerResult(Model):
     sha256: str
-    """The digest of the context."""
-    runtimes: dict[str, RuntimeResult]
+    """Of the context or the .pte."""
+    runtimes: dict[str, Met]
 
 
 class Measured(Model):
@@ -114,20 +120,16 @@ def test_golden(
                 for build in reversed(chosen(versions))
             ]
             found = {
-                program: measure(
-                    *(program, runtimes, folder, golden, timeout),
-                    kept=kept,
-                    agreed={} if update else agreed.programs.get(program),
-                )
+                program: measure(program, runtimes, folder, golden, timeout, kept)
                 for program in golden.programs
             }
         else:
             from ci.upstream.golden.executorch import measure_all
 
-            found = measure_all(golden.executorch, versions, selection, folder, timeout, environ)
-        judge(stage, found, Measured(schema=1).lane(lane) if update else agreed.lane(lane))
+            found = measure_all(golden, versions, selection, folder, timeout, environ, kept)
+        judge(stage, found, found if update else agreed.lane(lane))
         stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
-        if update:
+        if update and not any(finding.severity is Severity.ERROR for finding in stage.findings):
             write(agreed, found, lane)
     return stage.close(selection.reports)
 
@@ -139,19 +141,15 @@ def measure(
     golden: Golden,
     timeout: float,
     kept: Path | None = None,
-    agreed: Mapping[str, MakerResult] | None = None,
-) -> dict[str, MakerResult]:
-    """Each build's result with the contexts of all. Contexts that are in `kept` are not compiled again."""
-    made: dict[str, MakerResult] = {}
+) -> dict[str, Made]:
+    """What each build does with the contexts of all. Those that lie in `kept` are not compiled again."""
+    made: dict[str, Made] = {}
     for maker in runtimes:
         place = folder / maker.qnn / program
-        place.mkdir(parents=True)
-        stored = kept / maker.qnn / program if kept else None
         context = place / "context" / MODEL
-        is_kept = stored is not None and stored.is_dir()
-        if stored and is_kept:
-            shutil.copytree(stored, place, dirs_exist_ok=True)
-        else:
+        stored = kept / "onnx" / maker.qnn / program if kept else None
+        if not take(stored, place):
+            place.mkdir(parents=True)
             _compile(program, maker, place, timeout)
             _inputs(context, place)
             own = _run(context, place / OWN, maker, place, timeout)
@@ -160,31 +158,67 @@ def measure(
                     f"{program}: QNN {maker.qnn} does not run what it compiled: {own.message}",
                     remedy=f"read {place}",
                 )
-            if stored:
-                for name in ("context", INPUTS, OWN):
-                    copy = shutil.copytree if (place / name).is_dir() else shutil.copyfile
-                    stored.mkdir(parents=True, exist_ok=True)
-                    copy(place / name, stored / name)
-        binary = next(iter(context.parent.glob("*.bin")), context)
-        digest = hash_file(binary)
-        if is_kept and agreed and maker.qnn in agreed and agreed[maker.qnn].sha256 != digest:
-            raise CheckFailed(
-                f"{stored}: expected {agreed[maker.qnn].sha256} (manifests/golden.json), found {digest}",
-                remedy="take the files of the release that recorded it, or record these: --update",
-            )
-        met: dict[str, RuntimeResult] = {}
+            keep(stored, place, ("context", INPUTS, OWN))
+        met: dict[str, Met] = {}
         for runtime in runtimes:
             output = place / f"on-{runtime.qnn}.npz"
             result = _run(context, output, runtime, place, timeout)
-            if result.result == "same" and (sqnr := _sqnr(place / OWN, output)) < golden.least_sqnr_db:
-                result = RuntimeResult(
-                    result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs"
-                )
+            if result.result == "same":
+                result = held(_sqnr(place / OWN, output), golden)
             met[runtime.qnn] = result
-        words = ", ".join(f"{qnn} {each.result}" for qnn, each in met.items() if qnn != maker.qnn)
-        sys.stderr.write(f"{program} of QNN {maker.qnn}: {words}\n")
-        made[maker.qnn] = MakerResult(sha256=digest, runtimes=met)
+        show(program, f"QNN {maker.qnn}", {qnn: each for qnn, each in met.items() if qnn != maker.qnn})
+        binary = next(iter(context.parent.glob("*.bin")), context)
+        made[maker.qnn] = Made(sha256=hash_file(binary), runtimes=met)
     return made
+
+
+def take(stored: Path | None, place: Path) -> bool:
+    """Copy what was kept of a program to `place`; False if nothing was."""
+    if stored is None or not stored.is_dir():
+        return False
+    try:
+        listed = (stored / SUMS).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        listed = ""
+    if listed != (found := _sums(stored)):
+        changed = {line.partition("  ")[2] for line in {*listed.splitlines()} ^ {*found.splitlines()}}
+        raise CheckFailed(
+            f"{stored}: not what {SUMS} lists: {', '.join(sorted(changed))}",
+            remedy="take the files of the release again, or remove the folder: they are then made anew",
+        )
+    shutil.copytree(stored, place)
+    return True
+
+
+def keep(stored: Path | None, place: Path, names: Sequence[str]) -> None:
+    """Put these files and folders of `place` where the next run takes them from, all of them or none."""
+    if stored is None:
+        return
+    partial = stored.with_name(f"{stored.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name in names:
+        copy = shutil.copytree if (place / name).is_dir() else shutil.copyfile
+        copy(place / name, partial / name)
+    replace_text(partial / SUMS, _sums(partial))
+    partial.rename(stored)
+
+
+def _sums(folder: Path) -> str:
+    """As sha256sum prints them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS)
+    return "".join(f"{hash_file(path)}  {path.relative_to(folder)}\n" for path in files)
+
+
+def held(sqnr: float, golden: Golden) -> Met:
+    if sqnr >= golden.least_sqnr_db:
+        return Met(result="same")
+    return Met(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
+
+
+def show(program: str, maker: str, met: Mapping[str, Met]) -> None:
+    words = ", ".join(f"{runtime} {each.result}" for runtime, each in met.items())
+    sys.stderr.write(f"{program} of {maker}: {words}\n")
 
 
 def judge(
@@ -192,8 +226,8 @@ def judge(
     found: Mapping[str, Mapping[str, MakerResult]],
     agreed: Mapping[str, Mapping[str, MakerResult]],
 ) -> None:
-    """An error for a program that ran before and does not any more, and for a refusal that is not
-    explained."""
+    """What ran and runs no more is an error, what a later runtime does not run too; an older one may refuse,
+    but for no other reason than its age."""
     counts = dict.fromkeys(("same", "differs", "refused"), 0)
     for program, makers in found.items():
         for maker, made in makers.items():
@@ -201,35 +235,39 @@ def judge(
             for runtime, met in made.runtimes.items():
                 counts[met.result] += 1
                 before = known.runtimes.get(runtime) if known else None
-                subject = f"{program} of {maker} on {runtime}"
-                if met.result != "same" and before is not None and before.result == "same":
-                    stage.add(
-                        "golden-lost",
-                        Severity.ERROR,
-                        subject,
-                        f"it ran before, and now it {_words(met)}",
-                        "compile the program again with the new build, or stay with the old runtime",
-                    )
-                elif met.result == "differs":
-                    stage.add(
-                        "golden-differs",
-                        Severity.ERROR,
-                        subject,
-                        met.message,
-                        "compile the program again with the build that runs it",
-                    )
-                elif met.result == "refused" and nearest(met.message) is None:
-                    stage.add(
-                        "golden-unexplained",
-                        Severity.ERROR,
-                        subject,
-                        f"refused in words that diagnose does not know: {met.message}",
-                        "add an entry to manifests/diagnose.toml",
-                    )
+                if finding := _judged(f"{program} of {maker} on {runtime}", maker, runtime, before, met):
+                    stage.findings.append(finding)
     stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in found.items()}}
 
 
-def _words(met: RuntimeResult) -> str:
+def _judged(subject: str, maker: str, runtime: str, before: Met | None, met: Met) -> Finding | None:
+    if met.result == "same":
+        if before is None or before.result == "same":
+            return None
+        message = f"it runs now, and before it {_words(before)}"
+        return Finding("golden-gained", Severity.NOTE, subject, message, "nox -s test_golden -- --update")
+    if before is not None and before.result == "same":
+        message = f"it ran before, and now it {_words(met)}"
+        remedy = "compile the program again with the new build, or stay with the old runtime"
+        return Finding("golden-lost", Severity.ERROR, subject, message, remedy)
+    if met.result == "differs":
+        remedy = "compile the program again with the build that runs it"
+        return Finding("golden-differs", Severity.ERROR, subject, met.message, remedy)
+    if before is None and Version(runtime) >= Version(maker):
+        message = f"a runtime that is no older than the program does not run it: {met.message}"
+        remedy = "stay with the older runtime, or agree to it: nox -s test_golden -- --update"
+        return Finding("golden-lost", Severity.ERROR, subject, message, remedy)
+    known = nearest(met.message)
+    if known is None or known.id != AGE:
+        message = f"refused, and not for the age of the runtime: {met.message}"
+        remedy = (
+            "read its log below reports/golden/; if the message is new, add it to manifests/diagnose.toml"
+        )
+        return Finding("golden-unexplained", Severity.ERROR, subject, message, remedy)
+    return None
+
+
+def _words(met: Met) -> str:
     return f"is refused: {met.message}" if met.result == "refused" else f"differs: {met.message}"
 
 
@@ -267,7 +305,9 @@ def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: fl
         return RuntimeResult(result="same")
     text = log.read_text(encoding="utf-8", errors="replace")
     line = next((line for line in text.splitlines() if line.startswith("error: ")), f"exit code {code}")
-    return RuntimeResult(
+    if code != CheckFailed.exit_code:
+        raise EnvironmentLacking(f"{context}: QNN {runtime.qnn}: {line}", remedy=f"read {log}")
+    return Met(
         result="refused", message=line.rpartition("cannot be loaded: ")[2].removeprefix("error: ")[:200]
     )
 
@@ -292,21 +332,21 @@ def _process(arguments: Sequence[str], runtime: Runtime, log: Path, timeout: flo
 
 
 def _sqnr(reference: Path, other: Path) -> float:
-    """The worst SQNR of all outputs in dB; infinite if they are equal, -infinite if one is not finite."""
     import numpy as np
 
-    worst = math.inf
     with np.load(reference) as wanted, np.load(other) as given:
-        if sorted(wanted.files) != sorted(given.files):
-            return -math.inf
-        for name in wanted.files:
-            signal, noise = wanted[name].astype("f8"), wanted[name].astype("f8") - given[name].astype("f8")
-            if not np.isfinite(noise).all():
-                return -math.inf
-            power = float((noise**2).sum())
-            if power:
-                worst = min(worst, 10 * math.log10(max(float((signal**2).sum()), 1e-30) / power))
-    return worst
+        return sqnr({name: wanted[name] for name in wanted}, {name: given[name] for name in given})
+
+
+def sqnr(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> float:
+    """In dB, the worst of all outputs; -infinite where one is absent or not finite."""
+    if wanted.keys() != given.keys():
+        return -math.inf
+    try:
+        figures = compare([(name, array, given[name]) for name, array in wanted.items()])
+    except Unusable:
+        return -math.inf
+    return figures["sqnr_db"]
 
 
 def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane: Lane) -> None:
@@ -329,10 +369,8 @@ def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane
     replace_text(PAGE, before_table + begin + "\n" + table_of(programs) + "\n" + end + after)
 
 
-def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
-    """One row for each maker, one column for each runtime: the worst of all programs."""
-    from packaging.version import Version
-
+def table_of(programs: Mapping[str, Mapping[str, Made]]) -> str:
+    """One row a maker, one column a runtime: the worst of all programs."""
     makers = sorted({maker for each in programs.values() for maker in each}, key=Version)
     measured = [(maker, made) for each in programs.values() for maker, made in each.items()]
     runtimes = sorted({name for _, made in measured for name in made.runtimes}, key=Version)

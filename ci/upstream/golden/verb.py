@@ -15,7 +15,7 @@ EXAMPLES = """\
   nox -s test_golden
   nox -s test_golden -- --qnn 2.49.40 --qnn 2.51.0
   nox -s test_golden -- --lane executorch
-  nox -s test_golden -- --keep contexts
+  nox -s test_golden -- --keep golden     give the runtimes the files of an earlier run
   nox -s test_golden -- --update          agree to what was measured: manifests/golden.json, docs/golden.md
 """
 
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="DIR",
-        help="take the context binaries that lie there instead of compiling them; put the others there",
+        help="take the programs that lie there instead of compiling them; put the others there",
     )
     parser.add_argument(
         "--timeout", type=duration, default=300, metavar="S", help="for each step [%(default)g]"
@@ -63,12 +63,11 @@ def run(args: argparse.Namespace) -> int:
 
     command = typed("nox -s test_golden --", sys.argv[2:])
     wrong = args.qnn if args.lane == "executorch" else args.executorch
-    if args.keep and args.lane == "executorch":
-        raise UsageError("--keep keeps context binaries: leave --lane out")
     if wrong:
         other = "--executorch" if args.lane == "executorch" else "--qnn"
         raise UsageError(f"--lane {args.lane} has other versions", remedy=f"name them by {other}")
     versions = args.executorch if args.lane == "executorch" else args.qnn
+    kept = args.keep.absolute() if args.keep else None
     return test_golden(
-        selection_of(args), args.lane, versions, args.update, args.timeout, command, os.environ, args.keep
+        selection_of(args), args.lane, versions, args.update, args.timeout, command, os.environ, kept
     )
