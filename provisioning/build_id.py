@@ -9,6 +9,11 @@ from pathlib import Path
 BUILD_ID = re.compile(rb"v2\.\d{1,3}\.\d{1,3}\.\d{12}(?:_\d+)?")
 
 
+def version_in(build_id: str) -> str:
+    """`2.49.40`."""
+    return ".".join(build_id.removeprefix("v").split(".")[:3])
+
+
 def build_ids(path: Path) -> tuple[str, ...]:
     """Every distinct id in the file, in order. One pass over a map of it: 98 MB take 35 ms, no memory."""
     if path.stat().st_size == 0:

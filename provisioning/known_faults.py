@@ -1,8 +1,7 @@
-"""Known faults of what a profile pins: manifests/known_faults.toml, and the page made from it."""
+"""Known faults of what a profile pins: manifests/known_faults.toml."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Literal
 
@@ -11,10 +10,12 @@ from pydantic import Field, field_validator
 
 from provisioning.base.documents import Model, load
 from provisioning.base.settings import MANIFESTS
+from provisioning.build_id import version_in
 
 MANIFEST = MANIFESTS / "known_faults.toml"
 
 Product = Literal["qnn", "executorch", "onnxruntime-qnn"]
+Lane = Literal["executorch", "onnx", "any"]
 
 
 class Fault(Model):
@@ -25,7 +26,7 @@ class Fault(Model):
     """Of the product: `>=2.48,<2.51`."""
     where: Literal["emulator", "device"]
     """Where it was seen."""
-    lane: Literal["executorch", "onnx", "any"]
+    lane: Lane
     effect: str
     show: str
     """The one command that shows it."""
@@ -69,43 +70,10 @@ def faults_of(product: str, version: str) -> list[Fault]:
     return [each for each in load_faults() if each.concerns(product, version)]
 
 
-def page() -> str:
-    """docs/findings.md."""
-    lines = [
-        "# What was found",
-        "",
-        "Faults that a gate on the emulator shows and nothing on the CPU does, and faults of pinned builds",
-        "that public threads report: what happens, in which versions, and the one command that shows it.",
-        "It is made from [manifests/known_faults.toml](../manifests/known_faults.toml): add yours there,",
-        "and run `nox -s generate`. `nox -s validate` names those of the build that it looks at.",
-        "",
+def faults_of_build(build_id: str, lane: Lane) -> list[Fault]:
+    """Of QNN alone, for programs of this lane."""
+    return [
+        each
+        for each in faults_of("qnn", version_in(build_id))
+        if "any" in (lane, each.lane) or lane == each.lane
     ]
-    names = {"qnn": "QNN", "executorch": "ExecuTorch", "onnxruntime-qnn": "onnxruntime-qnn"}
-    for title, chosen in _groups():
-        lines += [f"## {title}", ""]
-        for fault in chosen:
-            source = fault.source.removeprefix("docs/")
-            lines += [
-                f"### {fault.title}",
-                "",
-                f"{names[fault.product]} {fault.versions}, {_where(fault)}. {fault.effect}",
-                "",
-                "```console",
-                f"$ {fault.show}",
-                "```",
-                "",
-                f"**Instead:** {fault.avoid}. ({fault.id}: [{source}]({source}))",
-                "",
-            ]
-    return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _groups() -> Iterable[tuple[str, list[Fault]]]:
-    measured = [each for each in load_faults() if each.measured]
-    reported = [each for each in load_faults() if not each.measured]
-    return [(title, group) for title, group in (("Measured here", measured), ("Reported", reported)) if group]
-
-
-def _where(fault: Fault) -> str:
-    lanes = {"executorch": "ExecuTorch's lane", "onnx": "ONNX Runtime's lane", "any": "both lanes"}
-    return f"on {'the emulator' if fault.where == 'emulator' else 'devices'}, {lanes[fault.lane]}"

@@ -144,9 +144,22 @@ class Soc(Model):
     """The first QNN build that knows it; None where every build that was measured does."""
 
 
+class Refused(Model):
+    """Operators that a Hexagon earlier than `below_arch` does not compile at these precisions; None: that no
+    Hexagon compiles."""
+
+    below_arch: Annotated[int, Field(ge=65, le=99)] | None = None
+    precisions: tuple[str, ...] = Field(min_length=1)
+    operators: tuple[str, ...] = Field(min_length=1)
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.operators)} at {', '.join(self.precisions)} (V{self.below_arch} takes them)"
+
+
 class SocTable(Model):
     schema_: Literal[1] = Field(alias="schema")
     socs: dict[SocName, Soc]
+    refused: tuple[Refused, ...] = ()
 
     @model_validator(mode="after")
     def _is_unambiguous(self) -> SocTable:
@@ -212,8 +225,21 @@ def load_profile(name: str) -> Profile:
 
 
 @cache
+def _soc_table() -> SocTable:
+    return load(MANIFESTS / "socs.toml", SocTable)
+
+
 def load_socs() -> dict[str, Soc]:
-    return load(MANIFESTS / "socs.toml", SocTable).socs
+    return _soc_table().socs
+
+
+def load_refused() -> tuple[Refused, ...]:
+    return _soc_table().refused
+
+
+def refused_by(arch: int) -> list[Refused]:
+    """What this Hexagon does not compile and a later one does, as measured."""
+    return [each for each in load_refused() if each.below_arch and arch < each.below_arch]
 
 
 def load_environments() -> dict[str, PythonEnvironment]:

@@ -24,7 +24,7 @@ from ci.executorch.stage import Plan, identity, plan_of, print_list
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
 from ci.suites.baseline import Recorded, agree, load_tolerances
-from ci.suites.findings import accuracy_message, notes, placeholder, shown_thresholds, verdict
+from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
 from ci.suites.stage import finish
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
@@ -219,6 +219,7 @@ def judge(
         if result is not None and result.folder and verdict(findings) == "fail":
             stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.folder.rglob("*.raw"))]
         rows[program.name] = row(program, result, findings, plan.baseline(program).of(program.name))
+    stage.findings += known_faults(stage.findings, plan.basis.build_id, "executorch")
     stage.metrics |= {
         "selected": len(plan.programs),
         "cached": sum(result.cached for result in measured.values()),

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ci.inspect.extract import extract
 from ci.suites.programs.against_sdk import Inside, against
@@ -15,6 +16,9 @@ from ci.suites.programs.compiled_onnx import CompiledModel, read_model
 from ci.suites.programs.dlc import MARK, Dlc, read_dlc
 from ci.suites.programs.program import Context, Delegate, Options, Program, TensorInfo, first_bytes, read
 from provisioning.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from provisioning.known_faults import Fault, Lane
 
 EXAMPLES = """\
   python -m ci inspect model.pte
@@ -65,11 +69,15 @@ def run(args: argparse.Namespace) -> int:
         extracted = extract(args.file, contents, args.extract)
     if args.json:
         document = {"schema": 1, "file": str(args.file), "kind": KINDS[type(contents)], **asdict(contents)}
+        document["known_faults"] = [fault.id for fault in _known_faults(contents)]
         if answer:
             document["against"] = {"sdk": str(args.against), **asdict(answer)}
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(described(args.file, contents)) + "\n")
+        for fault in _known_faults(contents):
+            sys.stdout.write(f"known fault of QNN {fault.versions}: {fault.title} ({fault.id})\n")
+            sys.stdout.write(f"  instead: {fault.avoid}\n")
         sys.stdout.writelines(f"extracted {each}\n" for each in extracted)
         if answer:
             word = "can load it" if answer.loads else "cannot load it"
@@ -196,7 +204,24 @@ def _chip(name: str) -> str:
     return f"{name} (QNN's {soc.id}" + (f", soc_id {kernel} on the device)" if kernel else ")")
 
 
+def _known_faults(contents: Inside) -> list[Fault]:
+    """Of the QNN builds that compiled what is inside, for its lane."""
+    from provisioning.known_faults import faults_of_build
+
+    lane: Lane = "any"
+    if isinstance(contents, Context):
+        contexts = [contents]
+    elif isinstance(contents, CompiledModel):
+        lane, contexts = "onnx", [node.context for node in contents.nodes if node.context]
+    else:
+        lane, contexts = "executorch", [each.context for each in contents.delegates if each.context]
+    builds = {build for context in contexts for build in context.build_ids}
+    return list(dict.fromkeys(fault for build in sorted(builds) for fault in faults_of_build(build, lane)))
+
+
 def _context(context: Context, indent: str) -> Iterator[str]:
+    from provisioning.manifest import refused_by
+
     sizes = [f"{size / (1 << 20):g} MB" for size in context.vtcm_bytes]
     for name, values in (
         ("QNN build", list(context.build_ids)),
@@ -205,3 +230,6 @@ def _context(context: Context, indent: str) -> Iterator[str]:
         ("VTCM", sizes),
     ):
         yield f"{indent}{name}: {', '.join(values) or 'not named inside'}"
+    for arch in context.arches:
+        for refused in refused_by(arch):
+            yield f"{indent}V{arch} does not compile {refused}"

@@ -18,7 +18,7 @@ from ci.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
 from ci.onnx.findings import build_id_of, context_of, cost, costs_of, findings_of, lane_of, row
 from ci.onnx.suite import Program, all_programs, choose, programs_of
 from ci.suites.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
-from ci.suites.findings import verdict
+from ci.suites.findings import known_faults, verdict
 from ci.suites.flags import check_args
 from ci.suites.stage import finish
 from ci.suites.thresholds import update_suite
@@ -129,6 +129,8 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
         stage.findings += findings
         rows[program.name] = row(program, result, findings, baseline, others.get(program.name))
     stage.findings += [finding for finding in compared if finding.subject == stage.stage]
+    for build_id in sorted({lane.build_id for lane in lanes.values()}):
+        stage.findings += known_faults(stage.findings, build_id, "onnx")
     if pairs:
         path = plan.logs / "cross_check.md"
         replace_text(path, markdown(pairs, tolerances.cross_check_db))

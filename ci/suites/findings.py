@@ -9,6 +9,8 @@ from typing import Any
 from ci.suites.accuracy import Missed
 from ci.suites.model import AnyProgram
 from provisioning.base.findings import Finding, Metric, Severity
+from provisioning.build_id import version_in
+from provisioning.known_faults import Lane, faults_of_build
 
 CLEARLY_DB = 6.0
 """Figures that differ by more than this differ for a reason."""
@@ -31,6 +33,21 @@ def notes(program: AnyProgram[Any, Any], facts: Mapping[str, Any], again: str) -
     """Notes for the author of a factory (`ModelWithInputs.notes`)."""
     for rule, message in facts.get("notes", ()):
         yield Finding(f"factory-{rule}", Severity.WARNING, program.name, message, again)
+
+
+def known_faults(findings: Sequence[Finding], build_id: str, lane: Lane) -> Iterator[Finding]:
+    """What is known of a build of which a program missed a threshold."""
+    if not any(finding.rule.endswith("-accuracy") for finding in findings):
+        return
+    for fault in faults_of_build(build_id, lane):
+        if fault.where == "emulator":
+            yield Finding(
+                "known-fault",
+                Severity.NOTE,
+                f"QNN {version_in(build_id)}",
+                f"{fault.title} ({fault.id})",
+                f"{fault.avoid}: docs/findings.md",
+            )
 
 
 def verdict(findings: Sequence[Finding]) -> str:

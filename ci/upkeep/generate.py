@@ -64,7 +64,8 @@ SCHEMAS = {
 REPORT = "manifests/schema/report.json"
 PAGES = {
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
-    "docs/findings.md": "provisioning.known_faults:page",
+    "docs/chips.md": "ci.upkeep.chips_page:page",
+    "docs/findings.md": "ci.upstream.findings_page:page",
 }
 """Pages, and the function `module:name` that returns the text."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from provisioning.base.diagnosis import nearest
 from provisioning.base.findings import Severity
 from provisioning.base.rendering.text import plural
+from provisioning.build_id import version_in
 from provisioning.components import QNN_SDK
 from provisioning.known_faults import faults_of
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule
@@ -71,8 +72,8 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     fix="docs/findings.md says what to use instead",
 )
 def known_faults(context: Context) -> Iterator[Problem]:
-    builds = {id_.removeprefix("v") for library in holders_of_build_ids(context) for id_ in library.build_ids}
-    versions = {("qnn", ".".join(build.split(".")[:3])) for build in builds}
+    builds = {id_ for library in holders_of_build_ids(context) for id_ in library.build_ids}
+    versions = {("qnn", version_in(build)) for build in builds}
     installed = context.host.packages.get("executorch") if context.host else None
     if "executorch" in context.profile.packages:
         executorch = installed or context.profile.packages["executorch"]

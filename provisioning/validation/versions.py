@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from provisioning.base.findings import Severity
 from provisioning.base.settings import DEFAULT_TARGET
+from provisioning.build_id import version_in
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.elf import version_key
-from provisioning.manifest import Requirement
+from provisioning.manifest import Requirement, refused_by
 from provisioning.validation import CouldNotRun, NotApplicable, Problem, rule, tables
 from provisioning.validation.context import ComponentTree, Context, Host, Library, Need
 
@@ -160,8 +161,27 @@ def soc_known(context: Context) -> Iterator[Problem]:
     for name, soc in context.socs.items():
         for build in sorted(builds):
             if soc.least_qnn and version_key(build) < version_key(soc.least_qnn):
-                version = ".".join(build.split(".")[:3])
+                version = version_in(build)
                 yield Problem(name, f"QNN {version} does not know it, {soc.least_qnn} was the first that did")
+
+
+@rule(
+    "soc-operators",
+    Severity.NOTE,
+    summary="The chosen chips take the operators that later Hexagons take",
+    why="""
+        V68 and V69 do not compile some operators that V73 does. Through ONNX Runtime such an operator goes to
+        the CPU, or compiling ends with 1002, which reads as if memory were lacking. manifests/socs.toml has
+        what was measured.
+    """,
+    example="SM8450: V69 does not compile BatchNormalization, Conv, ConvTranspose, depthwise Conv at u16u16"
+    " (V73 takes them)",
+    fix="docs/chips.md has the whole table; choose another precision for these operators, or another chip",
+)
+def soc_operators(context: Context) -> Iterator[Problem]:
+    for name, soc in context.socs.items():
+        for refused in refused_by(soc.arch):
+            yield Problem(name, f"V{soc.arch} does not compile {refused}")
 
 
 @rule(

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
+
 import pytest
 
-from provisioning.known_faults import Fault, faults_of, load_faults
+from ci.inspect import verb
+from ci.suites.findings import known_faults
+from provisioning.base.findings import Finding, Severity
+from provisioning.known_faults import Fault, faults_of, faults_of_build, load_faults
+from tests.support.programs import context, program
+
+FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"
 
 
 @pytest.mark.parametrize(("version", "named"), [("2.47.0", False), ("2.49.40", True), ("2.51.0", False)])
@@ -16,3 +26,41 @@ def test_a_fault_is_named_for_its_versions_alone(version: str, named: bool) -> N
 def test_versions_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(ValueError, match="versions"):
         Fault.model_validate({**load_faults()[0].model_dump(), "versions": "2.49-ish"})
+
+
+def test_a_program_has_the_faults_of_its_build_and_lane() -> None:
+    onnx, executorch = (
+        {fault.id for fault in faults_of_build(FAULTY, lane)} for lane in ("onnx", "executorch")
+    )
+    assert "llama-decode-u16u8" in onnx - executorch
+    assert "per-channel-input-channels" in executorch - onnx
+    assert "fp16-on-v68" in onnx & executorch
+    assert not faults_of_build("unknown", "any")
+
+
+@pytest.mark.parametrize(("build_id", "named"), [(FAULTY, True), (GOOD, False)])
+def test_inspect_names_the_faults_of_the_build_that_compiled(
+    build_id: str, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary = tmp_path / "context.bin"
+    binary.write_bytes(context("SM8450", 69, build_id=build_id))
+    verb.run(argparse.Namespace(file=binary, against=None, extract=None, json=True))
+    assert ("llama-decode-u16u8" in json.loads(capsys.readouterr().out)["known_faults"]) is named
+
+
+def test_inspect_says_what_the_chip_of_a_program_does_not_compile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for soc, arch, operators in (("SM8450", 69, True), ("SM8650", 75, False)):
+        path = tmp_path / f"{soc}.pte"
+        path.write_bytes(program(data=context(soc, arch)))
+        verb.run(argparse.Namespace(file=path, against=None, extract=None, json=False))
+        assert ("ConvTranspose" in capsys.readouterr().out) is operators
+
+
+def test_a_missed_threshold_is_set_beside_what_is_known_of_the_build() -> None:
+    missed = [Finding("onnx-accuracy", Severity.ERROR, "net/u16u8/SM8650", "expected more", "")]
+    assert [each.message for each in known_faults(missed, FAULTY, "onnx")]
+    assert not [*known_faults([], FAULTY, "onnx")]
+    # What devices alone show explains no figure of the emulator.
+    assert not any("lm-vtcm" in each.message for each in known_faults(missed, FAULTY, "onnx"))

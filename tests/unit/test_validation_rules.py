@@ -295,6 +295,7 @@ NOTES: list[tuple[str, str, Arrange]] = [
     ("hexagon-arch", "libX.so", dsp("libX.so", Library(machine=HEXAGON, flags=0x68))),
     ("known-faults", "executorch", changed()),
     ("quantization-constraints", "sdk", no_constraints),
+    ("soc-operators", "SM8450", changed(socs={"SM8450": soc_named("SM8450")})),
 ]
 FIRING = [
     pytest.param(rule, subject, arrange, severity, id=f"{rule} {severity.value} {index}")
