@@ -13,10 +13,10 @@ from ci.upstream.golden import stage
 from ci.upstream.golden.stage import (
     SUMS,
     Golden,
-    Made,
-    Met,
+    MakerResult,
     Result,
     Runtime,
+    RuntimeResult,
     judge,
     keep,
     load_measured,
@@ -31,8 +31,14 @@ PROGRAM = "net/u16u8/SM8650"
 KNOWN = "Failed to create context from binary. Error: QNN_CONTEXT_ERROR_INVALID_ARGUMENT: deemed invalid"
 
 
-def made(result: Result, message: str = "", maker: str = "2.49.40") -> dict[str, dict[str, Made]]:
-    return {PROGRAM: {maker: Made(sha256="0" * 64, runtimes={"2.51.0": Met(result=result, message=message)})}}
+def made(result: Result, message: str = "", maker: str = "2.49.40") -> dict[str, dict[str, MakerResult]]:
+    return {
+        PROGRAM: {
+            maker: MakerResult(
+                sha256="0" * 64, runtimes={"2.51.0": RuntimeResult(result=result, message=message)}
+            )
+        }
+    }
 
 
 @pytest.mark.parametrize(
@@ -112,7 +118,7 @@ def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
     golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
     runtimes = [Runtime(qnn, {"QNN": qnn}) for qnn in ("2.50.40", "2.51.0")]
 
-    def measured(name: str, kept: Path | None) -> dict[str, Made]:
+    def measured(name: str, kept: Path | None) -> dict[str, MakerResult]:
         return stage.measure(PROGRAM, runtimes, tmp_path / name, golden, 1, kept)
 
     first = measured("first", tmp_path / "kept")

@@ -38,7 +38,7 @@ class Difference:
 
 
 def differences(before: Row, after: Row, tolerances: Tolerances) -> list[Difference]:
-    """What differs by more than the tolerances; a program that only one build takes is that alone.
+    """Differences beyond the tolerances. If only one build takes the program, that is the only difference.
 
     The `error` of a row is what its lane found wrong with the program, costs aside."""
     taken = [bool(row.get("figures")) for row in (before, after)]

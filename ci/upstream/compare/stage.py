@@ -250,7 +250,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
             earlier, later = sorted((base, other), key=lambda each: each.stack.age)
             stage.findings += _losses(name, earlier, later, tolerances)
             if later is base and verdict == "worse":
-                # That an earlier build does worse speaks for the upgrade.
+                # A worse earlier build is an argument for the upgrade.
                 stage.add(
                     "compare-worse",
                     Severity.NOTE,
@@ -301,7 +301,7 @@ def _words(found: Sequence[Difference]) -> str:
 
 
 def _shown(row: Row) -> dict[str, Metric]:
-    """What the page and the table show of one program on one build."""
+    """A program on one build, as the page and the table show it."""
     parts = {
         name: row[name]
         for name in ("figures", "costs", "cpu_operators", "delegates", "graphs", "error")

@@ -15,7 +15,7 @@ from ci.suites.programs.program import Program, TensorInfo, read
 from ci.upstream import releases
 from ci.upstream.compare.stage import environment_of, own_build
 from ci.upstream.compat.stage import SUITE, first_line
-from ci.upstream.golden.stage import Golden, Made, Met, held, keep, show, sqnr, take
+from ci.upstream.golden.stage import Golden, MakerResult, RuntimeResult, held, keep, show, sqnr, take
 from provisioning import compat
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
@@ -38,7 +38,7 @@ def measure_all(
     timeout: float,
     environ: Mapping[str, str],
     kept: Path | None = None,
-) -> dict[str, dict[str, Made]]:
+) -> dict[str, dict[str, MakerResult]]:
     table, store = compat.load_builds(), Store(selection.store)
     chosen = list(dict.fromkeys(versions)) or releases.versions(table)
     makers = {name: releases.release_named(name, table) for name in reversed(chosen)}
@@ -53,7 +53,7 @@ def measure_all(
             f"no wheel of executorch {', '.join(chosen)} has a C++ runtime",
             remedy=f"add --executorch {releases.own_version(table)}",
         )
-    found: dict[str, dict[str, Made]] = {program: {} for program in golden.executorch}
+    found: dict[str, dict[str, MakerResult]] = {program: {} for program in golden.executorch}
     for maker, release in makers.items():
         # The wheels of earlier versions have no runtime; the oldest one there is stands in.
         own = runners.get(maker) or next(iter(runners.values()))
@@ -80,12 +80,12 @@ def measure_all(
                 outputs = place / f"on-{name}"
                 error = _run(runner, variables, place, outputs, timeout)
                 met[name] = (
-                    Met(result="refused", message=error)
+                    RuntimeResult(result="refused", message=error)
                     if error
                     else held(sqnr(_outputs(place, place / OWN), _outputs(place, outputs)), golden)
                 )
             show(program, f"executorch {maker}", met)
-            found[program][maker] = Made(sha256=hash_file(place / PROGRAM), runtimes=met)
+            found[program][maker] = MakerResult(sha256=hash_file(place / PROGRAM), runtimes=met)
     return found
 
 
@@ -146,7 +146,7 @@ def _compile(
 
 
 def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
-    """What could not be made, or goes wrong where it was made, says nothing of later runtimes."""
+    """A failure to compile, or on the maker's own runtime, says nothing about later runtimes."""
     log = place / f"{verb}.log"
     try:
         report = Report.read(place / f"{verb}.json")
@@ -165,7 +165,7 @@ def _need(place: Path, verb: str, programs: Sequence[str], maker: str) -> None:
 
 
 def _draw_inputs(place: Path) -> None:
-    """The same numbers for every runtime: drawn from a seed, in the shapes that the program asks for."""
+    """Inputs that are the same for every runtime: from a seed, in the shapes of the program."""
     import numpy as np
 
     generator, folder = np.random.default_rng(0), place / INPUTS

@@ -62,8 +62,8 @@ class RuntimeResult(Model):
 
 class MakerResult(Model):
     sha256: str
-    """Of the context or the .pte."""
-    runtimes: dict[str, Met]
+    """The digest of the context or the .pte."""
+    runtimes: dict[str, RuntimeResult]
 
 
 class Measured(Model):
@@ -141,9 +141,9 @@ def measure(
     golden: Golden,
     timeout: float,
     kept: Path | None = None,
-) -> dict[str, Made]:
-    """What each build does with the contexts of all. Those that lie in `kept` are not compiled again."""
-    made: dict[str, Made] = {}
+) -> dict[str, MakerResult]:
+    """Each build's result with the contexts of all. Contexts that are in `kept` are not compiled again."""
+    made: dict[str, MakerResult] = {}
     for maker in runtimes:
         place = folder / maker.qnn / program
         context = place / "context" / MODEL
@@ -159,7 +159,7 @@ def measure(
                     remedy=f"read {place}",
                 )
             keep(stored, place, ("context", INPUTS, OWN))
-        met: dict[str, Met] = {}
+        met: dict[str, RuntimeResult] = {}
         for runtime in runtimes:
             output = place / f"on-{runtime.qnn}.npz"
             result = _run(context, output, runtime, place, timeout)
@@ -168,7 +168,7 @@ def measure(
             met[runtime.qnn] = result
         show(program, f"QNN {maker.qnn}", {qnn: each for qnn, each in met.items() if qnn != maker.qnn})
         binary = next(iter(context.parent.glob("*.bin")), context)
-        made[maker.qnn] = Made(sha256=hash_file(binary), runtimes=met)
+        made[maker.qnn] = MakerResult(sha256=hash_file(binary), runtimes=met)
     return made
 
 
@@ -210,13 +210,13 @@ def _sums(folder: Path) -> str:
     return "".join(f"{hash_file(path)}  {path.relative_to(folder)}\n" for path in files)
 
 
-def held(sqnr: float, golden: Golden) -> Met:
+def held(sqnr: float, golden: Golden) -> RuntimeResult:
     if sqnr >= golden.least_sqnr_db:
-        return Met(result="same")
-    return Met(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
+        return RuntimeResult(result="same")
+    return RuntimeResult(result="differs", message=f"{sqnr:.1f} dB from the maker's own outputs")
 
 
-def show(program: str, maker: str, met: Mapping[str, Met]) -> None:
+def show(program: str, maker: str, met: Mapping[str, RuntimeResult]) -> None:
     words = ", ".join(f"{runtime} {each.result}" for runtime, each in met.items())
     sys.stderr.write(f"{program} of {maker}: {words}\n")
 
@@ -226,8 +226,8 @@ def judge(
     found: Mapping[str, Mapping[str, MakerResult]],
     agreed: Mapping[str, Mapping[str, MakerResult]],
 ) -> None:
-    """What ran and runs no more is an error, what a later runtime does not run too; an older one may refuse,
-    but for no other reason than its age."""
+    """An error for a program that ran before and does not any more, that a runtime no older than itself does
+    not run, or that a runtime refuses for another reason than its own age."""
     counts = dict.fromkeys(("same", "differs", "refused"), 0)
     for program, makers in found.items():
         for maker, made in makers.items():
@@ -240,7 +240,9 @@ def judge(
     stage.metrics |= {**counts, "programs": {n: [*makers] for n, makers in found.items()}}
 
 
-def _judged(subject: str, maker: str, runtime: str, before: Met | None, met: Met) -> Finding | None:
+def _judged(
+    subject: str, maker: str, runtime: str, before: RuntimeResult | None, met: RuntimeResult
+) -> Finding | None:
     if met.result == "same":
         if before is None or before.result == "same":
             return None
@@ -267,7 +269,7 @@ def _judged(subject: str, maker: str, runtime: str, before: Met | None, met: Met
     return None
 
 
-def _words(met: Met) -> str:
+def _words(met: RuntimeResult) -> str:
     return f"is refused: {met.message}" if met.result == "refused" else f"differs: {met.message}"
 
 
@@ -307,7 +309,7 @@ def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: fl
     line = next((line for line in text.splitlines() if line.startswith("error: ")), f"exit code {code}")
     if code != CheckFailed.exit_code:
         raise EnvironmentLacking(f"{context}: QNN {runtime.qnn}: {line}", remedy=f"read {log}")
-    return Met(
+    return RuntimeResult(
         result="refused", message=line.rpartition("cannot be loaded: ")[2].removeprefix("error: ")[:200]
     )
 
@@ -369,7 +371,7 @@ def write(agreed: Measured, found: Mapping[str, Mapping[str, MakerResult]], lane
     replace_text(PAGE, before_table + begin + "\n" + table_of(programs) + "\n" + end + after)
 
 
-def table_of(programs: Mapping[str, Mapping[str, Made]]) -> str:
+def table_of(programs: Mapping[str, Mapping[str, MakerResult]]) -> str:
     """One row a maker, one column a runtime: the worst of all programs."""
     makers = sorted({maker for each in programs.values() for maker in each}, key=Version)
     measured = [(maker, made) for each in programs.values() for maker, made in each.items()]
