@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 
 from ci.signing import signed_library, verification
+from ci.signing.lpai.elfsigner import Consent
 from provisioning import licences
 from tests.support import hexagon_sdk
-from tests.support.elfsigner_stand_in import DISCLAIMER
+from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION
 from tests.support.skels import Skel
+
+
+ACCEPT = ("--accept-disclaimer", Consent.digest(QUESTION))
 
 
 @dataclass
@@ -84,7 +88,7 @@ def python(tmp_path: Path) -> str:
 
 def test_the_skel_is_signed_into_the_overlay_and_the_sdk_is_left_alone(world: World, python: str) -> None:
     before = snapshot(world.qnn) | snapshot(world.hexagon / "tools")
-    done = world.sign_lpai("--accept-disclaimer", "--python", python)
+    done = world.sign_lpai(*ACCEPT, "--python", python)
     assert (done.returncode, done.stderr.count(DISCLAIMER.strip())) == (0, 1)
     signed = world.overlay / "libQnnLpaiSkel.so"
     original = world.qnn / "lib" / "lpai-v6" / "unsigned" / "libQnnLpaiSkel.so"
@@ -99,7 +103,7 @@ def snapshot(directory: Path) -> dict[Path, tuple[int, int]]:
 
 def test_the_disclaimer_is_accepted_once_and_for_all_libraries(world: World, python: str) -> None:
     more = [Skel(arch=81, content=f"more {n} ".encode()).write(world.root / f"lib{n}.so") for n in range(3)]
-    first = world.sign_lpai("--accept-disclaimer", "--python", python, "--library", *more)
+    first = world.sign_lpai(*ACCEPT, "--python", python, "--library", *more)
     second = world.sign_lpai("--python", python)
     assert (first.returncode, second.returncode) == (0, 0)
     assert DISCLAIMER.strip() in first.stderr and DISCLAIMER.strip() not in second.stderr
@@ -110,12 +114,20 @@ def test_the_disclaimer_is_accepted_once_and_for_all_libraries(world: World, pyt
 def test_without_acceptance_nothing_is_signed(world: World, python: str) -> None:
     done = world.sign_lpai("--python", python)
     assert done.returncode == 3
-    assert DISCLAIMER.strip() in done.stderr and "--accept-disclaimer" in done.stderr
+    assert DISCLAIMER.strip() in done.stderr and " ".join(ACCEPT) in done.stderr
     assert [path for path in world.overlay.rglob("*") if path.is_file()] == []
 
 
+def test_another_question_is_refused_whatever_was_accepted(world: World, python: str) -> None:
+    hexagon_sdk.behave(world.hexagon, behaviour="tls-warning")
+    done = world.sign_lpai(*ACCEPT, "--python", python)
+    assert (done.returncode, "self-signed certificate" in done.stderr) == (3, True)
+    assert [path for path in world.overlay.rglob("*") if path.is_file()] == []
+    assert not licences.recorded(world.root / "store")
+
+
 def test_a_device_bound_test_signature_is_made(world: World, python: str) -> None:
-    done = world.sign_lpai("--accept-disclaimer", "--python", python, "--serial", "0x1A2B3C4D")
+    done = world.sign_lpai(*ACCEPT, "--python", python, "--serial", "0x1A2B3C4D")
     assert done.returncode == 0
     made = world.overlay / "testsig-0x1a2b3c4d.so"
     assert not verification.verify_file(made, verification.Expected(serial=0x1A2B3C4D)).failed
@@ -141,7 +153,7 @@ def test_what_elfsigner_fails_at_never_reaches_the_overlay(
 ) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour=behaviour)
     limit = ("--time-limit", "2") if behaviour == "hang" else ()
-    done = world.sign_lpai("--accept-disclaimer", "--python", python, *limit)
+    done = world.sign_lpai(*ACCEPT, "--python", python, *limit)
     # A long path breaks lines elsewhere.
     printed = " ".join(f"{done.stdout} {done.stderr}".split())
     assert (done.returncode, words in printed) == (code, True)
@@ -156,7 +168,7 @@ def test_what_elfsigner_fails_at_never_reaches_the_overlay(
 
 def test_a_signer_that_writes_into_its_sdk_is_found_out(world: World, python: str) -> None:
     hexagon_sdk.behave(world.hexagon, behaviour="writes-into-sdk")
-    assert world.sign_lpai("--accept-disclaimer", "--python", python).returncode == 1
+    assert world.sign_lpai(*ACCEPT, "--python", python).returncode == 1
     assert world.rules() == ["signing.sdk-changed"]
 
 
@@ -174,7 +186,7 @@ def test_an_interrupt_ends_the_signer_and_leaves_nothing(
     }
     command = [sys.executable, "-m", "ci", "sign_lpai", "--soc", "SM8850"]
     child = subprocess.Popen(
-        [*command, "--accept-disclaimer", "--python", python],
+        [*command, *ACCEPT, "--python", python],
         cwd=world.root,
         env=environ,
         stdout=subprocess.DEVNULL,

@@ -20,6 +20,8 @@ DISCLAIMER = """\
 Attention: this stand-in is for tests alone. By signing with it you accept that nothing it signs is accepted
 by any device, and you are bound by its license terms.
 """
+QUESTION = f"{DISCLAIMER}\nAgree? [y/n]: "
+TLS_WARNING = "The server has a self-signed certificate. Do you want to continue? [y/n]: "
 
 
 def main() -> int:
@@ -39,12 +41,14 @@ def main() -> int:
     if behaviour == "no-imp":
         raise ModuleNotFoundError("No module named 'imp'")
     if not args.no_disclaimer and behaviour != "no-prompt":
-        print(DISCLAIMER)
-        if behaviour == "odd-prompt":
+        if behaviour == "tls-warning":
+            answer = input(TLS_WARNING)
+        elif behaviour == "odd-prompt":
+            print(DISCLAIMER)
             print("Type your answer.", flush=True)
             answer = sys.stdin.readline()
         else:
-            answer = input("Agree? [y/n]: ")
+            answer = input(QUESTION)
         if not answer.strip().lower().startswith("y"):
             print("not accepted")
             return 1

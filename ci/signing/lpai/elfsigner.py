@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,14 +69,13 @@ class SignerOffline(UpstreamError):
 
 @dataclass
 class Consent:
-    """The user's answer to elfsigner's disclaimer: asked for once for each wording, then recorded."""
+    """The user's answer to what elfsigner asks, whatever it is: for exactly that text, then recorded."""
 
     store: Path
     version: str
     """Of the Hexagon SDK, for the record."""
-    accept: bool = False
-    """The user accepted beforehand: by flag or QNN_CI_ACCEPT_LICENCES."""
-    means: str = "--accept-disclaimer"
+    accepted: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of texts that the user accepted beforehand, each with the means: the flag or the variable."""
     ask: Callable[[str], bool] | None = None
     """Show the question to a person; None where there is no terminal."""
     show: Callable[[str], None] = print
@@ -86,32 +85,38 @@ class Consent:
     LICENCE = "hexagon-elfsigner"
 
     def __call__(self, text: str) -> bool:
+        digest = self.digest(text)
+        with self._lock:
+            if digest not in self._answers:
+                self._answers[digest] = self._answer(digest, text)
+            return self._answers[digest]
+
+    @staticmethod
+    def digest(text: str) -> str:
+        """The hash by which a text is accepted; line breaks and blanks do not count."""
         import hashlib
 
-        words = " ".join(text.split())
-        wording = f"{self.LICENCE}-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-        with self._lock:
-            if wording not in self._answers:
-                self._answers[wording] = self._answer(wording, text)
-            return self._answers[wording]
+        return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
 
-    def _answer(self, wording: str, text: str) -> bool:
+    def _answer(self, digest: str, text: str) -> bool:
         from provisioning import licences
         from provisioning.manifest import Component, Licence
 
-        if wording in licences.recorded(self.store):
+        name = f"{self.LICENCE}-{digest}"
+        if name in licences.recorded(self.store):
             return True
-        self.show("elfsigner of the Hexagon SDK says:\n\n" + text.strip() + "\n")
-        accepted = self.accept or (self.ask is not None and self.ask("Do you accept this? [y/N] "))
-        if accepted:
-            # No manifest can name it: its wording is only known now.
+        self.show(f"elfsigner of the Hexagon SDK asks:\n\n{text.strip()}\n\nsha256 {digest}\n")
+        means = self.accepted.get(digest, "")
+        if not means and self.ask is not None and self.ask("Do you accept this? [y/N] "):
+            means = "asked"
+        if means:
+            # No manifest can name it: its text is only known now.
             licence = Licence.model_construct(
-                id=wording, title="disclaimer of the Hexagon SDK's elfsigner", url=""
+                id=name, title="question of the Hexagon SDK's elfsigner, by its hash", url=""
             )
             component = Component.model_construct(version=self.version, licence=licence, parts=())
-            means = self.means if self.accept else "asked"
-            licences.require(self.store, {"hexagon-sdk": component}, {wording: means})
-        return accepted
+            licences.require(self.store, {"hexagon-sdk": component}, {name: means})
+        return bool(means)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +288,8 @@ class _Conversation:
         self.answered = len(self.output)
         if not self.consent(text):
             raise LicenceNotAccepted(
-                "elfsigner's disclaimer was not accepted", remedy="read it, then add --accept-disclaimer"
+                "what elfsigner asks was not accepted",
+                remedy=f"read it, then add --accept-disclaimer {Consent.digest(text)}",
             )
         # Reading the terms does not count.
         self.deadline += time.monotonic() - begun

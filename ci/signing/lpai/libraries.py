@@ -45,7 +45,7 @@ class ElfsignerTable(Model):
     signed_name: str
     test_signature_name: str
     answer: str
-    """To the question of its disclaimer."""
+    """To a question that the user accepted."""
     source: Annotated[tuple[str, ...], Field(min_length=1)]
 
 

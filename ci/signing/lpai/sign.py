@@ -259,12 +259,15 @@ def _elfsigner(
     script = libraries.elfsigner_script(environment, files, chip)
     below = tuple(map(int, table.python_below.split(".")))
     python = interpreter(args.python, below)
-    by_variable = Consent.LICENCE in licences.named((), os.environ)
+    accepted = {
+        one.removeprefix(f"{Consent.LICENCE}-"): licences.VARIABLE
+        for one in licences.named((), os.environ)
+        if one.startswith(f"{Consent.LICENCE}-")
+    }
     consent = Consent(
         store=selection.store,
         version=libraries.version_of("hexagon-sdk", environment.roots["hexagon-sdk"]),
-        accept=args.accept_disclaimer or by_variable,
-        means="--accept-disclaimer" if args.accept_disclaimer else licences.VARIABLE,
+        accepted=accepted | dict.fromkeys(args.accept_disclaimer, "--accept-disclaimer"),
         ask=_ask if sys.stdin is not None and sys.stdin.isatty() else None,
         show=functools.partial(print, file=sys.stderr),
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from provisioning.base.command_line import duration
+from provisioning.base.command_line import duration, repeatable
 from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection, selection_of
 
 EXAMPLES = """\
   nox -s sign_lpai -- --profile qnn-2.48 --soc SM8850
-  python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --direct --accept-disclaimer
+  python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --direct
   python -m ci sign_lpai --profile qnn-2.48 --soc SM8850 --from-device
   python -m ci sign_lpai --soc SM8850 --signer dev --library build/libmine_skel.so
   python -m ci sign_lpai --soc SM8850 --signer dev --serial 0x1a2b3c4d
@@ -45,10 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("how")
     how.add_argument("--signer", choices=("elfsigner", "dev"), default="elfsigner", help="[%(default)s]")
     how.add_argument("-o", "--output", type=Path, default=OVERLAY, help="the overlay [%(default)s]")
-    how.add_argument(
+    repeatable(
+        how,
         "--accept-disclaimer",
-        action="store_true",
-        help="elfsigner's, which is shown once [QNN_CI_ACCEPT_LICENCES=hexagon-elfsigner]",
+        "HASH",
+        "answer yes to exactly this text of elfsigner's; without it, the text and its hash are shown"
+        " [QNN_CI_ACCEPT_LICENCES=hexagon-elfsigner-HASH]",
+        type=_digest,
     )
     how.add_argument(
         "--time-limit",
@@ -58,6 +62,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--python", metavar="PATH", help="to run elfsigner with; an older one than most have")
     how.add_argument("--strict", action="store_true", help="warnings fail too")
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a SHA-256, which is shown below what elfsigner asks"
+        )
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
