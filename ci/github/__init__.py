@@ -12,7 +12,7 @@ EXAMPLES = """\
   python -m ci github plan
   QNN_CI_TARGETS=x86_64-linux python -m ci github place
   QNN_CI_STAGE=validate python -m ci github stage
-  QNN_CI_NEEDS='{"stage": {"result": "skipped"}}' python -m ci github verdict
+  QNN_CI_RESULT_STAGE=skipped python -m ci github verdict
 """
 
 PARTS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 
@@ -11,10 +10,23 @@ from provisioning.base.errors import UsageError
 from provisioning.base.rendering.job_summary import cell
 from provisioning.base.rendering.workflow_commands import command
 
+RESULT = "QNN_CI_RESULT_"
+"""Begins the name of a variable for each needed job: the workflow's `needs` as one text can pass 128 KB,
+which no process may have in one variable."""
+
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_NEEDS, the JSON of the workflow's `needs` context."""
-    results = results_of(environ.get("QNN_CI_NEEDS", ""))
+    """Read QNN_CI_RESULT_JOB, the result of the job JOB, for each job that the workflow needs."""
+    results = {
+        name.removeprefix(RESULT).lower(): value or "no result"
+        for name, value in sorted(environ.items())
+        if name.startswith(RESULT)
+    }
+    if not results:
+        raise UsageError(
+            f"there is no {RESULT}JOB",
+            remedy=f"set {RESULT}STAGE to ${{{{ needs.stage.result }}}}, and so on for each job that is needed",
+        )
     bad = {job: result for job, result in results.items() if result != "success"}
     lines = [f"## {'❌' if bad else '✅'} {len(results) - len(bad)} of {len(results)} jobs succeeded", ""]
     lines += ["| job | result |", "| --- | --- |"]
@@ -27,17 +39,3 @@ def run(environ: Mapping[str, str]) -> int:
     for job, result in bad.items():
         sys.stdout.write(command("error", f"{job}: {result}", title="verdict") + "\n")
     return 1 if bad else 0
-
-
-def results_of(text: str) -> dict[str, str]:
-    remedy = "set QNN_CI_NEEDS to ${{ toJSON(needs) }}, in a job that needs others"
-    try:
-        needs = json.loads(text)
-        results = {str(job): str(need["result"]) for job, need in needs.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(
-            f"QNN_CI_NEEDS={text!r}: expected the needs context as JSON", remedy=remedy
-        ) from error
-    if not results:
-        raise UsageError("QNN_CI_NEEDS names no job", remedy=remedy)
-    return results

@@ -16,7 +16,7 @@ import yaml
 
 from ci import github as verb
 from ci.engine.gate_table import Row, gate_table
-from ci.github import plan
+from ci.github import plan, verdict
 from ci.github.rehearse.equivalents import EQUIVALENTS
 from ci.github.rehearse.model import (
     Action,
@@ -254,7 +254,9 @@ def test_the_verdict_needs_every_other_job_of_the_gate_and_always_runs() -> None
     assert set(gate["verdict"].needs) == set(gate) - {"verdict"}
     assert gate["verdict"].condition == "always()"
     (step,) = [step for step in gate["verdict"].steps if step.run]
-    assert step.env == {"QNN_CI_NEEDS": "${{ toJSON(needs) }}"}
+    assert step.env == {
+        f"{verdict.RESULT}{job.upper()}": f"${{{{ needs.{job}.result }}}}" for job in gate["verdict"].needs
+    }
 
 
 def test_no_job_of_the_gate_can_be_skipped_or_fail_unseen() -> None:
