@@ -278,8 +278,14 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def github(session: nox.Session) -> None:
-    """Do a part of a GitHub workflow: plan, place, setup, stage, verdict or release."""
+    """Do a part of a GitHub workflow: `-- --help` names them."""
     run_verb(session, "github")
+
+
+@nox.session
+def pins(session: nox.Session) -> None:
+    """Hand newer pins to the job that proposes them, as a patch that is judged."""
+    run_verb(session, "pins")
 
 
 @nox.session

@@ -21,7 +21,7 @@ from provisioning.base import command_line  # noqa: E402
 from provisioning.base.errors import UsageError  # noqa: E402
 from provisioning.base.settings import CLONE, outputs_path  # noqa: E402
 
-NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "rehearse")
+NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "rehearse")
 """They work on our own sources, git history or Dockerfile."""
 
 

@@ -73,6 +73,9 @@ VERBS = {
     "generate": Verb("ci.upkeep.generate", "regenerate committed schemas and catalogues", "lint"),
     "github": Verb("ci.github", "what the workflows and actions under .github/ do"),
     "rehearse": Verb("ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would", "lint"),
+    "pins": Verb(
+        "ci.upkeep.pins", "hand newer pins to the job that proposes them, as a patch that is judged"
+    ),
     "bench": Verb("ci.upkeep.bench", "performance claims as ratios, measured side by side"),
 }
 

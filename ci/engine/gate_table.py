@@ -44,6 +44,8 @@ class Row(Model):
     executorch: bool = False
     submodules: bool = False
     packages: tuple[str, ...] = ()
+    variables: dict[Annotated[str, Field(pattern="^[A-Z][A-Z0-9_]*$")], str] = Field(default_factory=dict)
+    root: bool = False
     own: bool = False
     profiles: tuple[str, ...] = ()
     when: Literal["gate", "nightly"] = "gate"

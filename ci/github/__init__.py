@@ -23,6 +23,7 @@ PARTS = {
     "stage": "run a session, then annotate the change and summarise the job from its report",
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
     "release": "make the source archive, its bill of materials and checksums in dist/release",
+    "publish": "publish them as a release on GitHub: drafted, filled, then published",
 }
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -199,6 +200,8 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> It
             "runner": row.runner,
             "submodules": "recursive" if row.submodules else "false",
             "packages": " ".join(row.packages),
+            "variables": shlex.join(f"{name}={value}" for name, value in row.variables.items()),
+            "root": row.root,
         }
 
 

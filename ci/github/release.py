@@ -1,10 +1,11 @@
-"""Make a release: source archive, bill of materials, checksums. The bytes are the same on every machine."""
+"""Make a release's files: source archive, bill of materials, checksums. The bytes are the same everywhere."""
 
 from __future__ import annotations
 
 import datetime as dt
 import gzip
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.lock_files import parse
 
 NAME = "qnn-ci"
+SUMS = "SHA256SUMS"
+
+FOR_DEVELOPERS = ("lint", "tests")
+"""Environments that no user's session runs in."""
 
 
 def run(environ: Mapping[str, str]) -> int:
@@ -28,15 +33,18 @@ def run(environ: Mapping[str, str]) -> int:
         raise CheckFailed(
             f"the tag {tag} is not the version {version} of pyproject.toml", remedy=f"tag v{version}"
         )
+    if environ.get("GITHUB_REF_TYPE") == "tag":
+        notes(ROOT, version)  # so that their absence is known before anything is attested
     into = ROOT / "dist" / "release"
-    into.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir(parents=True)
     archive = into / f"{NAME}-{version}.tar.gz"
     archive.write_bytes(source_archive(ROOT, f"{NAME}-{version}/"))
     bill = into / f"{NAME}-{version}.cdx.json"
     when = dt.datetime.fromtimestamp(int(_git(ROOT, "log", "-1", "--format=%ct")), dt.timezone.utc)
     bill.write_text(bill_of_materials(version, archive, when, MANIFESTS), encoding="utf-8")
     sums = "".join(f"{hash_file(path)}  {path.name}\n" for path in (archive, bill))
-    (into / "SHA256SUMS").write_text(sums, encoding="utf-8")
+    (into / SUMS).write_text(sums, encoding="utf-8")
     sys.stdout.write(sums)
     set_outputs({"archive": archive.name, "sbom": bill.name}, environ)
     return 0
@@ -48,6 +56,18 @@ def project_version(root: Path) -> str:
     return match[1]
 
 
+def notes(root: Path, version: str) -> str:
+    """What CHANGELOG.md says of a version."""
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## v?{re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    if section is None or not section[1].strip():
+        raise CheckFailed(
+            f"CHANGELOG.md has no section {version!r}, or nothing in it",
+            remedy=f"rename the section Unreleased to {version}, then tag that commit",
+        )
+    return section[1].strip() + "\n"
+
+
 def source_archive(root: Path, prefix: str) -> bytes:
     """The files of HEAD, with the commit's time; gzip stores none."""
     tar = _git_bytes(root, "archive", "--format=tar", f"--prefix={prefix}", "HEAD")
@@ -55,7 +75,7 @@ def source_archive(root: Path, prefix: str) -> bytes:
 
 
 def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests: Path) -> str:
-    """The archive, the Python packages that locks name, the components that profiles pin."""
+    """The archive, the packages of users' environments, the components that profiles pin."""
     release = Item(
         NAME,
         version,
@@ -70,6 +90,8 @@ def bill_of_materials(version: str, archive: Path, when: dt.datetime, manifests:
 def locked_packages(manifests: Path) -> list[Item]:
     hashes: dict[tuple[str, str], set[str]] = {}
     for file in sorted((manifests / "locks").glob("*.txt")):
+        if file.stem in FOR_DEVELOPERS:
+            continue
         # Torch's line is a comment for installers, because its build differs by index.
         text = file.read_text(encoding="utf-8").replace("# torch: ", "")
         for entry in parse(text):

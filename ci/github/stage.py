@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -34,7 +35,8 @@ SILENT = WITHOUT_REPORT | ANNOTATE_THEMSELVES
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_STAGE, and QNN_CI_ARGUMENTS, which are split like a shell does but never run by one."""
+    """Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), and QNN_CI_ARGUMENTS and QNN_CI_VARIABLES, which are split like
+    a shell does but never run by one."""
     stage = environ.get("QNN_CI_STAGE", "")
     if not stage.replace("_", "").isalnum():
         raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", remedy="`nox -l` lists them")
@@ -57,6 +59,9 @@ def run(environ: Mapping[str, str]) -> int:
         inner["EXECUTORCH_ROOT"] = str(Path(environ.get("GITHUB_WORKSPACE", "")).absolute() / source)
     if stage not in ANNOTATE_THEMSELVES:
         inner.pop("GITHUB_STEP_SUMMARY", None)
+    inner |= variables_of(environ.get("QNN_CI_VARIABLES", ""))
+    if environ.get("QNN_CI_AS_ROOT") == "true":
+        command = as_root(command, inner)
     sys.stdout.flush()
     started, kills, log = time.monotonic(), memory_kills(), log_of(stage, reports)
     code = supervise(command, inner, log)
@@ -80,8 +85,29 @@ def split(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise UsageError(
-            f"QNN_CI_ARGUMENTS={text!r}: {error}", remedy="quote run-stage's input arguments as for a shell"
+            f"{text!r}: {error}", remedy="quote run-stage's inputs arguments and variables as for a shell"
         ) from error
+
+
+def variables_of(text: str) -> dict[str, str]:
+    variables = {}
+    for word in split(text):
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"QNN_CI_VARIABLES={text!r}: expected NAME=VALUE, found {word!r}")
+        variables[name] = value
+    return variables
+
+
+def as_root(command: list[str], environ: Mapping[str, str]) -> list[str]:
+    """The command for root, with the whole environment: sudo passes on none of it."""
+    if os.geteuid() == 0:
+        return command
+    if shutil.which("sudo") is None:
+        raise EnvironmentLacking(
+            "there is no sudo, and this stage needs root", remedy="run the job as root, in a container"
+        )
+    return ["sudo", "--non-interactive", "env", *(f"{k}={v}" for k, v in environ.items()), *command]
 
 
 def reports_of(environ: Mapping[str, str]) -> Path:

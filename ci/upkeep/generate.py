@@ -66,6 +66,7 @@ PAGES = {
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
     "docs/chips.md": "ci.upkeep.chips_page:page",
     "docs/findings.md": "ci.upstream.findings_page:page",
+    "manifests/actions.toml": "ci.upkeep.actions:table",
 }
 """Pages, and the function `module:name` that returns the text."""
 

@@ -105,6 +105,10 @@ TOOLS = {
         ],
         "fix the keys named above",
     ),
+    "dependabot": Tool(
+        ["check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml"],
+        "fix the keys named above",
+    ),
 }
 
 ACTIONLINT = [

@@ -22,7 +22,6 @@ from tests.support import hexagon_sdk
 from tests.support.elfsigner_stand_in import DISCLAIMER, QUESTION
 from tests.support.skels import Skel
 
-
 ACCEPT = ("--accept-disclaimer", Consent.digest(QUESTION))
 
 

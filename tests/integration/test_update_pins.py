@@ -13,16 +13,21 @@ from tests.support.rehearsed import Rehearsed, rehearse
 
 NOXFILE = """
     import pathlib
+    import sys
 
     import nox
+
+    sys.path.insert(0, {toolkit!r})
 
 
     @nox.session(python=False)
     def lock(session):
-        assert session.posargs == ["--upgrade"]
-        lock = pathlib.Path("manifests/locks/lint.txt")
-        lock.write_text(lock.read_text().replace("==1.0", "==1.1"))
-        pathlib.Path("left-behind").touch()
+        if session.posargs == ["--upgrade"]:
+            lock = pathlib.Path("manifests/locks/lint.txt")
+            lock.write_text(lock.read_text().replace("==1.0", "==1.1"))
+            pathlib.Path("left-behind").touch()
+        else:
+            assert session.posargs == ["--torch"]
 
 
     @nox.session(python=False)
@@ -38,6 +43,15 @@ NOXFILE = """
         table.parent.mkdir(parents=True)
         table.write_text("| program | 2.51.0 | 2.50.40 |\\n")
         session.error("2.51.0 is worse at something")
+
+
+    @nox.session(python=False)
+    def pins(session):
+        from ci.upkeep import pins
+
+        pins.ROOT = pathlib.Path.cwd()
+        what, file = session.posargs
+        pins.run(pins.argparse.Namespace(what=what, file=pathlib.Path(file)))
     """
 """In place of sessions that ask the package index and Debian."""
 
@@ -46,7 +60,7 @@ NOXFILE = """
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = [*(ROOT / ".github").rglob("*.yml"), MANIFESTS / "locks" / "nox.txt"]
     files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in own}
-    files |= {"noxfile.py": NOXFILE, "manifests/locks/lint.txt": "ruff==1.0\n"}
+    files |= {"noxfile.py": NOXFILE.format(toolkit=str(ROOT)), "manifests/locks/lint.txt": "ruff==1.0\n"}
     files |= {"manifests/image-packages.txt": "git 1:2.39\n"}
     return repository(tmp_path_factory.mktemp("root") / "small", files)
 

@@ -16,11 +16,12 @@ import pytest
 
 from ci import github as verb
 from ci.engine.gate_table import GateTable, Harmless, Row, gate_table
-from ci.github import place, plan, release, setup, stage, verdict
+from ci.github import place, plan, publish, release, setup, stage, verdict
 from ci.github.rehearse.commands import pairs
-from provisioning.base.errors import CheckFailed, ManifestError, UsageError
+from provisioning.base.errors import CheckFailed, ManifestError, UpstreamError, UsageError
 from provisioning.base.findings import Outcome, Report, StageRun
 from provisioning.base.settings import MANIFESTS, ROOT
+from tests.support import engine, needs
 from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import IDENTITY, repository, write
 
@@ -436,6 +437,35 @@ def test_the_tests_see_nothing_of_the_job_that_runs_them(
     assert not any(name.startswith(("GITHUB_", "RUNNER_")) for name in seen)
 
 
+def test_a_stage_gets_its_variables_and_root_if_its_row_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sudo").mkdir()
+    sudo = tmp_path / "sudo" / "sudo"
+    sudo.write_text(
+        f'#!/bin/sh\n[ "$1" = --non-interactive ] && shift && touch {tmp_path}/root && exec "$@"\n'
+    )
+    sudo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sudo.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    more = {
+        "QNN_CI_STAGE": "tests",
+        "QNN_CI_VARIABLES": "SWITCH=required 'OTHER=a b'",
+        "QNN_CI_AS_ROOT": "true",
+    }
+    assert run_stage(tmp_path, monkeypatch, f"env > {tmp_path}/env", **more) == 0
+    seen = (tmp_path / "env").read_text().splitlines()
+    assert {"SWITCH=required", "OTHER=a b"} <= set(seen) and (tmp_path / "root").exists()
+
+
+def test_checks_that_the_integration_row_cannot_run_make_it_red() -> None:
+    for name in ("integration", "integration-whole"):
+        row = gate_table().row[name]
+        assert row.root and row.variables == {engine.SWITCH: "required", needs.SWITCH: "required"}
+        on_the_runner = {"binutils", "chromium", "docker.io", "openssh-client", "openssl", "shellcheck"}
+        assert {*needs.PACKAGES.values(), *engine.PROGRAMS.values()} <= {*row.packages, *on_the_runner}
+
+
 # verdict
 
 
@@ -479,12 +509,17 @@ def test_the_command_ends_as_its_part_does(monkeypatch: pytest.MonkeyPatch, resu
 
 # release
 
+RELEASED = {
+    "pyproject.toml": 'name = "x"\nversion = "1.2"\n',
+    "CHANGELOG.md": "## 1.2.1\n\n- Not yet.\n\n## 1.2 (2026-01-02)\n\n- Faster.\n\n## 1.1\n\n- Old.\n",
+}
+
 
 def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksums_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-01-02T03:04:05+0000")
-    one = repository(tmp_path / "one", {"pyproject.toml": 'name = "x"\nversion = "1.2"\n'})
+    one = repository(tmp_path / "one", RELEASED)
     subprocess.run(["git", "clone", "-q", one, tmp_path / "other"], check=True)
     made = []
     for root, kind, name in ((one, "tag", "v1.2"), (tmp_path / "other", "branch", "main")):
@@ -506,3 +541,87 @@ def test_a_release_is_the_same_wherever_and_whenever_it_is_made_and_its_checksum
 def test_a_tag_that_is_not_the_version_is_refused() -> None:
     with pytest.raises(CheckFailed, match=r"v9\.9 is not the version"):
         release.run({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v9.9"})
+
+
+def test_a_tag_without_notes_is_not_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = repository(tmp_path / "one", {**RELEASED, "CHANGELOG.md": "# Changelog\n\n## Unreleased\n\n- x\n"})
+    monkeypatch.setattr(release, "ROOT", root)
+    with pytest.raises(CheckFailed, match="CHANGELOG"):
+        release.run({"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v1.2"})
+
+
+@dataclass
+class GitHubCli:
+    """A program gh that writes down how it is called, and fails at what it is told to."""
+
+    root: Path
+    log: Path
+
+    def publish(self) -> int:
+        about = {"GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": "v1.2", "QNN_CI_RELEASE": "dist/release"}
+        return publish.run({**about, "GITHUB_WORKSPACE": str(self.root)})
+
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHubCli:
+    root = repository(tmp_path / "released", RELEASED)
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "gh"
+    program.write_text(
+        f"""#!/bin/sh
+if [ "$2" = view ]; then
+  echo "$GH_VIEW"
+  [ -n "$GH_VIEW" ] || echo 'release not found' >&2
+  [ -n "$GH_VIEW" ]
+  exit
+fi
+echo "$@" >> {tmp_path}/calls
+[ "$2" != "$GH_FAILS" ]
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    for module in (release, publish):
+        monkeypatch.setattr(module, "ROOT", root)
+    release.run({})
+    return GitHubCli(root, tmp_path / "calls")
+
+
+def test_a_release_is_drafted_then_filled_and_only_then_published(gh: GitHubCli) -> None:
+    assert gh.publish() == 0
+    create, upload, publish_ = gh.calls()
+    assert create.startswith("release create v1.2 --draft --verify-tag ")
+    assert upload.startswith("release upload v1.2 ")
+    assert {Path(name).name for name in upload.split() if "/" in name} == {
+        *("qnn-ci-1.2.tar.gz", "qnn-ci-1.2.cdx.json", "SHA256SUMS")
+    }
+    assert publish_ == "release edit v1.2 --draft=false"
+
+
+def test_a_release_that_could_not_be_filled_stays_a_draft_and_the_next_try_fills_it(
+    gh: GitHubCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GH_FAILS", "upload")
+    with pytest.raises(UpstreamError):
+        gh.publish()
+    assert [line.split()[1] for line in gh.calls()] == ["create", "upload"]
+    monkeypatch.setenv("GH_FAILS", "")
+    monkeypatch.setenv("GH_VIEW", '{"isDraft": true}')
+    assert gh.publish() == 0
+    assert [line.split()[1] for line in gh.calls()[2:]] == ["edit", "upload", "edit"]
+
+
+def test_nothing_is_published_twice_or_with_other_bytes_than_were_attested(
+    gh: GitHubCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GH_VIEW", '{"isDraft": false}')
+    with pytest.raises(CheckFailed, match="is published"):
+        gh.publish()
+    monkeypatch.setenv("GH_VIEW", "")
+    (gh.root / "dist" / "release" / "more").touch()
+    with pytest.raises(CheckFailed, match="more"):
+        gh.publish()
+    assert gh.calls() == []
