@@ -35,8 +35,8 @@ SILENT = WITHOUT_REPORT | ANNOTATE_THEMSELVES
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), and QNN_CI_ARGUMENTS and QNN_CI_VARIABLES, which are split like
-    a shell does but never run by one."""
+    """Read QNN_CI_STAGE, QNN_CI_AS_ROOT (`true`), QNN_CI_ARGUMENTS and QNN_CI_VARIABLES. The last two are
+    split as a shell would, but never run by one."""
     stage = environ.get("QNN_CI_STAGE", "")
     if not stage.replace("_", "").isalnum():
         raise UsageError(f"QNN_CI_STAGE={stage!r}: expected a session", remedy="`nox -l` lists them")

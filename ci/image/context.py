@@ -6,6 +6,7 @@ One folder serves all images. Files that are right are not touched, so that a bu
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ci.image.engine import Engine, Job, Mount
-from ci.image.plan import DOCKER, Package, Plan
+from ci.image.plan import DOCKER, Package, PackageLock, Plan
 from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import licences
 from provisioning.base.commands import session
@@ -62,7 +63,7 @@ def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, cont
     trees = trees_of(plan, store)
     context.mkdir(parents=True, exist_ok=True)
     _mirror_scripts(context / "docker")
-    keep_packages(plan.packages, engine, base, apt, context / "packages")
+    keep_packages(plan.system.packages, plan.debian, engine, base, apt, context / "packages")
     wanted = Wanted(plan.system.python, plan.system.glibc)
     for environment in plan.environments:
         folder = context / "environments" / environment
@@ -92,15 +93,17 @@ def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
     }
 
 
-def keep_packages(packages: Sequence[Package], engine: Engine, base: str, apt: Apt, folder: Path) -> None:
-    """Have exactly the locked packages that the base lacks, with the locked hashes."""
-    request = "\n".join([base, *map(str, packages)])
+def keep_packages(
+    names: Sequence[str], lock: PackageLock, engine: Engine, base: str, apt: Apt, folder: Path
+) -> None:
+    """Have what the base lacks of these packages and their dependencies, as locked."""
+    request = "\n".join([base, *names, *map(str, lock.packages)])
     if is_sealed(folder, request):
         return
     unseal(folder)
-    say(f"fetching {len(packages)} Debian packages with the apt of {base}")
-    fetch_packages([f"{one.name}={one.version}" for one in packages], engine, base, apt, folder)
-    check_packages(packages, packages_in(folder))
+    say(f"fetching Debian packages with the apt of {base}")
+    fetch_packages(names, engine, base, apt, folder, lock)
+    check_packages(lock.packages, packages_in(folder))
     seal(folder, request)
 
 
@@ -108,10 +111,16 @@ def check_packages(locked: Iterable[Package], fetched: Iterable[Package]) -> Non
     wanted = {one.name: one for one in locked}
     for one in fetched:
         pin = wanted.get(one.name)
-        if pin is None or pin.version != one.version:
+        if pin is None:
             raise CheckFailed(
                 f"this base needs {one.name} {one.version}, which manifests/image-packages.txt does not pin",
-                remedy="nox -s image -- --lock, with the same --base",
+                remedy="nox -s image -- --lock",
+            )
+        if pin.version != one.version:
+            raise UpstreamError(
+                f"apt offers {one.name} {one.version}, and no longer the pinned {pin.version}",
+                remedy="name sources that have it, such as Debian's archive of that day, with --apt-sources;"
+                " or pin newer ones: nox -s image -- --lock",
             )
         if pin.sha256 != one.sha256:
             raise IntegrityError(
@@ -120,29 +129,45 @@ def check_packages(locked: Iterable[Package], fetched: Iterable[Package]) -> Non
             )
 
 
-def fetch_packages(wanted: Sequence[str], engine: Engine, base: str, apt: Apt, folder: Path) -> None:
-    """Download packages with the apt of the base, and with the user's sources if there are any."""
+def fetch_packages(
+    names: Sequence[str],
+    engine: Engine,
+    base: str,
+    apt: Apt,
+    folder: Path,
+    lock: PackageLock | None = None,
+) -> str:
+    """Download packages with the apt of the base, and with the user's sources if there are any; returns the
+    moment of the archive. With a lock, what the base lacks; without one, what any base may lack."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    environment = {"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"}
+    environment |= {"SNAPSHOT": lock.snapshot} if lock else {"FROM_NOTHING": "yes"}
     script = Mount(str(DOCKER / "fetch-packages"), "/run/fetch-packages", True)
-    done = engine.run(
-        Job(
-            base,
-            ["sh", "/run/fetch-packages", "/packages", *wanted],
-            user="0:0",
-            mounts=[Mount(str(folder), "/packages"), script, *apt.mounts],
-            environment={"OWNER": engine.owner, "DEBIAN_FRONTEND": "noninteractive"},
-            network="host",
+    mounts = [Mount(str(folder), "/packages"), script, *apt.mounts]
+    with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
+        if lock:
+            pins = Path(scratch) / "pins"
+            pins.write_text("\n".join(map(_preference, lock.packages)), encoding="utf-8")
+            mounts.append(Mount(str(pins), "/run/apt/pins", True))
+        command = ["sh", "/run/fetch-packages", "/packages", *names]
+        done = engine.run(
+            Job(base, command, user="0:0", mounts=mounts, environment=environment, network="host")
         )
-    )
     if done.code:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("E: ")]
         message = "; ".join(dict.fromkeys(lines[:3])) or f"exit code {done.code}"
         raise UpstreamError(
-            f"apt in {base} could not fetch the pinned packages: {message}",
-            remedy="name an archive of the time that manifests/images.toml says with --apt-sources,"
-            " or pin newer ones: nox -s image -- --lock",
+            f"apt in {base} could not fetch the packages: {message}",
+            remedy="name sources that are in reach with --apt-sources",
         )
+    sys.stderr.writelines(f"{line}\n" for line in done.stdout.splitlines() if "Debian's archive" in line)
+    return "".join(re.findall(r"^archive of (\d{8}T\d{6}Z)$", done.stdout, re.M)[-1:])
+
+
+def _preference(package: Package) -> str:
+    """For apt: this version, unless the base has a newer one."""
+    return f"Package: {package.name}\nPin: version {package.version}\nPin-Priority: 999\n"
 
 
 def packages_in(folder: Path) -> list[Package]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -68,6 +69,14 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
+class PackageLock:
+    """The packages that any base may need, and the moment of Debian's archive that has them."""
+
+    packages: tuple[Package, ...]
+    snapshot: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     name: str
     summary: str
@@ -76,7 +85,7 @@ class Plan:
     """For each environment the modules that are compiled in the image."""
     profile: Profile | None
     system: System
-    packages: tuple[Package, ...]
+    debian: PackageLock
 
     @property
     def tag(self) -> str:
@@ -148,7 +157,7 @@ def plan_of(name: str) -> Plan:
         imports={one: images.imports[one] for one in entry.environments},
         profile=load_profile(entry.profile) if entry.profile else None,
         system=images.system,
-        packages=load_packages(),
+        debian=load_packages(),
     )
     if plan.components != STAGES[: len(plan.components)]:
         raise ManifestError(
@@ -160,21 +169,23 @@ def plan_of(name: str) -> Plan:
     return plan
 
 
-def load_packages(path: Path = PACKAGES) -> tuple[Package, ...]:
+def load_packages(path: Path = PACKAGES) -> PackageLock:
     """The lines `NAME VERSION SHA256` of the lock of Debian packages."""
-    packages = []
+    packages, snapshot = [], ""
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.startswith("#"):
+            snapshot = snapshot or "".join(re.findall(r"^# snapshot: (\d{8}T\d{6}Z)$", line))
             continue
         words = line.split()
         if len(words) != 3 or len(words[2]) != 64:
             raise ManifestError(path, f"line {number}", expected="NAME VERSION SHA256", found=repr(line))
         packages.append(Package(*words))
-    return tuple(packages)
+    return PackageLock(tuple(packages), snapshot)
 
 
-def render_packages(packages: Iterable[Package]) -> str:
-    lines = [f"{one.name} {one.version} {one.sha256}" for one in sorted(packages, key=lambda one: one.name)]
-    return "\n".join(
-        ["# Written by `nox -s image -- --lock` from images.toml; not to be edited.", *lines, ""]
-    )
+def render_packages(lock: PackageLock) -> str:
+    head = ["# Written by `nox -s image -- --lock` from images.toml; not to be edited."]
+    if lock.snapshot:
+        head.append(f"# snapshot: {lock.snapshot}")
+    packages = sorted(lock.packages, key=lambda one: one.name)
+    return "\n".join([*head, *(f"{one.name} {one.version} {one.sha256}" for one in packages), ""])

@@ -253,14 +253,14 @@ def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine, wanted: 
 
 def _lock(plan: Plan, engine: Engine, base: str, apt: Apt) -> None:
     from ci.image.context import fetch_packages, packages_in
-    from ci.image.plan import PACKAGES, render_packages
+    from ci.image.plan import PACKAGES, PackageLock, render_packages
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
         folder = Path(scratch) / "packages"
-        fetch_packages(plan.system.packages, engine, base, apt, folder)
-        packages = packages_in(folder)
-    replace_text(PACKAGES, render_packages(packages))
-    sys.stdout.write(f"manifests/{PACKAGES.name}: {len(packages)} packages\n")
+        snapshot = fetch_packages(plan.system.packages, engine, base, apt, folder)
+        lock = PackageLock(tuple(packages_in(folder)), snapshot)
+    replace_text(PACKAGES, render_packages(lock))
+    sys.stdout.write(f"manifests/{PACKAGES.name}: {len(lock.packages)} packages\n")
 
 
 @contextlib.contextmanager

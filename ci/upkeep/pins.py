@@ -1,6 +1,6 @@
 """`pins`: hand newer pins from a job that may write nothing to one that may, as a patch that is judged.
 
-What computes newer pins runs packages that nobody has looked at. So the job that may write takes only a patch,
+Computing newer pins runs packages that nobody has looked at. So the job that may write takes a patch alone,
 and refuses all that is not a change of lines in a file of manifests/.
 """
 

@@ -58,7 +58,7 @@ def test_every_stage_knows_the_time_of_its_files_ends_as_a_user_and_copies_nothi
 
 
 def test_every_wanted_package_is_pinned() -> None:
-    names = {package.name for package in load_packages()}
+    names = {package.name for package in load_packages().packages}
     assert set(load_images().system.packages) <= names
 
 
