@@ -59,6 +59,8 @@ class Engine:
             info: dict[str, Any] = client.info()
         client.api.timeout = PATIENCE
         self.version = str(info.get("ServerVersion", ""))
+        self.compresses = "io.containerd.snapshotter.v1" in str(info.get("DriverStatus"))
+        """Whether the size of an image is that of its compressed layers, as with containerd's store."""
         self.rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
 
     @property

@@ -185,7 +185,8 @@ def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argp
         "image-size",
         Severity.NOTE,
         plan.tag,
-        f"{size / 1e9:.2f} GB in {len(attributes['RootFS']['Layers'])} layers",
+        f"{size / 1e9:.2f} GB{' compressed' if engine.compresses else ''}"
+        f" in {len(attributes['RootFS']['Layers'])} layers",
     )
     if plan.profile is None:
         stage.add(

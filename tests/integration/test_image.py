@@ -18,9 +18,9 @@ import pytest
 from filelock import FileLock
 
 from ci.image.builders import Order, choose, find_buildah
-from ci.image.context import CONTEXT, link_tree
+from ci.image.context import CONTEXT, Apt, fetch_packages, link_tree, packages_in
 from ci.image.engine import Engine, Job, connect
-from ci.image.plan import PACKAGES, plan_of
+from ci.image.plan import PACKAGES, PackageLock, plan_of
 from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
 from ci.image.verb import labels
@@ -360,6 +360,32 @@ def test_what_differs_between_two_builds_is_named(
     comparison = build_twice(clockwork, engine, choose(builder).workspace, tmp_path / "twice")
     assert not comparison.same
     assert "/etc/made: content" in [line.replace("time, content", "content") for line in comparison.differing]
+
+
+OLDER = """FROM {base}
+RUN sed -i 's/2[.]36-9+deb12u[0-9]*/2.36-9+deb12u10/g' /var/lib/dpkg/status
+"""
+"""The base with the libc of the pinned one, as far as apt knows."""
+
+
+@pytest.mark.whole
+def test_the_committed_list_has_what_an_older_base_needs_too(engine: Engine, tmp_path: Path) -> None:
+    subprocess.run(
+        ["docker", "build", "--quiet", "--tag", "qnn-ci-test-base:older", "-"],
+        input=OLDER.format(base=BASE),
+        text=True,
+        check=True,
+        capture_output=True,
+    )
+    plan = plan_of("base")
+    names = {one.name for one in plan.debian.packages}
+    fetched = {}
+    for base in (BASE, "qnn-ci-test-base:older"):
+        # In the versions of today, as Debian does not keep the pinned ones.
+        fetch_packages(plan.system.packages, engine, base, Apt(), tmp_path / "packages", PackageLock(()))
+        fetched[base] = {one.name for one in packages_in(tmp_path / "packages")}
+        assert fetched[base] <= names, base
+    assert "libc6" in fetched["qnn-ci-test-base:older"] - fetched[BASE]
 
 
 def test_a_full_disk_is_an_exit_code_3(clockwork: Order, engine: Engine, tmp_path: Path) -> None:
