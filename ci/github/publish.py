@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ci.github.release import SUMS, notes, project_version
+from ci.github.release import NAME, SUMS, notes, project_version
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UpstreamError, UsageError
 from provisioning.base.files import hash_file
@@ -18,7 +18,8 @@ from provisioning.base.settings import ROOT
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """Read GITHUB_REF_NAME, the tag, and QNN_CI_RELEASE, the folder with the release's files.
+    """Read GITHUB_REF_NAME, the tag; QNN_CI_RELEASE, the folder with the release's files; and QNN_CI_GOLDEN,
+    a folder of programs to publish as one archive.
 
     The program gh reads its token from GH_TOKEN. A draft that an earlier try left is filled again.
     """
@@ -33,6 +34,8 @@ def run(environ: Mapping[str, str]) -> int:
     if draft is False:
         raise CheckFailed(f"the release {tag} is published, and stays as it is", remedy="tag a new version")
     with tempfile.TemporaryDirectory() as scratch:
+        if golden := environ.get("QNN_CI_GOLDEN"):
+            files.append(_archive(Path(environ.get("GITHUB_WORKSPACE", ""), golden), Path(scratch), version))
         text = Path(scratch, "notes.md")
         text.write_text(notes(ROOT, version), encoding="utf-8")
         about = ["--title", tag, "--notes-file", str(text)]
@@ -66,6 +69,12 @@ def checked_files(folder: Path) -> list[Path]:
             remedy="make the release again",
         )
     return [*there.values(), folder / SUMS]
+
+
+def _archive(folder: Path, into: Path, version: str) -> Path:
+    """As one file, because a release has no folders. Its SHA256SUMS are attested."""
+    name = f"{NAME}-{version}-golden"
+    return Path(shutil.make_archive(str(into / name), "gztar", folder))
 
 
 def _is_draft(tag: str) -> bool | None:
