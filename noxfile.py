@@ -203,8 +203,14 @@ def diagnose(session: nox.Session) -> None:
 
 @nox.session
 def compile(session: nox.Session) -> None:
-    """Compile one PyTorch model, run it on the HTP emulator and compare: `-- --help`."""
+    """Compile one model, run it on the HTP emulator and compare: `-- --help`."""
     run_verb(session, "compile")
+
+
+@nox.session
+def quantize(session: nox.Session) -> None:
+    """Quantize one model: an .onnx with QDQ nodes, or a quantized .pt2."""
+    run_verb(session, "quantize")
 
 
 @nox.session

@@ -34,7 +34,7 @@ def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
         # Each lane has packages of its own.
         words = " ".join(arguments).replace("=", " ").split()
         return "ci", "executorch" if "executorch" in words else "onnx"
-    if verb in ("save-calls", "to-dlc"):
+    if verb in ("save-calls", "to-dlc", "compile", "quantize"):
         return "ci", "onnx" if any(word.endswith(".onnx") for word in arguments) else "executorch"
     if verb == "bench":
         return "ci", "onnx" if arguments[:1] == ["onnx"] else "executorch"

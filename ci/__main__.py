@@ -34,7 +34,12 @@ VERBS = {
     ),
     "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
     "compile": Verb(
-        "ci.executorch.model_verb", "compile one model, run it on the HTP emulator and compare", "executorch"
+        "ci.everyday.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
+    ),
+    "quantize": Verb(
+        "ci.everyday.quantize",
+        "quantize one model: an .onnx with QDQ nodes, or a quantized .pt2",
+        "executorch",
     ),
     "test_lowering": Verb(
         "ci.executorch.verb", "lower models to HTP and audit what was delegated", "executorch"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ci.engine.memo import Digests, key_of
+from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
-from provisioning.base.settings import ROOT, outputs_path
+from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, outputs_path
 from provisioning.build_id import build_ids
-from provisioning.environment import HOST_LIBRARIES
+from provisioning.environment import HOST_LIBRARIES, Environment, resolve, selecting_flags
 
 RUNNER = outputs_path() / "dist" / "x86_64-linux" / "bin" / "qnn_executor_runner"
 
@@ -39,6 +41,21 @@ def host_libraries(sdk_root: Path, purpose: str, store: Path | None = None) -> d
     return {"build_id": ", ".join(build_ids(htp)) or "unknown", "libraries": key_of(dict(found))}
 
 
+def ready_environment(selection: Selection, environ: Mapping[str, str]) -> Environment:
+    """As `resolve`, but what is neither in the store nor the user's own is provisioned first."""
+    try:
+        return resolve(selection, environ)
+    except EnvironmentLacking as lacking:
+        sys.stderr.write(f"{lacking.message}: {session('provision')}\n")
+        sys.stderr.flush()
+        here = replace(selection, named_targets=(DEFAULT_TARGET,), named_socs=())
+        flags = [*selecting_flags(here, environ), "--reports", str(selection.reports)]
+        command = [sys.executable, "-m", "provisioning", "provision", *flags]
+        if subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=2, check=False).returncode:
+            raise
+    return resolve(selection, environ)
+
+
 def find_runner(environ: Mapping[str, str]) -> Path:
     """The runner that QNN_EXECUTOR_RUNNER names, else the one that build_runner builds."""
     named = environ.get("QNN_EXECUTOR_RUNNER")
@@ -54,7 +71,7 @@ def find_runner(environ: Mapping[str, str]) -> Path:
 def ready_runner(environ: Mapping[str, str], reports: Path) -> Path:
     """Like `find_runner`, but build_runner's runner is built first if it is missing."""
     if not environ.get("QNN_EXECUTOR_RUNNER") and not RUNNER.is_file():
-        sys.stderr.write("qnn_executor_runner is not built yet: nox -s build_runner\n")
+        sys.stderr.write(f"qnn_executor_runner is not built yet: {session('build_runner')}\n")
         sys.stderr.flush()
         command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
         code = subprocess.run(command, cwd=ROOT, env=dict(environ), stdout=2, check=False).returncode

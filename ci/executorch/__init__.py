@@ -7,3 +7,6 @@ NATIVE_ERROR = re.compile(r"\[ERROR\] \[Qnn ExecuTorch\]:\s*(?:<E>)?\s*(\S.+)")
 
 DIES_OF = "the compiler dies of "
 """The start of a log line that names operators."""
+
+QUANTIZED = "quantized.pt2"
+"""The file of a quantized model in a result's folder."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ci.executorch.audit import module_of, source_of
-from ci.suites.accuracy import decibels
+from ci.suites.accuracy import Unusable, compare, decibels
+from ci.suites.factory import BadFactory
 
 MOST_DB = 120.0
 """Outputs that differ by less are equal."""
@@ -26,6 +27,21 @@ class Loss:
     code: str
     before_db: float
     after_db: float
+
+
+def figures_in_torch(
+    expected: Sequence[Sequence[Tensor]], reference: Sequence[Sequence[Tensor]], non_finite: bool
+) -> dict[str, float]:
+    """How near the quantized model's outputs are to the float model's, both computed by PyTorch."""
+    pairs = [
+        (f"output {index} of inference {number}", wanted.numpy(), value.numpy())
+        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
+        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
+    ]
+    try:
+        return compare(pairs, non_finite=non_finite)
+    except Unusable as error:
+        raise BadFactory(str(error)) from error
 
 
 class _Outputs(torch.fx.Interpreter):

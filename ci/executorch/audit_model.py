@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import ready_runner
+from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.work import Result
 from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
 from ci.executorch.judge import failure_finding, suggestion_for
@@ -22,7 +22,7 @@ from ci.suites.baseline import Baseline
 from provisioning.base.files import write_named
 from provisioning.base.settings import DEFAULT_TARGET, selection_of
 from provisioning.components import QNN_SDK
-from provisioning.environment import Environment, resolve
+from provisioning.environment import Environment
 
 SCHEMA = 1
 QUANTIZERS = "quantized_decomposed."
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, schemes: Sequence[str]) -> int:
         for scheme in dict.fromkeys(schemes)
     }
     runner = ready_runner(os.environ, selection.reports) if args.measure else None
-    found = resolve(selection, os.environ)
+    found = ready_environment(selection, os.environ)
     settings = Settings(
         selection.store,
         Path(selection.reports).absolute() / "audit",

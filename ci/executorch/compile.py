@@ -59,6 +59,8 @@ class Settings:
     worker_memory: int | None = None
     keep_going: bool = False
     """Whether operators that crash the compiler stay on the CPU if the rest then lowers."""
+    quantize_only: bool = False
+    """End with the quantized model."""
 
 
 def basis_of(sdk_root: Path, store: Path | None = None) -> Basis:
@@ -70,7 +72,7 @@ def key(program: Program, basis: Basis, roots: Roots, environ: Mapping[str, str]
     """The inputs that are known before any work. Code and files are discovered by the work itself."""
     return {
         "case": program.case.model_dump(
-            mode="json", include={"factory", "arguments", "inputs", "inferences", "backend"}
+            mode="json", include={"factory", "arguments", "inputs", "samples", "inferences", "backend"}
         ),
         "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
         "soc": program.soc,
@@ -116,6 +118,7 @@ class Lowering(ProgramTask):
 
     logs: Path
     keep_going: bool = False
+    quantize_only: bool = False
 
     def work(self, worker: Worker, shared: dict[str, Any]) -> Done | Failure:
         folder = shared["folder"] = self.memo.scratch()
@@ -128,6 +131,7 @@ class Lowering(ProgramTask):
             "into": str(folder),
             "log": str(folder / LOG),
             "keep_going": self.keep_going,
+            "quantize_only": self.quantize_only,
         }
         reply = worker.ask(order)
         if "fault" in reply:
@@ -176,11 +180,15 @@ def compile_programs(
     tasks = [
         Lowering(
             program,
-            key(program, basis, memos[program.suite].roots, environ),
+            {
+                **key(program, basis, memos[program.suite].roots, environ),
+                **({"quantize only": True} if settings.quantize_only else {}),
+            },
             memos[program.suite],
             cost_of(program, baseline(program)),
             settings.logs,
             settings.keep_going,
+            settings.quantize_only,
         )
         for program in programs
     ]

@@ -29,7 +29,7 @@ def _child(kind: str, case_text: str, soc: str, search_path: str) -> None:
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     sample, module = loaded.sample(0), loaded.model
-    if run.scheme != "fp16":
+    if run.quantizes:
         batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(run.calibration)]
         module, _, _ = quantized_model(loaded, sample, batches, run, case.backend, soc, place)
     spec = generate_qnn_executorch_compiler_spec(

@@ -34,8 +34,8 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
 
 from ci.engine.repository import repository_of
-from ci.executorch import DIES_OF, lpai
-from ci.executorch.accuracy_losses import normed, outputs_of, worst_losses
+from ci.executorch import DIES_OF, QUANTIZED, lpai
+from ci.executorch.accuracy_losses import figures_in_torch, normed, outputs_of, worst_losses
 from ci.executorch.audit import (
     CpuOperator,
     Watch,
@@ -60,6 +60,7 @@ from ci.suites.factory import (
     find,
     infer_all,
     is_memory,
+    is_quantized,
     make,
     not_compilable,
     run_copied,
@@ -123,30 +124,50 @@ class BlockSizes:
 
 
 def lower(
-    case: Case, run: Run, soc: str, search_path: Path, into: Path, log: Path, *, keep_going: bool = False
+    case: Case,
+    run: Run,
+    soc: str,
+    search_path: Path,
+    into: Path,
+    log: Path,
+    *,
+    keep_going: bool = False,
+    quantize_only: bool = False,
 ) -> dict[str, Any]:
     """Write the program, inputs and expected outputs into the folder; returns the facts about them.
 
-    With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers."""
+    With `keep_going`, operators at which the compiler fails stay on the CPU if the rest then lowers.
+    With `quantize_only`, write the quantized model instead of the program."""
     clones.append(repository_of(search_path / "suite"))
     loaded = make(case.factory, case.arguments, search_path, inputs_of(case, search_path))
     samples = [loaded.sample(seed) for seed in range(case.inferences)]
-    count = 0 if run.scheme == "fp16" else run.calibration
+    count = run.calibration if run.quantizes else 0
     batches = [loaded.sample(CALIBRATION_SEED + index) for index in range(count)]
     torch.set_grad_enabled(False)
     loaded.model.requires_grad_(False)
     expected = infer_all(loaded.model, samples)
+    _require_scheme(loaded.model, run)
     backend = run.backend or case.backend
     module: Any = loaded.model
     patterns: list[Patterns] = []
     reference = expected
     losses: list[dict[str, object]] = []
     on_lpai: dict[str, Any] = {}
-    if run.scheme != "fp16":
+    if run.quantizes:
         module, patterns, losses = quantized_model(
             loaded, samples[0], batches, run, backend, soc, search_path
         )
         reference = [run_copied(module, sample) for sample in samples]
+    if quantize_only:
+        for pattern in patterns:
+            pattern.require_used()
+        _save_quantized(module, samples[0], into)
+        return {
+            "figures": figures_in_torch(expected, reference, case.non_finite),
+            "inputs": _save(into, "input", samples),
+            "losses": losses,
+            "notes": [list(note) for note in loaded.notes],
+        }
     if backend == "lpai":
         for pattern in patterns:
             pattern.require_used()
@@ -204,9 +225,24 @@ def lower(
         "graphs": len(graphs),
         "inputs": _save(into, "input", samples),
         "expected": _save(into, "float", expected),
-        "reference": _save(into, "quantized", reference) if run.scheme != "fp16" else [],
+        "reference": _save(into, "quantized", reference) if run.quantizes else [],
         "loads": _loads(into / PROGRAM),
     }
+
+
+def _require_scheme(model: Any, run: Run) -> None:
+    """A quantized model is taken as it is, and only that."""
+    quantized = is_quantized(model)
+    if quantized and run.scheme != "qdq":
+        raise BadFactory(f"the model is quantized already, and {run.scheme} would do it again: scheme qdq")
+    if run.scheme == "qdq" and not quantized:
+        raise BadFactory("scheme qdq takes a model that is quantized already, and this one is not")
+
+
+def _save_quantized(module: Any, sample: tuple[Tensor, ...], into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    with _step("quantize"):
+        torch.export.save(torch.export.export(module, copied(sample)), into / QUANTIZED)
 
 
 def inputs_of(case: Case, search_path: Path) -> Inputs | None:

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ci.executorch.accuracy_losses import figures_in_torch
 from ci.executorch.audit import operator_name, source_of
 from ci.executorch.backends import lpai_library
-from ci.suites.accuracy import Unusable, compare
-from ci.suites.factory import BadFactory
 from provisioning.components import KINDS, QNN_SDK
 
 ANNOTATION = "quantization_annotation"
@@ -27,18 +26,9 @@ def before_compile(
     non_finite: bool,
 ) -> dict[str, Any]:
     """The quantized model's accuracy in PyTorch, operators without a rule, and a missing library."""
-    pairs = [
-        (f"output {index} of inference {number}", wanted.numpy(), value.numpy())
-        for number, (floats, values) in enumerate(zip(expected, reference, strict=True))
-        for index, (wanted, value) in enumerate(zip(floats, values, strict=True))
-    ]
-    try:
-        figures = compare(pairs, non_finite=non_finite)
-    except Unusable as error:
-        raise BadFactory(str(error)) from error
     library = lpai_library(Path(os.environ[KINDS[QNN_SDK].variable]))
     return {
-        "figures": figures,
+        "figures": figures_in_torch(expected, reference, non_finite),
         "unannotated": unannotated(quantized.graph),
         "lacks": "" if library.is_file() else str(library.relative_to(library.parents[2])),
     }

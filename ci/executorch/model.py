@@ -3,75 +3,175 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ci.engine.installed import ready_runner
+from ci.engine.output import Publish, writing_into
+from ci.engine.repository import repository_of
 from ci.engine.work import Result
+from ci.executorch import QUANTIZED
+from ci.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.executorch.compile import PROGRAM
-from ci.executorch.emulate import findings_of, measure, ran
-from ci.executorch.judge import failure_finding
-from ci.executorch.one_model import program_named
+from ci.executorch.emulate import findings_of, measure, ran, rounded, update
+from ci.executorch.judge import artifact, costs_of, failure_finding
+from ci.executorch.one_model import program_of, pytorch_model, scheme_of
 from ci.executorch.stage import Plan, plan_of
-from ci.executorch.suite import Program
-from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import replace_bytes, replace_text
-from provisioning.base.settings import selection_of
+from ci.executorch.suite import Program, Suite
+from ci.suites.baseline import load_tolerances
+from ci.suites.elsewhere import export_with
+from ci.suites.into_suite import factory_in, require_place, suite_with, workflow_for
+from ci.suites.precision import scheme_named
+from ci.suites.thresholds import derived, rewritten
+from ci.suites.user_model import UserModel
+from provisioning.base import toml
+from provisioning.base.command_line import Parser
+from provisioning.base.documents import parse
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.files import hash_file, replace_text
+from provisioning.base.findings import Finding, Severity
+from provisioning.base.settings import Selection, selection_of, user_path
 
 CALIBRATION = 32
 """The number of samples, as in a suite."""
 
 
-def compile_model(args: argparse.Namespace) -> int:
-    selection = selection_of(args)
-    folder = args.output.absolute()
-    _require_writable(folder)
-    if args.calibrate and not args.calibrate.is_dir():
-        raise UsageError(f"--calibrate {args.calibrate} is not a folder", remedy="name a folder of samples")
-    programs = [
-        program_named(
-            args.model,
-            args.precision,
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for, checked before anything heavy is imported."""
+
+    args: argparse.Namespace
+    selection: Selection
+    named: UserModel
+    scheme: str
+    samples: Path | None
+
+    def program(self, soc: str, suite: Path | None = None) -> Program:
+        named = self.named if suite is None else replace(self.named, factory=factory_in(self.named, suite))
+        return program_of(
+            named,
+            self.scheme,
             soc,
-            selection,
-            CALIBRATION,
-            samples=str(args.calibrate.absolute()) if args.calibrate else "",
-            cpu_nodes=tuple(args.keep_on_cpu),
+            self.selection,
+            calibration=CALIBRATION,
+            samples=self.samples,
+            backend=getattr(self.args, "backend", None),
+            cpu_nodes=tuple(getattr(self.args, "keep_on_cpu", ())),
+            suite=suite,
         )
-        for soc in selection.named_socs or (selection.soc,)
-    ]
-    plan = plan_of(args, selection, os.environ, "compile", programs)
-    compiled = plan.compiled(os.environ)
-    for program in plan.programs:
-        _require_compiled(program, plan, compiled)
-    measured: dict[str, Result] = {}
-    if args.verify == "emulator":
-        measured = measure(args, plan, ready_runner(os.environ, selection.reports), compiled, os.environ)
-    for program in plan.programs:
-        run = measured.get(program.name)
-        if run is not None and not ran(run):
-            (finding,) = findings_of(program, run, compiled[program.name].facts)
-            raise CheckFailed(finding.message, remedy="--verify none writes the program without running it")
-        _write(folder, program, plan, compiled[program.name], run)
+
+    @property
+    def socs(self) -> tuple[str, ...]:
+        return self.selection.named_socs or (self.selection.soc,)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, selection: Selection) -> Request:
+        samples = None
+        if args.calibrate:
+            samples = user_path(args.calibrate, "--calibrate", str(Parser.user_folder())).absolute()
+            if not samples.is_dir():
+                raise UsageError(
+                    f"--calibrate {args.calibrate} is not a folder", remedy="name a folder of samples"
+                )
+        # Of the suites' stages, which one model does not need.
+        for name, value in {"worker_memory": None, "jobs": None, "keep_going": False}.items():
+            setattr(args, name, getattr(args, name, value))
+        named = pytorch_model(args.model)
+        return cls(args, selection, named, scheme_of(named, args.precision), samples)
+
+    def exported(self, scratch: Path, publish: Publish) -> Request:
+        """With --python: the .pt2 that it exports, which then lies in the output."""
+        if not self.args.python:
+            return self
+        (path,) = publish(
+            [export_with(self.args.python, self.named, self.samples, scratch, 0, self.args.timeout)]
+        )
+        sys.stderr.write(f"{self.args.python} exported {path}\n")
+        return replace(self, named=pytorch_model(str(path)))
+
+
+def compile_model(args: argparse.Namespace) -> int:
+    selection, suite = selection_of(args), args.suite and args.suite.absolute()
+    request = Request.of(args, selection)
+    if suite:
+        require_place(suite)
+        _require_measured(args)
+    for soc in request.socs:
+        request.program(soc)
+    with writing_into(args.output.absolute(), selection.store) as (scratch, publish):
+        request = request.exported(scratch, publish)
+        extended = Extended.of(request, suite) if suite else None
+        programs = extended.programs if extended else [request.program(soc) for soc in request.socs]
+        plan = plan_of(args, selection, os.environ, "compile", programs)
+        compiled = plan.compiled(os.environ)
+        for program in plan.programs:
+            _require_compiled(program, plan, compiled)
+        measured: dict[str, Result] = {}
+        runnable = {each.name: compiled[each.name] for each in plan.programs if each.backend == "htp"}
+        if args.verify == "emulator" and runnable:
+            runner = ready_runner(os.environ, selection.reports)
+            measured = measure(args, plan, runner, runnable, os.environ)
+        for program in plan.programs:
+            run = measured.get(program.name)
+            if run is not None and not ran(run):
+                (finding,) = findings_of(program, run, compiled[program.name].facts)
+                raise CheckFailed(
+                    finding.message, remedy="--verify none writes the program without running it"
+                )
+        records = [
+            _written(scratch, program, plan, compiled[program.name], measured.get(program.name))
+            for program in plan.programs
+        ]
+        publish([path for path in scratch.iterdir() if path.is_file()])
+        for program, record in zip(plan.programs, records, strict=True):
+            _say(args.output, program, plan, compiled[program.name], record)
+        if extended:
+            extended.write(plan, compiled, measured)
     return 0
 
 
-def _require_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+def quantize_model(args: argparse.Namespace) -> int:
+    selection = selection_of(args)
+    request = Request.of(args, selection)
+    with writing_into(args.output.absolute(), selection.store) as (scratch, publish):
+        request = request.exported(scratch, publish)
+        programs = [request.program(soc) for soc in request.socs]
+        if not programs[0].run.quantizes:
+            raise UsageError(f"{request.scheme} quantizes nothing", remedy="--precision 8a8w, 16a8w, 16a4w …")
+        plan = plan_of(args, selection, os.environ, "quantize", programs)
+        plan = replace(plan, settings=replace(plan.settings, quantize_only=True))
+        compiled = plan.compiled(os.environ)
+        for program in plan.programs:
+            _require_done(program, plan, compiled)
+            _quantized(scratch, program, compiled[program.name])
+        for path in publish([path for path in scratch.iterdir() if path.is_file()]):
+            if path.suffix == ".pt2":
+                sys.stdout.write(f"{path.stat().st_size:>12,}  {path}\n")
+        for program in plan.programs:
+            _warn(compiled[program.name])
+            sqnr = compiled[program.name].facts["figures"]["sqnr_db"]
+            sys.stdout.write(
+                f"{program.soc} {program.run.kind}: {sqnr:.1f} dB SQNR against float, both in PyTorch\n"
+            )
+    return 0
+
+
+def _require_measured(args: argparse.Namespace) -> None:
+    if args.verify == "none" or args.backend not in (None, "htp"):
         raise UsageError(
-            f"{folder} cannot be written: {error.strerror or error}", remedy="name another folder with -o"
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{folder} cannot be written", remedy="name another folder with -o")
+            "--suite writes thresholds from what the emulator measured, and nothing is measured here",
+            remedy="leave out --suite, or --verify and --backend",
+        )
 
 
-def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
+def _require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
     if (refused := plan.refused.get(program.name)) is not None:
         raise CheckFailed(refused.message, remedy=refused.remedy)
     if failure := compiled[program.name].failure:
@@ -79,51 +179,180 @@ def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Resul
         raise CheckFailed(finding.message, remedy=finding.remedy.partition("; then nox")[0])
 
 
-def _write(folder: Path, program: Program, plan: Plan, compiled: Result, run: Result | None) -> None:
+def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
+    _require_done(program, plan, compiled)
+    result = compiled[program.name]
+    if result.facts.get("lacks"):
+        findings = {each.rule: each for each in findings_before_compile(program, result.facts)}
+        raise EnvironmentLacking(
+            findings[LIBRARY_MISSING].message,
+            remedy="--profile with an official SDK, or QNN_SDK_ROOT to one: docs/suites.md#lpai",
+        )
+    errors = _errors(artifact(program, result, plan.basis.build_id))
+    if errors:
+        raise CheckFailed(errors[0].message, remedy="--no-cache compiles it again")
+
+
+def _errors(findings: Iterator[Finding]) -> list[Finding]:
+    return [each for each in findings if each.severity is Severity.ERROR]
+
+
+def _stem(program: Program) -> str:
+    return f"{program.case_name}-{program.soc}-{program.run.kind}"
+
+
+def _tensors(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{name: each[name] for name in ("dtype", "shape")} for each in facts["inputs"][0]]
+
+
+def _stack(build_id: str = "") -> dict[str, str]:
+    packages = {name: importlib.metadata.version(name) for name in ("executorch", "torch")}
+    return {**packages, **({"qnn": build_id} if build_id else {})}
+
+
+def _written(
+    scratch: Path, program: Program, plan: Plan, compiled: Result, run: Result | None
+) -> Mapping[str, Any]:
+    """Put the program and its record into the scratch folder."""
     assert compiled.folder is not None
-    facts = compiled.facts
-    stem = f"{program.case_name}-{program.soc}-{program.run.kind}"
-    path = folder / f"{stem}.pte"
-    data = (compiled.folder / PROGRAM).read_bytes()
-    figures = dict(run.facts["figures"]) if run else {}
-    left = [
-        {name: each[name] for name in ("operator", "module", "source", "reason") if each.get(name)}
-        for each in facts["left"]
-    ]
+    facts, path = compiled.facts, scratch / f"{_stem(program)}.pte"
+    _copy(compiled.folder / PROGRAM, path)
     record: dict[str, Any] = {
         "schema": 1,
         "program": path.name,
+        "sha256": hash_file(path),
+        "model": program.case.factory,
+        "soc": program.soc,
+        "backend": program.backend,
+        "scheme": program.run.scheme,
+        "stack": _stack(plan.basis.build_id),
+        "inputs": _tensors(facts),
+        "delegates": facts["delegates"],
+        "on_cpu": [
+            {name: each[name] for name in ("operator", "module", "source", "reason") if each.get(name)}
+            for each in facts["left"]
+        ],
+        "kept_on_cpu": facts.get("kept_on_cpu"),
+        "accuracy": dict(run.facts["figures"]) if run else {},
+        "costs": costs_of(compiled),
+    }
+    replace_text(path.with_suffix(".json"), json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def _quantized(scratch: Path, program: Program, compiled: Result) -> None:
+    assert compiled.folder is not None
+    path = scratch / f"{_stem(program)}.pt2"
+    _copy(compiled.folder / QUANTIZED, path)
+    record = {
+        "schema": 1,
+        "model": program.case.factory,
+        "quantized": path.name,
+        "sha256": hash_file(path),
         "soc": program.soc,
         "scheme": program.run.scheme,
-        "qnn": plan.basis.build_id,
-        "delegates": facts["delegates"],
-        "on_cpu": left,
-        "ddr": facts["ddr"],
-        "inputs": [{name: each[name] for name in ("dtype", "shape")} for each in facts["inputs"][0]],
-        "accuracy": figures,
-        "bytes": len(data),
+        "stack": _stack(),
+        "inputs": _tensors(compiled.facts),
+        "accuracy": compiled.facts["figures"],
     }
+    replace_text(path.with_suffix(".json"), json.dumps(record, indent=2) + "\n")
+
+
+def _copy(source: Path, target: Path) -> None:
     try:
-        replace_bytes(path, data)
-        replace_text(folder / f"{stem}.json", json.dumps(record, indent=2) + "\n")
+        shutil.copyfile(source, target)
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise UsageError(
-            f"{path}: {error.strerror or error}", remedy="name another folder with -o"
+            f"{target.parent}: {error.strerror or error}", remedy="name another folder with -o"
         ) from error
-    sys.stdout.write(f"{len(data):>12,}  {path}\n")
-    said = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}: {facts['delegates']} delegate"
-    said += "s" * (facts["delegates"] != 1)
+
+
+def _warn(compiled: Result) -> None:
+    for _rule, message in compiled.facts.get("notes", ()):
+        sys.stderr.write(f"warning: {message}\n")
+
+
+def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: Mapping[str, Any]) -> None:
+    _warn(compiled)
+    left, figures, ddr = record["on_cpu"], record["accuracy"], compiled.facts["ddr"]
+    sys.stdout.write(f"{record['costs']['pte_bytes']:>12,}  {folder / record['program']}\n")
+    said = f"{program.soc} {program.run.kind}, QNN {plan.basis.build_id}: {record['delegates']} delegate"
+    said += "s" * (record["delegates"] != 1)
     said += f"; {len(left)} operators on the CPU" if left else "; nothing on the CPU"
     if figures:
-        said += f"; {figures['sqnr_db']:.1f} dB SQNR against float"
+        whose = "the quantized model" if program.run.scheme == "qdq" else "float"
+        said += f"; {figures['sqnr_db']:.1f} dB SQNR against {whose}"
         if "reference_sqnr_db" in figures:
             said += f", {figures['reference_sqnr_db']:.1f} dB against the quantized model"
+    elif program.backend != "htp":
+        said += f"; not run: the emulator has no {program.backend}"
+    else:
+        said += "; not run"
     sys.stdout.write(f"{said}\n")
     for each in left:
         where = f" at {each['source']}" if each.get("source") else ""
         sys.stdout.write(f"  on the CPU: {each['operator']}{where}: {each.get('reason', '')}\n")
-    if kept := facts.get("kept_on_cpu"):
+    if kept := record["kept_on_cpu"]:
         sys.stdout.write(f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}\n")
-    if ddr := facts["ddr"]:
+    if ddr:
         sys.stdout.write(f"  {ddr['read']:,} bytes read from DDR in a run, {ddr['written']:,} written\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The suite that --suite names, with the model in it."""
+
+    path: Path
+    number: int
+    """Of the run in its case."""
+    programs: list[Program]
+    """For all chips of the run: of one that is there already, the thresholds hold for each."""
+
+    @classmethod
+    def of(cls, request: Request, path: Path) -> Extended:
+        program = request.program(request.socs[0], path)
+        text, number = _text_with(path, program, request.socs)
+        case = parse(toml.loads(text), Suite, path).cases[program.case_name]
+        run = case.runs[number]
+        programs = [Program(path, program.case_name, case, run, soc, program.profile) for soc in run.socs]
+        return cls(path, number, programs)
+
+    def write(self, plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> None:
+        program, facts = self.programs[0], [compiled[each.name].facts for each in self.programs]
+        kept = [name for each in facts for name in (each.get("kept_on_cpu") or {}).get("nodes", ())]
+        delegates = {each["delegates"] for each in facts}
+        if len(delegates) > 1:
+            raise UsageError(
+                f"{self.path}: these chips have {' and '.join(map(str, sorted(delegates)))} delegates, and a"
+                " run of a suite has one number",
+                remedy="write chips of one kind into one suite: repeat the command for each kind",
+            )
+        (number,) = delegates
+        fields = {
+            "cpu_nodes": list(dict.fromkeys([*program.run.cpu_nodes, *kept])),
+            "delegates": None if number == program.case.delegates else number,
+            "cpu_budget": max(len(each["left"]) for each in facts) or None,
+        }
+        text, _ = _text_with(self.path, program, program.run.socs, fields)
+        figures = [rounded(each.facts["figures"]) for each in measured.values()]
+        margin = load_tolerances().sqnr_margin_db
+        thresholds = derived(program.run.held, program.run.thresholds, figures, margin)
+        replace_text(self.path, rewritten(text, {(program.case_name, self.number): thresholds}))
+        update(plan, compiled, measured)
+        held = ", ".join(f"{name} = {value:g}" for name, value in thresholds.items())
+        chips = ", ".join(program.run.socs)
+        sys.stdout.write(
+            f"{self.path}: case {program.case_name}, run {program.run.name} for {chips}: {held}\n"
+            "a workflow that holds pull requests to it:\n\n"
+        )
+        sys.stdout.write(workflow_for(self.path, repository_of(self.path)))
+
+
+def _text_with(
+    path: Path, program: Program, socs: Sequence[str], fields: Mapping[str, Any] | None = None
+) -> tuple[str, int]:
+    case = {"factory": program.case.factory}
+    if program.case.samples:
+        case["samples"] = program.case.samples
+    run = {"scheme": program.run.scheme, "cpu_nodes": list(program.run.cpu_nodes), **(fields or {})}
+    return suite_with(path, program.case_name, case, "scheme", scheme_named, run, socs)

@@ -2,44 +2,80 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from ci.executorch.suite import Case, Program, Run
 from ci.suites.precision import scheme_named
-from ci.suites.user_model import user_model
+from ci.suites.user_model import UserModel, user_model
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import Selection
 from provisioning.manifest import soc_named
 
+NO_SUITE = "no-suite.toml"
 
-def program_named(
-    model: str,
-    scheme: str,
-    soc: str,
-    selection: Selection,
-    calibration: int = 4,
-    *,
-    samples: str = "",
-    cpu_nodes: tuple[str, ...] = (),
-) -> Program:
-    """The user's model as a program. Modules are searched first in its own folder, or in the current one."""
-    soc_named(soc)
-    named = user_model(model, Path(Parser.started_in or Path.cwd()))
+
+def pytorch_model(model: str) -> UserModel:
+    """The user's model. Modules are searched first in its own folder, or in the current one."""
+    named = user_model(model, Parser.user_folder())
     if named.onnx:
         raise UsageError(
             f"{model}: this command takes PyTorch models",
             remedy="the commands of `onnx` take an .onnx; export the PyTorch model as a .pt2",
         )
-    run = Run.model_validate(
-        {
-            "scheme": scheme_named(scheme),
-            "socs": (soc,),
-            "calibration": calibration,
-            "cpu_nodes": cpu_nodes,
-        }
-    )
-    case = Case.model_validate({"factory": named.factory, "samples": samples, "run": (run,)})
-    return Program(
-        named.search_path / "no-suite.toml", named.name, case, case.runs[0], soc, selection.profile
-    )
+    return named
+
+
+def scheme_of(named: UserModel, precision: str | None) -> str:
+    """A model that is quantized already is taken as it is."""
+    if precision is None:
+        return "qdq" if named.quantized else "fp16"
+    scheme = scheme_named(precision)
+    if named.quantized and scheme != "qdq":
+        raise UsageError(
+            f"{named.file} is quantized already, and {scheme} would do it again",
+            remedy="leave --precision out, or give the float model",
+        )
+    return scheme
+
+
+def program_of(
+    named: UserModel,
+    scheme: str,
+    soc: str,
+    selection: Selection,
+    *,
+    calibration: int = 4,
+    samples: Path | None = None,
+    backend: str | None = None,
+    cpu_nodes: tuple[str, ...] = (),
+    suite: Path | None = None,
+) -> Program:
+    """The program of a model that no suite has, or of one that `suite` will have."""
+    soc_named(soc)
+    suite = suite or named.search_path / NO_SUITE
+    try:
+        run = Run.model_validate(
+            {"scheme": scheme, "socs": (soc,), "calibration": calibration, "cpu_nodes": cpu_nodes}
+        )
+        case = Case.model_validate(
+            {
+                "factory": named.factory,
+                "samples": os.path.relpath(samples, suite.parent) if samples else "",
+                "backend": backend or "htp",
+                "run": (run,),
+            }
+        )
+    except ValidationError as error:
+        message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UsageError(
+            f"{named.name}, {scheme}: expected {message}", remedy="see docs/suites.md"
+        ) from error
+    return Program(suite, named.name, case, case.runs[0], soc, selection.profile)
+
+
+def program_named(model: str, scheme: str, soc: str, selection: Selection) -> Program:
+    return program_of(pytorch_model(model), scheme_named(scheme), soc, selection)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import ready_runner
+from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.work import Result
 from ci.engine.workers.parent import how_it_ended, tail
 from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
@@ -30,7 +30,7 @@ from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.components import QNN_SDK
-from provisioning.environment import Environment, resolve
+from provisioning.environment import Environment
 
 CYCLES = " (cycles)"
 DETAILED = 2
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         )
     selection = replace(selection_of(args), target=DEFAULT_TARGET)
     runner = ready_runner(os.environ, selection.reports)
-    found = resolve(selection, os.environ)
+    found = ready_environment(selection, os.environ)
     about: dict[str, Any] = {"model": args.model}
     with tempfile.TemporaryDirectory(prefix="qnn-ci-profile-") as scratch:
         folder = Path(scratch)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job, shard_named
 from ci.engine.work import Result
 from ci.executorch.backends import findings_before_compile, only_library_missing, refusal
@@ -32,7 +33,7 @@ from provisioning.base.commands import typed
 from provisioning.base.findings import Finding, Metric, Severity, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.components import QNN_SDK
-from provisioning.environment import Environment, resolve
+from provisioning.environment import Environment
 from provisioning.manifest import soc_named
 
 
@@ -96,7 +97,7 @@ def plan_of(
     selection = replace(selection, target=DEFAULT_TARGET)
     programs = chosen(args, selection) if programs is None else programs
     socs = tuple(dict.fromkeys(program.soc for program in programs))
-    found = resolve(replace(selection, soc=socs[0] if socs else selection.soc), environ)
+    found = ready_environment(replace(selection, soc=socs[0] if socs else selection.soc), environ)
     found.explain()
     sdk = found.root(QNN_SDK).path
     basis = basis_of(sdk, selection.store)

@@ -28,6 +28,8 @@ def _scheme(value: object) -> object:
 
 
 Scheme = Annotated[ExecutorchScheme, BeforeValidator(_scheme)]
+AS_IT_IS = ("fp16", "qdq")
+"""Schemes that do not quantize the model: it is float, or quantized already."""
 QAT_SCHEMES = ("8a8w", "16a8w", "16a4w", "16a4w_block", "fp16a8w")
 """The types that ExecuTorch's quantizer has for quantization-aware training."""
 
@@ -44,7 +46,7 @@ class ModuleScheme(Model):
     def _names_one(self) -> ModuleScheme:
         if bool(self.name) == bool(self.type):
             raise ValueError("either name or type")
-        if self.scheme == "fp16":
+        if self.scheme in AS_IT_IS:
             raise ValueError("a quantizing scheme; unquantized_nodes leaves nodes in float")
         return self
 
@@ -97,7 +99,11 @@ class Run(AnyRun):
 
     @property
     def held(self) -> tuple[str, ...]:
-        return ("sqnr_db", "reference_sqnr_db") if self.scheme != "fp16" else ("sqnr_db",)
+        return ("sqnr_db", "reference_sqnr_db") if self.quantizes else ("sqnr_db",)
+
+    @property
+    def quantizes(self) -> bool:
+        return self.scheme not in AS_IT_IS
 
     @property
     def kind(self) -> str:
@@ -114,8 +120,8 @@ class Run(AnyRun):
             self.qat, self.modules, self.annotations, self.block_sizes,
             self.unquantized_nodes, self.unquantized_operators,
         )  # fmt: skip
-        if self.scheme == "fp16" and any(quantizing):
-            raise ValueError("no quantization options with fp16")
+        if not self.quantizes and any(quantizing):
+            raise ValueError(f"no quantization options with {self.scheme}")
         if (self.scheme == "16a4w_block") != bool(self.block_sizes):
             raise ValueError("block_sizes with 16a4w_block, and only with it")
         return self
@@ -144,7 +150,7 @@ class Case(AnyCase):
         for run in self.runs:
             if (run.backend or self.backend) != "lpai":
                 continue
-            if run.scheme == "fp16":
+            if not run.quantizes:
                 raise ValueError("a quantizing scheme for the LPAI")
             if run.cpu_nodes or run.cpu_operators or run.cpu_budget or self.cpu_budget:
                 raise ValueError("no operators left on the CPU: an LPAI program is one partition")

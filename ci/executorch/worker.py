@@ -60,6 +60,7 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
             Path(order["into"]),
             Path(order["log"]),
             keep_going=order.get("keep_going", False),
+            quantize_only=order.get("quantize_only", False),
         )
     except BadFactory as error:
         traceback.print_exc()

@@ -6,7 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
+from ci.suites import compile_flags
+from ci.suites.flags import require_host
 from provisioning.base.command_line import TIMEOUT, duration
+from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_SOC
 
 EXAMPLES = """\
@@ -25,28 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     compiler = commands.add_parser("compile", help="quantize a model and compile it to a QNN context")
-    compiler.add_argument("model", type=Path, metavar="MODEL.onnx")
-    compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
-    _add_choices(compiler)
-    compiler.add_argument(
-        "--calibrate",
-        metavar="DIR",
-        help="samples to quantize by: .npz, or .npy for one input; or MODULE:FUNCTION that gives them",
-    )
-    compiler.add_argument(
-        "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
-    )
-    compiler.add_argument(
-        "--embed", action="store_true", help="put the context into the .onnx, not beside it"
-    )
-    compiler.add_argument("--profile-run", action="store_true", help="also write what each operator took")
-    compiler.add_argument(
-        "--and-soc",
-        action="append",
-        default=[],
-        metavar="CHIP",
-        help="one file for this chip too, a flexible context (QNN 2.50 or later); may be repeated",
-    )
+    compile_flags.configure(compiler)
 
     runner = commands.add_parser("run", help="run a compiled model on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="MODEL_ctx.onnx")
@@ -78,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     auditor.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
     commands.add_parser("options", help="list what --option takes")
-    for command in (compiler, runner, profiler, auditor):
+    for command in (runner, profiler, auditor):
         command.add_argument(
             "--timeout",
             type=duration,
@@ -86,12 +68,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="S",
             help="end a step after S seconds [%(default)g]",
         )
+    for command in (compiler, runner, profiler, auditor):
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
-
-
-_OPTION = "a setting of the provider, the session or the run; may be repeated (onnx options lists them)"
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +83,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help=".npy of an input, or .npz with all of them; may be repeated",
     )
     parser.add_argument("--soc", help="the chip to hold it to [the one it was compiled for]")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=_OPTION)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"{compile_flags.OPTION_HELP}; may be repeated",
+    )
 
 
 def _add_choices(parser: argparse.ArgumentParser) -> None:
@@ -118,14 +104,31 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dimension", action="append", default=[], metavar="NAME=N", help="fix a named size; may be repeated"
     )
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=_OPTION)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"{compile_flags.OPTION_HELP}; may be repeated",
+    )
+
+
+def _compile(args: argparse.Namespace) -> int:
+    """As `compile`, of .onnx models alone."""
+    from ci.onnx.one_model import compile_model
+
+    if not compile_flags.is_onnx(args.model):
+        raise UsageError(f"{args.model}: expected an .onnx", remedy="`compile` takes PyTorch models too")
+    compile_flags.require_lane(args)
+    require_host(args)
+    return compile_model(args)
 
 
 def run(args: argparse.Namespace) -> int:
     from ci.onnx import commands
 
     handlers = {
-        "compile": commands.compile_model,
+        "compile": _compile,
         "run": commands.run_model,
         "profile": commands.profile_model,
         "audit": commands.audit_model,

@@ -21,7 +21,7 @@ from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.onnx.options import files_of
 from ci.onnx.suite import Program
 from ci.suites.baseline import Baseline
-from provisioning.base.command_line import TIMEOUT
+from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
@@ -61,7 +61,7 @@ def ordered(worker: Worker, what: str, log: Path, **parameters: Any) -> dict[str
     """The reply to an order of ci/onnx/steps.py. Raises Refused for an error that the worker reports, and
     Gone."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    request = {"do": what, "log": str(log.absolute()), "cwd": str(Path.cwd()), **parameters}
+    request = {"do": what, "log": str(log.absolute()), "cwd": str(Parser.user_folder()), **parameters}
     reply = worker.ask(request)
     if "error" in reply:
         raise Refused(reply["error"])
@@ -74,7 +74,10 @@ def ended(gone: Gone, what: str, log: Path) -> CheckFailed:
     return CheckFailed(f"{what}: {gone.sentence(log)}", remedy=late or session("diagnose", log))
 
 
-def setup_of(logs: Path, *, threads: int = 0, timeout: float = TIMEOUT, forks: bool = False) -> Setup:
+def setup_of(
+    logs: Path, *, threads: int = 0, timeout: float = TIMEOUT, forks: bool = False, exports: bool = False
+) -> Setup:
+    """With `exports`, import what exporting and quantizing need once, before the first fork."""
     # Otherwise ONNX Runtime records each session in a database and sends that to its maker.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
     if threads:
@@ -82,7 +85,7 @@ def setup_of(logs: Path, *, threads: int = 0, timeout: float = TIMEOUT, forks: b
     # The provider brings its own QNN libraries, and no other SDK's may be found first.
     environment.pop("LD_LIBRARY_PATH", None)
     return Setup(
-        command=("-m", "ci.onnx.worker", *(["--fork"] if forks else [])),
+        command=("-m", "ci.onnx.worker", *(["--fork"] if forks else []), *(["--export"] if exports else [])),
         environment=environment,
         logs=logs,
         timeout=timeout,
@@ -118,7 +121,7 @@ def key(program: Program, roots: Roots, environ: Mapping[str, str]) -> dict[str,
         "search path": [roots.name(os.path.abspath(each)) for each in search],  # noqa: PTH100
         "files of options": named,
         # Relative paths in a factory are relative to the user's folder.
-        "working directory": roots.name(str(Path.cwd())),
+        "working directory": roots.name(str(Parser.user_folder())),
     }
 
 

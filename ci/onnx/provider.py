@@ -65,7 +65,13 @@ def packages() -> dict[str, str]:
 
 
 def quantized(
-    model: Path, samples: Sequence[Sample], precision: Precision, into: Path, *, per_channel: bool = False
+    model: Path,
+    samples: Sequence[Sample],
+    precision: Precision,
+    into: Path,
+    *,
+    per_channel: bool = False,
+    name: str = "model_qdq",
 ) -> Path:
     """The model with QuantizeLinear and DequantizeLinear around every operator, as QNN needs it."""
     if not samples:
@@ -93,7 +99,7 @@ def quantized(
             weight_symmetric=precision.symmetric_weights,
         )
         # The quantizer rebuilds the model after calibrating; its temporary files stay in this folder.
-        written = into / "model_qdq.onnx"
+        written = into / f"{name}.onnx"
         quantize(str(source), str(written), config)
     return written
 

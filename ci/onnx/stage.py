@@ -71,7 +71,7 @@ def compile_programs(args: argparse.Namespace, plan: Plan, selection: Selection)
         return verdict(list(findings_of(programs[name], result))) == "pass"
 
     def worker(threads: int, count: int) -> Worker:
-        return Worker(setup_of(plan.logs, threads=threads, timeout=args.timeout, forks=True))
+        return Worker(setup_of(plan.logs, threads=threads, timeout=args.timeout, forks=True, exports=True))
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
         tasks = tasks_of(

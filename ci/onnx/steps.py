@@ -105,10 +105,16 @@ def _require_precision(model: Path, precision: Precision, operators: Collection[
 
 
 def quantize(
-    model: Path, samples: Sequence[Sample], precision: Precision, into: Path, *, per_channel: bool
+    model: Path,
+    samples: Sequence[Sample],
+    precision: Precision,
+    into: Path,
+    *,
+    per_channel: bool,
+    name: str = "model_qdq",
 ) -> Path:
     if precision.quantized:
-        return provider.quantized(model, samples, precision, into, per_channel=per_channel)
+        return provider.quantized(model, samples, precision, into, per_channel=per_channel, name=name)
     return model
 
 
@@ -181,7 +187,7 @@ def write_context(
         record=record,
         audit=compiled.audit,
         outputs=compiled.outputs,
-        near=_near(expected, reference, compiled.outputs, non_finite),
+        near=_near(expected, reference, compiled.outputs, non_finite) if samples else {},
         half_floats=found.half_floats,
         reload_equal=_equal(compiled.outputs[:1], again),
         ddr=compiled.ddr,
@@ -214,18 +220,25 @@ def order_look(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def order_quantize(order: Mapping[str, Any]) -> dict[str, Any]:
     model, into = Path(order["model"]), Path(order["into"])
-    _, calibration = divided(
-        _calibration(order, order["calibrate"], signature_of(load_graph(model))), COMPARED
-    )
-    precision = precision_named(order["precision"])
-    return {"model": str(quantize(model, calibration, precision, into, per_channel=order["per_channel"]))}
+    signature = signature_of(load_graph(model))
+    compared, calibration = divided(_calibration(order, order["calibrate"], signature), COMPARED)
+    precision, name = precision_named(order["precision"]), order["name"]
+    quantized = quantize(model, calibration, precision, into, per_channel=order["per_channel"], name=name)
+    near: Mapping[str, float] = {}
+    if order["compare"]:
+        samples = compared or [_random(signature)]
+        near = _near(provider.on_cpu(model, samples), [], provider.on_cpu(quantized, samples), False)
+    return {"model": str(quantized), "near": dict(near), "packages": provider.packages()}
 
 
 def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     model, source = Path(order["model"]), Path(order["source"])
     precision = precision_named(order["precision"])
     signature = signature_of(load_graph(source))
-    samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0] or [_random(signature)]
+    samples: list[Sample] = []
+    if order["verify"]:
+        samples = divided(_calibration(order, order["calibrate"], signature), COMPARED)[0]
+        samples = samples or [_random(signature)]
     expected = provider.on_cpu(source, samples)
     reference = provider.on_cpu(model, samples) if precision.quantized else []
     written = write_context(

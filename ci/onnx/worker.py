@@ -24,7 +24,7 @@ def start() -> Answer:
     return answer
 
 
-def start_forking() -> Answer:
+def start_exporting() -> Answer:
     """Before the first fork, import what every model needs and export a small model."""
     importlib.import_module("ci.onnx.steps")
     for name in EXPORTING:
@@ -93,5 +93,4 @@ def _warm_up() -> None:
 
 
 if __name__ == "__main__":
-    forks = "--fork" in sys.argv
-    serve(int(sys.argv[-1]), start_forking if forks else start, forks=forks)
+    serve(int(sys.argv[-1]), start_exporting if "--export" in sys.argv else start, forks="--fork" in sys.argv)

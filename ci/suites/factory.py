@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import inspect
 import re
 import sysconfig
 import traceback
@@ -61,13 +62,41 @@ NOT_COMPILABLE = (
 
 
 @dataclass(frozen=True)
+class Signature:
+    """What the model takes, by its own example."""
+
+    example: tuple[Tensor, ...]
+    names: tuple[str, ...]
+
+    def require(self, sample: Sequence[Tensor], where: str) -> None:
+        if len(sample) != len(self.example):
+            raise BadFactory(f"{where}: expected {len(self.example)} inputs, found {len(sample)}")
+        for index, (wanted, found) in enumerate(zip(self.example, sample, strict=True)):
+            if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
+                raise BadFactory(
+                    f"{where}: expected {_kind(wanted)} for input {index}, found {_kind(found)}: save it so"
+                )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+@dataclass(frozen=True)
 class Samples:
     """Draws inputs from the user's data, which replaces the factory's own inputs."""
 
-    draw: Inputs
+    draw: Callable[[torch.Generator, Signature | None], tuple[Tensor, ...]]
+    wanted: Signature | None = None
 
     def __call__(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return self.draw(generator)
+        return self.draw(generator, self.wanted)
+
+    def fitting(self, loaded: ModelWithInputs) -> Samples:
+        """The same, refusing what the model does not take."""
+        names = tuple(inspect.signature(loaded.model.forward).parameters)
+        example = loaded.sample(0)
+        return replace(self, wanted=Signature(example, names[: len(example)]))
 
 
 class BadFactory(Exception):
@@ -136,7 +165,8 @@ def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -
     if inputs is None:
         return loaded
     notes = tuple(note for note in loaded.notes if note[0] != "fixed-inputs")
-    return ModelWithInputs(loaded.model, inputs, notes=notes)
+    fitting = inputs.fitting(loaded) if isinstance(inputs, Samples) else inputs
+    return ModelWithInputs(loaded.model, fitting, notes=notes)
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:
@@ -199,7 +229,8 @@ def _like(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 def _with_inputs(dotted: str, product: Any, inputs: Inputs) -> ModelWithInputs:
     if isinstance(inputs, Samples) and isinstance(product, tuple) and len(product) == 2:
-        product = product[0]
+        own = _with_own_inputs(dotted, product)
+        inputs, product = inputs.fitting(own), own.model
     if not isinstance(product, nn.Module):
         pair = isinstance(product, tuple) and len(product) == 2
         found = "a pair" if pair else f"a {type(product).__name__}"
@@ -316,6 +347,12 @@ class _Changes(TorchFunctionMode):
         if not self.line and self._version() != before:
             self.line = _users_line(traceback.extract_stack())
         return result
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether it is a graph with quantizing operators in it."""
+    graph = getattr(model, "graph", None) or getattr(getattr(model, "model", None), "graph", None)
+    return graph is not None and any("quantized_decomposed" in str(node.target) for node in graph.nodes)
 
 
 def is_memory(error: BaseException) -> bool:

@@ -70,6 +70,10 @@ def check(suites: Sequence[Path]) -> None:
 def check_args(args: argparse.Namespace) -> None:
     """Find usage errors before anything heavy is imported."""
     check(args.suite or ())
+    require_host(args)
+
+
+def require_host(args: argparse.Namespace) -> None:
     for target in args.target or ():
         if target != DEFAULT_TARGET:
             raise UsageError(

@@ -39,7 +39,7 @@ PRECISIONS = {
         Precision("s16s8", "QInt16", "QInt8", None, "16a8w", "signed throughout, for convolutional nets"),
         Precision("u16u16", "QUInt16", "QUInt16", True, "16a16w", "16-bit throughout, without convolutions"),
         Precision("u16s16", "QUInt16", "QInt16", None, "16a16w", "16-bit throughout, with signed weights"),
-        Precision("qdq", "", "", None, "", "model that is quantized already, taken as it is"),
+        Precision("qdq", "", "", None, "qdq", "model that is quantized already, taken as it is"),
     )
 }
 
@@ -48,8 +48,9 @@ NOT_ON_HTP = {"s16s16": "u16s16", "s16u16": "u16s16", "s16u8": "u16u8", "s8u8": 
 """Combinations that the quantizer makes and the provider refuses, each with an alternative."""
 
 ExecutorchScheme = Literal[
-    "fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w"
+    "fp16", "8a8w", "8a4w", "16a16w", "16a8w", "16a4w", "16a4w_block", "16a2w", "fp16a8w", "qdq"
 ]
+"""`qdq`: a model that is quantized already, taken as it is."""
 SCHEMES: tuple[str, ...] = get_args(ExecutorchScheme)
 
 ALIASES = {"half": "fp16", "float16": "fp16", "int8": "8a8w", "int16": "16a16w"}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from provisioning.base.errors import CheckFailed, UsageError
 
-MODEL = "MODEL"
 MODEL_HELP = "a .pt2 (torch.export.save), file.py:function, module:function, or model.onnx"
 
+SAMPLE_FILES = (".npy", ".npz", ".pt")
+
 DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+QUANTIZING = b"quantized_decomposed."
 WORD = re.compile(r"[^a-z0-9_.-]+")
 
 
@@ -25,6 +28,8 @@ class UserModel:
     search_path: Path
     file: Path | None = None
     """The .pt2, .onnx or .py; None for a module."""
+    quantized: bool = False
+    """A .pt2 with quantizing operators in it."""
 
     @property
     def onnx(self) -> bool:
@@ -47,8 +52,8 @@ def user_model(text: str, folder: Path) -> UserModel:
         return UserModel(_word(function), text, folder.absolute())
     path = folder / text
     if path.suffix == ".pt2":
-        _require_archive(_file(path, text))
-        return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute())
+        quantized = _is_quantized(_file(path, text))
+        return UserModel(_word(path.stem), path.name, path.absolute().parent, path.absolute(), quantized)
     if path.suffix == ".onnx":
         return UserModel(_word(path.stem), "", path.absolute().parent, _file(path, text))
     remedy = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
@@ -68,20 +73,23 @@ def _word(name: str) -> str:
     return WORD.sub("-", name.lower()).strip("-_.") or "model"
 
 
-def _require_archive(path: Path) -> None:
-    """A .pt2 is an archive with an exported program in it. Anything else with that ending is an error."""
+def _is_quantized(path: Path) -> bool:
+    """Whether an exported program quantizes. A .pt2 that is no archive of an exported program is an error."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
+            programs = [name for name in names if name.endswith("/models/model.json")]
+            quantized = any(QUANTIZING in archive.read(name) for name in programs)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError) as error:
         raise CheckFailed(
             f"{path}: expected what torch.export.save writes, found {path.stat().st_size} bytes that are not"
             f" one or only a part of one ({error})",
             remedy="save or copy it again",
         ) from error
-    if not any(name.endswith("/models/model.json") for name in names):
+    if not programs:
         kind = "a file of torch.save" if any(name.endswith("/data.pkl") for name in names) else "an archive"
         raise CheckFailed(
             f"{path}: expected what torch.export.save writes, found {kind} without models/model.json",
             remedy="torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')",
         )
+    return quantized

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from provisioning.base.commands import as_here
 from provisioning.base.commands import session as quoted_session
 from provisioning.base.disk import disk_error
 from provisioning.base.errors import INTERNAL, INTERRUPTED, EnvironmentLacking, ToolkitError, UsageError
@@ -64,6 +65,11 @@ class Parser(argparse.ArgumentParser):
     """Rejects empty paths, expands `~`, and resolves relative paths where the user was; subparsers do too."""
 
     started_in: str = ""
+
+    @classmethod
+    def user_folder(cls) -> Path:
+        """Where the user typed the command."""
+        return Path(cls.started_in or Path.cwd())
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -206,9 +212,9 @@ def _drop_output() -> None:
 
 
 def show_error(error: ToolkitError) -> None:
-    sys.stderr.write(f"error: {error.message}\n")
+    sys.stderr.write(as_here(f"error: {error.message}\n"))
     if error.remedy:
-        sys.stderr.write(f"  try: {error.remedy}\n")
+        sys.stderr.write(as_here(f"  try: {error.remedy}\n"))
 
 
 def _overview(program: str, description: str, verbs: Mapping[str, Verb]) -> str:
@@ -226,9 +232,9 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
         if value := os.environ.get(variable):
             os.environ[variable] = str(user_path(value, variable, started_in))
     parser = Parser(
-        prog=f"{program} {name}",
+        prog=as_here(f"{program} {name}"),
         description=verb.summary,
-        epilog=f"examples:\n{module.EXAMPLES.rstrip()}\n" if module.EXAMPLES else None,
+        epilog=as_here(f"examples:\n{module.EXAMPLES.rstrip()}\n") if module.EXAMPLES else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from provisioning.base.settings import CLONE
+
 
 def quoted(*words: str | Path) -> str:
     """One command, each word quoted where a POSIX shell needs it. Every command we print goes through this.
@@ -19,12 +21,23 @@ def quoted(*words: str | Path) -> str:
 
 def session(name: str, *arguments: str | Path) -> str:
     """`nox -s NAME -- ARGUMENTS`."""
-    return quoted("nox", "-s", name, *(["--", *arguments] if arguments else []))
+    return as_here(quoted("nox", "-s", name, *(["--", *arguments] if arguments else [])))
+
+
+def as_here(text: str) -> str:
+    """The commands in a text as this copy takes them: an installed one has neither nox nor our packages."""
+    if CLONE:
+        return text
+    import re
+
+    text = re.sub(r"\bnox -s (\w[\w-]*)(?: --(?= |$))?", r"qnn-ci \1", text)
+    return re.sub(r"\bpython -m (?:ci|provisioning)\b", "qnn-ci", text)
 
 
 def typed(program: str, argv: Sequence[str]) -> str:
     """The command as the user typed it: `program` ends in ` --` where it is a session."""
-    return " ".join([program if argv else program.removesuffix(" --"), *([quoted(*argv)] if argv else [])])
+    words = [program if argv else program.removesuffix(" --"), *([quoted(*argv)] if argv else [])]
+    return as_here(" ".join(words))
 
 
 def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from provisioning.base.commands import typed
+from provisioning.base.commands import as_here, typed
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import hash_file, replace_text
 
@@ -50,6 +50,10 @@ class Finding:
     subject: str
     message: str
     remedy: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", as_here(self.message))
+        object.__setattr__(self, "remedy", as_here(self.remedy))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ci.__main__ import VERBS
+from ci.engine.output import writing_into
+from ci.executorch.suite import programs_of
+from ci.suites.elsewhere import export_with
 from ci.suites.factory import CALIBRATION_SEED, BadFactory, make
 from ci.suites.samples import samples_of
+from ci.suites.user_model import user_model
+from provisioning.base.command_line import Parser, main
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT
 
 NET = """\
@@ -24,12 +31,19 @@ def net():
 """
 
 
-def compile_model(
-    *arguments: str | Path, code: int = 0, cwd: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
+WORSE = NET.replace("nn.ReLU())", "nn.ReLU(), Coarse())").replace(
+    "def net",
+    """class Coarse(nn.Module):
+    def forward(self, x):
+        return torch.where(x > 0.5, x, -x)
+def net""",
+)
+
+
+def ci(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     # As `qnn-ci` starts it: in our folder, with the user's in a variable.
     done = subprocess.run(
-        [sys.executable, "-m", "ci", "compile", *map(str, arguments)],
+        [sys.executable, "-m", "ci", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "QNN_CI_STARTED_IN": str(cwd)},
         capture_output=True,
@@ -39,6 +53,12 @@ def compile_model(
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
     return done
+
+
+def compile_model(
+    *arguments: str | Path, code: int = 0, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    return ci("compile", *arguments, code=code, cwd=cwd)
 
 
 @pytest.mark.parametrize("target", ["net:net", "ci.models:net"])
@@ -63,6 +83,53 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
     np.save(tmp_path / "1.npy", np.full((1, 3, 8, 8), np.nan, np.float32))
     with pytest.raises(BadFactory, match="NaN"):
         loaded.sample(1)
+    for wrong in (np.zeros((1, 3, 4, 4), np.float32), np.zeros((1, 3, 8, 8))):
+        np.save(tmp_path / "1.npy", wrong)
+        with pytest.raises(BadFactory, match=r"1\.npy: expected float32\[1, 3, 8, 8\]"):
+            loaded.sample(1)
+
+
+TWO = """\
+import torch
+class Two(torch.nn.Module):
+    def forward(self, x, scale):
+        return x * scale
+def net():
+    return Two(), (torch.ones(2), torch.ones(2))
+"""
+
+
+def test_arrays_of_a_sample_go_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(TWO)
+    one, other = np.full(2, 1, np.float32), np.full(2, 2, np.float32)
+    np.savez(tmp_path / "0.npz", scale=other, x=one)
+    loaded = make("two:net", {}, tmp_path, samples_of(tmp_path))
+    assert [float(each[0]) for each in loaded.sample(0)] == [1, 2]
+
+
+def test_another_python_exports_a_model_of_a_package_called_ci(tmp_path: Path) -> None:
+    (tmp_path / "ci").mkdir()
+    (tmp_path / "ci" / "__init__.py").touch()
+    (tmp_path / "ci" / "models.py").write_text(NET)
+    out = tmp_path / "out"
+    out.mkdir()
+    file = export_with(
+        Path(sys.executable), user_model("ci.models:net", tmp_path), None, out, seed=0, timeout=100
+    )
+    assert file == out / "net.pt2"
+    assert len(make("net.pt2", {}, out).sample(0)) == 1
+
+
+def test_a_python_without_torch_and_a_model_that_does_not_export_are_said(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("def net():\n    raise ValueError('no weights here')\n")
+    named = user_model("net.py:net", tmp_path)
+    with pytest.raises(CheckFailed, match="no weights here"):
+        export_with(Path(sys.executable), named, None, tmp_path, seed=0, timeout=100)
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(EnvironmentLacking):
+        export_with(bare, named, None, tmp_path, seed=0, timeout=100)
 
 
 def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
@@ -74,7 +141,70 @@ def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
     ]
     record = json.loads((tmp_path / "out" / "net-SM8750-fp16.json").read_text())
     assert (record["delegates"], record["on_cpu"], record["accuracy"]) == (1, [], {})
-    assert "1 delegate" in done.stdout
+    assert record["costs"]["pte_bytes"] == (tmp_path / "out" / record["program"]).stat().st_size
+    assert record["stack"].keys() == {"executorch", "torch", "qnn"}
+    assert "1 delegate" in done.stdout and "not run" in done.stdout
+
+
+@pytest.mark.whole
+def test_from_a_model_to_a_gate_that_fails_when_the_model_gets_worse(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    suite = tmp_path / "models.toml"
+    done = compile_model(
+        "net.py:net", "--precision", "8a8w", "-o", "out", "--suite", "models.toml", cwd=tmp_path
+    )
+    assert "suite: models.toml" in done.stdout
+    assert programs_of(suite)[0].run.thresholds and suite.with_name("models.baseline-wheels.json").is_file()
+    ci("test_lowering", "--suite", suite, cwd=tmp_path)
+    ci("test_emulator", "--suite", suite, cwd=tmp_path)
+    (tmp_path / "net.py").write_text(WORSE)
+    ci("test_emulator", "--suite", suite, cwd=tmp_path, code=1)
+    # One more chip is added to the run, and the model as it is now agreed to.
+    compile_model(
+        "net.py:net", "--precision", "a8w8", "--soc", "SM8750", "-o", "out", "--suite", suite, cwd=tmp_path
+    )
+    assert [program.soc for program in programs_of(suite)] == ["SM8650", "SM8750"]
+    ci("test_emulator", "--suite", suite, cwd=tmp_path)
+
+
+@pytest.mark.whole
+def test_a_quantized_model_is_loaded_by_torch_alone_and_compiled_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    done = ci("quantize", "net.py:net", "--precision", "8a8w", "-o", "out", cwd=tmp_path)
+    assert "dB SQNR against float" in done.stdout
+    product = tmp_path / "out" / "net-SM8650-8a8w.pt2"
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOADED, product], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert 25 < float(loaded.stdout) < 80
+    compiled = compile_model(product, "-o", "again", cwd=tmp_path)
+    assert "1 delegate; nothing on the CPU" in compiled.stdout
+    record = json.loads((tmp_path / "again" / "net-sm8650-8a8w-SM8650-qdq.json").read_text())
+    assert record["accuracy"]["sqnr_db"] > 30
+    compile_model(product, "--precision", "8a8w", "-o", "out", code=2, cwd=tmp_path)
+
+
+LOADED = """\
+import sys
+import torch
+import torchao.quantization.pt2e.quantize_pt2e
+from net import net
+model, (x,) = net()
+quantized = torch.export.load(sys.argv[1]).module()
+wanted, found = model(x), quantized(x)
+print(float(10 * torch.log10(wanted.square().sum() / (wanted - found).square().sum())))
+"""
+
+
+def test_a_second_compile_into_the_same_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
+    with writing_into(tmp_path / "out", tmp_path / "store"):
+        done = compile_model("net.py:net", "-o", "out", code=2, cwd=tmp_path)
+    assert "another compile" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -82,6 +212,11 @@ def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
     [
         (("gone.pt2", "-o", "out"), 2),
         (("net.onnx", "-o", "out"), 2),
+        (("net.py:net", "--embed", "-o", "out"), 2),
+        (("net.py:net", "--backend", "lpai", "-o", "out"), 2),
+        (("net.py:net", "--verify", "none", "--suite", "models.toml", "-o", "out"), 2),
+        (("net.py:net", "--suite", "gone/models.toml", "-o", "out"), 2),
+        (("net.py:net", "--python", "gone/python", "-o", "out"), 2),
         (("nothing", "-o", "out"), 2),
         (("net.py:net", "--precision", "7a7w", "-o", "out"), 2),
         (("net.py:net", "--calibrate", "gone", "-o", "out"), 2),
@@ -90,9 +225,16 @@ def test_writes_the_program_and_what_is_known_of_it(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_program(
-    arguments: tuple[str, ...], code: int, tmp_path: Path
+    arguments: tuple[str, ...],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "net.py").write_text(NET)
-    done = compile_model(*arguments, code=code, cwd=tmp_path)
-    assert "error: " in done.stderr and "try: " in done.stderr
+    monkeypatch.setattr(Parser, "started_in", "")
+    monkeypatch.setenv("QNN_CI_STARTED_IN", str(tmp_path))
+    assert main("qnn-ci", "", {"compile": VERBS["compile"]}, ["compile", *arguments]) == code
+    text = capsys.readouterr().err
+    assert "error: " in text and "try: " in text and "Traceback" not in text
     assert not list((tmp_path / "out").glob("*.pte"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from provisioning.base import toml
-from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.settings import MANIFESTS, ROOT, store_path
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -69,6 +69,32 @@ def test_verbs_are_ours_and_paths_the_users(qnn_ci: Command, tmp_path: Path) -> 
     done = qnn_ci("gate", "--only", "validate", "--store", "mine")
     assert done.returncode == 3, done.stderr
     assert {each.name for each in (home / "reports").glob("*.json")} >= {"gate.json", "validate.json"}
+
+
+NET = """\
+import torch
+def net():
+    return torch.nn.Linear(4, 4), (torch.ones(1, 4),)
+"""
+
+
+@pytest.mark.whole
+def test_a_model_in_a_package_called_ci_is_compiled(qnn_ci: Command, tmp_path: Path) -> None:
+    package = tmp_path / "home" / "ci"
+    (package / "__init__.py").write_text("")
+    (package / "models.py").write_text(NET)
+    store = ("--store", str(store_path()))
+    done = qnn_ci("compile", "ci.models:net", "--verify", "none", "-o", "out", *store)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "home" / "out" / "net-SM8650-fp16.pte").is_file()
+
+
+def test_remedies_name_the_installed_command(qnn_ci: Command) -> None:
+    done = qnn_ci("test_lowering", "--suite", "gone.toml")
+    assert done.returncode == 2
+    done = qnn_ci("inspect", "--help")
+    assert "qnn-ci inspect" in done.stdout
+    assert "python -m" not in done.stdout and "nox -s" not in done.stdout
 
 
 def test_what_needs_a_clone_is_no_verb(qnn_ci: Command) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ci.executorch.suite import QAT_SCHEMES
+from ci.executorch.suite import AS_IT_IS, QAT_SCHEMES
 from ci.suites.precision import SCHEMES
 from provisioning.base.findings import Finding
 from provisioning.base.settings import ROOT
@@ -99,5 +99,5 @@ def test_the_suite_knows_every_scheme_that_the_quantizer_has() -> None:
     from executorch.backends.qualcomm.quantizer.quantizer import QUANT_CONFIG_DICT, QuantDtype
 
     names = {kind: kind.name.removeprefix("use_") for kind in QuantDtype}
-    assert set(names.values()) == set(SCHEMES) - {"fp16"}
+    assert set(names.values()) == set(SCHEMES) - set(AS_IT_IS)
     assert {names[kind] for kind, qat in QUANT_CONFIG_DICT if qat} == set(QAT_SCHEMES)

@@ -20,6 +20,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ci.onnx.options import Settings
+from ci.suites.accuracy import decibels
 from ci.suites.precision import precision_named
 from ci.suites.programs.dlc import read_dlc
 from provisioning.base.errors import CheckFailed
@@ -32,9 +33,11 @@ pytestmark = pytest.mark.heavy
 BUILD = "v2.51.0.260929181845"
 
 
-def onnx_command(*arguments: str | Path, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def onnx_command(
+    *arguments: str | Path, code: int = 0, cwd: Path = ROOT, verb: tuple[str, ...] = ("onnx",)
+) -> subprocess.CompletedProcess[str]:
     ended = subprocess.run(
-        [sys.executable, "-m", "ci", "onnx", *map(str, arguments)],
+        [sys.executable, "-m", "ci", *verb, *map(str, arguments)],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -137,6 +140,39 @@ class TestCompile:
             flexible.write_flexible(
                 model, precision, chips, Settings({}, {}, {}, {}), BUILD, tmp_path / "x.onnx", embed=False
             )
+
+    @pytest.mark.whole
+    def test_a_quantized_model_runs_in_plain_onnx_runtime_and_compiles(
+        self, model: Path, samples: Path, tmp_path: Path
+    ) -> None:
+        import onnxruntime as ort
+
+        onnx_command(
+            "quantize", model, "--precision", "u16u8", "--calibrate", samples, "-o", tmp_path, verb=()
+        )
+        product, x = tmp_path / "net-u16u8.onnx", np.load(samples / "0.npy")
+        wanted, found = (
+            ort.InferenceSession(str(each), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+            for each in (model, product)
+        )
+        assert 40 < decibels((wanted**2).sum(), ((wanted - found) ** 2).sum()) < 110
+        done = onnx_command("compile", product, "-o", tmp_path / "out", verb=())
+        assert "SM8650 qdq" in done.stdout
+
+    @pytest.mark.whole
+    def test_a_suite_of_a_compiled_model_passes(self, model: Path, samples: Path, tmp_path: Path) -> None:
+        shutil.copy(model, tmp_path / "net.onnx")
+        suite = tmp_path / "models.toml"
+        arguments = ("--precision", "u16u8", "--calibrate", samples, "-o", "out", "--suite", suite)
+        onnx_command("compile", "net.onnx", *arguments, cwd=tmp_path, verb=())
+        onnx_command("test_onnx", "--suite", suite, "--reports", tmp_path / "reports", verb=())
+
+    def test_an_unchanged_model_is_compiled_once(self, compiled: Path, model: Path, samples: Path) -> None:
+        arguments = (model, "--precision", "u16u8", "--calibrate", samples)
+        before = (compiled / "net_ctx_qnn.bin").read_bytes()
+        done = onnx_command("compile", *arguments, "-o", compiled, verb=())
+        assert "is cached" in done.stderr and "dB SQNR" in done.stdout
+        assert (compiled / "net_ctx_qnn.bin").read_bytes() == before
 
     @pytest.mark.whole
     def test_calibrates_by_a_function_of_the_users(self, model: Path, tmp_path: Path) -> None:

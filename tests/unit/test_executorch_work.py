@@ -74,6 +74,7 @@ class TestCompiling:
             ("net.py", "def make", "# more\ndef make", "net.py changed"),
             ("layers.py", "WIDTH = 1", "WIDTH = 2", "layers.py changed"),
             ("suite.toml", "width = 8", "width = 9", "case.arguments.width: 8 → 9"),
+            ("suite.toml", "files", 'samples = "data"\nfiles', "case.samples:  → data"),
             ("suite.toml", '"8a8w"', '"16a8w"', ""),
             ("suite.toml", '"SM8650"', '"SM8750"', ""),
             ("suite.toml", "tags", "calibration = 8\ntags", "run.calibration: 32 → 8"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import numpy as np
 import pytest
 
 from ci.__main__ import VERBS
+from ci.engine.output import SCRATCH, writing_into
 from ci.engine.workers.parent import Gone
-from ci.onnx import commands
 from ci.onnx.arrays import save
 from provisioning.base.command_line import main
 from provisioning.base.errors import UsageError
@@ -24,25 +26,25 @@ class TestOutput:
     def test_what_was_there_before_stays_after_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine").write_text("mine")
-        with pytest.raises(KeyError), commands._output(tmp_path / "out"):
+        with pytest.raises(KeyError), writing_into(tmp_path / "out", tmp_path / "store"):
             raise KeyError
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
 
     def test_what_a_killed_compile_left_is_cleared_away(self, tmp_path: Path) -> None:
-        (tmp_path / f"{commands.SCRATCH}1" / "compiled").mkdir(parents=True)
+        (tmp_path / f"{SCRATCH}1" / "compiled").mkdir(parents=True)
         (tmp_path / "mine").touch()
-        with commands._output(tmp_path):
+        with writing_into(tmp_path, tmp_path.parent / "store"):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
     def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
         with (
-            commands._output(tmp_path / "out"),
+            writing_into(tmp_path / "out", tmp_path / "store"),
             pytest.raises(UsageError, match="another compile is writing there"),
-            commands._output(tmp_path / "out"),
+            writing_into(tmp_path / "out", tmp_path / "store"),
         ):
             pass
-        with commands._output(tmp_path / "out"):
+        with writing_into(tmp_path / "out", tmp_path / "store"):
             pass
 
 
@@ -80,7 +82,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.replies: dict[str, dict[str, Any]] = {
-            "look": {"model": "looked.onnx", "samples": 3, "compared": 0, "constant": []},
+            "look": {"model": "looked.onnx", "samples": 3, "compared": 0, "constant": [], "inputs": []},
             "quantize": {"model": "quantized.onnx"},
             "compile": {
                 "reload_equal": True,
@@ -96,6 +98,8 @@ class StandIn:
         self.orders: list[tuple[str, dict[str, Any]]] = []
         self.outputs: dict[str, Any] = {"y": np.arange(6, dtype=np.float32)}
         self.gone: Gone | None = None
+        self.touched: dict[str, Any] = {}
+        self.does: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self.ended = False
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +107,7 @@ class StandIn:
         self.orders.append((what, order))
         if self.gone:
             raise self.gone
-        reply = self.replies[what]
+        reply = self.does[what](order) if what in self.does else dict(self.replies[what])
         if "error" not in reply:
             if what == "compile":
                 for path in (Path(order["path"]), Path(order["path"]).with_suffix(".json")):
@@ -127,8 +131,9 @@ def refusal(*problems: dict[str, str], code: int = 1) -> dict[str, Any]:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     worker = StandIn()
-    monkeypatch.setattr(commands, "Worker", lambda setup: worker)
-    monkeypatch.setattr(commands, "require_installed", lambda: None)
+    monkeypatch.setattr("ci.onnx.asking.Worker", lambda setup: worker)
+    monkeypatch.setattr("ci.onnx.compile.NEEDED", ())
+    monkeypatch.setenv("QNN_CI_STORE", str(tmp_path / "store"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return worker
@@ -194,6 +199,53 @@ class TestCompile:
         stand_in.replies["look"] = refusal(code=2)
         assert self.compiled(tmp_path) == 2
         assert not (tmp_path / "out").exists() and left(tmp_path / "temporary") == []
+
+    def test_an_unchanged_model_is_cached_until_it_or_a_flag_changes(
+        self, stand_in: StandIn, tmp_path: Path
+    ) -> None:
+        def orders(*arguments: str) -> int:
+            before = len(stand_in.orders)
+            assert self.compiled(tmp_path, *arguments) == 0
+            shutil.rmtree(tmp_path / "out")
+            return len(stand_in.orders) - before
+
+        assert [orders(), orders(), orders("--no-cache")] == [2, 0, 2]
+        for arguments in (("--embed",), ("--soc", "SM8750"), ("--verify", "none"), ("--calibrate", "x")):
+            assert orders(*arguments) == 2, arguments
+
+    def test_each_chip_has_files_of_its_own(self, stand_in: StandIn, tmp_path: Path) -> None:
+        assert self.compiled(tmp_path, "--soc", "SM8650", "--soc", "SM8750") == 0
+        assert [path for path in left(tmp_path / "out") if path.endswith(".onnx")] == [
+            "net-SM8650_ctx.onnx",
+            "net-SM8750_ctx.onnx",
+        ]
+
+    @pytest.mark.parametrize("flag", [("--backend", "htp"), ("--keep-going",), ("--python", "python")])
+    def test_a_flag_of_the_other_lane_is_refused(
+        self, stand_in: StandIn, tmp_path: Path, flag: tuple[str, ...]
+    ) -> None:
+        assert self.compiled(tmp_path, *flag) == 2 and not stand_in.orders
+
+
+class TestQuantize:
+    def test_the_product_and_its_record_are_left(
+        self, stand_in: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def quantized(order: dict[str, Any]) -> dict[str, Any]:
+            for name in (".onnx", ".onnx.data"):
+                Path(order["into"], order["name"] + name).write_text(name)
+            return {"model": "", "near": {"sqnr_db": 44.2}, "packages": {"onnxruntime": "1.25"}}
+
+        stand_in.replies["quantize"] = {}
+        stand_in.does["quantize"] = quantized
+        model = write(conv_model(), tmp_path / "net.onnx")
+        arguments = ("--precision", "w8a16", "--calibrate", "data", "-o", str(tmp_path / "out"))
+        verbs = {"quantize": VERBS["quantize"]}
+        assert main("qnn-ci", "", verbs, ["quantize", str(model), *arguments]) == 0
+        assert left(tmp_path / "out") == ["net-u16u8.json", "net-u16u8.onnx", "net-u16u8.onnx.data"]
+        record = json.loads((tmp_path / "out" / "net-u16u8.json").read_text())
+        assert record["accuracy"] == {"sqnr_db": 44.2} and len(record["files"]) == 2
+        assert "44.2 dB SQNR against float on made-up inputs" in capsys.readouterr().out
 
 
 class TestRun:

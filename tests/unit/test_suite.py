@@ -129,7 +129,7 @@ class TestShipped:
     pr = choose(programs, tags=["pr"])
 
     def test_a_pull_request_meets_every_scheme(self) -> None:
-        assert {program.run.scheme for program in self.pr} == set(SCHEMES)
+        assert {program.run.scheme for program in self.pr} == set(SCHEMES) - {"qdq"}
 
     def test_a_pull_request_meets_every_arch_on_six_chips_and_more(self) -> None:
         socs = {program.soc for program in self.pr}

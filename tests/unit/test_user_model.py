@@ -65,7 +65,7 @@ def test_a_precision_of_one_lane_alone_is_refused_in_the_other() -> None:
     assert scheme_named("w4a16_block") == "16a4w_block"
     for refused in (
         lambda: precision_named("w4a16"),
-        lambda: scheme_named("qdq"),
+        lambda: scheme_named("u7u7"),
         lambda: scheme_named("7a"),
     ):
         with pytest.raises(UsageError):

@@ -1,0 +1,1 @@
+"""Commands for one model of either lane: `compile` and `quantize`."""

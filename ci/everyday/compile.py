@@ -1,0 +1,29 @@
+"""`compile`: one model to a program for the NPU, run on the emulator and compared with float."""
+
+from __future__ import annotations
+
+import argparse
+
+from ci.suites import compile_flags
+from ci.suites.flags import require_host
+
+EXAMPLES = """\
+  qnn-ci compile model.pt2 --soc SM8750 --precision 8a8w --calibrate samples/ -o out/
+  qnn-ci compile net.py:model --precision 16a8w -o out/
+  qnn-ci compile package.net:model --soc SM8650 --soc SM8750 -o out/
+  qnn-ci compile model.onnx --precision 16a8w --calibrate samples/ -o out/
+  qnn-ci compile net.py:model --python .venv/bin/python -o out/
+  qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
+"""
+
+configure = compile_flags.configure
+
+
+def run(args: argparse.Namespace) -> int:
+    compile_flags.require_lane(args)
+    require_host(args)
+    if compile_flags.is_onnx(args.model):
+        from ci.onnx.one_model import compile_model
+    else:
+        from ci.executorch.model import compile_model
+    return compile_model(args)

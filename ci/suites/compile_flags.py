@@ -1,0 +1,114 @@
+"""The command line of `compile` for both lanes; imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ci.suites.user_model import MODEL_HELP
+from provisioning.base.command_line import TIMEOUT, count, duration, repeatable
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import add_selection
+
+OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
+
+PYTORCH, ONNX = "PyTorch models", "ONNX models"
+ONLY = {
+    "keep_going": ("--keep-going", PYTORCH),
+    "keep_on_cpu": ("--keep-on-cpu", PYTORCH),
+    "backend": ("--backend", PYTORCH),
+    "python": ("--python", PYTORCH),
+    "per_channel": ("--per-channel", ONNX),
+    "embed": ("--embed", ONNX),
+    "profile_run": ("--profile-run", ONNX),
+    "and_soc": ("--and-soc", ONNX),
+    "dimension": ("--dimension", ONNX),
+    "option": ("--option", ONNX),
+}
+"""Flags that one lane alone has."""
+
+
+def is_onnx(model: str) -> bool:
+    return model.endswith(".onnx")
+
+
+def require_lane(args: argparse.Namespace) -> None:
+    """Refuse flags of the other lane: what is left out silently is taken for done."""
+    wanted = ONNX if is_onnx(args.model) else PYTORCH
+    for name, (flag, lane) in ONLY.items():
+        if getattr(args, name, None) and lane != wanted:
+            raise UsageError(f"{flag} is for {lane}, and {args.model} is none", remedy=f"leave {flag} out")
+
+
+def add_model(parser: argparse.ArgumentParser, output: str) -> None:
+    """What `compile` and `quantize` have alike; `output` says what is written."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help=output)
+    parser.add_argument(
+        "--calibrate",
+        metavar="DIR",
+        help="samples, a file each: .npy, .npz, of PyTorch models .pt; of ONNX models also MODULE:FUNCTION"
+        " [drawn]",
+    )
+    add_selection(parser)
+    pytorch = parser.add_argument_group("PyTorch models")
+    pytorch.add_argument(
+        "--python",
+        type=Path,
+        metavar="PYTHON",
+        help="export the model with this Python, which has the packages that it needs: .venv/bin/python",
+    )
+    onnx = parser.add_argument_group("ONNX models")
+    onnx.add_argument(
+        "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
+    )
+    repeatable(onnx, "--dimension", "NAME=N", "fix a named size")
+
+
+def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group("how")
+    group.add_argument(
+        "--timeout", type=duration, default=TIMEOUT, metavar="S", help="for a step [%(default)g]"
+    )
+    group.add_argument("--no-cache", action="store_true", help="do it again even if nothing changed")
+    group.add_argument("--why", action="store_true", help="say why it is done again")
+    return group
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_model(parser, "where the program and its record go")
+    parser.add_argument(
+        "--precision", help="fp16, 8a8w, 16a8w, 16a4w … [fp16; an ONNX model that is quantized, as it is]"
+    )
+    parser.add_argument(
+        "--verify", choices=("emulator", "none"), default="emulator", help="run it and compare [%(default)s]"
+    )
+    parser.add_argument(
+        "--suite",
+        type=Path,
+        metavar="FILE.toml",
+        help="also write the model to this suite, with thresholds and a baseline from what was measured",
+    )
+    parser.add_argument(
+        "--backend", choices=("htp", "lpai", "gpu"), help="the processor of a PyTorch model [htp]"
+    )
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="leave on the CPU what the compiler dies of, and say what that costs",
+    )
+    repeatable(parser, "--keep-on-cpu", "NODE", "leave this node on the CPU")
+    parser.add_argument("--embed", action="store_true", help="put the context into the .onnx, not beside it")
+    parser.add_argument("--profile-run", action="store_true", help="also write what each operator took")
+    repeatable(
+        parser,
+        "--and-soc",
+        "CHIP",
+        "one file for this chip too, a flexible context (QNN 2.50 or later)",
+    )
+    repeatable(parser, "--option", "NAME=VALUE", OPTION_HELP)
+    group = add_how(parser)
+    group.add_argument(
+        "--run-timeout", type=duration, default=300, metavar="S", help="for a run [%(default)g]"
+    )
+    group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")

@@ -1,0 +1,86 @@
+"""`compile --suite`: what is written to a suite, and what is not touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ci.executorch.suite import programs_of
+from ci.suites.into_suite import factory_in, suite_with
+from ci.suites.precision import scheme_named
+from ci.suites.user_model import UserModel, user_model
+from provisioning.base.errors import ManifestError, ToolkitError, UsageError
+
+RUN = {"scheme": "16a8w", "cpu_nodes": ["x"], "delegates": None}
+AUTHORS = """\
+schema = 1  # mine
+
+[case.net]
+factory = "net:make"
+inputs = [{ shape = [1] }]
+
+[[case.net.run]]  # with training
+scheme = "16a8w"
+qat = true
+socs = ["SM8550"]
+
+[[case.net.run]]
+scheme = "w8a16"
+socs = ["SM8650"]
+tags = ["nightly"]
+thresholds = { sqnr_db = 20 }
+"""
+
+
+def extended(suite: Path, factory: str = "net:make") -> int:
+    text, number = suite_with(suite, "net", {"factory": factory}, "scheme", scheme_named, RUN, ["SM8750"])
+    suite.write_text(text)
+    return number
+
+
+def test_a_new_suite_has_the_model_alone(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    assert extended(suite) == 0
+    (program,) = programs_of(suite)
+    assert (program.name, program.run.cpu_nodes) == ("net/16a8w/SM8750", ("x",))
+
+
+def test_an_authors_suite_keeps_everything_but_the_run_that_is_the_same(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text(AUTHORS)
+    assert extended(suite) == 1
+    text = suite.read_text()
+    assert text.startswith(AUTHORS.partition('scheme = "w8a16"')[0])
+    (trained, *mine) = programs_of(suite)
+    assert (trained.run.qat, trained.soc) == (True, "SM8550")
+    assert [program.soc for program in mine] == ["SM8650", "SM8750"]
+    assert mine[0].run.tags == ("nightly",) and mine[0].run.cpu_nodes == ("x",)
+
+
+def test_refuses_another_model_of_that_name_and_what_is_no_toml(tmp_path: Path) -> None:
+    suite = tmp_path / "models.toml"
+    suite.write_text(AUTHORS)
+    with pytest.raises(UsageError):
+        extended(suite, "other:make")
+    suite.write_text("[case")
+    with pytest.raises(ManifestError):
+        extended(suite)
+
+
+def test_a_model_is_named_as_the_suites_folder_finds_it(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "net.py").touch()
+
+    def named(target: str, suite: Path) -> str:
+        return factory_in(user_model(target, tmp_path), suite)
+
+    here, below = tmp_path / "models.toml", tmp_path / "package" / "models.toml"
+    assert named("package.net:make", here) == "package.net:make"
+    assert named("package/net.py:make", here) == "package.net:make"
+    assert named("package/net.py:make", below) == "net:make"
+    assert named("installed.net:make", below) == "installed.net:make"
+    pt2 = UserModel("net", "net.pt2", tmp_path, tmp_path / "net.pt2")
+    assert factory_in(pt2, below) == "../net.pt2"
+    with pytest.raises(ToolkitError):
+        named("package.net:make", below)
