@@ -59,7 +59,10 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
 def wrong_chip(device: Device, wanted: str) -> Finding | None:
     """Before anything is sent: is the device known to have another chip than the bundle is for?"""
     number = device.shell(f"cat {SOC_ID}").out.strip()
-    if not number.isdecimal() or int(number) in soc_named(wanted).kernel_ids:
+    if not number.isdecimal():
+        message = f"{SOC_ID} cannot be read ({number[:80] or 'empty'}), so its chip was not compared"
+        return Finding("device-chip", Severity.NOTE, device.name, message, f"check that it is a {wanted}")
+    if int(number) in soc_named(wanted).kernel_ids:
         return None
     found = next((name for name, soc in load_socs().items() if int(number) in soc.kernel_ids), None)
     if found is None:

@@ -62,7 +62,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
     Severity.NOTE,
     Need.LIBRARIES,
     Need.HOST,
-    summary="Known faults of this QNN build and this executorch, with what to do instead",
+    summary="Known faults of this QNN build, this executorch and onnxruntime-qnn, with what to do instead",
     why="""
         Some builds give wrong numbers for one operator at one precision, or cannot load what they compiled,
         and say nothing. manifests/known_faults.toml has what was measured here or is reported in public, each
@@ -78,6 +78,8 @@ def known_faults(context: Context) -> Iterator[Problem]:
     if "executorch" in context.profile.packages:
         executorch = installed or context.profile.packages["executorch"]
         versions.add(("executorch", executorch.partition("+")[0]))
+    if provider := context.profile.onnx.get("onnxruntime-qnn"):
+        versions.add(("onnxruntime-qnn", provider))
     for product, version in sorted(versions):
         if faults := faults_of(product, version):
             ids = ", ".join(fault.id for fault in faults)

@@ -154,7 +154,8 @@ def test_a_missing_skel_fails_with_its_explanation(linux: Bench, tmp_path: Path)
     done = linux.run("--inputs", make_inputs(tmp_path / "in", b"abc"), into=tmp_path, bundle=other)
     found = report(tmp_path)
     assert (done.returncode, found["outcome"], found["metrics"]["exit_code"]) == (1, "fail", 1)
-    assert "error 4000" in found["findings"][0]["message"]
+    errors = [finding["message"] for finding in found["findings"] if finding["severity"] == "error"]
+    assert "error 4000" in errors[0]
     assert "device-diagnosis" in {finding["rule"] for finding in found["findings"]}
 
 

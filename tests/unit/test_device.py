@@ -175,7 +175,7 @@ def test_the_log_of_a_run_whose_device_vanished_is_kept(bundle: Path, tmp_path: 
         ("618", "SA8797", Severity.ERROR),
         ("603", "SM8550", Severity.NOTE),  # QCS8550: another chip of the same make
         ("9999", "SM8750", Severity.NOTE),
-        ("cat: /sys/devices/soc0/soc_id: Permission denied", "SM8750", None),
+        ("cat: /sys/devices/soc0/soc_id: Permission denied", "SM8750", Severity.NOTE),
     ],
 )
 def test_a_bundle_for_another_chip_is_refused_before_it_is_sent(

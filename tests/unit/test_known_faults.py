@@ -21,6 +21,8 @@ FAULTY, GOOD = "v2.50.40.260831140417", "v2.51.0.260929181845"
 def test_a_fault_is_named_for_its_versions_alone(version: str, named: bool) -> None:
     assert ("llama-decode-u16u8" in {fault.id for fault in faults_of("qnn", version)}) is named
     assert not faults_of("qnn", "1.0")
+    assert [fault.id for fault in faults_of("onnxruntime-qnn", "2.5.0")] == ["attention-23"]
+    assert not faults_of("onnxruntime-qnn", "2.7.0")
 
 
 def test_versions_that_cannot_be_compared_are_refused() -> None:
