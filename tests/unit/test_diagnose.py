@@ -99,6 +99,24 @@ HELD_OUT = [
         "skel-not-loaded",
     ),
     ("##[error]Process completed with exit code 137.", "host-memory"),
+    (
+        "tcm_migration.cc:2088:ERROR:Operator named q::*InputSlicePad (0x1654900000002) not sufficiently tiled"
+        " to fit in TCM. Requires 12441600 bytes\n"
+        "graph_prepare.cc:2808:ERROR:Graph prepare TCM Migration action failed\n"
+        "graph_prepare.cc:2868:ERROR:Graph prepare failed during optimization with err: 17, Fatal Optimize",
+        "tcm-exceeded",
+    ),
+    (
+        "graph_prepare.cc:205:ERROR:could not create op: q::flat_from_vtcm\n"
+        'QnnDsp <E> "/MatMul" generated: could not create op\n'
+        "QnnDsp <E> Failed to finalize graph (id: 1) with err 1002",
+        "op-not-created",
+    ),
+    (
+        '[ERROR] "Could not create context from binary for context index = 2 : err 1007"\n'
+        '[ERROR] "Create From Binary FAILED!"\n[ERROR] "Failed to free device: 14003"',
+        "subsystem-restart",
+    ),
 ]
 
 
