@@ -100,8 +100,8 @@ HELD_OUT = [
     ),
     ("##[error]Process completed with exit code 137.", "host-memory"),
     (
-        "tcm_migration.cc:2088:ERROR:Operator named q::*InputSlicePad (0x1654900000002) not sufficiently tiled"
-        " to fit in TCM. Requires 12441600 bytes\n"
+        "tcm_migration.cc:2088:ERROR:Operator named q::*InputSlicePad (0x1654900000002) not sufficiently"
+        " tiled to fit in TCM. Requires 12441600 bytes\n"
         "graph_prepare.cc:2808:ERROR:Graph prepare TCM Migration action failed\n"
         "graph_prepare.cc:2868:ERROR:Graph prepare failed during optimization with err: 17, Fatal Optimize",
         "tcm-exceeded",
