@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base.command_line import DEBUG
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import reports_path
@@ -40,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument("files", type=Path, nargs="+", metavar="FILE")
         action.add_argument("--json", action="store_true", help="for programs")
         # Also behind the action's name, where people type it.
-        action.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+        action.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
     _add_verify_flags(action)
 
 

@@ -38,18 +38,18 @@ MEMORY = re.compile(r"can't allocate memory|bad_alloc|out of memory|Cannot alloc
 NOT_COMPILABLE = (
     (
         "data.dependent",
-        "the model decides by the value of a tensor, and a compiled program cannot",
+        "the model branches on the value of a tensor, which a compiled program cannot do",
         "use torch.where or torch.cond there; shapes must not depend on values",
     ),
     (
         r"aten[._]nonzero[\s\S]*dim_order|dim_order[\s\S]*aten[._]nonzero",
-        "the size of a tensor depends on values, and a compiled program's sizes are fixed",
+        "the size of a tensor depends on values, but a compiled program has fixed sizes",
         "keep the full size and multiply by a mask, or use torch.where with three arguments",
     ),
     (
         r"\bcomplex(?:64|128)\b",
         "the model computes with complex numbers, which ExecuTorch does not have",
-        "compute real and imaginary part apart; a Fourier transform is two matrix products, of the signal"
+        "compute the real and the imaginary part separately; a Fourier transform is two matrix products, of the signal"
         " with the cosines and with the sines",
     ),
     (

@@ -42,6 +42,9 @@ class VerbModule(Protocol):
 
 OWN_PACKAGES = ("ci", "provisioning")
 
+DEBUG = "show tracebacks, and what pip, git or a compiler printed when it failed"
+"""The help of --debug."""
+
 STARTED_IN = "QNN_CI_STARTED_IN"
 """Set by noxfile.py and `qnn-ci`: the folder in which the user typed. Relative paths begin there."""
 
@@ -239,5 +242,5 @@ def _run_verb(program: str, name: str, verb: Verb, argv: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     module.configure(parser)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--debug", action="store_true", help=DEBUG)
     return module.run(parser.parse_args(argv))

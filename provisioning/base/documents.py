@@ -61,7 +61,8 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
         first, *others = map(_described, wrong)
         key, expected, found = first
         more = "".join(f"\n  {path}: {k}: expected {e}, found {f}" for k, e, f in others)
-        raise ManifestError(path, key, expected=expected, found=found + more) from error
+        remedy = f"correct {path}" if others else ""
+        raise ManifestError(path, key, expected=expected, found=found + more, remedy=remedy) from error
 
 
 def _has_wrong_items(place: tuple[int | str, ...], errors: list[Any]) -> bool:

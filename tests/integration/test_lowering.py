@@ -26,7 +26,7 @@ BAD = {
     "text_input": ("lowering-factory", "input 0: expected a tensor, found str 'hello'"),
     "too_large": ("lowering-memory", "can't allocate memory"),
     "killed": ("lowering-crash", "ended by SIGKILL, as the system does when memory runs out"),
-    "decides": ("lowering-export", "the model decides by the value of a tensor"),
+    "decides": ("lowering-export", "the model branches on the value of a tensor"),
     "keeps": ("lowering-factory", "the model changes first.bias while it runs"),
     "spectrum": ("lowering-compile", "complex numbers, which ExecuTorch does not have"),
     "places": ("lowering-compile", "the size of a tensor depends on values"),
