@@ -331,7 +331,7 @@ def _chain(
         issuer = next((each for each in certificates if each.subject == chain[-1].issuer), None)
         if issuer is None:
             return chain, []
-        if not _issued(chain[-1], issuer):
+        if not is_issued_by(chain[-1], issuer):
             message = f"{common_name(chain[-1])} is not signed by {common_name(issuer)}"
             return [*chain, issuer], [(CHAIN, message)]
         chain.append(issuer)
@@ -340,7 +340,7 @@ def _chain(
 
 def root_of(chain: Sequence[x509.Certificate], roots: Sequence[x509.Certificate]) -> x509.Certificate | None:
     """The one of `roots` that the chain ends in."""
-    return next((each for each in roots if each == chain[-1] or _issued(chain[-1], each)), None)
+    return next((each for each in roots if each == chain[-1] or is_issued_by(chain[-1], each)), None)
 
 
 def _root(
@@ -370,10 +370,11 @@ def _signs(leaf: x509.Certificate, signature: bytes, data: bytes, algorithm: str
     return True
 
 
-def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+def is_issued_by(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
     except Exception:
+        # Damaged keys raise many kinds of exception: any means that this is not proven.
         return False
     return True
 

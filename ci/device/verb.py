@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import duration, repeatable
+from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.findings import StageRun
 from provisioning.base.settings import add_selection, selection_of
 
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--model", metavar="NAME", help="which of the bundle's models [the only one]")
     what.add_argument("--inputs", type=Path, metavar="LIST", help="an input list; its files are pushed too")
     repeatable(what, "--runner-arg", "ARG", "give this to the runner")
-    what.add_argument("--timeout", type=duration, default=600.0, metavar="SECONDS", help="[%(default)g]")
+    add_timeout(what, "the run", 600.0)
     what.add_argument("--push-only", action="store_true", help="update the device and run nothing")
     what.add_argument(
         "--output", "-o", type=Path, metavar="DIR", help="for outputs and logs [REPORTS/device]"

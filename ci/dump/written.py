@@ -10,16 +10,15 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from provisioning.base.command_line import TIMEOUT, duration
+from provisioning.base.command_line import add_timeout
+from provisioning.base.commands import captured_module
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.settings import ROOT, Selection, add_selection, selection_of
+from provisioning.base.settings import Selection, add_selection, selection_of
 
 CALLS, PARAMETERS = "saver_output.c", "params.bin"
 SAVED = "Record all QNN API calls"
@@ -45,9 +44,7 @@ def configure(parser: argparse.ArgumentParser, output: str, meaning: str) -> Non
         help="how a factory's model is quantized, as in a suite: 8a8w, 16a8w, … [%(default)s]",
     )
     add_selection(parser)
-    parser.add_argument(
-        "--timeout", type=duration, default=TIMEOUT, metavar="S", help="end it after S seconds [%(default)g]"
-    )
+    add_timeout(parser, "it")
 
 
 @contextmanager
@@ -64,26 +61,8 @@ def written_by_child(kind: str, args: argparse.Namespace) -> Iterator[Path]:
             f"{output.parent}: {error.strerror}", remedy="-o names another place"
         ) from error
     with folder as name:
-        command = [sys.executable, "-m", f"ci.{lane}.dump", kind, *arguments]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=name,
-                env={
-                    **environ,
-                    "PYTHONPATH": os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")]),
-                },
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=args.timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CheckFailed(
-                f"{args.model}: not done after {args.timeout:g} s", remedy="allow more with --timeout"
-            ) from error
+        module, arguments = f"ci.{lane}.dump", [kind, *arguments]
+        done = captured_module(module, arguments, environ, args.timeout, args.model, cwd=name)
         # ExecuTorch ends the process itself after writing the calls, with a meaningless exit code.
         if done.returncode and not (lane == "executorch" and SAVED in done.stderr + done.stdout):
             lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]

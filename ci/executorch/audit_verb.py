@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import TIMEOUT, count, duration
+from provisioning.base.command_line import add_timeout, count
 from provisioning.base.settings import add_selection
 
 SCHEMES = ("fp16", "8a8w", "16a8w", "16a4w")
@@ -33,13 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the audit there")
     parser.add_argument("--jobs", "-j", type=count, metavar="N", help="compiles side by side [cores]")
-    parser.add_argument(
-        "--timeout",
-        type=duration,
-        default=TIMEOUT,
-        metavar="S",
-        help="end a step after S seconds [%(default)g]",
-    )
+    add_timeout(parser, "a step")
 
 
 def run(args: argparse.Namespace) -> int:

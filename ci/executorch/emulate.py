@@ -20,12 +20,12 @@ from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
 from ci.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, repeat
 from ci.executorch.reload import judged, reloads
-from ci.executorch.stage import Plan, identity, plan_of, print_list
+from ci.executorch.stage import Plan, chosen, identity, plan_of
 from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
 from ci.suites.baseline import Recorded, agree, load_tolerances
 from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
-from ci.suites.stage import finish
+from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
 from provisioning.base.findings import Artifact, Finding, Metric, Severity, StageRun
@@ -69,7 +69,7 @@ class Run(ProgramTask):
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if args.list:
-        return print_list(args, selection)
+        return print_list(chosen(args, selection))
     stage = StageRun(
         "test_emulator", selection.profile, DEFAULT_TARGET, typed("nox -s test_emulator --", sys.argv[2:])
     )

@@ -6,7 +6,7 @@ import argparse
 
 from ci.executorch.verb import add_flags
 from ci.suites.flags import add_accuracy, check_args
-from provisioning.base.command_line import duration
+from provisioning.base.command_line import add_timeout
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -23,13 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     group = add_flags(parser)
     add_accuracy(group)
-    group.add_argument(
-        "--run-timeout",
-        type=duration,
-        default=300,
-        metavar="S",
-        help="end a run after S seconds [%(default)g]",
-    )
+    add_timeout(group, "a run", 300, flag="--run-timeout")
     group.add_argument(
         "--reload",
         action="store_true",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from provisioning.base.command_line import TIMEOUT, duration
+from provisioning.base.command_line import add_timeout
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -35,13 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the profile there")
     parser.add_argument("--against", type=Path, metavar="FILE", help="compare with an earlier --json")
     parser.add_argument("--page", type=Path, metavar="FILE.html", help="write a page with bars and a tree")
-    parser.add_argument(
-        "--timeout",
-        type=duration,
-        default=TIMEOUT,
-        metavar="S",
-        help="end a step after S seconds [%(default)g]",
-    )
+    add_timeout(parser, "a step")
 
 
 def run(args: argparse.Namespace) -> int:

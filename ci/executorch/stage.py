@@ -28,7 +28,7 @@ from ci.executorch.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
 from ci.suites.findings import notes, verdict
 from ci.suites.programs.against_sdk import sdk_arches
-from ci.suites.stage import finish
+from ci.suites.stage import finish, print_list
 from provisioning.base.commands import typed
 from provisioning.base.findings import Finding, Metric, Severity, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -147,7 +147,7 @@ def refusals(programs: Sequence[Program], sdk: Path, build_id: str) -> Iterator[
 def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if args.list:
-        return print_list(args, selection)
+        return print_list(chosen(args, selection))
     command = typed("nox -s test_lowering --", sys.argv[2:])
     stage = StageRun("test_lowering", selection.profile, DEFAULT_TARGET, command)
     with stage.reported(selection.reports, "lowering-not-run"):
@@ -256,9 +256,3 @@ def update(plan: Plan, results: Mapping[str, Result]) -> None:
                 }
         known = [program.name for program in all_programs([suite])]
         plan.baselines[suite] = baseline.rewritten(values, known)
-
-
-def print_list(args: argparse.Namespace, selection: Selection) -> int:
-    for program in chosen(args, selection):
-        sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
-    return 0

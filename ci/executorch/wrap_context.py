@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import TIMEOUT, duration
+from provisioning.base.command_line import add_timeout
+from provisioning.base.commands import captured_module
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import replacing
-from provisioning.base.settings import ROOT, add_selection, selection_of
+from provisioning.base.settings import add_selection, selection_of
 
 EXAMPLES = """\
   python -m ci wrap-context context.bin -o model.pte
@@ -27,9 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("context", type=Path, metavar="CONTEXT.bin", help="a QNN context binary")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.pte")
-    parser.add_argument(
-        "--timeout", type=duration, default=TIMEOUT, metavar="S", help="end it after S seconds [%(default)g]"
-    )
+    add_timeout(parser, "it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,22 +53,9 @@ def run(args: argparse.Namespace) -> int:
     known = load_socs()
     soc = next((name for name in contents.socs if name in known), selection.soc)
     with replacing(args.output.absolute()) as part:
-        command = [sys.executable, "-m", __name__, str(args.context.absolute()), soc, str(part)]
-        path = os.pathsep.join([str(ROOT), environment.merged(os.environ).get("PYTHONPATH", "")])
-        try:
-            done = subprocess.run(
-                command,
-                env={**environment.merged(os.environ), "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=args.timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            message = f"{args.context}: not done after {args.timeout:g} s"
-            raise CheckFailed(message, remedy="allow more with --timeout") from error
+        arguments = [str(args.context.absolute()), soc, str(part)]
+        environ = environment.merged(os.environ)
+        done = captured_module(__name__, arguments, environ, args.timeout, args.context)
         if done.returncode or not part.is_file():
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             raise CheckFailed(

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from provisioning.base.command_line import count, duration
+from provisioning.base.command_line import add_timeout, count
 from provisioning.base.settings import DEFAULT_SOC
 
 EXAMPLES = """\
@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of a quantized model's choices that must be float's [%(default)g]",
     )
     for command in (compiler, runner, checker):
-        command.add_argument("--timeout", type=duration, default=LONG, metavar="S", help="[%(default)g]")
+        add_timeout(command, "the run", LONG)
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )

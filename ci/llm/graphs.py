@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ci.engine.workers.child import quiet
 from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array, Sample
 
@@ -256,15 +254,3 @@ def edge_encodings(path: Path) -> dict[str, Encoding]:
             scale, zero = (numpy_helper.to_array(constants[each]) for each in node.input[1:3])
             found[name[0]] = Encoding(str(zero.dtype), float(scale), int(zero))
     return found
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Exporter and quantizer advise what has been done already."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

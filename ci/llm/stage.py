@@ -16,7 +16,7 @@ from ci.llm.suite import SUITES, Program
 from ci.llm.work import environment, program_task, require_installed, setup_of, training
 from ci.suites.findings import verdict
 from ci.suites.flags import check_args
-from ci.suites.stage import finish
+from ci.suites.stage import finish, print_list
 from provisioning.base.commands import typed
 from provisioning.base.findings import Metric, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
@@ -29,9 +29,7 @@ def run(args: argparse.Namespace) -> int:
     check_args(args)
     programs = chosen(args, selection)
     if args.list:
-        for program in programs:
-            sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
-        return 0
+        return print_list(programs)
     stage = StageRun("test_llm", selection.profile, DEFAULT_TARGET, typed("nox -s test_llm --", sys.argv[2:]))
     with stage.reported(selection.reports, "llm-not-run"):
         require_installed()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ci.suites import compile_flags
 from ci.suites.flags import require_host
-from provisioning.base.command_line import TIMEOUT, duration
+from provisioning.base.command_line import add_timeout
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_SOC
 
@@ -61,13 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     commands.add_parser("options", help="list what --option takes")
     for command in (runner, profiler, auditor):
-        command.add_argument(
-            "--timeout",
-            type=duration,
-            default=TIMEOUT,
-            metavar="S",
-            help="end a step after S seconds [%(default)g]",
-        )
+        add_timeout(command, "a step")
     for command in (compiler, runner, profiler, auditor):
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS

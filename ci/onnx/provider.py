@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
-import logging
 import os
 import re
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 
+from ci.engine.workers.child import quiet
 from ci.onnx.arrays import Sample
 from ci.onnx.graph import simplify_gathers
 from ci.onnx.options import Settings
@@ -86,7 +84,7 @@ def quantized(
         def get_next(self) -> Sample | None:
             return next(self.left, None)
 
-    with _quiet():
+    with quiet():
         prepared = into / "preprocessed.onnx"
         changed = qnn_preprocess_model(str(model), str(prepared))
         source = prepared if changed else model
@@ -341,18 +339,6 @@ def _message_of(error: Exception) -> str:
     return text[:600] or type(error).__name__
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The quantizer gives advice through the root logger that does not apply here."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 def export(
     dotted: str, arguments: Mapping[str, Any], search_path: Path, into: Path, opset: int
 ) -> tuple[Path, Any]:
@@ -370,7 +356,7 @@ def export(
         raise CheckFailed(str(error), remedy=f"correct the factory {dotted}") from error
     path = into / "model.onnx"
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet():
             torch.onnx.export(
                 loaded.model,
                 sample,

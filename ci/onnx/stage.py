@@ -20,7 +20,7 @@ from ci.onnx.suite import Program, all_programs, choose, programs_of
 from ci.suites.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
 from ci.suites.findings import known_faults, verdict
 from ci.suites.flags import check_args
-from ci.suites.stage import finish
+from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
 from provisioning.base.files import replace_text
@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
     check_args(args)
     programs = chosen(args, selection)
     if args.list:
-        for program in programs:
-            sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
-        return 0
+        return print_list(programs)
     command = typed("nox -s test_onnx --", sys.argv[2:])
     stage = StageRun("test_onnx", selection.profile, DEFAULT_TARGET, command)
     with stage.reported(selection.reports, "onnx-not-run"):

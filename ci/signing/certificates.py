@@ -19,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ci.signing.elf import Malformed, printable
 from provisioning.base.errors import UsageError
+from provisioning.catalogue import is_issued_by
 
 PADDING = b"\xff"
 ALIGN = 16
@@ -163,7 +164,7 @@ def check(
         yield from _check_usage(name, certificate, attests=index == 0, below=index - 1)
         # The last one signs itself: a changed root is caught even where nobody names one.
         issuer = full[index + 1] if index + 1 < len(full) else certificate
-        if not _issued(certificate, issuer):
+        if not is_issued_by(certificate, issuer):
             yield Problem("chain", f"{name} is not signed by {name_of(issuer)}")
         elif (weak := describe(certificate).signature_hash) in ("md5", "sha1"):
             yield Problem("chain", f"{name} is signed with {weak}, which no longer proves anything")
@@ -230,15 +231,6 @@ def _extension(certificate: x509.Certificate, kind: type[T]) -> T | None:
         return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
         return None
-
-
-def _issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
-    try:
-        certificate.verify_directly_issued_by(issuer)
-    except Exception:
-        # As in _reading: any error means that it could not be checked.
-        return False
-    return True
 
 
 def _der_length(area: bytes, at: int) -> int | None:

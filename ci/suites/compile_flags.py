@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ci.suites.user_model import MODEL_HELP
-from provisioning.base.command_line import TIMEOUT, count, duration, repeatable
+from provisioning.base.command_line import add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import add_selection
 
@@ -67,9 +67,7 @@ def add_model(parser: argparse.ArgumentParser, output: str) -> None:
 
 def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("how")
-    group.add_argument(
-        "--timeout", type=duration, default=TIMEOUT, metavar="S", help="for a step [%(default)g]"
-    )
+    add_timeout(group, "a step")
     group.add_argument("--no-cache", action="store_true", help="do it again even if nothing changed")
     group.add_argument("--why", action="store_true", help="say why it is done again")
     return group
@@ -108,7 +106,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     repeatable(parser, "--option", "NAME=VALUE", OPTION_HELP)
     group = add_how(parser)
-    group.add_argument(
-        "--run-timeout", type=duration, default=300, metavar="S", help="for a run [%(default)g]"
-    )
+    add_timeout(group, "a run", 300, flag="--run-timeout")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")

@@ -49,8 +49,8 @@ NOT_COMPILABLE = (
     (
         r"\bcomplex(?:64|128)\b",
         "the model computes with complex numbers, which ExecuTorch does not have",
-        "compute the real and the imaginary part separately; a Fourier transform is two matrix products, of the signal"
-        " with the cosines and with the sines",
+        "compute the real and the imaginary part separately; a Fourier transform is two matrix products, of"
+        " the signal with the cosines and with the sines",
     ),
     (
         r"Missing out variants: \{([^}]+)\}",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from provisioning.base.command_line import TIMEOUT, count, duration, repeatable
+from provisioning.base.command_line import add_timeout, count, repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.settings import DEFAULT_TARGET
 
@@ -27,13 +27,7 @@ def add_how(parser: argparse.ArgumentParser, *, baseline: bool = True) -> argpar
     group.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     group.add_argument("--list", action="store_true", help="list the chosen programs and stop")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")
-    group.add_argument(
-        "--timeout",
-        type=duration,
-        default=TIMEOUT,
-        metavar="S",
-        help="end a program after S seconds [%(default)g]",
-    )
+    add_timeout(group, "a program")
     group.add_argument("--no-cache", action="store_true", help="do also what is cached, and remember it")
     group.add_argument("--why", action="store_true", help="say of each program why it is done again")
     if baseline:

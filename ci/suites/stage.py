@@ -1,12 +1,23 @@
-"""The common end of the stages that run a suite."""
+"""What the stages that run a suite have in common: listing programs, and ending with a report."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
+from ci.suites.model import AnyProgram
 from provisioning.base.findings import Report, StageRun
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
+
+
+def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:
+    """Print names and tags; returns the exit code."""
+    for program in programs:
+        sys.stdout.write(f"{program.name}  [{', '.join(program.run.tags)}]\n")
+    return 0
 
 
 def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:

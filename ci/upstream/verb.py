@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from provisioning.base.command_line import TIMEOUT, count, duration, repeatable
+from provisioning.base.command_line import add_timeout, count, repeatable
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -28,13 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
     how = parser.add_argument_group("how")
     how.add_argument("--jobs", "-j", type=count, metavar="N", help="workers side by side [cores]")
-    how.add_argument(
-        "--timeout",
-        type=duration,
-        default=TIMEOUT,
-        metavar="S",
-        help="end a test after S seconds [%(default)g]",
-    )
+    add_timeout(how, "a test")
     how.add_argument("--no-cache", action="store_true", help="run unchanged tests too")
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
     how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")

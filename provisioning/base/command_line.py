@@ -107,6 +107,14 @@ def duration(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, found {text!r}")
 
 
+def add_timeout(
+    parser: argparse._ActionsContainer, work: str, default: float = TIMEOUT, *, flag: str = "--timeout"
+) -> None:
+    """Add the flag of a time limit for `work`."""
+    text = f"end {work} after S seconds [%(default)g]"
+    parser.add_argument(flag, type=duration, default=default, metavar="S", help=text)
+
+
 def repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, **more: Any) -> None:
     """Add a flag that may be repeated: its values are a list, empty without the flag."""
     parser.add_argument(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provisioning.base.settings import CLONE
+from provisioning.base.errors import CheckFailed
+from provisioning.base.settings import CLONE, ROOT
 
 
 def quoted(*words: str | Path) -> str:
@@ -38,6 +41,24 @@ def typed(program: str, argv: Sequence[str]) -> str:
     """The command as the user typed it: `program` ends in ` --` where it is a session."""
     words = [program if argv else program.removesuffix(" --"), *([quoted(*argv)] if argv else [])]
     return as_here(" ".join(words))
+
+
+def captured_module(
+    module: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    timeout: float,
+    subject: object,
+    cwd: Path | str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a module of ours in its own process. Raises CheckFailed about `subject` if it takes too long."""
+    path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        return captured(command, env={**environ, "PYTHONPATH": path}, timeout=timeout, cwd=cwd)
+    except subprocess.TimeoutExpired as error:
+        message = f"{subject}: not done after {timeout:g} s"
+        raise CheckFailed(message, remedy="allow more with --timeout") from error
 
 
 def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:

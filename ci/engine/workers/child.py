@@ -8,12 +8,14 @@ import faulthandler
 import functools
 import gc
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -102,6 +104,18 @@ def output_to(log: Path) -> Iterator[None]:
         for number, old in zip((1, 2), saved, strict=True):
             os.dup2(old, number)
             os.close(old)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide warnings and advice, such as those of ONNX's exporter and quantizer, which do not apply here."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def forget_torch() -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import duration
+from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
@@ -21,31 +21,27 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument(
+    repeatable(
+        parser,
         "--qnn",
-        action="append",
-        default=[],
-        metavar="VERSION",
-        help="a build of manifests/compat.toml; the first is what the others are compared with"
-        " [onnx: all of them, the newest first; executorch: the profile's]",
+        "VERSION",
+        "a build of manifests/compat.toml [onnx: all, the newest first; executorch: the profile's];"
+        " the others are compared with the first",
     )
-    parser.add_argument(
+    repeatable(
+        parser,
         "--executorch",
-        action="append",
-        default=[],
-        metavar="VERSION",
-        help="the profile's version or one of manifests/compat.toml, for --lane executorch; the first is what"
-        " the others are compared with [all of them, the newest first]",
+        "VERSION",
+        "for --lane executorch: the profile's version or one of manifests/compat.toml [all, newest first];"
+        " the others are compared with the first",
     )
     parser.add_argument(
         "--lane", choices=("onnx", "executorch"), default="onnx", help="through what [%(default)s]"
     )
     parser.add_argument("--suite", type=Path, metavar="FILE", help="the suite [the lane's own]")
-    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="only this case")
-    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="only programs of this tag")
-    parser.add_argument(
-        "--timeout", type=duration, default=600, metavar="S", help="for each program [%(default)g]"
-    )
+    repeatable(parser, "--case", "NAME", "only this case")
+    repeatable(parser, "--tag", "TAG", "only programs with this tag")
+    add_timeout(parser, "a program", 600)
     parser.add_argument("--no-cache", action="store_true", help="do unchanged programs again too")
     parser.add_argument(
         "--write-docs", action="store_true", help="put the table of what was measured into docs/compare.md"

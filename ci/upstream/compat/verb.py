@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from provisioning.base.command_line import duration, repeatable
+from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
@@ -27,9 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--render", action="store_true", help="measure nothing: only write the table of docs/compat.md"
     )
-    parser.add_argument(
-        "--timeout", type=duration, default=600, metavar="S", help="for each program [%(default)g]"
-    )
+    add_timeout(parser, "a program", 600)
     parser.add_argument("--no-cache", action="store_true", help="lower and run unchanged programs too")
 
 

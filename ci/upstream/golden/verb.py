@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from provisioning.base.command_line import duration
+from provisioning.base.command_line import add_timeout, repeatable
 from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
@@ -22,26 +22,14 @@ EXAMPLES = """\
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument(
-        "--qnn",
-        action="append",
-        default=[],
-        metavar="VERSION",
-        help="only these builds of manifests/compat.toml; may be repeated [all]",
-    )
+    repeatable(parser, "--qnn", "VERSION", "only this build of manifests/compat.toml [all]")
     parser.add_argument(
         "--lane",
         choices=("onnx", "executorch"),
         default="onnx",
         help="context binaries by QNN builds, or .pte files by executorch versions [%(default)s]",
     )
-    parser.add_argument(
-        "--executorch",
-        action="append",
-        default=[],
-        metavar="VERSION",
-        help="with --lane executorch: only these versions; may be repeated [all]",
-    )
+    repeatable(parser, "--executorch", "VERSION", "with --lane executorch: only this version [all]")
     parser.add_argument(
         "--update", action="store_true", help="write what was measured to manifests/golden.json and docs"
     )
@@ -51,9 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="take the programs that lie there instead of compiling them; put the others there",
     )
-    parser.add_argument(
-        "--timeout", type=duration, default=300, metavar="S", help="for each step [%(default)g]"
-    )
+    add_timeout(parser, "a step", 300)
 
 
 def run(args: argparse.Namespace) -> int:
