@@ -22,7 +22,7 @@ if sys.version_info < (3, 10):  # noqa: UP036  (nox itself runs on older ones)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from provisioning.base.errors import ToolkitError
-from provisioning.python_environments import PythonEnvironments
+from provisioning.python_environments import PythonEnvironments, uv_program
 from qnn_ci import program_of
 
 nox.needs_version = ">=2024.10.9"
@@ -349,7 +349,9 @@ def _pass_on(number: int, _frame: FrameType | None) -> NoReturn:
 def _started_in(session: nox.Session) -> dict[str, str | None]:
     """nox went to this file's folder; relative paths among the arguments count from where its user is."""
     started_in = session.invoked_from
-    return {} if Path(started_in) == Path.cwd() else {"QNN_CI_STARTED_IN": started_in}
+    # For suites with packages of their own: the locked environments have no uv.
+    variables: dict[str, str | None] = {"QNN_CI_UV": os.environ.get("QNN_CI_UV") or uv_program()}
+    return variables if Path(started_in) == Path.cwd() else {**variables, "QNN_CI_STARTED_IN": started_in}
 
 
 def interpreter(session: nox.Session, environment: str) -> str:

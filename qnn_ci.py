@@ -52,7 +52,7 @@ def main() -> int:
 
 def _start(verb: str, arguments: Sequence[str]) -> int:
     """Replace this process: signals, the terminal and the exit code are then the verb's own."""
-    from provisioning.python_environments import PythonEnvironments
+    from provisioning.python_environments import PythonEnvironments, uv_program
 
     package, environment = program_of(verb, arguments)
     if package == "ci" and verb == "shell" and not CLONE:
@@ -64,6 +64,8 @@ def _start(verb: str, arguments: Sequence[str]) -> int:
     python = PythonEnvironments(folder, _log).interpreter(environment)
     here = str(Path.cwd())
     os.environ[command_line.STARTED_IN] = here
+    if uv := os.environ.get("QNN_CI_UV") or uv_program():
+        os.environ["QNN_CI_UV"] = uv
     os.environ["QNN_CI_REPORTS"] = os.environ.get("QNN_CI_REPORTS") or str(Path(here, "reports"))
     # Python looks for -m in the working directory first: it must be ours, not the user's.
     os.chdir(ROOT)

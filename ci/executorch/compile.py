@@ -21,6 +21,7 @@ from ci.executorch import DIES_OF
 from ci.executorch.suite import Program
 from ci.executorch.worker import MEMORY, WARM
 from ci.suites.baseline import Baseline
+from ci.suites.own_packages import OwnPackages, installed
 from provisioning.base.command_line import TIMEOUT
 from provisioning.base.findings import Metric
 from provisioning.environment import Environment
@@ -176,12 +177,29 @@ def compile_programs(
 ) -> dict[str, Result]:
     """Every program by name; its files are in the result's folder."""
     environ = found.merged(environ)
+    results: dict[str, Result] = {}
+    for needs in dict.fromkeys(program.needs for program in programs):
+        mine = [program for program in programs if program.needs == needs]
+        own = installed(needs, settings.store)
+        results |= _compile_with(own, mine, {**environ, **own.variables}, settings, basis, baseline)
+    return results
+
+
+def _compile_with(
+    own: OwnPackages,
+    programs: Sequence[Program],
+    environ: Mapping[str, str],
+    settings: Settings,
+    basis: Basis,
+    baseline: Callable[[Program], Baseline],
+) -> dict[str, Result]:
     memos = memos_of(programs, "lowering", settings, environ)
     tasks = [
         Lowering(
             program,
             {
                 **key(program, basis, memos[program.suite].roots, environ),
+                **own.key(),
                 **({"quantize only": True} if settings.quantize_only else {}),
             },
             memos[program.suite],
@@ -211,6 +229,7 @@ def compile_programs(
                 imports="executorch and torch",
                 remedy="run it as `nox -s test_lowering`, which installs what it needs",
                 forks=True,
+                python=own.python,
             )
         )
 

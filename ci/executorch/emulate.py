@@ -25,6 +25,7 @@ from ci.executorch.suite import SUITES, Program
 from ci.suites.accuracy import missed
 from ci.suites.baseline import Recorded, agree, load_tolerances
 from ci.suites.findings import accuracy_message, known_faults, notes, placeholder, shown_thresholds, verdict
+from ci.suites.own_packages import record
 from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
@@ -103,6 +104,7 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
     if args.update_thresholds:
         plan = with_thresholds(plan, figures)
     judge(stage, plan, compiled, measured)
+    record(stage, plan.programs, selection)
     if args.reload:
         _reload(args, plan, compiled, measured, environ, stage)
 

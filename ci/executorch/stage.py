@@ -27,6 +27,7 @@ from ci.executorch.judge import (
 from ci.executorch.suite import Program, all_programs, choose
 from ci.suites.baseline import Baseline, Recorded, baseline_path, beside, load_baseline, load_tolerances
 from ci.suites.findings import notes, verdict
+from ci.suites.own_packages import record
 from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish, print_list
 from provisioning.base.commands import typed
@@ -156,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         if args.update_baseline:
             update(plan, results)
         judge(stage, plan, results)
+        record(stage, plan.programs, selection)
     return finish(stage, selection, lacking=only_library_missing(stage.findings))
 
 

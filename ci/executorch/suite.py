@@ -8,7 +8,18 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Factory, Scalar, Suites, Thresholds, Word
+from ci.suites.model import (
+    AnyCase,
+    AnyProgram,
+    AnyRun,
+    AnySuite,
+    Dotted,
+    Factory,
+    Scalar,
+    Suites,
+    Thresholds,
+    Word,
+)
 from ci.suites.precision import ExecutorchScheme, scheme_named
 from provisioning.base.documents import Model, load
 from provisioning.base.errors import UsageError
@@ -163,7 +174,7 @@ class Case(AnyCase):
         return self
 
 
-class Suite(Model):
+class Suite(AnySuite):
     schema_: Literal[1] = Field(alias="schema")
     cases: dict[Word, Case] = Field(alias="case", min_length=1)
 
@@ -187,5 +198,5 @@ def load_suite(path: Path) -> Suite:
     return load(path, Suite)
 
 
-SUITES = Suites("test_lowering", SHIPPED, Program, lambda path: load_suite(path).cases)
+SUITES = Suites("test_lowering", SHIPPED, Program, lambda path: load_suite(path).cases, load_suite)
 programs_of, all_programs, choose = SUITES.programs_of, SUITES.all_programs, SUITES.choose

@@ -21,6 +21,7 @@ from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.onnx.options import files_of
 from ci.onnx.suite import Program
 from ci.suites.baseline import Baseline
+from ci.suites.own_packages import OwnPackages
 from provisioning.base.command_line import TIMEOUT, Parser
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import explain
@@ -75,11 +76,19 @@ def ended(gone: Gone, what: str, log: Path) -> CheckFailed:
 
 
 def setup_of(
-    logs: Path, *, threads: int = 0, timeout: float = TIMEOUT, forks: bool = False, exports: bool = False
+    logs: Path,
+    *,
+    threads: int = 0,
+    timeout: float = TIMEOUT,
+    forks: bool = False,
+    exports: bool = False,
+    own: OwnPackages | None = None,
 ) -> Setup:
     """With `exports`, import what exporting and quantizing need once, before the first fork."""
     # Otherwise ONNX Runtime records each session in a database and sends that to its maker.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "ORT_DISABLE_TELEMETRY": "1"}
+    if own:
+        environment |= own.variables
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     # The provider brings its own QNN libraries, and no other SDK's may be found first.
@@ -92,6 +101,7 @@ def setup_of(
         imports="onnxruntime and onnxruntime-qnn",
         remedy="nox -s test_onnx",
         forks=forks,
+        python=own.python if own else sys.executable,
     )
 
 
@@ -239,6 +249,7 @@ def tasks_of(
     scratch: Path,
     reuse: bool,
     keep: bool,
+    own: OwnPackages | None = None,
 ) -> list[Compilation]:
     memos = {
         suite: Memo(store, "onnx", roots_of(suite, store), reuse=reuse)
@@ -253,7 +264,7 @@ def tasks_of(
         tasks.append(
             Compilation(
                 program=program,
-                key=key(program, memo.roots, os.environ),
+                key={**key(program, memo.roots, os.environ), **(own.key() if own else {})},
                 memo=memo,
                 cost=Job(program.name, seconds, WORKER_MEMORY),
                 group=group,

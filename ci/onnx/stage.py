@@ -20,6 +20,7 @@ from ci.onnx.suite import Program, all_programs, choose, programs_of
 from ci.suites.baseline import Baseline, agree, baseline_path, load_baseline, load_tolerances
 from ci.suites.findings import known_faults, verdict
 from ci.suites.flags import check_args
+from ci.suites.own_packages import OwnPackages, installed, record
 from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
 from provisioning.base.commands import typed
@@ -59,17 +60,32 @@ def run(args: argparse.Namespace) -> int:
         if args.update_thresholds:
             plan = with_thresholds(plan, figures)
         judge(stage, plan, results, selection)
+        record(stage, plan.programs, selection)
     return finish(stage, selection)
 
 
 def compile_programs(args: argparse.Namespace, plan: Plan, selection: Selection) -> dict[str, Result]:
+    results: dict[str, Result] = {}
+    for needs in dict.fromkeys(program.needs for program in plan.programs):
+        mine = tuple(program for program in plan.programs if program.needs == needs)
+        results |= _compile_with(
+            installed(needs, selection.store), args, replace(plan, programs=mine), selection
+        )
+    return results
+
+
+def _compile_with(
+    own: OwnPackages, args: argparse.Namespace, plan: Plan, selection: Selection
+) -> dict[str, Result]:
     programs = {program.name: program for program in plan.programs}
 
     def accept(name: str, result: Result) -> bool:
         return verdict(list(findings_of(programs[name], result))) == "pass"
 
     def worker(threads: int, count: int) -> Worker:
-        return Worker(setup_of(plan.logs, threads=threads, timeout=args.timeout, forks=True, exports=True))
+        return Worker(
+            setup_of(plan.logs, threads=threads, timeout=args.timeout, forks=True, exports=True, own=own)
+        )
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as scratch:
         tasks = tasks_of(
@@ -81,6 +97,7 @@ def compile_programs(args: argparse.Namespace, plan: Plan, selection: Selection)
             # Remembered programs have no model that --keep could keep.
             reuse=not (args.no_cache or args.keep),
             keep=args.keep,
+            own=own,
         )
         return do(tasks, How("programs", worker, args.jobs, args.why), accept=accept)
 

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ci.onnx.options import Settings, settings_of
-from ci.suites.model import AnyCase, AnyProgram, AnyRun, Dotted, Scalar, Suites, Word
+from ci.suites.model import AnyCase, AnyProgram, AnyRun, AnySuite, Dotted, Scalar, Suites, Word
 from ci.suites.precision import PRECISIONS, precision_named
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import load
 from provisioning.base.errors import ToolkitError
 from provisioning.base.settings import MANIFESTS
 from provisioning.manifest import soc_named
@@ -86,7 +86,7 @@ class Case(AnyCase):
         return self
 
 
-class Suite(Model):
+class Suite(AnySuite):
     schema_: Literal[1] = Field(alias="schema")
     cases: dict[Word, Case] = Field(alias="case", min_length=1)
 
@@ -101,5 +101,5 @@ def load_suite(path: Path) -> Suite:
     return load(path, Suite)
 
 
-SUITES = Suites("test_onnx", SHIPPED, Program, lambda path: load_suite(path).cases)
+SUITES = Suites("test_onnx", SHIPPED, Program, lambda path: load_suite(path).cases, load_suite)
 programs_of, all_programs, choose = SUITES.programs_of, SUITES.all_programs, SUITES.choose

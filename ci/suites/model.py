@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from ci.suites.own_packages import NONE, Needs, needs_of
 from provisioning.base.commands import session
 from provisioning.base.documents import Model
 from provisioning.base.errors import ManifestError, UsageError
@@ -118,6 +119,13 @@ class AnyCase(Model):
         return self
 
 
+class AnySuite(Model):
+    requirements: str = ""
+    """A file, relative to the suite: packages that its models import beside the locked ones."""
+    project: str = ""
+    """A folder with a pyproject.toml, relative to the suite, to install editable with what it depends on."""
+
+
 C = TypeVar("C", bound=AnyCase)
 R = TypeVar("R", bound=AnyRun)
 
@@ -132,6 +140,7 @@ class AnyProgram(Generic[C, R]):
     run: R
     soc: str
     profile: str = DEFAULT_PROFILE
+    needs: Needs = NONE
 
     @property
     def name(self) -> str:
@@ -154,13 +163,19 @@ class Suites(Generic[P]):
     shipped: Path
     program: type[P]
     cases: Callable[[Path], Mapping[str, AnyCase]]
+    suite: Callable[[Path], AnySuite] | None = None
+    """Set where suites may have packages of their own."""
 
     def programs_of(self, path: Path, socs: Sequence[str] = (), *, profile: str = DEFAULT_PROFILE) -> list[P]:
         """Every program of a suite; with `socs`, every run for these chips instead of its own."""
         for soc in socs:
             soc_named(soc)
+        needs = Needs()
+        if self.suite is not None and path != self.shipped:
+            suite = self.suite(path)
+            needs = needs_of(path.absolute(), suite.requirements, suite.project)
         return [
-            self.program(path.absolute(), name, case, run, soc, profile)
+            self.program(path.absolute(), name, case, run, soc, profile, needs)
             for name, case in self.cases(path).items()
             for run in case.runs
             for soc in socs or run.socs

@@ -1,0 +1,341 @@
+"""Packages of a suite's own, installed beside the locked ones and never against them.
+
+They are resolved with the locked packages as constraints, and put into an environment in the store that sees
+the locked one behind itself. A conflict with a pin is an error that names both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Protocol
+
+from provisioning import lock_files, pip_settings
+from provisioning.base.commands import captured
+from provisioning.base.errors import (
+    EnvironmentLacking,
+    IntegrityError,
+    ToolkitError,
+    UpstreamError,
+    UsageError,
+)
+from provisioning.base.files import replace_text
+from provisioning.base.findings import Artifact, Metric, Severity, StageRun
+from provisioning.base.mutex import mutex
+from provisioning.base.settings import Selection
+from provisioning.python_environments import uv_program
+
+VARIABLE = "QNN_CI_REQUIREMENTS"
+"""The requirements of suites that name none."""
+
+LOCKED = "QNN_CI_LOCKED_PACKAGES"
+"""Tells the environment where the locked packages are. Its files are then the same on every machine."""
+
+BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
+
+LOCAL = re.compile(r"^(?:-e\b|--editable\b|\.|/|file:|[^#]*@\s*(?:file:|\.|/))")
+INCLUDE = re.compile(r"^(?:-r|--requirement|-c|--constraint)[\s=]+(\S+)")
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
+
+CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
+CPU_BUILDS = ("--torch-backend=cpu",)
+UNUSED_SECONDS = 60 * 86400.0
+WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
+"""Packages whose build must be torch's, which is for the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a suite says that it needs: a file of requirements, and a project to install editable."""
+
+    requirements: Path | None = None
+    project: Path | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.requirements or self.project)
+
+
+NONE = Needs()
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPackages:
+    """An environment with a suite's own packages."""
+
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of its own packages; the locked ones are not among them."""
+    lock: str = ""
+    """The digest of what was resolved: a part of what is remembered."""
+    without_hash: tuple[str, ...] = ()
+    """Packages that the author of the requirements gave no hash."""
+
+    def key(self) -> dict[str, Metric]:
+        return {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
+
+
+def record(stage: StageRun, programs: Iterable[AnyNeeding], selection: Selection) -> None:
+    """Put the packages of each suite into the report, and into a bill of materials beside it."""
+    from provisioning.base.bill_of_materials import Item, document, package_url
+
+    recorded: dict[str, Metric] = {}
+    for needs, suite in {program.needs: program.suite for program in programs if program.needs}.items():
+        own = installed(needs, selection.store)
+        recorded[str(suite)] = dict(own.versions)
+        if own.without_hash:
+            stage.add(
+                "packages-without-hash",
+                Severity.NOTE,
+                str(suite),
+                f"without a hash, so another machine may get others: {', '.join(own.without_hash)}",
+                "uv pip compile --generate-hashes requirements.in -o requirements.txt",
+            )
+        pins = {**locked_versions(), **own.versions}
+        items = [
+            Item(name, version, purl=package_url("pypi", name, version)) for name, version in pins.items()
+        ]
+        file = selection.reports.absolute() / stage.stage / f"packages-{suite.stem}.cdx.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, document(Item(suite.stem, kind="application"), items))
+        stage.artifacts.append(Artifact.of("sbom", file))
+    if recorded:
+        stage.metrics["packages"] = recorded
+
+
+class AnyNeeding(Protocol):
+    """A program of a suite."""
+
+    @property
+    def needs(self) -> Needs: ...
+
+    @property
+    def suite(self) -> Path: ...
+
+
+def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str, str] = os.environ) -> Needs:
+    """Of what a suite says, relative to itself, and of QNN_CI_REQUIREMENTS."""
+    file = suite.parent / requirements if requirements else None
+    if file is None and environ.get(VARIABLE):
+        file = Path(environ[VARIABLE]).absolute()
+    folder = (suite.parent / project).resolve() if project else None
+    if file is not None and not file.is_file():
+        raise UsageError(
+            f"{suite}: there are no requirements {file}", remedy="name a file, relative to the suite"
+        )
+    if folder is not None and not any((folder / name).is_file() for name in PROJECT_FILES):
+        raise UsageError(
+            f"{suite}: {folder} is no project: it has none of {', '.join(PROJECT_FILES)}",
+            remedy="name the folder of pyproject.toml, relative to the suite",
+        )
+    return Needs(file, folder)
+
+
+def installed(needs: Needs, store: Path) -> OwnPackages:
+    """The environment of these packages, made first if it is not there. Asks the package index only then."""
+    if not needs:
+        return OwnPackages()
+    texts = list(_texts(needs))
+    pins = locked_versions()
+    question = [
+        1,
+        sys.version,
+        sysconfig.get_platform(),
+        texts,
+        sorted(pins.items()),
+        str(needs.project or ""),
+    ]
+    name = hashlib.sha256(json.dumps(question).encode()).hexdigest()[:32]
+    home = store / "cache" / "packages" / name
+    home.parent.mkdir(parents=True, exist_ok=True)
+    stamp = home / "resolved.txt"
+    with mutex(home.parent / f"{name}.lock"):
+        if not stamp.is_file():
+            shutil.rmtree(home, ignore_errors=True)
+            sys.stderr.write(f"installing the packages of {needs.requirements or needs.project}\n")
+            try:
+                resolved = _resolve(needs, pins, home)
+                _install(resolved, needs, home)
+            except ToolkitError:
+                shutil.rmtree(home, ignore_errors=True)
+                raise
+            replace_text(stamp, "".join(f"{lock_files.text_of(one)}\n" for one in resolved))
+            _remove_unused(home.parent)
+    os.utime(stamp)
+    text = stamp.read_text(encoding="utf-8")
+    entries = lock_files.parse(text)
+    hashed = {one.name for _, each in texts for one in _hashed(each)}
+    return OwnPackages(
+        python=str(home / "environment" / "bin" / "python"),
+        variables={LOCKED: sysconfig.get_paths()["purelib"]},
+        versions={one.name: one.line.partition("==")[2].partition(" ")[0] for one in entries},
+        lock=hashlib.sha256(text.encode()).hexdigest(),
+        without_hash=tuple(sorted({one.name for one in entries} - hashed)),
+    )
+
+
+def locked_versions() -> dict[str, str]:
+    """The packages of this environment, in which the work runs, by name."""
+    return {
+        re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(): one.version
+        for one in importlib.metadata.distributions()
+    }
+
+
+def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
+    """Every file that decides what is installed, with those that it includes."""
+    waiting = [needs.requirements] if needs.requirements else []
+    seen: set[Path] = set()
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{file}: {error}", remedy="name a text file of requirements") from error
+        for line in map(str.strip, text.splitlines()):
+            if LOCAL.match(line):
+                raise UsageError(
+                    f"{file}: {line}: a package of this machine, whose changes nobody would see",
+                    remedy='say project = "FOLDER" in the suite, which installs it editable',
+                )
+            if include := INCLUDE.match(line):
+                waiting.append(file.parent / include[1])
+        yield str(file.name), text
+    for name in PROJECT_FILES if needs.project else ():
+        if needs.project and (file := needs.project / name).is_file():
+            yield name, file.read_text(encoding="utf-8")
+
+
+def _hashed(text: str) -> list[lock_files.Entry]:
+    joined = text.replace("\\\n", " ").replace(" --hash=", "\n--hash=")
+    return [one for one in lock_files.parse(joined) if one.hashes]
+
+
+def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_files.Entry]:
+    home.mkdir(parents=True)
+    # A build's local version, as of torch's for the CPU, is on few indexes.
+    constraints = "".join(f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(pins.items()))
+    (home / "locked.txt").write_text(constraints, encoding="utf-8")
+    wanted = [f"-r {needs.requirements.absolute()}"] if needs.requirements else []
+    wanted += [f"-e {needs.project}"] if needs.project else []
+    (home / "wanted.in").write_text("\n".join([*wanted, ""]), encoding="utf-8")
+    text = _compiled(needs, home, [])
+    if re.search(WITH_TORCH.pattern, text, re.MULTILINE) and not pip_settings.no_index(os.environ):
+        try:
+            text = _compiled(needs, home, CPU_BUILDS)
+        except UpstreamError:
+            sys.stderr.write(
+                "the index with CPU builds of torch cannot be reached; taking your index's builds\n"
+            )
+    lines = [
+        line for line in text.splitlines() if not line.lstrip().startswith(("-e ", "--index", "--extra"))
+    ]
+    entries = [one for one in lock_files.parse("\n".join(lines)) if one.name not in pins]
+    by_author = {one.name: one.hashes for _, each in _texts(needs) for one in _hashed(each)}
+    entries = [one for one in entries if not lock_files.CUDA_ONLY.fullmatch(one.name)]
+    return [
+        lock_files.Entry(one.name, one.line, by_author.get(one.name, one.hashes), one.via) for one in entries
+    ]
+
+
+def _compiled(needs: Needs, home: Path, more: Sequence[str]) -> str:
+    command = ["pip", "compile", "wanted.in", "--constraint", "locked.txt", "--output-file", "compiled.txt"]
+    command += ["--quiet", "--generate-hashes", "--no-header", "--annotation-style", "line"]
+    command += ["--no-emit-index-url", "--no-emit-find-links", "--python", sys.executable]
+    done = _uv([*command, *more], home)
+    if done.returncode == 0:
+        return (home / "compiled.txt").read_text(encoding="utf-8")
+    answer = " ".join(done.stderr.replace("╰─▶", "").replace("×", "").split())
+    named = needs.requirements or needs.project
+    if "No solution found" in answer or "unsatisfiable" in answer:
+        raise UsageError(
+            f"{named} does not fit the locked packages: {answer}",
+            remedy="loosen that requirement; what is locked stays as it is",
+        )
+    raise UpstreamError(
+        f"the packages of {named} could not be resolved: {answer}",
+        remedy="check the package index that pip or uv is set to",
+    )
+
+
+def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> None:
+    python = home / "environment" / "bin" / "python"
+    _checked(needs, _uv(["venv", "--quiet", "--python", sys.executable, str(home / "environment")], home))
+    site = Path(
+        captured([python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"]).stdout.strip()
+    )
+    (home / "install.txt").write_text(
+        "".join(f"{lock_files.text_of(one)}\n" for one in entries), encoding="utf-8"
+    )
+    into = ["pip", "install", "--quiet", "--no-deps", "--python", str(python)]
+    builds = CPU_BUILDS if any("+cpu" in one.line for one in entries) else ()
+    if entries:
+        _checked(needs, _uv([*into, *builds, "-r", "install.txt"], home))
+    if needs.project:
+        _checked(needs, _uv([*into, "--editable", str(needs.project)], home))
+    _refuse_cuda(site)
+    # Last, as what is behind is none of uv's business.
+    (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
+
+
+def _refuse_cuda(site: Path) -> None:
+    from provisioning import elf
+
+    for path in sorted(site.rglob("*.so")):
+        try:
+            needed = [name for name in elf.read(path).needed if name.startswith(CUDA)]
+        except (elf.NotElf, elf.BrokenElf):
+            continue
+        if needed:
+            raise EnvironmentLacking(
+                f"{path.relative_to(site)} is a CUDA build: it needs {needed[0]}; torch here is for the CPU",
+                remedy="name an index that has the CPU build, with PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS",
+            )
+
+
+def _remove_unused(folder: Path) -> None:
+    for stamp in folder.glob("*/resolved.txt"):
+        if stamp.stat().st_mtime < time.time() - UNUSED_SECONDS:
+            shutil.rmtree(stamp.parent, ignore_errors=True)
+
+
+def _uv(arguments: Sequence[str], where: Path) -> CompletedProcess[str]:
+    program = os.environ.get("QNN_CI_UV") or uv_program()
+    if program is None:
+        raise EnvironmentLacking(
+            "uv is not here, and a suite's own packages need it", remedy="python -m pip install uv"
+        )
+    environ = {**os.environ, **pip_settings.uv_variables(os.environ)}
+    if CPU_BUILDS[0] in arguments:
+        # An index that the user did not name: where it cannot be reached, that is soon known.
+        environ.setdefault("UV_HTTP_RETRIES", "0")
+    flags = pip_settings.uv_flags(os.environ) if arguments[0] == "pip" else []
+    return captured([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")
+
+
+def _checked(needs: Needs, done: CompletedProcess[str]) -> None:
+    if "hash mismatch" in done.stderr.lower():
+        raise IntegrityError(
+            f"{needs.requirements}: {' '.join(done.stderr.split())}",
+            remedy="find out who changed the package",
+        )
+    if done.returncode:
+        raise UpstreamError(
+            f"the packages of {needs.requirements or needs.project} could not be installed:"
+            f" {' '.join(done.stderr.split())}",
+            remedy="check the package index that pip or uv is set to, and the project's build",
+        )

@@ -1,0 +1,165 @@
+"""Models whose packages are not in the lock: installed beside it, never against it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ci.suites.own_packages import LOCKED, VARIABLE, Needs, installed, locked_versions, needs_of
+from provisioning.base.errors import EnvironmentLacking, IntegrityError, UsageError
+from tests.support.elves import Library
+from tests.support.lowering_suites import run
+from tests.support.rehearsals import write
+from tests.support.wheels import make_wheel
+
+PROJECT = {
+    "pyproject.toml": """\
+        [build-system]
+        requires = ["setuptools>=61"]
+        build-backend = "setuptools.build_meta"
+
+        [project]
+        name = "mynet"
+        version = "1.0"
+        dependencies = ["einops>=0.7"]
+
+        [tool.setuptools.packages.find]
+        where = ["src"]
+        """,
+    "src/mynet/__init__.py": """\
+        import torch
+        from einops import rearrange
+
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(16, 8)
+
+            def forward(self, x):
+                return self.linear(rearrange(x, "b c h w -> b (c h w)"))
+        """,
+    "ci/nets.py": """\
+        import torch
+        from mynet import Net
+
+
+        def net():
+            return Net().eval(), (torch.rand(1, 4, 2, 2),)
+        """,
+    "ci/models.toml": """\
+        schema = 1
+        project = ".."
+
+        [case.net]
+        factory = "nets:net"
+
+        [[case.net.run]]
+        scheme = "8a8w"
+        socs = ["SM8650"]
+        """,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("own") / "repository"
+    write(root, PROJECT)
+    subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
+    return root
+
+
+@pytest.mark.heavy
+def test_a_model_of_a_src_layout_with_packages_of_its_own_is_lowered_and_cached(root: Path) -> None:
+    first = run("test_lowering", root, "--suite", root / "ci/models.toml")
+    assert first.code == 0, first.out + first.err
+    suite = str(root / "ci/models.toml")
+    packages = first.report.metrics["packages"]
+    assert isinstance(packages, dict) and isinstance(packages[suite], dict)
+    assert (list(packages), list(packages[suite])) == ([suite], ["einops"])
+    (bill,) = [one for one in first.report.artifacts if one.kind == "sbom"]
+    names = {one["name"] for one in json.loads(Path(bill.path).read_text())["components"]}
+    assert {"einops", "torch"} <= names
+    assert "packages-without-hash" in [finding.rule for finding in first.report.findings]
+    assert run("test_lowering", root, "--suite", suite).cached() == {"net"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "store"
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+
+def requirements(folder: Path, text: str) -> Needs:
+    (folder / "requirements.txt").write_text(text)
+    return Needs(folder / "requirements.txt")
+
+
+def test_a_conflict_with_a_pin_names_both(tmp_path: Path, store: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        installed(requirements(tmp_path, "numpy<2\n"), store)
+    for name in ("numpy<2", f"numpy=={locked_versions()['numpy']}"):
+        assert name in caught.value.message
+    assert list((store / "cache" / "packages").glob("*/")) == []
+
+
+def test_what_is_pinned_is_not_installed_again(tmp_path: Path, store: Path) -> None:
+    own = installed(requirements(tmp_path, "numpy\ntorch\n"), store)
+    assert (own.versions, own.without_hash) == ({}, ())
+    seen = subprocess.run(
+        [own.python, "-c", "import numpy; print(numpy.__version__)"],
+        env=dict(own.variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert seen.stdout.strip() == locked_versions()["numpy"], seen.stderr
+    assert list(own.variables) == [LOCKED]
+
+
+def test_another_version_is_another_key(tmp_path: Path, store: Path) -> None:
+    keys = [installed(requirements(tmp_path, f"einops=={v}\n"), store).key() for v in ("0.8.0", "0.8.1")]
+    assert keys[0] != keys[1]
+
+
+def test_bytes_that_do_not_have_the_authors_hash_are_not_installed(tmp_path: Path, store: Path) -> None:
+    wrong = f"einops==0.8.1 --hash=sha256:{'0' * 64}\n"
+    with pytest.raises(IntegrityError):
+        installed(requirements(tmp_path, wrong), store)
+
+
+def test_a_cuda_build_is_refused_because_torch_here_is_for_the_cpu(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "wheels" / "fakevision-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.write_bytes(make_wheel(wheel.name))
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("fakevision/_C.so", Library(needed=("libc10.so", "libcudart.so.13")).encode())
+    monkeypatch.setenv("UV_FIND_LINKS", str(wheel.parent))
+    with pytest.raises(EnvironmentLacking, match="is a CUDA build"):
+        installed(requirements(tmp_path, "fakevision\n"), store)
+    assert list((store / "cache" / "packages").glob("*/")) == []
+
+
+@pytest.mark.parametrize("line", ["-e .", "./net", "/opt/net", "net @ file:///opt/net", "--editable=../x"])
+def test_a_path_whose_changes_nobody_would_see_is_refused(tmp_path: Path, store: Path, line: str) -> None:
+    with pytest.raises(UsageError, match="nobody would see"):
+        installed(requirements(tmp_path, f"einops\n{line}\n"), store)
+
+
+def test_a_suite_that_names_none_gets_the_variables(tmp_path: Path) -> None:
+    file = requirements(tmp_path, "").requirements
+    suite = tmp_path / "suite.toml"
+    assert needs_of(suite, "", "", {VARIABLE: str(file)}) == Needs(file)
+    assert needs_of(suite, "", "", {}) == Needs()
+    with pytest.raises(UsageError, match="no requirements"):
+        needs_of(suite, "missing.txt", "", {})
+    with pytest.raises(UsageError, match="no project"):
+        needs_of(suite, "", ".", {})
