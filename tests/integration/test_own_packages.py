@@ -8,6 +8,7 @@ import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,9 +81,8 @@ def test_a_model_of_a_src_layout_with_packages_of_its_own_is_lowered_and_cached(
     first = run("test_lowering", root, "--suite", root / "ci/models.toml")
     assert first.code == 0, first.out + first.err
     suite = str(root / "ci/models.toml")
-    packages = first.report.metrics["packages"]
-    assert isinstance(packages, dict) and isinstance(packages[suite], dict)
-    assert (list(packages), list(packages[suite])) == ([suite], ["einops"])
+    packages: Any = first.report.metrics["packages"]
+    assert {name: list(each) for name, each in packages.items()} == {suite: ["einops"]}
     (bill,) = [one for one in first.report.artifacts if one.kind == "sbom"]
     names = {one["name"] for one in json.loads(Path(bill.path).read_text())["components"]}
     assert {"einops", "torch"} <= names
