@@ -33,6 +33,12 @@ ORDER = (
 )
 """What is missing goes first: it may be what a pattern that matches nothing was meant to be."""
 
+BROUGHT = frozenset({*NEW, "parity-glob-empty", "parity-missing-file", "parity-stale-entry"})
+"""Rules whose findings may go when a file is added: of its neighbours, of the name that it replaces, and of
+an entry of the mapping that is about it."""
+
+_EMPTY_LIST = re.compile(r"\[\s*\]")
+
 
 def fix(
     tree: Tree, mapping: Mapping, check: Callable[[Tree, MappingOf[str, Side] | None], Checked]
@@ -112,13 +118,23 @@ def _fixed(
         gone = before.keys() - after.keys()
         if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):
             continue  # Something is new.
-        if found.rule not in NEW and not gone <= alike:
+        if not all(one in alike or (found.rule in NEW and one[1] in BROUGHT) for one in gone):
             continue  # Something else is gone, which nobody asked for.
+        if not _package_files(checked) <= _package_files(current):
+            continue  # A pattern brings an __init__.py, which may be left out on purpose.
         if _identity(found) in gone:
             if alike <= gone:
                 return path, text, checked
             second = second or (path, text, checked)
     return second
+
+
+def _package_files(checked: Checked) -> set[str]:
+    """Every __init__.py that a Buck library has."""
+    libraries = (library for side in checked.buck.values() for library in side.libraries.values())
+    return {
+        item.name for one in libraries for item in one.files if posixpath.basename(item.name) == "__init__.py"
+    }
 
 
 def _told(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
@@ -143,27 +159,39 @@ def _candidates(
     elif found.rule == "parity-dependency-missing-in-buck":
         for file in _buck_files(tree, mapping, checked, found):
             yield from ((file, text) for text in _with_dependency(tree, mapping, file, found.what))
-    elif found.place.file.endswith((".bzl", "/BUCK", "/TARGETS")):
+    elif _is_buck(found.place.file):
         if found.rule == "parity-exclude-empty" and tree.match(
             found.what, posixpath.dirname(found.place.file)
         ):
             return  # The file exists, so somebody meant to leave it out.
-        if found.rule == "parity-missing-file" and any(
-            one.rule in NEW and kind_of(one.what) == kind_of(found.what) for one in checked.differences
-        ):
-            return  # Its name may stand for the new one.
-        yield from ((found.place.file, text) for text in _without(tree, found))
+        for text in _without(tree, found):
+            if found.rule != "parity-missing-file" or not _may_be_renamed(tree, checked, found, text):
+                yield found.place.file, text
 
 
 def _swapped(checked: Checked, found: Difference) -> bool:
-    """Whether the pair has a file of that name from another directory, as when a choice between the host's
-    and the device's files is the wrong way round. Adding the file would bring both."""
+    """Whether a file of its directory is missing in Buck, and one of that name in CMake, as when a choice
+    between the host's and the device's files is the wrong way round. Adding the file would bring both."""
+    folder = posixpath.dirname(found.what)
+    names = {
+        posixpath.basename(one.what) for one in checked.differences if one.rule == "parity-missing-in-cmake"
+    }
     return any(
-        one.rule == "parity-missing-in-cmake"
-        and one.where == found.where
-        and posixpath.basename(one.what) == posixpath.basename(found.what)
+        one.rule == "parity-missing-in-buck"
+        and posixpath.dirname(one.what) == folder
+        and posixpath.basename(one.what) in names
         for one in checked.differences
     )
+
+
+def _may_be_renamed(tree: Tree, checked: Checked, found: Difference, text: str) -> bool:
+    """Whether the name of a file that is gone may stand for a new one: there is one of its directory and
+    kind, CMake has the old name too, or its library would have no file left."""
+    return any(
+        (one.rule in NEW and kind_of(one.what) == kind_of(found.what))
+        or (one.rule == found.rule and one.what == found.what and not _is_buck(one.place.file))
+        for one in checked.differences
+    ) or len(_EMPTY_LIST.findall(text)) > len(_EMPTY_LIST.findall(tree.read(found.place.file)))
 
 
 def _left_out(checked: Checked, found: Difference) -> bool:
@@ -180,7 +208,7 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Differenc
             return []
         if old := renamed_from(found.what, checked.differences):
             named = [one.place.file for one in checked.differences if one.what == old]
-            return [path for path in dict.fromkeys(named) if path.endswith((".bzl", "/BUCK", "/TARGETS"))]
+            return [path for path in dict.fromkeys(named) if _is_buck(path)]
         # Only the nearest package may have a say in a file, and which of its libraries should is certain only
         # where there is one.
         folder = posixpath.dirname(found.place.file)
@@ -192,6 +220,10 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Differenc
         labels = {label for pair in mapping.pairs if pair.name == found.where for label in pair.buck}
         named = [one.place.file for one in libraries if one.name in labels]
     return [path for path in dict.fromkeys(named) if path in tree.files]
+
+
+def _is_buck(path: str) -> bool:
+    return path.endswith((".bzl", "/BUCK", "/TARGETS"))
 
 
 def _names(mapping: Mapping) -> tuple[str, ...]:

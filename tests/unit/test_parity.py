@@ -350,10 +350,37 @@ class TestMending:
         files[f"{QUALCOMM}/another.py"] = "import os\n"
         assert self.mended(files) == files
 
-    def test_the_hosts_files_are_not_added_where_the_devices_are_taken_by_mistake(self) -> None:
+    @pytest.mark.parametrize("other", ["target", "host"])
+    def test_the_hosts_files_are_not_added_where_the_devices_are_taken_by_mistake(self, other: str) -> None:
+        """Swapped, or the host's taken for both; with a file that only the one has."""
         host, target = '["backends/htp/host/*.cpp"]', '["backends/htp/target/*.cpp"]'
-        files = _with(RUNTIME_BUCK, {host: "TARGET", target: host, "TARGET": target})
-        assert _found(files, "parity-missing-in-buck")
+        new = {"target": {host: "TARGET", target: host, "TARGET": target}, "host": {target: host}}[other]
+        files = _with(RUNTIME_BUCK, new)
+        half = {"target": "host", "host": "target"}[other]
+        files[f"{BACKENDS}/htp/{half}/Alone.cpp"] = "// new\n"
+        files[BACKENDS_CMAKE] += {
+            "host": 'if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64")\n',
+            "target": 'if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64")\n',
+        }[half] + f"  target_sources(qnn_graph PRIVATE htp/{half}/Alone.cpp)\nendif()\n"
+        assert f"{BACKENDS}/htp/{half}/Alone.cpp" in {
+            one.what for one in _found(files, "parity-missing-in-buck")
+        }
+        assert self.mended(files) == files
+
+    def test_a_pattern_that_would_bring_an_init_file_is_not_written(self) -> None:
+        files = miniature_tree.files()
+        files |= {f"{QUALCOMM}/utils/deep/{name}.py": "import os\n" for name in ("__init__", "a")}
+        assert _found(files, "parity-unknown-file")
+        assert self.mended(files) == files
+        del files[f"{QUALCOMM}/utils/deep/__init__.py"]
+        assert checked(self.mended(files)).differences == ()
+
+    def test_a_source_that_both_builds_name_and_that_is_renamed_stays_named(self) -> None:
+        """The new one is not unknown here: another library has it by a pattern."""
+        files = miniature_tree.files()
+        folder = f"{QUALCOMM}/aot/python"
+        files[f"{folder}/Adaptor.cpp"] = files.pop(f"{folder}/PyQnnManagerAdaptor.cpp")
+        assert len(_found(files, "parity-missing-file")) == 2
         assert self.mended(files) == files
 
     @pytest.mark.parametrize("file", ["QnnManager.cpp", "pal/src/windows/Path.cpp"])
