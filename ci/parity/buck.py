@@ -46,8 +46,10 @@ _UNKNOWN_BRANCH = "select() on "
 
 TWIN = "_static"
 
-_LABELS = (":", "//", "@")
-"""How what another target makes begins."""
+_PROGRAMS = ("exe", "actual")
+"""Attributes that are one label."""
+
+_IN_TEXT = re.compile(r"\$\((?:location|exe|exe_target) ([^\s)\[]+)")
 
 _PRELUDE = ":prelude"
 _GLOBALS = ("glob", "select", "native", "read_config", "package_name", "oncall")
@@ -69,7 +71,9 @@ def glob(include, exclude = [], **options):
 def select(branches):
     key, unknown = _select(branches.keys())
     value = branches[key] if key != None else []
-    return value + unknown if unknown and type(value) == "list" else value
+    if type(value) == "list":
+        return value + unknown
+    return value | {one: one for one in unknown} if type(value) == "dict" else value
 def read_config(section, key, default = None):
     return _read_config(section, key, default)
 def package_name():
@@ -450,6 +454,8 @@ calls = _calls
         namespace = given.get("header_namespace")
         library.namespace = namespace if isinstance(namespace, str) else ""
         for attribute, value in given.items():
+            for label, text in _labels_within(attribute, value):
+                self.side.labels.append(Item(self._label(label), self._place(stack, text)))
             try:
                 self._attribute(library, attribute, value, stack)
             except ValueError as error:
@@ -457,12 +463,16 @@ calls = _calls
         if library.standard is None and kind.startswith("cxx_"):
             library.standard = self._default_standard
         if kind in self.rules.other_rules:
+            if kind == "export_file" and not given.get("src"):
+                self._add_file(library, name, stack)
+            self.side.exported[library.name] = tuple(library.files)
             self.side.named += library.files
             if isinstance(command := given.get("cmd"), str):
                 words = command.partition("&&")[0].split()
                 program = re.search(r"[\w.+-]+(?=\)*$)", words[1] if words[:1] == ["$(exe"] else words[0])
                 words = [program[0] if program else "", *words[2 if words[:1] == ["$(exe"] else 1 :]]
-                self.side.generated.append(Generated(tuple(library.files), tuple(words), place))
+                labels = tuple(self._label(one) for one in _elements_of(given.get("srcs")) if _is_label(one))
+                self.side.generated.append(Generated(tuple(library.files), tuple(words), place, labels))
             return
         known = self.side.libraries.get(library.name)
         if known is None:
@@ -541,7 +551,7 @@ calls = _calls
             library.options.append(Item(flag, place))
 
     def _add_file(self, library: Library, path: str, stack: str, into: list[Item] | None = None) -> None:
-        if path.startswith(_LABELS) or re.match(r"\w+//", path):
+        if _is_label(path):
             self.side.labels.append(Item(self._label(path), self._place(stack, path)))
             return
         full = normal(posixpath.join(self.package, path))
@@ -621,11 +631,30 @@ def _renamed(value: object, namespace: str) -> Iterator[tuple[str, str]]:
     """Of a dict from name to file, those which are included by a name that is not the end of the path."""
     pairs = cast("MappingOf[object, object]", value) if isinstance(value, dict) else {}
     for name, path in pairs.items():
-        if not isinstance(name, str) or not isinstance(path, str) or path.startswith(_LABELS):
+        if not isinstance(name, str) or not isinstance(path, str) or _is_label(path):
             continue
         included = posixpath.join(namespace, name)
         if not f"/{path}".endswith(f"/{included}"):
             yield included, path
+
+
+def _is_label(text: str) -> bool:
+    return re.match(r":|@?[\w.-]*//", text) is not None
+
+
+def _elements_of(value: object) -> list[str]:
+    elements = _files_of(value)
+    return [one for one in elements if isinstance(one, str)] if isinstance(elements, list) else []
+
+
+def _labels_within(attribute: str, value: object) -> Iterator[tuple[str, str]]:
+    """Labels of programs, and those in texts as `$(location :x)`; each with its text."""
+    if isinstance(value, str):
+        labels = [value] if attribute in _PROGRAMS and _is_label(value) else _IN_TEXT.findall(value)
+        yield from ((label, value) for label in labels)
+    elif isinstance(value, (list, tuple, dict)):
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from _labels_within("", element)
 
 
 def _texts(attribute: str, value: object) -> Iterator[str]:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from ci.parity.buck import TWIN, duplicates, twins
 from ci.parity.mapping import Mapping, Pair, Variant
 from ci.parity.model import (
+    SCHEMAS,
     Generated,
     Glob,
     Item,
@@ -30,9 +31,6 @@ from ci.parity.tree import Tree
 
 OF_THEIR_OWN = frozenset({"module", "executable"})
 """CMake's kinds of target that are part of no other: a pattern of a pair does not take them."""
-
-SCHEMAS = (".fbs", ".idl")
-"""Files of which code is generated."""
 
 NEW = ("parity-missing-in-buck", "parity-unknown-file")
 """Rules that find a file which Buck does not have."""
@@ -577,9 +575,13 @@ def _schemas(found: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) -> 
     """Which files code is generated of, and by which program with which flags."""
 
     def by_input(sides: Sequence[Side]) -> dict[str, Generated]:
-        rules = (rule for side in sides for rule in side.generated)
         suffixes = tuple(one for one in found.mapping.scope.suffixes if one in SCHEMAS)
-        return {item.name: rule for rule in rules for item in rule.inputs if item.name.endswith(suffixes)}
+        inputs: dict[str, Generated] = {}
+        for side in sides:
+            for rule in side.generated:
+                exported = (item for label in rule.labels for item in side.exported.get(label, ()))
+                inputs |= {one.name: rule for one in (*rule.inputs, *exported) if one.name.endswith(suffixes)}
+        return inputs
 
     left, right = by_input(bucks), by_input(cmakes)
     for path in sorted(left.keys() | right.keys()):

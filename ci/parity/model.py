@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 SOURCE_SUFFIXES = (".c", ".cc", ".cpp", ".cxx", ".S")
 HEADER_SUFFIXES = (".h", ".hh", ".hpp", ".inc")
 PYTHON_SUFFIXES = (".py", ".pyi")
+SCHEMAS = (".fbs", ".idl")
+"""Files of which code is generated."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -82,6 +84,8 @@ class Generated:
     command: tuple[str, ...]
     """Its words, the program first; a program that a target builds is that target's name."""
     place: Place
+    labels: tuple[str, ...] = ()
+    """Buck's targets that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class Side:
     generated: list[Generated] = field(default_factory=list)
     named: list[Item] = field(default_factory=list)
     """Files that rules name which compile nothing: `genrule`, `export_file`, `filegroup`, resources."""
+    exported: dict[str, tuple[Item, ...]] = field(default_factory=dict)
+    """Of these, those that a label stands for."""
     labels: list[Item] = field(default_factory=list)
     """Targets that Buck's rules name, by label."""
     declared: set[str] = field(default_factory=set)
@@ -120,6 +126,7 @@ class Side:
 
     def add(self, part: Side) -> None:
         self.libraries |= part.libraries
+        self.exported |= part.exported
         for name in ("generated", "named", "labels", "globs", "troubles", "missing"):
             getattr(self, name).extend(getattr(part, name))
         self.declared |= part.declared

@@ -18,7 +18,7 @@ from ci.parity.mapping import MAPPING, Deliberate, load_mapping
 from ci.parity.tree import Tree
 from ci.report.verb import RENDERINGS
 from ci.upkeep import miniature_tree
-from ci.upkeep.miniature_tree import BACKENDS, LLAMA, QUALCOMM
+from ci.upkeep.miniature_tree import BACKENDS, EXAMPLES, LLAMA, QUALCOMM
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
 from provisioning.base.findings import Outcome, Report
@@ -30,6 +30,7 @@ from tests.support.parity_mutations import (
     DOCKER,
     DOCS,
     RUNTIME_BUCK,
+    RUNTIME_CMAKE,
     TOP_CMAKE,
     VERSION_BZL,
     WRAPPERS_BUCK,
@@ -245,6 +246,14 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
         *(RUNTIME_BUCK, '":logging",', '":loging",'),
         *("parity-label-missing", RUNTIME_BUCK, '":loging"'),
     ),
+    "i, a program that nothing declares": (
+        *(f"{EXAMPLES}/BUCK", 'exe = ":export_example"', 'exe = ":export_exampl"'),
+        *("parity-label-missing", f"{EXAMPLES}/BUCK", ":export_exampl"),
+    ),
+    "i, a label within a text": (
+        *(f"{QUALCOMM}/third-party/BUCK", "-I$(location :qnn_files)", "-I$(location :qnn_file)"),
+        *("parity-label-missing", f"{QUALCOMM}/third-party/BUCK", "$(location :qnn_file)"),
+    ),
     "i, a label of another package": (
         *(WRAPPERS_BUCK, '"//executorch/runtime/core:core"', '"//executorch/runtime/core:cores"'),
         *("parity-label-missing", WRAPPERS_BUCK, "runtime/core:cores"),
@@ -266,6 +275,8 @@ RENAMED = [
     ("recipes", "types.py", "kinds.py", "parity-unknown-file"),
     ("serialization", "qc_compiler_spec.fbs", "spec.fbs", "parity-unknown-file"),
 ]
+NAMING = (RUNTIME_CMAKE, BACKENDS_CMAKE, RUNTIME_BUCK, f"{QUALCOMM}/recipes/BUCK", SCHEMA_CMAKE)
+"""Files that name the old ones, in their order."""
 NEW_MODULES = [f"{QUALCOMM}/{folder}/new.py" for folder in ("aot", "quantizer/annotators/deep", "utils/deep")]
 
 
@@ -299,7 +310,10 @@ def test_a_drift_is_found_on_its_line(name: str) -> None:
 @pytest.mark.parametrize(("folder", "old", "new", "rule"), RENAMED)
 def test_g_a_renamed_file_is_found(folder: str, old: str, new: str, rule: str) -> None:
     found = {(one.rule, one.what) for one in _renamed()}
-    assert ("parity-missing-file", f"{QUALCOMM}/{folder}/{old}") in found
+    file = NAMING[[one[1] for one in RENAMED].index(old)]
+    lines = miniature_tree.files()[file].split("\n")
+    places = [one.place for one in _renamed() if one.what == f"{QUALCOMM}/{folder}/{old}"]
+    assert any(place.file == file and old in lines[place.line - 1] for place in places), places
     assert (rule, f"{QUALCOMM}/{folder}/{new}") in found or rule == "parity-missing-file"
 
 

@@ -122,6 +122,15 @@ def test_a_file_of_another_cell_that_cannot_be_evaluated_does_harm_only_where_it
     assert "x.bzl cannot be evaluated" in trouble.why
 
 
+def test_an_exported_file_is_its_name_and_what_is_generated_of_it() -> None:
+    text = 'export_file(name = "a.h")\ngenrule(name = "g", srcs = [":a.h"], cmd = "$(exe :tool) ${SRCS}")\n'
+    side = run(text, name="BUCK")
+    assert side.troubles == []
+    assert [item.name for item in side.exported["//p:a.h"]] == ["p/a.h"]
+    assert side.generated[-1].labels == ("//p:a.h",)
+    assert {item.name for item in side.labels} == {"//p:a.h", "//p:tool"}
+
+
 @pytest.mark.parametrize(("answer", "files"), [(True, ["p/a.cpp"]), (False, ["p/sub/b.cpp"])])
 def test_is_oss_is_evaluated_both_ways(answer: bool, files: list[str]) -> None:
     text = 'runtime.cxx_library(name = "x", srcs = ["a.cpp"] if runtime.is_oss else ["sub/b.cpp"])\n'
@@ -195,6 +204,7 @@ def test_a_file_is_on_the_line_of_its_literal_or_pattern() -> None:
         ('runtime.new_rule(name = "x")\n', 2, "new_rule"),
         (f'{LIBRARY}{{"config//:x": [], "DEFAULT": []}}))\n', 2, "no variant"),
         (f'{LIBRARY}{{"ovr_config//os:android": []}}))\n', 2, "no DEFAULT"),
+        (f'{LIBRARY}{{"config//:x": {{}}, "DEFAULT": {{"a": "a.cpp"}}}}))\n', 2, "no variant"),
         ('fail("stop here")\n', 2, "stop here"),
         ('runtime.cxx_library(name = "x", srcs = [1])\n', 2, "expected text"),
         ('runtime.cxx_library(name = "x", platform_srcs = ["a.cpp"])\n', 2, "platform_srcs"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ci.parity.cmake import genex, words
 from ci.parity.cmake.trace import BINARY, SOURCE, UNKNOWN, Event, Project, Trace, in_tree, traces
 from ci.parity.cmake.unknowns import unknowns
-from ci.parity.model import Generated, Glob, Item, Library, Place, Side, Trouble
+from ci.parity.model import SCHEMAS, Generated, Glob, Item, Library, Place, Side, Trouble
 from ci.parity.tree import Tree, glob_regex
 
 _DECLARING = ("add_library", "add_executable", "pybind11_add_module")
@@ -286,12 +286,16 @@ class _Reader:
         self, elements: Sequence[str], folders: Sequence[str], event: Event
     ) -> Iterator[tuple[str, Item]]:
         for element in elements:
-            for folder in folders:
-                path = in_tree(element, folder)
-                if path is not None and path in self.tree.files:
-                    line = self._line(event, path)
-                    place = self.written.get(posixpath.basename(path), event.place)
-                    yield path, Item(path, Place(event.file, line) if line else place)
+            paths = [path for folder in folders if (path := in_tree(element, folder)) is not None]
+            existing = [path for path in paths if path in self.tree.files]
+            for path in existing or paths[-1:]:
+                line = self._line(event, path)
+                place = self.written.get(posixpath.basename(path), event.place)
+                item = Item(path, Place(event.file, line) if line else place)
+                if existing:
+                    yield path, item
+                elif path.endswith(SCHEMAS) and path not in self.generated:
+                    self.result.missing.append(item)
 
 
 def _path(text: str, folder: str) -> str | None:
