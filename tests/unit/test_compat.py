@@ -114,6 +114,8 @@ class Lane:
         self.errors: dict[tuple[str, str], tuple[str, str]] = {}
         self.answer = Answer("device", made_device=True)
         self.working = "2.49.40"
+        self.lost: set[str] = set()
+        """Stages that have no verdict of any program."""
         self.commands: list[list[str]] = []
         page = root / "compat.md"
         page.write_text(f"before\n{stage.BEGIN}{stage.END}after\n", encoding="utf-8")
@@ -145,7 +147,7 @@ class Lane:
             if error := self.errors.get((name, scheme)):
                 rows[program] = {"verdict": "fail"}
                 run.add(error[0], Severity.ERROR, program, error[1])
-        run.metrics["programs"] = rows
+        run.metrics["programs"] = {} if name in self.lost else rows
         run.finish().write(Path(command[command.index("--reports") + 1]))
 
     def measure(
@@ -212,6 +214,11 @@ def test_a_model_that_does_not_lower_is_not_run_and_the_other_is(lane: Lane) -> 
 def test_a_model_that_gives_something_else_fails_when_it_runs(lane: Lane) -> None:
     lane.errors = {(stage.RUN, "8a8w"): ("accuracy", "SQNR 3 dB, below 17")}
     assert lane.steps() == dict.fromkeys(STEPS, "passed") | {"run_8a8w": "failed"}
+
+
+def test_a_program_without_a_verdict_did_not_pass(lane: Lane) -> None:
+    lane.lost = {stage.RUN}
+    assert lane.steps() == dict.fromkeys(STEPS, "passed") | {"run_fp16": "failed", "run_8a8w": "failed"}
 
 
 @pytest.mark.parametrize("rule", ["lowering-timeout", "lowering-memory"])

@@ -174,6 +174,8 @@ def test_the_log_of_a_run_whose_device_vanished_is_kept(bundle: Path, tmp_path: 
         ("618", "SM8650", Severity.ERROR),
         ("618", "SA8797", Severity.ERROR),
         ("603", "SM8550", Severity.NOTE),  # QCS8550: another chip of the same make
+        ("460", "SM8350", Severity.NOTE),  # SA8295: the same Hexagon with more VTCM
+        ("439", "SA8295", Severity.ERROR),
         ("9999", "SM8750", Severity.NOTE),
         ("cat: /sys/devices/soc0/soc_id: Permission denied", "SM8750", Severity.NOTE),
     ],

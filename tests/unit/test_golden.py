@@ -95,6 +95,8 @@ class Builds:
 
     def __init__(self) -> None:
         self.compiled = 0
+        self.wrong = ""
+        """The build whose runtime computes something else."""
 
     def run(self, command: list[str], *, env: dict[str, str], **options: object) -> SimpleNamespace:
         if "test_onnx" in command:
@@ -105,7 +107,9 @@ class Builds:
             (folder / "model_ctx.onnx").write_text("")
             (folder / "model_ctx_qnn.bin").write_text(f"{env['QNN']}, number {self.compiled}")
         else:
-            np.savez(command[command.index("--output") + 1], y=np.ones(4))
+            np.savez(
+                command[command.index("--output") + 1], y=np.full(4, 2.0 if env["QNN"] == self.wrong else 1)
+            )
         return SimpleNamespace(returncode=0)
 
 
@@ -125,6 +129,9 @@ def test_contexts_that_were_kept_are_given_to_the_runtimes_as_they_are(
     assert builds.compiled == 2
     assert measured("second", tmp_path / "kept") == first and builds.compiled == 2
     assert measured("anew", None) != first and builds.compiled == 4
+    builds.wrong = "2.51.0"
+    later = measured("wrong", tmp_path / "kept")["2.50.40"].runtimes
+    assert {qnn: each.result for qnn, each in later.items()} == {"2.50.40": "same", "2.51.0": "differs"}
 
 
 @pytest.mark.parametrize("damage", ["changed", "gone", "new", "unlisted"])

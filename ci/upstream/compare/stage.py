@@ -255,7 +255,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                     "compare-worse",
                     Severity.NOTE,
                     f"{name} on {title_of(other.stack.name)}",
-                    _words(found),
+                    _words(found) + _reason(after),
                     f"{title_of(base.stack.name)} does better",
                 )
             if not before.get("figures") and not after.get("figures"):
@@ -263,7 +263,7 @@ def judge(stage: StageRun, measurements: Sequence[Measurement], choice: Choice) 
                     "compare-refused",
                     Severity.NOTE,
                     f"{name} on {title_of(other.stack.name)}",
-                    f"neither of the two runs it: {after.get('error', 'no verdict')}",
+                    "neither of the two runs it" + (_reason(after) or ", as the suite expects"),
                     f"read reports/compare/{other.stack.name.replace(' ', '-')}/",
                 )
         programs[name] = row
@@ -285,15 +285,19 @@ def _losses(name: str, earlier: Measurement, later: Measurement, tolerances: Tol
     after = later.programs.get(name, {})
     found = differences(earlier.programs.get(name, {}), after, tolerances)
     if verdict_of(found) == "worse":
-        refused = f": {after['error']}" if not after.get("figures") and "error" in after else ""
         yield Finding(
             "compare-worse",
             severity_of(found, tolerances),
             f"{name} on {title_of(later.stack.name)}",
-            f"beside {title_of(earlier.stack.name)}: {_words(found)}{refused}",
+            f"beside {title_of(earlier.stack.name)}: {_words(found)}{_reason(after)}",
             f"stay with {title_of(earlier.stack.name)} for it, or measure it on a device: the emulator"
             " does not show everything; reports/compare/ has both reports",
         )
+
+
+def _reason(row: Row) -> str:
+    """Why a program was refused, as the end of a message; empty if it ran."""
+    return f": {row['error']}" if "error" in row and not row.get("figures") else ""
 
 
 def _words(found: Sequence[Difference]) -> str:
