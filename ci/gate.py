@@ -52,17 +52,17 @@ EXAMPLES = """\
 """
 
 TAG = "pr"
-"""The programs of the shipped suite that the gate runs; of a user's own suite it runs all."""
+"""The tag of the shipped suite's programs that the gate runs. Of a user's own suite it runs all."""
 
 ERRORS_SHOWN = 10
-"""In the gate's last lines; the page has all."""
+"""How many findings the gate's last lines show; the page has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
     report: Report
     code: int | None = None
-    """None where the stage was not started."""
+    """None if the stage was not started."""
 
     @property
     def lets_others_run(self) -> bool:
@@ -112,10 +112,11 @@ def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
 def run_stages(
     stages: Sequence[GateStage], chosen: Sequence[str], flags: Sequence[str], selection: Selection
 ) -> list[StageResult]:
-    """Run the chosen stages in order; afterwards reports/ holds one report of each, and no older one."""
+    """Run the chosen stages in order. Afterwards reports/ has one report of each, and none of an
+    earlier run."""
     for name in (GATE, *(stage.name for stage in stages)):
         for old in (selection.reports / f"{name}.json", selection.reports / LOGS / f"{name}.log"):
-            with suppress(NotADirectoryError):  # writing a report explains this better
+            with suppress(NotADirectoryError):  # writing a report explains such an error better
                 old.unlink(missing_ok=True)
     _unfinished(stages, flags, selection).write(selection.reports)
     results: dict[str, StageResult] = {}
@@ -135,7 +136,8 @@ def run_stages(
 
 
 def _unfinished(stages: Sequence[GateStage], flags: Sequence[str], selection: Selection) -> Report:
-    """The gate's report until it has its own: if it is killed, the stages that never ran are missed."""
+    """The gate's report until it has its own: if the gate is killed, the stages that never ran are missing in
+    it."""
     gate = StageRun(GATE, selection.profile, selection.target, session(GATE, *flags))
     gate.metrics["stages"] = [{"stage": stage.name} for stage in stages]
     gate.add("gate.unfinished", Severity.ERROR, GATE, "the gate did not come to its end", gate.command)
@@ -148,7 +150,7 @@ def run_stage(stage: GateStage, flags: Sequence[str], selection: Selection) -> S
     log = log_of(stage.name, selection.reports)
     kills = memory_kills()
     with folded(stage.name, session(stage.name, *flags), os.environ):
-        # Unbuffered and with faulthandler: the log of a stage that dies has all it printed, and where.
+        # Unbuffered and with faulthandler, so that the log of a stage that dies is complete and shows where.
         argv = [sys.executable, "-u", "-X", "faulthandler", "-m", stage.program, stage.name, *flags]
         code = supervise([*argv, *without_annotations(stage.name, os.environ)], os.environ, log)
     duration = round(time.monotonic() - started, 3)
@@ -169,7 +171,7 @@ def judge(
     stand_in = replace(stage_run.finish(Outcome.ERROR), seconds=duration)
     log = log_of(stage.name, selection.reports)
     report = report_of(selection.reports / f"{stage.name}.json", code, stand_in, log, kills)
-    # 1 means that the checked thing is bad, and a stage that could not check it has not found that.
+    # Exit code 1 means that the checked thing is bad. A stage that could not check it did not find that.
     trusted = report.outcome is not Outcome.ERROR if code == 1 else code in WORST_FIRST
     return StageResult(report, code if trusted or report.outcome is Outcome.PASS else LACKING)
 
@@ -210,14 +212,14 @@ def conclude(reports: Sequence[Report], directory: Path, environ: Mapping[str, s
 
 
 def without_annotations(stage: str, environ: Mapping[str, str]) -> list[str]:
-    """The flag of a stage that would print GitHub's annotations itself; its caller does."""
+    """The flag of a stage that prints GitHub's annotations itself; the gate prints them instead."""
     from ci.engine.gate_table import gate_table
 
     return ["--no-annotations"] if stage in gate_table().annotates and _on_github(environ) else []
 
 
 def selection_flags(args: argparse.Namespace) -> list[str]:
-    """The selection's flags as typed, for the stages; they read the environment themselves."""
+    """The selection's flags as typed, for the stages. They read the environment themselves."""
     flags: list[str] = []
     for name in ("profile", "target", "soc", "store", "reports"):
         value = getattr(args, name)

@@ -46,7 +46,7 @@ TIME_STAMP, VALIDITY, ROOT = "time stamp", "validity", "root"
 
 
 class Damaged(CheckFailed):
-    """The bytes are no catalogue, or not a whole one."""
+    """The bytes are no catalogue, or only a part of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def problems(
             yield TIME_STAMP, f"{common_name(stamp.chain[0])} may not make time stamps"
         if not _valid(stamp.chain[0], stamp.moment):
             yield TIME_STAMP, f"{common_name(stamp.chain[0])} was not valid on {stamp.moment:%Y-%m-%d}"
-        # A time stamp under another root is whole; it is its signer that is unknown.
+        # A time stamp under another root is intact; only its signer is unknown.
         yield from _root(stamp.chain, roots, stamp.moment, ROOT)
 
 

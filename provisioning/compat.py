@@ -22,7 +22,7 @@ from provisioning.sources.wheel import Wheel
 MANIFEST = MANIFESTS / "compat.toml"
 
 STEPS = ("device", "lower_fp16", "run_fp16", "lower_8a8w", "run_8a8w")
-"""In the order in which they are tried."""
+"""The order in which they are tried."""
 
 
 ONNX_PACKAGES = "onnx-packages"
@@ -34,7 +34,7 @@ EXECUTORCH_PACKAGE = "executorch-package"
 
 
 class PinnedWheel(Model):
-    """An x86-64 wheel that stands in for the installed one of its package."""
+    """An x86-64 wheel that replaces the installed one of its package."""
 
     version: Version
     filename: str
@@ -141,7 +141,7 @@ class Pair(Model):
 
     @property
     def error(self) -> str:
-        """The first error, with the step that gave it; empty for a pair that works."""
+        """The first error, and the step that reported it; empty for a pair that works."""
         failed = ((name, self.steps[name]) for name in STEPS if name in self.steps)
         return next((f"{name}: {step.error}" for name, step in failed if step.result == "failed"), "")
 
@@ -158,7 +158,7 @@ class Measured(Model):
         return tuple(p for p in self.pairs if p.executorch == executorch and p.works)
 
     def with_pair(self, pair: Pair) -> Measured:
-        """In the order of versions, this pair's earlier measurement replaced."""
+        """In the order of versions, with this pair's earlier measurement replaced."""
 
         def identity(each: Pair) -> tuple[str, str, str]:
             return each.executorch, each.build_id, each.soc
@@ -176,7 +176,7 @@ def path() -> Path:
 
 
 def load_measured(file: Path | None = None) -> Measured:
-    """Empty where nothing was measured yet."""
+    """Empty if nothing was measured yet."""
     file = file or path()
     if not file.is_file():
         return Measured(schema=1)

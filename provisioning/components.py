@@ -35,19 +35,19 @@ class Kind:
     landmarks: tuple[str, ...]
     """Files and folders by which its root is recognised."""
     all_landmarks: bool = False
-    """Whether all of them must be there: each alone is a common name."""
+    """Whether all of them must exist, because each alone is a common name."""
     aliases: tuple[str, ...] = ()
-    """Other tools' names for the variable, taken where it is not set."""
+    """Names of the variable in other tools, used if ours is not set."""
     metadata: str = ""
     """The file that holds its version."""
     reads: Callable[[str], Identity] = lambda text: Identity()
     """Reads that file's text."""
     named_by_version: bool = True
-    """Whether the folder of an installation is named by its version, where no file says it."""
+    """Whether an installation's folder is named by its version, if no file has it."""
     inside: str = ""
     """The folder below the store's tree that is its root, where its name matters."""
     needed_by: tuple[str, ...] = ()
-    """Targets for which nothing can be done without it, where the profile has it."""
+    """Targets that need it for everything, if the profile has it."""
 
 
 def _value(text: str, key: str) -> str:

@@ -81,7 +81,7 @@ class Elf:
     """p_align of each PT_LOAD."""
     textrel: bool = False
     execstack: bool = False
-    """Whether loading it makes the stack executable: it asks for that, or does not say otherwise."""
+    """Whether loading it makes the stack executable: it requests that, or has no PT_GNU_STACK."""
     states_stack: bool = True
     """False without PT_GNU_STACK, which loaders of x86-64 and AArch64 take for an executable stack."""
     beyond_end: str = ""

@@ -77,13 +77,13 @@ class Environment:
     notes: tuple[str, ...]
     """Sentences about what was corrected or left out."""
     provision_flags: tuple[str, ...]
-    """Flags with which `nox -s provision` provisions this selection."""
+    """Sentences about corrected or ignored values."""
 
     def merged(self, environ: Mapping[str, str]) -> dict[str, str]:
         return {**environ, **self.variables}
 
     def explain(self) -> None:
-        """Say on stderr which trees are the user's own, and what was corrected."""
+        """Print on stderr which trees are the user's own, and what was corrected."""
         for component, root in self.roots.items():
             if root.origin == "directory":
                 sys.stderr.write(f"using your own {component}: {root.variable}={root.path}\n")
@@ -113,11 +113,10 @@ def resolve(
     trees: Trees | None = None,
     needs: Sequence[str] | None = None,
 ) -> Environment:
-    """Find every component the selection needs: the user's own first, then the store.
+    """Find every component of the selection: the user's own first, then the store.
 
-    `needs`: the components that the caller cannot do without, if they are not the target's own.
-    One error names all that are missing.
-    """
+    `needs`: the components that the caller cannot do without, if they are not the target's own. One error
+    names all that are missing."""
     from provisioning.manifest import load_profile, soc_named
 
     profile = load_profile(selection.profile)
@@ -299,7 +298,7 @@ def _from_store(
     from provisioning.store import Want
 
     arches = frozenset({soc_named(soc).arch for soc in selection.socs})
-    # Every target needs the host's part, to lower models. For building, a tree without it is enough.
+    # Every target needs the host's part to lower models. A tree without it is enough for building.
     for targets in dict.fromkeys(
         (frozenset({DEFAULT_TARGET, selection.target}), frozenset({selection.target}))
     ):

@@ -41,7 +41,7 @@ class SystemLibraries:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A library that was not found, which library needs it, and where it was looked for."""
+    """A library that was not found, the library that needs it, and the searched places."""
 
     library: Path
     needed: str
@@ -102,11 +102,11 @@ def unresolved(
     system: SystemLibraries,
     read: Callable[[Path], Elf | None],
 ) -> list[Missing]:
-    """The gaps in `libraries`, when each root of their graph is opened with dlopen in a new process.
+    """The libraries that are missing if each root of the dependency graph is opened with dlopen in a new
+    process.
 
     `read` reads a file that was found outside `libraries`. It is called only for files that are found by the
-    libraries' own paths: the system is responsible for its own libraries.
-    """
+    libraries' own paths; the system is responsible for its own libraries."""
     environment = [
         (f"LD_LIBRARY_PATH {directory}", directory)
         for entry in (re.split("[:;]", library_path) if library_path else [])
@@ -122,7 +122,7 @@ def unresolved(
     ]
     missing: dict[tuple[Path, str], Missing] = {}
     reached: set[Path] = set()
-    # Libraries that only need each other have no root: each unreached one is opened on its own.
+    # Libraries that only need each other have no root, so each unreached one is opened on its own.
     for root in (*roots, *libraries):
         if root in reached:
             continue
@@ -140,7 +140,7 @@ def _open(
     system: SystemLibraries,
     read: Callable[[Path], Elf | None],
 ) -> Iterator[tuple[Missing | None, set[Path]]]:
-    """Breadth first, as ld.so loads: a name that is loaded already is not looked for again."""
+    """Breadth first, as ld.so loads: a name that is already loaded is not searched again."""
     queue: list[tuple[Path, Elf, tuple[tuple[Path, Elf], ...]]] = [(root, libraries[root], ())]
     loaded = {root.name, libraries[root].soname}
     seen = {root}

@@ -41,7 +41,7 @@ FIRST_LINE = "# Written by `nox -s lock` from manifests/environments.toml; not t
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One pinned requirement: its line without hashes, its hashes, and what requires it."""
+    """One pinned requirement: its line without hashes, its hashes, and the packages that require it."""
 
     name: str
     line: str
@@ -167,7 +167,7 @@ def parse(text: str) -> list[Entry]:
 
 
 def without_cuda(entries: Iterable[Entry]) -> list[Entry]:
-    """Drop torch, what only its CUDA build requires, and whatever nothing requires after that."""
+    """Drop torch, what only its CUDA build requires, and whatever nothing else requires."""
     kept = list(entries)
     while True:
         names = {one.name for one in kept}

@@ -190,7 +190,7 @@ class PythonEnvironment(Model):
     """The oldest Python that these packages are made for, where that is not the project's own."""
     requires: tuple[str, ...] = ()
     abstract: bool = False
-    """Only there to be included: never installed on its own, so not locked."""
+    """Only for inclusion in others: never installed alone, so not locked."""
 
     @field_validator("requires")
     @classmethod

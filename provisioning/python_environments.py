@@ -64,7 +64,7 @@ class PythonEnvironments:
             if _text(stamp) != wanted:
                 begun = time.monotonic()
                 self.log(f"Making the {name} environment in {home}, once for this lock file")
-                # After a kill, the remains must not pass for the environment of an earlier lock file.
+                # After a kill, the remains must not be taken for the environment of an earlier lock file.
                 stamp.unlink(missing_ok=True)
                 shutil.rmtree(home, ignore_errors=True)
                 uv = self._uv_for(name)
@@ -76,7 +76,7 @@ class PythonEnvironments:
                     if line.startswith("# torch: "):
                         self.install_torch(home, line.removeprefix("# torch: "), uv)
                 _run([*_installer(python, uv), "--require-hashes", "--no-deps", "-r", str(lock_file)])
-                # In the tests environment Python may write it as it imports.
+                # In the tests environment Python may write bytecode while it imports.
                 if sys.dont_write_bytecode and name != "tests":
                     _write_bytecode(python)
                 stamp.write_text(wanted, encoding="utf-8")

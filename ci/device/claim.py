@@ -94,7 +94,7 @@ def claimed(device: Device, folder: str, *, wait: float = 0.0) -> Iterator[None]
 
 
 def _claim(device: Device, folder: str, holder: str) -> str | None:
-    """None if the folder is ours now, else what its holder wrote."""
+    """None if the folder is ours now, else the record of its holder."""
     script = (
         f"mkdir -p {shlex.quote(folder)} && cd {shlex.quote(folder)} || exit 1\n"
         f'[ -z "$(ls -A)" ] || [ -d {OURS} ] || exit {_FOREIGN}\n'
@@ -126,7 +126,8 @@ def _claim(device: Device, folder: str, holder: str) -> str | None:
 
 
 def _take_over(device: Device, folder: str, dead: str, holder: str) -> bool:
-    """Make a dead holder's claim ours. Of several that try, the one that makes the folder `next` succeeds."""
+    """Take over a dead holder's claim. Of several processes that try, the one that creates the folder `next`
+    succeeds."""
     script = (
         f"cd {shlex.quote(folder)} && mkdir {LOCK}/next 2>/dev/null || exit {_TAKEN}\n"
         f'[ "$(cat {LOCK}/holder)" = {shlex.quote(dead.strip())} ] &&\n'

@@ -57,7 +57,7 @@ def run_bundle(args: argparse.Namespace, selection: Selection, stage: StageRun) 
 
 
 def wrong_chip(device: Device, wanted: str) -> Finding | None:
-    """Before anything is sent: is the device known to have another chip than the bundle is for?"""
+    """Before anything is sent: whether the device is known to have another chip than the bundle is for."""
     number = device.shell(f"cat {SOC_ID}").out.strip()
     if not number.isdecimal():
         message = f"{SOC_ID} cannot be read ({number[:80] or 'empty'}), so its chip was not compared"
@@ -81,7 +81,7 @@ def wrong_chip(device: Device, wanted: str) -> Finding | None:
 
 
 def _job(args: argparse.Namespace, selection: Selection) -> Job:
-    """Everything that can be refused is refused before anything is sent."""
+    """The job. Everything that can be refused is refused before anything is sent."""
     folder = args.bundle or the_bundle(BUNDLES, _kind(args, selection), selection.named_socs)
     bundle = read_bundle(folder)
     where = args.device_dir or os.environ.get("QNN_CI_DEVICE_DIR") or DEVICE_DIRECTORIES[bundle.target]
@@ -92,7 +92,7 @@ def _job(args: argparse.Namespace, selection: Selection) -> Job:
 
 
 def the_bundle(bundles: Path, target: str, socs: Sequence[str]) -> Path:
-    """The only bundle there is, for the target and the chips where they are named."""
+    """The only bundle there is; target and chips narrow the choice if they are named."""
     patterns = [f"{target or '*'}-{soc}" for soc in socs] or [f"{target or '*'}-*"]
     folders = sorted({path.parent for pattern in patterns for path in bundles.glob(f"{pattern}/{MANIFEST}")})
     if len(folders) == 1:

@@ -155,7 +155,8 @@ def run(
 
 
 def stop(device: Device, folder: str) -> int | None:
-    """End what `run` started: ask it to, then kill it. Returns the process that is still there, or None."""
+    """End what `run` started: interrupt it, then kill it. Returns the process that is still there, or
+    None."""
     place = shlex.quote(f"{folder}/{PROCESS}")
     script = (
         f"pid=$(cat {place} 2>/dev/null) || exit 0\n"

@@ -23,7 +23,7 @@ from provisioning.base.commands import captured, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
-"""From the first version until before the second, docker itself speaks BuildKit; later buildx does."""
+"""docker itself speaks BuildKit from the first version until before the second; later ones need buildx."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ class Docker:
 
     @property
     def digest(self) -> str:
-        # Not the manifest's digest: docker before 23 writes the build's time into it.
+        # Not the manifest's digest: docker before 23 writes the time of the build into it.
         return "digest of layers and settings"
 
     def build(self, order: Order, engine: Engine, *flags: str) -> None:
-        # Only the engine's own builder knows the engine's images.
+        # Only the engine's own builder can use the engine's images.
         verb = ["buildx", "build", "--builder", "default", "--load"] if self.buildx else ["build"]
         command = [self.program, *verb, "--network", "none", "--progress", "plain", *flags, *order.flags]
         environ = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
@@ -156,8 +156,8 @@ class Buildah:
         return [self.program, "--root", str(self.root), "--runroot", f"{self.root}.run"]
 
     def build(self, order: Order, engine: Engine) -> None:
-        # Images pass through files, since buildah only finds an engine at the default address. The build is
-        # kept apart from the user's images, so that it reuses none of them.
+        # Images are passed as files, because buildah finds an engine only at the default address. The build
+        # is kept apart from the user's images, so that it reuses none of them.
         with tempfile.TemporaryDirectory(prefix="qnn-ci-image-", dir=order.context.parent) as scratch:
             base, image = Path(scratch) / "base.tar", Path(scratch) / "image.tar"
             own = replace(self, root=Path(scratch) / "storage")
@@ -172,7 +172,7 @@ class Buildah:
             engine.load(image)
 
     def build_apart(self, order: Order, base_archive: Path) -> None:
-        """Build without the engine. Every file gets the time of the order."""
+        """Build without the engine. Every file gets the order's time."""
         base = self._output("pull", "--quiet", f"docker-archive:{base_archive}").split()[-1]
         flags = replace(order, base=base).flags
         # chroot works where containers are not allowed, but has no network isolation.
@@ -224,7 +224,7 @@ class BuildahWorkspace:
 
 
 def choose(wanted: str, environ: Mapping[str, str] = os.environ) -> Builder:
-    """`wanted`: docker, buildah, or auto for the first of them that is installed."""
+    """`wanted`: docker, buildah, or auto for the first that is installed."""
     if wanted in ("auto", "docker"):
         for program in _every("docker", environ):
             if (buildx := _speaks_buildkit(program)) is not None:
@@ -251,7 +251,7 @@ def _every(name: str, environ: Mapping[str, str]) -> list[str]:
 
 
 def _speaks_buildkit(program: str) -> bool | None:
-    """True with the buildx plugin, False by itself, None not at all."""
+    """True with the buildx plugin, False without; None: BuildKit is not supported."""
     plugin = captured([program, "buildx", "version"])
     if plugin.returncode == 0 and "buildx" in plugin.stdout:
         return True

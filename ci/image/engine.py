@@ -144,7 +144,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> Engine:
 
 
 def _knock(host: str) -> None:
-    """Try the socket first: docker's SDK would wrap the reason for a refusal and leave the socket open."""
+    """Try the socket first: docker's SDK would hide the reason for a refusal and leave the socket open."""
     if host.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as tried:
             tried.connect(host.removeprefix("unix://"))

@@ -1,4 +1,6 @@
-"""A folder of verified downloads, sealed by a record of its files: a changed file is never installed."""
+"""A folder of verified downloads, sealed by a record of its files, so that a changed file is never
+installed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 from provisioning.base.files import hash_file, replace_text
 
 INSTALLED = (".deb", ".gz", ".whl", ".zip")
-"""Other files in the folder are our own and written each time."""
+"""These files are ours and are written each time; all others are sealed."""
 
 
 def is_sealed(folder: Path, request: str) -> bool:
@@ -23,7 +25,7 @@ def seal(folder: Path, request: str) -> None:
 
 
 def unseal(folder: Path) -> None:
-    """Before the folder is filled anew: what an interrupted download leaves is not sealed."""
+    """Call before filling the folder again, so that an interrupted download is not taken for sealed."""
     _record(folder).unlink(missing_ok=True)
 
 

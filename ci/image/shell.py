@@ -73,7 +73,7 @@ def docker_run(
     argv += mounted(root, root)
     if not where.is_relative_to(root):
         argv += mounted(where, where)
-    # One volume for each user: one may not write the other's files.
+    # One volume for each user, because users may not write each other's files.
     argv += ["--mount", f"type=volume,source=qnn-ci-{uid},target={CACHE}"]
     if uid not in (0, USER_OF_IMAGES):
         for name, text in accounts(owner).items():

@@ -21,7 +21,7 @@ from provisioning.lock_files import lock_path
 
 LEGACY_PLATFORMS = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
 OLDEST_GLIBC = 5
-"""The first minor version of glibc that manylinux knows."""
+"""The first minor version of glibc that manylinux supports."""
 LOCK = "lock.txt"
 
 
@@ -46,7 +46,7 @@ class Wanted:
 
 
 def fill(environment: str, into: Path, wanted: Wanted) -> bool:
-    """Make `into` hold the environment's distributions and its lock; tells whether it had to fetch."""
+    """Fill `into` with the environment's distributions and its lock; returns whether it had to fetch."""
     lock = lock_path(environment)
     text = lock.read_text(encoding="utf-8")
     request = f"{wanted}\n{text}"

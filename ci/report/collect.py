@@ -12,10 +12,10 @@ from provisioning.base.findings import RUN, Finding, Outcome, Report, Severity, 
 from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
 
 GATE = "gate"
-"""The gate's own report repeats the stages' reports, so it is not shown beside them."""
+"""The gate's own report repeats the stages' reports, so it is left out beside them."""
 
 ONE_DAY = dt.timedelta(days=1)
-"""Reports that began longer than this before the newest are of no use for a page with it."""
+"""Reports that began this much earlier than the newest do not belong on the same page."""
 
 
 def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str] = ()) -> list[Report]:
@@ -44,7 +44,7 @@ def collect(directory: Path, gate_stages: Sequence[str], expected: Sequence[str]
 
 
 def did_not_run(stage: str, reason: str, *, asked_for: bool = False) -> Report:
-    """Stands in for the report of a stage that never ran; `asked_for` when the user skipped it."""
+    """Stands in for the report of a stage that never ran; `asked_for` if the user skipped it."""
     severity = Severity.NOTE if asked_for else Severity.ERROR
     command = f"nox -s {stage}"
     return _stand_in(stage, (Finding(DID_NOT_RUN, severity, stage, reason, command),), command)
@@ -102,7 +102,7 @@ def _one_page(
 
 
 def _same_run(one: Report, other: Report) -> bool:
-    """Reports that name no run are each of a run of its own."""
+    """Two reports that name no run are of different runs."""
     return one is other or bool(one.run and one.run == other.run)
 
 
@@ -116,7 +116,7 @@ def _shown(started: str) -> str:
 
 
 def _began(report: Report) -> dt.datetime | None:
-    """Raises ValueError for what is no time."""
+    """Raises ValueError if it is no time."""
     if not report.started:
         return None
     when = dt.datetime.fromisoformat(report.started)
@@ -130,7 +130,7 @@ def _stages_of(gate: Report | None) -> Iterable[str]:
 
 
 def _agreeing(report: Report) -> Report:
-    """The report; where its outcome and its findings contradict each other, as a failure that says so."""
+    """The report; if its outcome and findings contradict each other, a failure that says so."""
     found = outcome_of(report.findings, strict=report.outcome is not Outcome.PASS)
     if (report.outcome is Outcome.PASS) == (found is Outcome.PASS):
         return report

@@ -21,7 +21,7 @@ COSTS = {
 
 
 def comparison_section(reports: Sequence[Report]) -> Element | None:
-    """None when builds were not compared."""
+    """None if builds were not compared."""
     report = next((each for each in reports if each.stage == STAGE), None)
     programs = _mapping(report.metrics.get("comparison")) if report else {}
     if report is None or not programs:
@@ -66,7 +66,7 @@ def _program(name: str, builds: Mapping[str, Mapping[str, Metric]], base: str) -
 def _bars_of(
     builds: Mapping[str, Mapping[str, Metric]], base: str, group: str, key: str, unit: str
 ) -> Iterator[Bar]:
-    """One for each build; the mark is the first build's."""
+    """One bar for each build; the mark is the first build's value."""
     mark = _number(builds[base], group, key)
     for build, row in builds.items():
         value = _number(row, group, key)

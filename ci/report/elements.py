@@ -1,4 +1,4 @@
-"""The elements that the page is built of. They form a tree, so no text can become markup."""
+"""The elements of the page. They form a tree, so text can never become markup."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def one_line_code(text: str) -> Element:
 
 
 def bars(title: str, shown: Iterable[Bar], *, one_scale: bool = False) -> list[Element]:
-    """With `one_scale` a bar's length can be compared with the others', else with its own mark alone."""
+    """With `one_scale` all bars have the same scale; otherwise each is only comparable with its own mark."""
     drawn = list(shown)
     longest = max((_longest(each) for each in drawn), default=0.0)
     rows = [_bar(each, longest if one_scale else _longest(each)) for each in drawn]

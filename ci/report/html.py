@@ -1,7 +1,7 @@
 """One self-contained HTML page of all reports.
 
-It is a tree of elements, so no text of a report can become markup. Style and script are inlined, and its own
-policy lets nothing else load or run.
+It is a tree of elements, so no text of a report can become markup. Style and script are inlined, and the
+page's policy allows nothing else to load or run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from provisioning.base.rendering.text import (
 from provisioning.base.units import size
 
 SHOWN_ERRORS = 8
-"""How many the top of the page has; all are further down."""
+"""How many errors the top of the page shows; all are further down."""
 
 SHOWN_ARTIFACTS = 12
 """More are folded."""
@@ -52,7 +52,7 @@ SYMBOLS: dict[Verdict, str] = {
 
 
 def html(reports: Sequence[Report], folder: Path | None = None) -> str:
-    """The page. It links to files below `folder`, where it will be written."""
+    """The page. It links to files below `folder`, where it is written."""
     style, script = (_asset(name) for name in ("page.css", "page.js"))
     policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'"
     head = element(
@@ -92,7 +92,7 @@ def _when(started: str) -> str:
 
 
 def _clock(started: str) -> str:
-    """Hours and minutes, in UTC: all of a run began within a day."""
+    """Hours and minutes in UTC; all reports of a run began within a day."""
     return re.sub(r"^.*T(\d\d:\d\d):\d\d\+00:00$", r"\1", started)
 
 
@@ -147,7 +147,7 @@ def _anchors(reports: Sequence[Report]) -> dict[str, str]:
 
 
 def _logs(report: Report, folder: Path | None, shown: str) -> Iterator[Element]:
-    """Links to what the stage printed, each after a space."""
+    """Links to the stage's output, each after a space."""
     for artifact in report.artifacts:
         if artifact.kind == LOG and (link := file_link(artifact.path, folder, shown)) is not None:
             yield element("span", " ", link)
@@ -217,7 +217,7 @@ def _finding(report: Report, finding: Finding, rank: int, anchor: str | None) ->
 
 
 def _filters(reports: Sequence[Report]) -> Element:
-    """Hidden until the script has run that makes them work."""
+    """The filters, hidden until the script runs that implements them."""
     groups = by_severity(finding for report in reports for finding in report.findings)
     stages = [report.stage for report in reports if report.findings]
     boxes = [

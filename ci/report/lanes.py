@@ -35,7 +35,7 @@ COSTS = (Figure("size", "Size"), Figure("ddr_read", "DDR read"), Figure("ddr_wri
 
 
 def lanes_section(reports: Sequence[Report]) -> Element | None:
-    """None when ONNX Runtime's stage did not run."""
+    """None if ONNX Runtime's stage did not run."""
     programs = {
         name: _mapping(row)
         for report in reports

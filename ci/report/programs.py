@@ -75,7 +75,7 @@ def programs_section(reports: Sequence[Report]) -> Element | None:
 
 
 def collected(reports: Iterable[Report]) -> list[Shown]:
-    """In the order of the suite. Rows of another form than expected are left out."""
+    """The programs in the order of the suite. Rows in an unexpected form are left out."""
     found: dict[str, Shown] = {}
     for report in reports:
         if report.stage not in STAGES:
@@ -243,7 +243,7 @@ def _accuracy(row: Mapping[str, Metric]) -> Iterator[Bar]:
 
 
 def _costs(row: Mapping[str, Metric], rules: Collection[str]) -> Iterator[Bar]:
-    """A cost is bad if the stage says so: it knows the tolerances."""
+    """The stage decides which cost is bad, because it knows the tolerances."""
     from ci.suites.baseline import COSTS, cost_rule
 
     values, agreed = _mapping(row.get("costs")), _mapping(row.get("baseline"))
@@ -278,7 +278,7 @@ def _six_digits(value: float) -> str:
 
 
 def _durations(lowered: Mapping[str, Metric], ran: Mapping[str, Metric]) -> list[str]:
-    """Times and memory; those of an earlier run say so."""
+    """Times and memory, marked if they are from an earlier run."""
     parts = []
     if (value := _number(lowered, "seconds")) is not None:
         memory = _number(lowered, "peak_bytes")

@@ -93,7 +93,7 @@ def _may_be_library(path: Path) -> bool:
 
 
 def _why(path: Path, catalogue: Catalogue) -> str:
-    """Whether another build or a change: a build's id holds its day, and so does the catalogue."""
+    """Whether it is another build or a change: the build's id has its date, and so does the catalogue."""
     made = f"the catalogue is of {catalogue.created:%Y-%m-%d}"
     for build in build_ids(path):
         built = _day(build)

@@ -37,7 +37,7 @@ class Certificate:
     issuer: str
     organisational_units: tuple[str, ...]
     identities: Mapping[str, int]
-    """OU fields of the form `01 0000000000000004 SW_ID`, by name."""
+    """The OU fields of the form `01 0000000000000004 SW_ID`, by name."""
     not_before: str
     not_after: str
     key: str
@@ -89,7 +89,7 @@ def load(ders: Sequence[bytes]) -> list[x509.Certificate]:
 
 
 def read_root(path: Path) -> x509.Certificate:
-    """One certificate, PEM or DER. A file with several does not say which of them to trust."""
+    """One certificate, PEM or DER. A file with several is refused: it does not say which one to trust."""
     try:
         content = path.read_bytes()
         if b"-----BEGIN" in content:
@@ -152,8 +152,9 @@ def name_of(certificate: x509.Certificate) -> str:
 def check(
     certificates: Sequence[x509.Certificate], root: x509.Certificate | None, at: dt.datetime
 ) -> Iterator[Problem]:
-    """Everything wrong with a chain of at least one certificate. It must end in `root`; where none is named,
-    in one that signs itself."""
+    """Everything wrong with a chain of at least one certificate.
+
+    It must end in `root`; without a root, in a certificate that signs itself."""
     full = list(certificates)
     ends_itself = full[-1].subject == full[-1].issuer
     if root is not None and not ends_itself and full[-1] != root:
@@ -162,7 +163,7 @@ def check(
         name = _name(index, len(full), certificate)
         yield from _check_validity(name, certificate, at)
         yield from _check_usage(name, certificate, attests=index == 0, below=index - 1)
-        # The last one signs itself: a changed root is caught even where nobody names one.
+        # The last certificate signs itself, so a changed root is noticed even if no root is named.
         issuer = full[index + 1] if index + 1 < len(full) else certificate
         if not is_issued_by(certificate, issuer):
             yield Problem("chain", f"{name} is not signed by {name_of(issuer)}")

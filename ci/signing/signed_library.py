@@ -126,7 +126,7 @@ def segment_digests(data: Bytes, parsed: Elf, algorithm: str) -> list[bytes]:
 
 
 def differences(before: Bytes, after: Bytes) -> list[str]:
-    """How the program in `after` differs from that in `before`, apart from signatures."""
+    """How the program in `after` differs from that in `before`, ignoring signatures."""
     one, other = elf.parse(before), elf.parse(after)
     changes = [
         f"{name} was {getattr(one.header, name):#x} and is {getattr(other.header, name):#x}"

@@ -28,9 +28,9 @@ CHAIN = "chain"
 ROOT = "root"
 FILES, NAME, TIME_STAMP = "files", "name", "time stamp"
 INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, FILES, SIGNATURE, CHAIN, TIME_STAMP)
-"""Where one of these fails, the bytes are not those that were signed."""
+"""If one of these fails, the bytes are not those that were signed."""
 ESSENTIAL = (*INTEGRITY, ROOT)
-"""A file is verified only when each of these passed that its kind of signature has."""
+"""A file counts as verified only if each of these passed, as far as its kind of signature has them."""
 
 
 SIGNER_KNOWN, SIGNER_UNKNOWN = "signing.signer-known", "signing.signer-unknown"
@@ -64,7 +64,7 @@ class Check:
     status: Status
     message: str
     asked: bool = False
-    """The caller asked for it, so it must be checked."""
+    """Whether the caller requested it, so that it must be checked."""
 
     @property
     def essential(self) -> bool:
@@ -98,7 +98,7 @@ class Verification:
         return [c for c in self.checks if c.status is Status.FAILED]
 
     def unproven(self, allowed: Iterable[str] = ()) -> list[Check]:
-        """The essential checks that could not be made, without those that the caller allowed."""
+        """The essential checks that could not be made, except those that the caller allows to be skipped."""
         skip = set(allowed)
         return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]
 
@@ -117,7 +117,7 @@ class Verification:
 
     @property
     def under_root(self) -> bool:
-        """Whether the chain holds and ends in a root that was given or is pinned."""
+        """Whether the chain holds and ends in a root that was named or is pinned."""
         passed = {check.part for check in self.checks if check.status is Status.PASSED}
         return {CHAIN, ROOT} <= passed
 
@@ -274,7 +274,7 @@ def chain_of(signed: Signed) -> tuple[list[x509.Certificate], str]:
 
 
 def _has_statement(signed: Signed) -> bool:
-    """Whether its metadata holds text, which nothing but a rehearsal writes."""
+    """Whether its metadata contains text, which only a rehearsal writes."""
     try:
         metadata = signed.metadata
     except Malformed:

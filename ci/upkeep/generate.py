@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def stale(names: list[str] | None = None, root: Path = ROOT) -> dict[str, str]:
-    """Files that differ from what the code generates, with the text they should have."""
+    """Files that differ from what the code generates, with their new text."""
     texts = {name: text_of(name) for name in names or GENERATED}
     return {
         name: text

@@ -38,7 +38,7 @@ REGISTRY_HOSTS = tuple(
         ("pytorch", "org", "whl"),
     )
 )
-"""Spelled in parts, so that this file passes its own rule."""
+"""Written in parts, so that this file passes its own rule."""
 
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|Users|root|work|farm)/[A-Za-z]")
 
@@ -54,7 +54,7 @@ LEFT_BEHIND = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program that exits 0 when all is well. `fix` is the same program when it fixes what it can."""
+    """A program that exits with 0 if all is well. `fix` is the same program when it fixes what it can."""
 
     command: Sequence[str]
     remedy: str
@@ -118,7 +118,7 @@ ACTIONLINT = [
     *("-ignore", r'"\$/[^"]*"'),
     *("-ignore", r'property "workflow_(repository|sha)" is not defined'),
 ]
-"""Run where it is installed; no package that can be locked contains it."""
+"""Run only if it is installed; no package that can be locked contains it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -168,7 +168,7 @@ def tracked_files(root: Path) -> list[Path]:
 
 
 def tree_findings(root: Path, files: Sequence[Path]) -> Iterator[Finding]:
-    """Findings for what no file of the repository may contain."""
+    """Findings about content that no file of the repository may have."""
     for path in files:
         name = str(path.relative_to(root))
         size = path.stat().st_size
@@ -257,8 +257,10 @@ _COMPLAINT = re.compile(r"(?P<file>[^\s:]+):(?P<line>\d+):(?:\d+:)? (?P<message>
 
 
 def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) -> list[Finding]:
-    """A finding for each line of output that names a file and line, else one with the whole output.
-    `places` names temporary files."""
+    """Findings from a tool's output: one for each line that names a file and line, else one with the whole
+    output.
+
+    `places` has the real names of temporary files."""
     try:
         done = subprocess.run(
             tool.command,
@@ -284,7 +286,7 @@ def _run_tool(name: str, tool: Tool, places: Mapping[str, str] | None = None) ->
 
 
 def _environment() -> dict[str, str]:
-    """Find tools beside the running Python first."""
+    """Tools beside the running Python come first."""
     return {**os.environ, "PATH": f"{Path(PYTHON).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
 
 

@@ -163,7 +163,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # Without a verdict this is no pass. The interpreter still flushes at its end, so give it a target.
+        # Without a verdict this is no pass. The interpreter flushes stdout at its end, so give it a target.
         _drop_output()
         return code
     except OSError as error:

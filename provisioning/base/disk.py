@@ -23,11 +23,11 @@ _REMEDIES = {
     errno.ELOOP: "fix the link that leads to itself, or {elsewhere}",
     errno.EMFILE: "allow more open files: ulimit -n 4096",
 }
-"""Errors that any file operation may meet. Others are errors of our own."""
+"""Errors that any file operation may meet. All others are our own errors."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST)
-"""The machine's errors too, where a folder that the user named is written to."""
+"""Also errors of the machine if they concern a folder that the user named."""
 
 
 ANOTHER_STORE = "choose another store with --store or QNN_CI_STORE"

@@ -56,7 +56,7 @@ def parse(data: dict[str, Any], model: type[M], path: Path) -> M:
         return model.model_validate_json(json.dumps(data, default=str))
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        # A list whose items are all wrong is also "too short"; that says nothing more.
+        # A list whose items are all wrong is also "too short", which adds nothing.
         wrong = [e for e in errors if e["type"] != "too_short" or not _has_wrong_items(e["loc"], errors)]
         first, *others = map(_described, wrong)
         key, expected, found = first

@@ -92,7 +92,7 @@ class Events:
             try:
                 while line and self._descriptor >= 0:
                     line = line[os.write(self._descriptor, line) :]
-            except OSError:  # nobody draws any more; the work goes on
+            except OSError:  # nobody draws any more; the work continues
                 self._descriptor = -1
 
 

@@ -85,7 +85,7 @@ _REPLACED = "the file changed on the server"
 
 
 class _StartOver(Exception):
-    """The server has another file now than the one that the part file belongs to."""
+    """The server now has another file than the one that the part file belongs to."""
 
 
 class Transfer:
@@ -212,7 +212,7 @@ class Transfer:
             self.patience.sleep(wait)
 
     def _was_replaced(self, before: _Partial | None) -> bool:
-        """Whether the last attempt got another file than the attempt before it."""
+        """Whether the last attempt received another file than the attempt before it."""
         now = _Partial.read(self.record)
         if before is None or now is None:
             return False

@@ -37,20 +37,20 @@ class Source(Model):
     @property
     @abstractmethod
     def pin(self) -> str | None:
-        """The digest that says which bytes these are; None before one is recorded."""
+        """The digest that identifies the bytes; None until one is recorded."""
 
     @property
     def prefix(self) -> str:
-        """The folder that holds all its files and that is left out of a tree."""
+        """The folder with all its files, which is left out of a tree."""
         return ""
 
     @abstractmethod
     def landing_place(self, downloads: Path) -> Path:
-        """Where it is kept once it is fetched."""
+        """Where it is kept after it is fetched."""
 
     @abstractmethod
     def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
-        """Fetch and verify it, or use again what an earlier call left."""
+        """Fetch and verify it, or reuse the result of an earlier call."""
 
     @abstractmethod
     def unpack(

@@ -79,7 +79,7 @@ class Git(Source):
 
 
 class _Stuck(UpstreamError):
-    """git failed, and not because of the network or the disk."""
+    """git failed, but not because of the network or the disk."""
 
 
 def checkout(source: Git, into: Path, progress: Progress | None = None) -> str:

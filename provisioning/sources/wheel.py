@@ -47,7 +47,7 @@ class Wheel(FileSource):
 
     def fetch(self, downloads: Path, progress: Progress | None = None) -> Fetched:
         into = self.landing_place(downloads)
-        # A finished copy needs no index at all: a warm store works offline.
+        # A finished copy needs no index, so a filled store works offline.
         present = finished(into, sha256=self.sha256, size=self.size, name=self.filename)
         if present is not None:
             return present

@@ -66,10 +66,9 @@ def tree_key(definition: str, selection: Mapping[str, Sequence[str]]) -> str:
 
 
 class Placing:
-    """Where each member of a part goes; remembers what it saw, to explain when nothing fits."""
+    """Where each member of a part goes. Remembers the members, to explain why nothing fits."""
 
     def __init__(self, part: Part, want: Want) -> None:
-        self._part = part
         self._want = want
         self._strip = part.source.prefix
         self._rules = [(re.compile(rule.match), rule) for rule in part.place]
@@ -92,7 +91,7 @@ class Placing:
         return None
 
     def check(self, name: str) -> None:
-        """Raise if no member fitted: then the manifest was written for another archive."""
+        """Raise if no member fitted: the manifest was written for another archive."""
         if self._fitted:
             return
         tops = list(self._tops)

@@ -77,10 +77,9 @@ class Trees:
         return found
 
     def find(self, component_name: str, component: Component, want: Want) -> Tree | None:
-        """The tree that serves `want`: made for exactly it, else the smallest that holds it too.
+        """The tree for `want`: made for exactly that, else the smallest that contains it.
 
-        Until this process ends, `gc` leaves that tree alone.
-        """
+        Until this process ends, `gc` leaves that tree alone."""
         definition = definition_of(component_name, component)
         selection = selection_of(component, want)
         if not any(selection.values()):
@@ -95,7 +94,7 @@ class Trees:
         return self._leased(serving)
 
     def find_any(self, component_name: str, component: Component) -> Tree | None:
-        """A tree of this component, whatever was selected of it: the one with the most parts."""
+        """A tree of this component, whatever its selection: the one with the most parts."""
         definition = definition_of(component_name, component)
         trees = [t for t in self.trees(f"{component_name}-") if t.inventory.definition == definition]
         return self._leased(sorted(trees, key=lambda tree: -len(tree.inventory.origins)))
@@ -111,12 +110,12 @@ class Trees:
         return self.locks / f"{name}.used"
 
     def mark_used(self, name: str) -> None:
-        # A store that cannot be written to still serves.
+        # A store that cannot be written to can still be read.
         with contextlib.suppress(OSError):
             self.used_mark(name).touch()
 
     def kept(self, part: Part) -> Path | None:
-        """The part's download, if it is still there."""
+        """The part's download, if it still exists."""
         path = part.source.landing_place(self.downloads)
         return path if path.exists() else None
 
@@ -125,7 +124,7 @@ class Trees:
         return differences(tree.root, tree.inventory.items)
 
     def glance(self, tree: Tree) -> list[Difference]:
-        """Differences that show without reading content: in a thousandth of the time of `verify`."""
+        """Differences that show without reading content; a thousand times as fast as `verify`."""
         found = (difference(tree.root, item, content=False) for item in tree.inventory.items)
         return [one for one in found if one is not None]
 

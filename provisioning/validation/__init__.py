@@ -23,7 +23,7 @@ _MODULES = ("versions", "libraries", "elf", "windows", "paths", "compiler")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. Without a remedy of its own, the rule's fix is shown."""
+    """One thing that is wrong. Without its own remedy, the rule's fix is shown."""
 
     subject: str
     message: str
@@ -32,11 +32,11 @@ class Problem:
 
 
 class NotApplicable(Exception):
-    """Nothing in this environment is of the kind that the rule looks at; the text says what."""
+    """Nothing in this environment is of the kind that the rule checks; the text says why."""
 
 
 class CouldNotRun(Exception):
-    """The rule could not look: a warning that names the reason, and never a pass."""
+    """The rule could not check: a warning with the reason, never a pass."""
 
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(reason)
@@ -60,7 +60,7 @@ class Rule:
 
     @property
     def reads_tree(self) -> bool:
-        """Whether it looks at a tree's own files; others look at the machine and its variables."""
+        """Whether it checks a tree's own files; other rules check the machine and its variables."""
         return Need.LIBRARIES in self.needs
 
 
@@ -126,7 +126,7 @@ def chosen(ids: Sequence[str]) -> list[Rule]:
 
 
 def check(contexts: Sequence[Context], rules: Iterable[Rule]) -> list[Result]:
-    """Apply each rule to every context; a rule's result is the worst of them, and its findings are all."""
+    """Apply each rule to every context. A rule's result is the worst of them, with all findings."""
     return [_joined([_apply(rule_, context) for context in contexts], contexts) for rule_ in rules]
 
 
@@ -190,7 +190,7 @@ class Ignore:
 def without_ignored(
     findings: Iterable[Finding], ignores: Sequence[Ignore]
 ) -> tuple[list[Finding], list[Finding]]:
-    """(kept, ignored). An ignore that matches nothing is refused: it hides what it no longer names."""
+    """(kept, ignored). An ignore that matches nothing is an error, because it would hide later findings."""
     kept: list[Finding] = []
     ignored: list[Finding] = []
     used: set[Ignore] = set()

@@ -1,4 +1,4 @@
-"""Does this executorch work with this QNN? One rule reads earlier measurements, one asks the compiler."""
+"""Does this executorch work with this QNN? One rule reads earlier measurements, another asks the compiler."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Need(enum.Enum):
-    """What a rule reads beside variables and names. Only what the chosen rules need is gathered."""
+    """What rules look at beside variables and names. Only what the chosen rules need is gathered."""
 
     LIBRARIES = "libraries"
     HOST = "host"
@@ -58,7 +58,7 @@ class Library:
 
     @property
     def system(self) -> tables.System | None:
-        """Which operating system loads it: by its directory, else by what the file says of itself."""
+        """The operating system that loads it: by its directory, else by the file's own headers."""
         described = tables.libraries().directory(self.directory)
         if described is not None:
             return described[0].system
@@ -76,16 +76,16 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class SkelSignature:
-    """What the Windows catalogue beside a skel is worth."""
+    """The verification of the Windows catalogue beside a skel."""
 
     catalogue: str
-    """Its place; empty where there is none for this skel."""
+    """Its path; empty if there is none for this skel."""
     problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentTree:
-    """Where a component is, and what its own files say it is."""
+    """A component's place, and what its own files say about it."""
 
     path: Path
     origin: str

@@ -35,7 +35,7 @@ RULES = {
     Wrong.GLIBC: "symbol-versions",
     Wrong.ANDROID_API: "android-api",
 }
-"""Which rule judges what."""
+"""The rule for each kind of error."""
 
 
 def _complaints(
@@ -169,7 +169,7 @@ def needed_resolved(context: Context) -> Iterator[Problem]:
 
 
 def _severity(context: Context, name: str) -> Severity:
-    """An SDK holds much that nothing here loads: what ails a library that no target requires is a warning."""
+    """A warning for a library that no target requires: an SDK has many that nothing here loads."""
     table = tables.libraries()
     is_sdk = any(table.directory(library.directory) for library in context.libraries)
     return Severity.WARNING if is_sdk and not table.requires(name) else Severity.ERROR

@@ -94,7 +94,7 @@ def gather(
 
 
 def _signatures(found: Iterable[Library]) -> dict[str, SkelSignature]:
-    """What the catalogue beside each Hexagon library is worth."""
+    """The verification of the catalogue beside each Hexagon library."""
     from provisioning import catalogue as catalogues
 
     signatures = {}
@@ -115,7 +115,7 @@ def _signatures(found: Iterable[Library]) -> dict[str, SkelSignature]:
 
 
 def _lowers(resolved: _Resolved) -> bool:
-    """Whether models are lowered with it: not with an SDK that was provisioned for devices alone."""
+    """Whether models are lowered with it: not with an SDK that was provisioned for devices only."""
     sdk = resolved.trees.get(QNN_SDK)
     return DEFAULT_TARGET in resolved.targets or (
         sdk is not None and (sdk.path / "lib" / HOST_LIBRARIES).is_dir()

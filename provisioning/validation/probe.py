@@ -24,7 +24,7 @@ class Answer:
     """How far the compiler came. `device`: it created one. `absent`: no compiler is installed here."""
 
     step: str
-    """The one that failed, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`."""
+    """The failed step, or the last: `absent`, `adaptor`, `build id`, `soc`, `backend`, `device`."""
     made_device: bool = False
     build_id: str = ""
     api: str = ""
@@ -134,7 +134,7 @@ def _main(soc: str) -> int:
     _say(step="backend")
     manager = adaptor.QnnManager(encoded)
     if manager.InitBackend().value != 0:
-        # No method may be called any more, not even the destructor.
+        # No method may be called from now on, not even the destructor.
         sys.stdout.flush()
         os._exit(1)
     _say(step="device", result="ok")

@@ -29,7 +29,7 @@ class TargetLibraries(Model):
     catalogues: tuple[LibraryName, ...] = ()
     """Beside the skels, with {arch}; they sign them."""
     catalogue_arches: tuple[int, ...] = ()
-    """The arches for which a build with catalogues was seen."""
+    """The arches for which builds with catalogues are known."""
 
 
 class LpaiLibraries(Model):

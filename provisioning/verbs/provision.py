@@ -183,7 +183,7 @@ def _chosen(profile: Profile, named: list[str], want: Want) -> dict[str, Compone
 
 
 def _serves(name: str, targets: frozenset[str]) -> bool:
-    """Whether one of the targets needs it. A component that no target names serves all."""
+    """Whether one of the targets needs it. A component that names no target is for all."""
     needing = KINDS[name].needed_by
     return not targets or not needing or not targets.isdisjoint(needing)
 
@@ -203,7 +203,7 @@ def _own(name: str, selection: Selection, environ: Mapping[str, str], progress: 
 
 
 def _repaired(store: Store, tree: Tree, stage: StageRun, progress: Progress, offline: bool) -> str:
-    """Repair a tree from which somebody deleted or cut files; returns the row's state."""
+    """Repair a tree with deleted or truncated files; returns the row's state."""
     if not (damage := store.glance(tree)):
         return "already there"
     progress.note(f"{tree.root.name} is damaged ({damage[0]}); repairing it")

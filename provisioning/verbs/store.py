@@ -188,7 +188,7 @@ class _Described:
     size: int
     last_used: str
     integrity: str
-    """At a glance; `verify` reads the content."""
+    """A tree without reading its content; `verify` reads it."""
     path: str
     key: str
 

@@ -35,13 +35,13 @@ WORKERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Makes a file in a fresh directory: elfsigner, or a rehearsal."""
+    """Writes a signed file into a fresh directory: elfsigner, or a rehearsal."""
 
     name: str
     library: Callable[[Path, Path], Path]
     test_signature: Callable[[int, Path], Path]
     root: x509.Certificate | None = None
-    """Of a rehearsal: all that it signs must end in it."""
+    """A rehearsal's root: every signature must end in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def _sign_jobs(
 
 
 def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, list[Finding]]:
-    """Sign, verify the result as for any foreign file, and only then put it in place."""
+    """Sign, verify the result like any foreign file, and only then put it in place."""
     work.mkdir()
     result = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)
     place = into / job.name
@@ -205,7 +205,7 @@ def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, l
     findings = [
         finding
         for finding in verification.findings_of(place, verified, allowed=allowed)
-        # Who signed is known: it was done just now.
+        # The signer is known, because it signed just now.
         if finding.rule not in (verification.SIGNER_KNOWN, verification.SIGNER_UNKNOWN)
     ]
     errors = [finding.message for finding in findings if finding.severity is Severity.ERROR]
@@ -224,7 +224,7 @@ def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, l
 
 
 def _keep(folder: Path, into: Path) -> list[Artifact]:
-    """Move what elfsigner wrote to a place where it can be looked at."""
+    """Move elfsigner's output to a place where it can be looked at."""
     shutil.rmtree(into, ignore_errors=True)
     with _writing(into):
         shutil.copytree(folder, into)

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(found, remedy=f"name one of: {', '.join(BENCHMARKS)}")
     reports = reports_path(args.reports)
     if args.store is not None:
-        # Benchmarks, and the processes that they time, take it from there.
+        # Benchmarks, and the processes that they time, read it from there.
         os.environ["QNN_CI_STORE"] = str(store_path(args.store))
     options = [flag for flag in ("--quick", "--check") if getattr(args, flag[2:])]
     stage = StageRun(

@@ -1,6 +1,6 @@
 """The delegate suite's fixed sample: ours against the suite's plain run in one process, on the same tests.
 
-`five seconds` is a clock: the claim is that a run with nothing changed takes no longer.
+`five seconds` is a time limit: with nothing changed, a run takes no longer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from ci.upstream import shims
 shims.install()
 unittest.main(module="executorch.backends.qualcomm.tests.test_qnn_delegate_x86", argv=sys.argv)
 """
-"""Runs the suite as upstream does. Stand-ins replace missing optional modules, or it would not import."""
+"""Runs the suite as upstream does. Stand-ins replace missing optional modules, which it could not be imported
+without.
+"""
 
 
 @contextmanager

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One way to do the work. `run` is timed and gets an empty directory; `check`, which is not timed, raises
-    when the work was not done there."""
+    """One way to do the work.
+
+    `run` is timed and gets an empty directory. `check` is not timed and raises if the work was not done
+    there."""
 
     name: str
     run: Callable[[Path], object]
@@ -30,7 +32,7 @@ class Contender:
 
 
 def run_whole(command: Sequence[str], log: Path, *, cwd: Path, environment: Mapping[str, str]) -> None:
-    """Run a contender's process, which must pass: one that fails early would look fast."""
+    """Run a contender's process and require exit code 0: one that fails early would look fast."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
         ended = subprocess.run(
@@ -90,7 +92,7 @@ class Measured:
     seconds: Mapping[str, Sequence[float]]
 
     def ratio(self, aim: Aim) -> Spread:
-        """How many times as long the slow one runs, by the pairs of each round."""
+        """How many times as long the slow one takes, by the pairs of each round."""
         pairs = zip(self.seconds[aim.slow], self.seconds[aim.fast], strict=True)
         return Spread.of([slow / fast for slow, fast in pairs])
 
@@ -118,10 +120,10 @@ def measure(
 
 
 def empty(directory: Path) -> None:
-    """Give back the space of all files, but leave them.
+    """Free the space of all files, but keep them.
 
     ext4 avoids the inodes of files that were removed within the last minute, at a cost that grows with their
-    number, so removing one contender's files would slow the next one down."""
+    number. Removing one contender's files would therefore slow the next one down."""
     for folder, _, files in os.walk(directory):
         for name in files:
             path = Path(folder, name)
@@ -131,7 +133,7 @@ def empty(directory: Path) -> None:
 
 
 def _settle() -> None:
-    """Write out what one contender left, so that the next does not wait for it."""
+    """Write one contender's files to disk, so that the next one does not wait for that."""
     os.sync()
 
 

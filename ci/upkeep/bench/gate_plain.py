@@ -1,7 +1,8 @@
-"""The suite as a simple script runs it: one process lowers and runs each program in turn and keeps nothing.
+"""A simple script's way to run the suite: one process lowers and runs each program in turn and caches
+nothing.
 
-`python -m ci.upkeep.bench.gate_plain DIR WORD…` takes the programs whose names contain a WORD, runs them
-with ExecuTorch's own Python runtime and writes DIR/done.json.
+`python -m ci.upkeep.bench.gate_plain DIR WORD…` takes the programs whose names contain a WORD, runs them with
+ExecuTorch's own Python runtime and writes DIR/done.json.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main(work: Path, words: list[str]) -> None:
 
 
 def _run(program: Program, folder: Path, facts: dict[str, Any]) -> float:
-    """The largest difference from float eager."""
+    """Runs the program; returns the largest difference from eager float."""
     import numpy
     import torch
     from executorch.runtime import Runtime

@@ -1,7 +1,7 @@
 """From start to first output: our runner against a bare Module-based program, on one small XNNPACK program.
 
-Each contender starts anew many times a round, for a start takes milliseconds. By custom the runner goes on
-to write a profile and a mean time, which the bare program has not: shown beside it, without an aim.
+A start takes milliseconds, so each contender starts many times a round. Our runner then also writes a profile
+and a mean time, which the bare program does not: shown beside it, without an aim.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
 
 
 def _validate(sdk: Path, store: Path, into: Path, *flags: str) -> None:
-    """The tree is passed as the user's own SDK, so that the benchmark has a store of its own."""
+    """Uses the tree as the user's own SDK, so that the benchmark has its own store."""
     dropped = ("LD_LIBRARY_PATH", "ADSP_LIBRARY_PATH", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY")
     environ = {name: value for name, value in os.environ.items() if name not in dropped}
     subprocess.run(

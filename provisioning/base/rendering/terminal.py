@@ -68,7 +68,7 @@ def console(report: Report, *, colour: bool = False, width: int = 100) -> str:
 
 
 def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 100, errors: int = 0) -> str:
-    """All stages in a table, what they made, so many of the errors, and what it comes to."""
+    """All stages in a table, their artifacts, some of the errors, and the verdict."""
     from rich.console import Group
     from rich.text import Text
 
@@ -97,16 +97,15 @@ def overview(reports: Sequence[Report], *, colour: bool = False, width: int = 10
 
 
 def show(report: Report, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Print the report as this terminal takes it."""
+    """Print the report in the way this terminal supports."""
     stream = stream or sys.stdout
     write(console(report, colour=wants_colour(stream, environ), width=terminal_width(environ)), stream)
 
 
 def write(text: str, stream: TextIO) -> None:
-    """Print, with what the stream's encoding lacks as `?` instead of a traceback.
+    """Print; characters that the stream's encoding lacks become `?` instead of a traceback.
 
-    If the reader has closed the pipe, the work goes on and the exit code stays the same.
-    """
+    If the reader has closed the pipe, the work goes on and the exit code stays the same."""
     encoding = stream.encoding or "utf-8"
     try:
         stream.write(text.encode(encoding, "replace").decode(encoding))
@@ -118,7 +117,7 @@ def write(text: str, stream: TextIO) -> None:
 
 
 def wants_colour(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """NO_COLOR and FORCE_COLOR decide; else a terminal, or GitHub's log, which shows colours."""
+    """NO_COLOR and FORCE_COLOR decide; otherwise a terminal, or GitHub's log, which shows colours."""
     if environ.get("NO_COLOR"):
         return False
     if (environ.get("FORCE_COLOR") or "0") != "0" or environ.get("GITHUB_ACTIONS") == "true":

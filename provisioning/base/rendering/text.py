@@ -13,19 +13,19 @@ from provisioning.base.units import seconds, size
 Verdict = Literal["pass", "fail", "error", "did not run", "skipped", "not run"]
 
 NO_MATTER: frozenset[Verdict] = frozenset({"skipped", "not run"})
-"""Verdicts of stages that nobody wanted to run now."""
+"""Verdicts of stages that were not to run now."""
 
 DID_NOT_RUN = "report.did-not-run"
-"""The finding of a report that stands in for a stage which never ran; a note when the user skipped it."""
+"""The finding of a report that stands in for a stage that never ran; a note if the user skipped it."""
 
 NOT_ASKED = "report.not-asked"
 """The finding of a report that stands in for a stage that this run left out."""
 
 EARLIER_RUN = "report.earlier-run"
-"""The finding of a report that is of an earlier run than the newest on the page."""
+"""The finding of a report from an earlier run than the newest on the page."""
 
 LOG = "log"
-"""The kind of artifact that holds what a stage printed."""
+"""The kind of artifact that has a stage's output."""
 
 # Control characters except tab and newline, the C1 range, direction marks, and lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -47,10 +47,9 @@ def verdict(report: Report) -> Verdict:
 
 
 def worst(reports: Iterable[Report]) -> Outcome:
-    """The outcome of all stages that were to run; nothing at all is no pass.
+    """The worst outcome of all stages that were to run; without any, no pass.
 
-    A stage that did not run is no worse than the failure that kept it from running.
-    """
+    A stage that did not run counts no worse than the failure that prevented it."""
     verdicts = {verdict(report) for report in reports}
     if "error" not in verdicts and "fail" in verdicts:
         return Outcome.FAIL

@@ -1,4 +1,6 @@
-"""Variables in the syntax of their reader. A value that a syntax cannot carry is an error, never changed."""
+"""Variables in the syntax of their reader. A value that a syntax cannot express is an error, never
+changed.
+"""
 
 from __future__ import annotations
 
