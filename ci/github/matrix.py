@@ -32,15 +32,16 @@ STAGES = ("test_lowering", "test_emulator")
 """The stages that run these programs."""
 
 PAGES = (".md", ".rst")
-"""Harmless in any repository. Not .txt: a factory may read one, and CMakeLists.txt is one."""
+"""Harmless in any repository. .txt is not: a factory may read such a file, and CMakeLists.txt is one."""
 
 MODELS = "ci/suites/models/"
-"""Our own models: like a user's, each concerns only the cases that import it."""
+"""Our own models: like a user's, each affects only the cases that import it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """The cases that a change may concern; None is all of them, and `why` names the file that made it so."""
+    """The cases that a change may affect; None is all of them, and `why` names the file that is the
+    reason."""
 
     cases: frozenset[str] | None
     why: str = ""
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[str, list[dict[str, object]]]:
-    """One entry a shard that has anything to do; `arguments` follow the session's `--`."""
+    """One entry for each shard with programs; `arguments` follow the session's `--`."""
     count = min(shards, len(jobs))
     include: list[dict[str, object]] = []
     for index in range(1, count + 1):
@@ -114,7 +115,8 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
 
 
 def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:
-    """A file that a factory imports concerns its cases; one not known to be harmless concerns all."""
+    """A file that a factory imports affects its cases; a file that is not known to be harmless
+    affects all."""
     from ci.engine.gate_table import gate_table
     from ci.executorch.suite import Program
     from ci.suites.imports import closure
@@ -163,7 +165,7 @@ def _is_harmless(path: Path, patterns: Sequence[str]) -> bool:
 
 
 def _differing_cases(suite: Path, ref: str) -> set[str] | None:
-    """Cases whose definition is not what it was; None when the suite of then cannot be read."""
+    """Cases whose definition changed; None if the earlier suite cannot be read."""
     from ci.executorch.suite import Suite, load_suite
     from provisioning.base.documents import parse
 
@@ -183,7 +185,7 @@ def changed_since(ref: str, folders: Iterable[Path]) -> list[Path]:
 
 
 def changed_files(ref: str, repository: Path) -> list[str]:
-    """Committed since the common ancestor with `ref`, changed in the checkout, or new there."""
+    """Files committed since the common ancestor with `ref`, changed in the checkout, or new there."""
     base = _git(repository, "merge-base", ref, "HEAD").strip()
     names = _git(repository, "diff", "--name-only", "--no-renames", "-z", base).split("\0")
     names += _git(repository, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
@@ -201,7 +203,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def _flags(args: argparse.Namespace, *, cases: bool = True) -> list[str]:
-    """The choice as it was typed, for the jobs."""
+    """The choice of programs as typed, for the jobs."""
     flags = [*_each("--suite", args.suite), *_each("--tag", args.tag), *_each("-k", args.words)]
     flags += _each("--soc", args.soc)
     if args.profile:

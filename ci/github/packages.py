@@ -38,7 +38,7 @@ def installed(package: str) -> bool:
 
 
 def _as_root(command: Sequence[str], remedy: str) -> None:
-    # By `env`, because sudo passes on no variables.
+    # With `env`, because sudo passes on no variables.
     silent = ["env", "DEBIAN_FRONTEND=noninteractive", *command]
     if os.geteuid() != 0:
         if shutil.which("sudo") is None:

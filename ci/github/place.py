@@ -13,7 +13,7 @@ from ci.github.files import export, set_outputs
 from provisioning.base.settings import DEFAULT_PROFILE, MANIFESTS, store_path
 
 SCHEMA = 1
-"""Raise it when older stores no longer fit."""
+"""Raise it when older stores must not be reused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,12 @@ from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 OCCASIONS = ("gate", "nightly")
 
 WORTH_A_JOB = 90
-"""Seconds of work: less does not pay for one more machine, which takes a minute to be ready."""
+"""Seconds of work: less is not worth another machine, which takes a minute to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The repository that calls the gate, and what it gives the jobs."""
+    """The repository that calls the gate, and the settings that it passes to the jobs."""
 
     profile: str
     executorch: bool = False
@@ -52,7 +52,7 @@ class Caller:
         return ""
 
     def unwanted(self, row: Row) -> str:
-        """Why another repository does not want the row unless it names it."""
+        """Why another repository does not run the row unless it names it."""
         if self.own:
             return ""
         if row.suite and not self.suites:
@@ -124,7 +124,7 @@ def _several(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def named_only(rows: Mapping[str, Row], stages: str) -> dict[str, Row]:
-    """The rows that an adopting repository names, by row or stage; all if it names none."""
+    """The rows that an adopting repository names, by row or stage; all rows if it names none."""
     wanted = set(stages.replace(",", " ").split())
     known = {*rows, *(row.stage for row in rows.values())}
     for name in wanted - known:
@@ -141,10 +141,10 @@ def choose(
     *,
     named: bool = False,
 ) -> tuple[dict[str, Row], dict[str, str]]:
-    """The rows to run, and for every row why it runs or not. `changed` is None when it is not known.
+    """The rows to run, and for every row the reason why it runs or not.
 
-    A row that the caller named runs on any occasion and in any repository; it is an error if it cannot.
-    """
+    `changed` is None if it is not known. A row that the caller names runs on any occasion and in any
+    repository; if it cannot, that is an error."""
     chosen: dict[str, Row] = {}
     reasons: dict[str, str] = {}
     for name, row in rows.items():
@@ -179,7 +179,7 @@ def choose(
 
 
 def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> Iterator[dict[str, Any]]:
-    """The entries of gate.yml's matrix for this row: a job, or one for each shard."""
+    """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
     parts = [("", row.arguments)]
     if row.suite:
         entries = suite_matrix(row.suite, occasion, base, caller)
@@ -206,8 +206,9 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> It
 
 
 def shared_targets(jobs: Sequence[Mapping[str, Any]], profile: str) -> str:
-    """The targets to provision once, into the cache, for the jobs that follow: those that two jobs share.
-    None where a licence keeps components out of the cache."""
+    """The targets that two jobs share, to provision once into the cache for the jobs that follow.
+
+    None if a licence keeps components out of the cache."""
     from ci.github.place import Wanted, may_be_cached
 
     if not may_be_cached(Wanted(profile, (), (), ())):
@@ -251,7 +252,7 @@ def _matrix(shards: int, flags: tuple[str, ...], caller: Caller) -> list[dict[st
 
 
 def changed_files(base: str) -> list[str] | None:
-    """The files that differ from a commit; None where that is not known, as for a branch's first push."""
+    """The files that differ from a commit; None if that is not known, as for a branch's first push."""
     if not base.strip("0"):
         return None
     try:

@@ -26,7 +26,7 @@ WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehe
 """Sessions that write no report."""
 
 OF_THE_JOB = ("GITHUB_", "RUNNER_")
-"""Variables of the job, which would change what the tests see."""
+"""Variables of the job that would change what the tests see."""
 
 ANNOTATE_THEMSELVES = frozenset({"gate", "report"})
 """Sessions that write annotations and a summary themselves."""
@@ -118,7 +118,7 @@ def reports_of(environ: Mapping[str, str]) -> Path:
 
 
 def report_from(file: Path, code: int, blank: Report, log: Path, kills: int) -> Report:
-    """The session's report, or one from its exit code where it writes none."""
+    """The session's report, or one made from its exit code if it writes none."""
     if blank.stage not in WITHOUT_REPORT or file.exists():
         return report_of(file, code, blank, log, kills)
     if code == 0:

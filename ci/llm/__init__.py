@@ -17,7 +17,9 @@ EXAMPLES = """\
 """
 
 LONG = 4 * 3600.0
-"""Seconds: a model of a billion weights takes minutes to compile, and seconds for each token."""
+"""Time limit in seconds: a model with a billion weights takes minutes to compile, and seconds for
+each token.
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint of the Llama family in the Hugging Face format: its config.json, and its weights."""
+"""A checkpoint of the Llama family in the Hugging Face format: its config.json and its weights."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Architecture:
     scaling: Mapping[str, Any] | None
     """Llama 3's scaling of rotary frequencies, by the names of config.json."""
     tied: bool
-    """The output head is the embedding."""
+    """Whether the output head is the embedding."""
     bias: bool
-    """Queries, keys and values have one."""
+    """Whether queries, keys and values have a bias."""
     head_norms: bool
-    """Queries and keys are normalized head by head."""
+    """Whether queries and keys are normalized head by head."""
     context: int
     bos: int | None
     eos: tuple[int, ...]
 
     def rotation(self, positions: Array) -> tuple[Array, Array]:
-        """Cosines and sines, one row a position."""
+        """Cosines and sines, one row for each position."""
         angles = np.outer(positions.astype(np.float64), self.frequencies())
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -61,7 +61,7 @@ class Architecture:
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """Raises UsageError for what is no checkpoint of these families."""
+    """Raises UsageError if it is no checkpoint of these families."""
     config = _config(folder)
     kind = str(config.get("model_type"))
     if kind not in FAMILIES:
@@ -161,7 +161,7 @@ def shards_of(folder: Path) -> dict[str, Path]:
 
 
 def tensors_of(folder: Path, names: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Any]]:
-    """Torch tensors in float32, by name, one at a time. `names` says the shapes."""
+    """Torch tensors in float32, by name, one at a time. `names` has their shapes."""
     import torch
     from safetensors import safe_open
 

@@ -63,7 +63,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
             shared = shared or shared_encodings(calibration, "uint8")
             plain = work / "float.onnx"
             quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=shared)
-        # The weights are in the graph now.
+        # The graph has the weights now.
         del decoder
         made, session = compile_context(graph, soc, work / "compiled", fp16=fp16, number=number)
         del session
@@ -95,7 +95,8 @@ def _require_halves(decoder: Decoder) -> None:
 
 
 def _rows(folder: Path, shape: Architecture, text: Path, context: int) -> list[list[int]]:
-    """Windows of the text; each begins as a prompt does, or the first tokens' values would be cut off."""
+    """Windows of the text; each begins like a prompt, because otherwise the first tokens' values would be cut
+    off."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
     length, bos = context - 1, shape.bos

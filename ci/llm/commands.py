@@ -1,4 +1,4 @@
-"""The everyday commands. Work is done by one worker process; files appear in the output all at once."""
+"""The everyday commands. One worker process does the work. Files appear in the output all at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from provisioning.base.units import size
 from provisioning.manifest import soc_named
 
 PART = 1 << 30
-"""Bytes of a context binary: one of this size was compiled with 6 GB of memory."""
+"""Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
 LOG = Path("reports", "llm", "compile.log")
 PREFIX = 20
 AGAIN = "compile it again; if it stays, the graphs or Genie do something else than the checkpoint: report it"
@@ -61,7 +61,7 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
     }
     with disk_errors("name another folder with -o"):
         output.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the output, so that it is moved there at once.
+        # Beside the output, so that one move publishes it.
         with tempfile.TemporaryDirectory(prefix=".qnn-ci-new-", dir=output.parent) as scratch:
             facts = _ordered({**order, "into": scratch}, log, args.timeout)
             try:
@@ -78,7 +78,7 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
 
 
 def _require(args: argparse.Namespace, shape: Architecture, folder: Path) -> None:
-    """What is known before anything heavy is imported."""
+    """Checks before anything heavy is imported."""
     require_sizes(args.context, [args.prefill])
     if args.prefill >= args.context:
         raise UsageError(
@@ -108,9 +108,10 @@ def _require(args: argparse.Namespace, shape: Architecture, folder: Path) -> Non
 
 
 def parts_of(shape: Architecture, weight: int) -> int:
-    """So many that none is larger than PART, as far as whole layers allow; `weight` in bytes."""
+    """The number of parts, so that none is larger than PART, as far as whole layers allow; `weight`
+    in bytes."""
     layer = shape.width * (shape.heads * 2 + shape.groups * 2) * shape.size + 3 * shape.width * shape.hidden
-    # The embedding lies in the first and the head in the last.
+    # The embedding is in the first part and the head in the last.
     total = weight * (layer * shape.layers + 2 * shape.words * shape.width)
     return max(1, min(shape.layers, -(-total // PART)))
 
@@ -151,7 +152,7 @@ def run_model(args: argparse.Namespace) -> int:
 
 
 def check_model(args: argparse.Namespace) -> int:
-    """Genie gives no logits: its one choice after each of many prefixes is held to float's."""
+    """Genie gives no logits, so its choice after each of many prefixes is compared with float's."""
     from tokenizers import Tokenizer
 
     config = _config(args.model)
@@ -217,7 +218,7 @@ def _config(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _limited(config: Path, most: int) -> Iterator[Path]:
-    """A copy of the configuration for texts of so many tokens, beside links to its files."""
+    """A copy of the configuration for a context of that many tokens, beside links to its files."""
     with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
         changed = json.loads(config.read_text(encoding="utf-8"))
         changed["dialog"]["max-num-tokens"] = most

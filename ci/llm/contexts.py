@@ -24,15 +24,15 @@ GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
 
 def on_cpu(model: Path) -> Any:
     options = _options()
-    # Optimizing would compute quantized operators in integers, which round elsewhere.
+    # Optimizing would compute quantized operators in integers, which round differently.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: int) -> tuple[Path, Any]:
-    """The context binary, and the session on the emulator that made it.
+    """The context binary, and the session on the emulator that compiled it.
 
-    Genie takes a model's parts by the names of their graphs: `number` comes first in the name."""
+    Genie orders a model's parts by the names of their graphs, so the name begins with `number`."""
     folder.mkdir(parents=True)
     options = _options()
     for name, value in {
@@ -44,7 +44,7 @@ def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: 
         options.add_session_config_entry(name, value)
     provider = {**htp_options(soc), "enable_htp_fp16_precision": "1" if fp16 else "0"}
     options.add_provider_for_devices([device()], provider)
-    # Registering made it talkative for all sessions.
+    # Registering raised the log level of all sessions.
     ort.set_default_logger_severity(ERRORS_ONLY)
     try:
         session = ort.InferenceSession(str(model), options)
@@ -70,7 +70,8 @@ def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: 
 
 
 def _name_graph(binary: Path, number: int) -> None:
-    """ONNX Runtime names it by a hash; the new name is as long, since lengths are part of the file."""
+    """ONNX Runtime uses a hash as the name. The new name has the same length, because lengths are part of the
+    file."""
     data = binary.read_bytes()
     names = set(GRAPH.findall(data))
     if len(names) != 1:
@@ -91,7 +92,7 @@ def _options() -> Any:
 
 @dataclass
 class Reader:
-    """Reads tokens with one graph, and keeps its cache."""
+    """Reads tokens with one graph and keeps its cache."""
 
     shape: Architecture
     session: Any
@@ -124,7 +125,7 @@ class Reader:
             for name, cache in self._caches.items():
                 new = outputs[name.replace("_in", "_out")]
                 axis = 3 if "_key_" in name else 2
-                # What lies beyond the cache is read in this call alone.
+                # What does not fit into the cache is read in this call only.
                 room = min(len(some), cache.shape[axis] - self.position)
                 there = (slice(None),) * axis + (slice(self.position, self.position + room),)
                 here = (slice(None),) * axis + (slice(0, room),)

@@ -19,7 +19,7 @@ HIDDEN = "hidden"
 
 
 class Norm(nn.Module):
-    """RMSNorm as a division: HTP computes x * (1 / root) far off in 16-bit integers."""
+    """RMSNorm as a division, because HTP computes x * (1 / root) inexactly in 16-bit integers."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Decoder(nn.Module):
             if self.has_embedding
             else torch.zeros(1, count, shape.width)
         )
-        # Two tensors: the exporter takes one that is passed twice for one input.
+        # Two tensors, because the exporter merges one that is passed twice.
         cos, sin = (torch.zeros(1, 1, count, shape.size // 2) for _ in range(2))
         cache = [
             torch.zeros(shape.groups, 1, *((shape.size, past) if kind == "key" else (past, shape.size)))
@@ -175,7 +175,7 @@ class Decoder(nn.Module):
 def load_decoder(
     folder: Path, shape: Architecture, count: int, context: int, first: int = 0, last: int | None = None
 ) -> Decoder:
-    """With the weights of a checkpoint; of those it reads only what it has."""
+    """With a checkpoint's weights; reads only those that it has layers for."""
     with torch.device("meta"):
         decoder = Decoder(shape, count, context, first, last)
     wanted = {name: tuple(tensor.shape) for name, tensor in decoder.state_dict().items()}

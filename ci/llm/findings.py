@@ -1,4 +1,4 @@
-"""What is wrong with what a model said, and the row of the report that shows it."""
+"""What is wrong with a model's texts, and the row of the report that shows them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LISTEN = {
     "prefill_cpu": "prefill on the CPU",
     "decode_cpu": "decode on the CPU",
 }
-"""Whose logits are held to float's."""
+"""The model whose logits are compared with float's."""
 
 
 def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
-    """Of the float model."""
+    """Findings about the float model."""
     if result.failure:
         yield Finding("llm-training", Severity.ERROR, case, result.failure.message, result.failure.remedy)
     elif not result.facts["perplexity"] <= most:
@@ -66,7 +66,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
                 "move the limit, or judge more text",
             )
     choices = result.facts["choices"]
-    # A share of n tokens has this standard error, and Genie's choices are fewer than those of the limit.
+    # A share of n tokens has this standard error, and Genie made fewer choices than the limit assumes.
     share = limits["first_choice"]
     least = share - 3 * math.sqrt(share * (1 - share) / choices["prefixes"])
     if choices["first_choice"] < least:
@@ -79,7 +79,7 @@ def findings_of(program: Program, result: Result) -> Iterator[Finding]:
 
 
 def text_problems(texts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Each text that leaves float's, and too many excuses."""
+    """Each text that differs from float's, and too many excused differences."""
     for text in texts:
         if difference := text["difference"]:
             yield (

@@ -1,6 +1,7 @@
-"""Genie: its configuration, written from the model, and what it says, in a process of its own.
+"""Genie: its configuration, written from the model, and its answers, in a process of its own.
 
-Genie says nothing of most mistakes, and speaks nonsense or crashes. So all that it reads is checked before.
+Genie does not report most mistakes, but speaks nonsense or crashes. So everything that it reads is checked
+before.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from provisioning.manifest import Soc
 
 CONFIG, EXTENSION = "genie_config.json", "htp_backend_ext_config.json"
 RECORD = "compiled.json"
-"""What `llm compile` was asked for, beside what it wrote."""
+"""The request of `llm compile`, beside its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +35,14 @@ class Spoken:
     """`eos`, `length`, or `context` when that was full."""
     seconds: float
     first_seconds: float
-    """To the first token."""
+    """Seconds to the first token."""
 
 
 BLOCK, CONTEXT_BLOCK = 32, 128
 
 
 def require_sizes(context: int, counts: Sequence[int]) -> None:
-    """Refuse sizes with which Genie speaks nonsense and says nothing: prefill by 16, a context of 64."""
+    """Refuse sizes with which Genie silently speaks nonsense: prefill in 16s, context in 64s."""
     if context % CONTEXT_BLOCK:
         raise UsageError(
             f"a context of {context} tokens: Genie needs a multiple of {CONTEXT_BLOCK}",
@@ -133,7 +134,7 @@ def _rope(shape: Architecture) -> dict[str, Any]:
 
 
 def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
-    """What a configuration says otherwise than the model. Genie is silent about most of it."""
+    """Differences between a configuration and the model. Genie does not report most of them."""
     dialog = config["dialog"]
     said = {
         "context": dialog["context"],
@@ -145,7 +146,7 @@ def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
         "context": _words(shape),
         "engine.model.positional-encoding": {"rope-scaling": None, **_rope(shape)},
         "engine.backend.QnnHtp": {"kv-dim": shape.size},
-        # Other samplers choose at random, and nothing could be compared.
+        # Other samplers choose at random, so that nothing could be compared.
         "sampler": {"top-k": 1},
     }
     return [
@@ -157,8 +158,10 @@ def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
 
 
 def speak(config: Path, prompts: Sequence[Sequence[int]], *, timeout: float) -> list[Spoken]:
-    """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
-    have none. The process starts in the configuration's folder, where relative paths lead."""
+    """Genie's answers to prompts of tokens.
+
+    Genie itself adds the token that begins a text, so prompts have none. The process starts in the
+    configuration's folder, which relative paths begin in."""
     request = json.dumps({"config": config.name, "prompts": [list(prompt) for prompt in prompts]})
     command = [sys.executable, "-m", "ci.llm.genie_process"]
     try:
@@ -190,7 +193,7 @@ def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:
 
 
 def refusal(output: str, how: str) -> CheckFailed:
-    """What Genie printed, in words."""
+    """Genie's message."""
     known = explain(f"{output}\nGenie {how}")
     said = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("{")]
     words = f": {said[-1][:300]}" if said else ""

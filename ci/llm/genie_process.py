@@ -23,7 +23,7 @@ TOKENS = ctypes.CFUNCTYPE(
 
 
 def library() -> Path:
-    """Without importing onnxruntime-qnn, which loads more than Genie needs."""
+    """Found without importing onnxruntime-qnn, which loads more than Genie needs."""
     spec = importlib.util.find_spec("onnxruntime_qnn")
     if spec is None or spec.origin is None:
         sys.exit("onnxruntime-qnn, which has libGenie.so, is not installed")
@@ -82,7 +82,7 @@ class Dialog:
             sys.stdout.flush()
             sys.stderr.write(f"{what}: status {status}\n")
             sys.stderr.flush()
-            # Genie crashes when it is taken down after a failure.
+            # Genie crashes if it is freed after a failure.
             os._exit(3)
 
 

@@ -17,9 +17,9 @@ from ci.llm.arrays import Array, Sample
 
 OPSET = 18
 FAR = -1000.0
-"""What Genie adds to the scores of places that it hides, in a mask of floats."""
+"""What Genie adds to the scores of hidden places, in a mask of floats."""
 MARGIN = 1.1
-"""Caches hold values that calibration has not seen: their range is so much wider."""
+"""Caches get values that calibration did not see, so their range is this much wider."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def samples(decoder: Any, rows: Sequence[Sequence[int]], context: int, count: in
 
 
 def _starts(length: int, count: int) -> list[int]:
-    """All blocks of a longer graph; of single tokens the first, which see the least, and every fourth."""
+    """All blocks of a longer graph. Of single tokens the first, which see the least, and every fourth."""
     if count > 1:
         return list(range(0, length - count, count))
     return [start for start in range(length - 1) if start < 8 or start % 4 == 3]
@@ -180,8 +180,8 @@ def shared_encodings(calibration: Sequence[Sample], cache: str) -> dict[str, Enc
 
 
 def _sharing(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, Encoding]:
-    """A cache's output, and what it is made of by operators that only move data, have the encoding of its
-    input; so has their concatenation."""
+    """A cache's output, its inputs through operators that only move data, and their concatenation have the
+    encoding of the cache's input."""
     makers = {output: node for node in graph.node for output in node.output}
     found = dict(encodings)
     for name, encoding in encodings.items():
@@ -199,7 +199,7 @@ def _sharing(graph: Any, encodings: Mapping[str, Encoding]) -> dict[str, Encodin
 
 
 def _integers_at_the_edges(path: Path) -> None:
-    """Take the conversions at inputs and outputs away: Genie converts by itself, and caches stay integers."""
+    """Remove the conversions at inputs and outputs: Genie converts by itself, and caches stay integers."""
     model = onnx.load(str(path))
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}

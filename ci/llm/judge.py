@@ -1,4 +1,6 @@
-"""Is it the same model? Texts against float's, and logits against float's, as figures with their errors."""
+"""Is it the same model? Compares texts with float's, and logits with float's, as figures with their
+errors.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ import numpy as np
 from ci.llm.arrays import Array
 
 TINY = 0.05
-"""Logits: two choices of float that are nearer than this may be taken for each other by fp16."""
+"""In logits: fp16 may confuse two choices of float that are nearer than this."""
 EXCUSED = 0.01
-"""The share of tokens that may differ so."""
+"""The share of tokens that may differ for that reason."""
 STANDARD_ERRORS = 3
 BOOTSTRAPS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token at which a text leaves float's; -1 stands for its end."""
+    """The first token at which a text differs from float's; -1 stands for its end."""
 
     place: int
     expected: int
@@ -41,14 +43,14 @@ class Comparison:
     expected: tuple[int, ...]
     expected_stop: str
     found: tuple[int, ...]
-    """As spoken; after an excused token, what was spoken when that was forced."""
+    """The spoken tokens; after an excused one, those spoken when float's token was forced."""
     found_stop: str
     excused: list[Difference] = field(default_factory=list)
     difference: Difference | None = None
 
     @property
     def tokens(self) -> int:
-        """Choices that were compared; that to end is one."""
+        """How many choices were compared; ending is one."""
         return (self.difference.place if self.difference else len(self.expected)) + 1
 
     def as_json(self) -> dict[str, Any]:
@@ -69,7 +71,8 @@ def compare_text(
     speak: Continue,
     excuses: Callable[[Difference], bool] = lambda difference: difference.lost < TINY,
 ) -> Comparison:
-    """Where the text leaves float's at a choice that `excuses`, float's token is forced and both go on."""
+    """Compare a text with float's. If it differs at a choice that `excuses`, float's token is forced and both
+    continue."""
     place, found, reason = 0, list[int](), ""
     comparison = Comparison(tuple(prompt), tuple(expected), stopped, (), "")
     while True:
@@ -118,7 +121,7 @@ def _first_difference(
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is known of each token of one window, in which tokens depend on each other."""
+    """The figures of each token of one window, in which tokens depend on each other."""
 
     same: Array
     ours: Array
@@ -127,7 +130,7 @@ class Window:
     divergence: Array
     """Kullback-Leibler, from float's probabilities."""
     regret: Array
-    """What float loses by our first choice, in logits."""
+    """How much float loses by our first choice, in logits."""
 
 
 def window_of(logits: Array, reference: Array, following: Sequence[int]) -> Window:
@@ -183,12 +186,12 @@ def figures_of(windows: Sequence[Window]) -> dict[str, Figure]:
 
 
 def misses(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[str]:
-    """In words, each figure beyond its limit."""
+    """Each figure beyond its limit, as text."""
     found = []
     for name, limit in limits.items():
         figure = figures[name]
         higher = name in HIGHER_IS_BETTER
-        # What is not a number passes no limit.
+        # NaN passes no limit.
         if not (figure.value >= limit if higher else figure.value <= limit):
             found.append(
                 f"{name.replace('_', ' ')}: expected {'at least' if higher else 'at most'} {limit:g},"
@@ -198,7 +201,7 @@ def misses(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[s
 
 
 def close(figures: Mapping[str, Figure], limits: Mapping[str, float]) -> list[str]:
-    """In words, each limit that is so near to what was measured that chance may miss it."""
+    """Each limit that is so near to the measurement that chance may exceed it, as text."""
     return [
         f"{name.replace('_', ' ')}: {limit:g} is {abs(figures[name].value - limit) / figures[name].error:.1f}"
         f" standard errors from {figures[name].value:.4g}"

@@ -1,4 +1,4 @@
-"""transformers' own float model: what every other is held to. Imported only by workers."""
+"""transformers' own float model, which everything else is compared with. Imported only by workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ci.llm.arrays import Array
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What the float model says after a prompt, taking its first choice each time."""
+    """The float model's text after a prompt, always taking its first choice."""
 
     tokens: tuple[int, ...]
     stopped: str
-    """`eos`, `length` or `context`, as Genie's texts."""
+    """`eos`, `length` or `context`, like Genie's texts."""
     logits: Array
-    """A row for each token, and one for that which ended it."""
+    """A row for each token, and one for the token that ended it."""
 
 
 def load_reference(folder: Path) -> Any:

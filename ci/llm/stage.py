@@ -1,4 +1,4 @@
-"""`test_llm`: every chosen program made, heard and judged, unless it is remembered."""
+"""`test_llm`: every chosen program compiled, run and judged, unless it is remembered."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def judge(
         stage.findings += model_findings(name, case.perplexity, models[name])
     rows: dict[str, Metric] = {}
     for program in programs:
-        # Without a model there is nothing to hear; its failure is a finding already.
+        # Without a model there is nothing to run, and its failure is a finding already.
         if program.name in results:
             findings = list(findings_of(program, results[program.name]))
             stage.findings += findings

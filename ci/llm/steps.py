@@ -1,4 +1,4 @@
-"""The steps of the lane, each one order to a worker. What they write goes into the folder named there."""
+"""The steps of the lane, each one order to a worker. Their files go to the folder that the order names."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ MOST = 60
 """Tokens of a text that ends by itself."""
 CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
 PREFIXES, PREFIX = 100, 20
-"""Genie gives no logits: its choice after so many held-out prefixes of this length."""
+"""Genie gives no logits, so its choice is read after this many held-out prefixes of this length."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a model lies and a program of it is made."""
+    """The folders of a model and of its program."""
 
     model: Path
     into: Path
@@ -49,7 +49,7 @@ class Place:
         return self.shape.context
 
     def rows(self, kind: str) -> list[list[int]]:
-        """Windows of held-out text that fill the context; each begins a text."""
+        """Windows of held-out text that fill the context; each begins like a text."""
         texts: list[list[int]] = json.loads((self.model / "texts.json").read_text(encoding="utf-8"))[kind]
         assert self.shape.bos is not None
         stream = [token for text in texts for token in (self.shape.bos, *text, self.shape.eos[0])]
@@ -109,7 +109,7 @@ def _graphs(place: Place, graphs: Mapping[int, Path]) -> dict[int, dict[str, Enc
 
 
 def _configurations(shape: Architecture) -> list[tuple[str, int, Architecture]]:
-    """Texts that end by themselves, that run to the context's end, and of one token."""
+    """Configurations for texts that end by themselves, that fill the context, and of one token."""
     endless = replace(shape, eos=(shape.words - 1,))
     return [
         ("genie_config.json", MOST, shape),
@@ -119,8 +119,8 @@ def _configurations(shape: Architecture) -> list[tuple[str, int, Architecture]]:
 
 
 def texts(place: Place, reference: Any) -> tuple[list[Comparison], dict[str, float]]:
-    """Prompts of every length and one that runs to the context's end, each beside float's text; and how fast
-    Genie spoke, which says nothing of a device."""
+    """Texts after prompts of every length, and one that fills the context, each beside float's text; and
+    Genie's speed, which says nothing about a device."""
     _, endless = _configurations(place.shape)[:2]
     stream = [token for row in place.rows("judged") for token in row[1:]]
     plans = [
@@ -184,7 +184,8 @@ def _figures(
     graphs: Mapping[int, Path],
     encodings: Mapping[int, Mapping[str, Encoding]],
 ) -> dict[str, Any]:
-    """On held-out text: prefill and decode on HTP, the same on the CPU as written, and HTP against that."""
+    """Figures on held-out text: prefill and decode on HTP, the same on the CPU as written, and HTP compared
+    with that."""
     rows = place.rows("judged")[:JUDGED_WINDOWS]
     expected = [logits_of(reference, row) for row in rows]
     found: dict[str, Any] = {}
@@ -224,7 +225,7 @@ def choices(place: Place, reference: Any) -> dict[str, Any]:
 
 
 def order_choices(order: Mapping[str, Any]) -> dict[str, Any]:
-    """What float loses by choices that Genie has made: for `llm check`."""
+    """What float loses by Genie's choices: for `llm check`."""
     folder = Path(order["model"])
     spoken = [Spoken(tuple(tokens), "", 0, 0) for tokens in order["spoken"]]
     return _regret(read_architecture(folder), load_reference(folder), order["prefixes"], spoken)
@@ -236,7 +237,7 @@ def _regret(
     regrets = []
     for prefix, one in zip(prefixes, spoken, strict=True):
         row = logits_of(reference, [shape.bos or 0, *prefix])[-1]
-        # Genie says nothing where it chooses to end; of several ends, float's nearest.
+        # Genie prints nothing if it chooses to end; of several ends, take float's nearest.
         tokens = one.tokens[:1] or shape.eos
         regrets.append(float(row.max() - max(row[token] for token in tokens)))
     return {

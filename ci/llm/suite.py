@@ -1,4 +1,6 @@
-"""The suite: which models speak, through what, in which precision, and what they must reach."""
+"""The suite: which language models run, through which runtime and precision, and the limits they must
+keep.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ class Limits(Model):
     divergence: NotNegative
     """Kullback-Leibler, the mean, in nats."""
     divergence_99: NotNegative
-    """That of which 99 % of the tokens have less."""
+    """Not exceeded by 99 % of the tokens."""
     regret: NotNegative
     """What float loses by the model's choices, the mean, in logits."""
 
@@ -61,7 +63,8 @@ class Run(AnyRun):
 
 class Case(AnyCase):
     perplexity: Annotated[float, Field(gt=1)]
-    """The most of the float model on held-out text: one that has learned nothing shows no mistake."""
+    """The highest perplexity of the float model on held-out text: one that has learned nothing hides
+    mistakes."""
     runs: tuple[Run, ...] = Field(min_length=1, alias="run")
 
 

@@ -1,6 +1,6 @@
 """A tiny Llama, trained here: the model of the `tiny` case, as a folder in the Hugging Face format.
 
-One thread, one seed and a text that the locked torch brings: the same versions give the same weights.
+One thread, one seed and a text from the locked torch: the same versions give the same weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ DOCUMENTED = ("_torch_docs.py", "_tensor_docs.py", "nn/functional.py", "nn/modul
 """Files of torch whose docstrings are the text."""
 SENTENCE = re.compile(r"[A-Z][A-Za-z][^{}<>|\\=*_~#]{24,180}[a-z)]\.(?= |$)")
 HELD_OUT, CALIBRATION = 10, 11
-"""Of 12 sentences the eleventh is judged by, and the last calibrates; the others train."""
+"""Of every 12 sentences, the eleventh is for judging and the last for calibration; the others are for
+training.
+"""
 PARTS = 12
 
 CONFIG = {
@@ -89,7 +91,7 @@ def order_train(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train(folder: Path, steps: int = 550) -> dict[str, Any]:
-    """Write the model, its tokenizer and texts.json to `folder`; says how well it reads held-out text."""
+    """Write the model, its tokenizer and texts.json to `folder`; returns the perplexity on held-out text."""
     import torch
     from torch.nn import functional
     from transformers.models.llama.configuration_llama import LlamaConfig

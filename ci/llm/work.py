@@ -1,4 +1,6 @@
-"""Models trained, and programs of them made and heard, by workers; remembered by all that they depend on."""
+"""Models trained and programs compiled and run by workers, and remembered by everything that they
+depend on.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from provisioning.base.findings import Metric
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
 JUDGED_LATER = {"limits", "tags", "socs", "label"}
-"""Fields of a run that decide nothing of what is made and measured."""
+"""Fields of a run that affect neither the program nor the figures."""
 
 
 def require_installed() -> None:
@@ -38,17 +40,17 @@ def require_installed() -> None:
 
 
 def environment() -> dict[str, str]:
-    """Of the workers."""
+    """The workers' environment."""
     variables = {
         **os.environ,
         "PYTHONWARNINGS": "ignore",
         "ORT_DISABLE_TELEMETRY": "1",
         "HF_HUB_OFFLINE": "1",
-        # More threads would add in another order, and train another model.
+        # More threads would add in another order, and so train another model.
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    # The provider and Genie bring their own QNN libraries; another SDK's must not come first.
+    # The provider and Genie bring their own QNN libraries, and no other SDK's may be found first.
     variables.pop("LD_LIBRARY_PATH", None)
     return variables
 
@@ -76,7 +78,7 @@ class Task:
     logs: Path
     order: Mapping[str, Any]
     keeps_files: bool
-    """Whether what is written is the result."""
+    """Whether the written files are the result."""
     timeout: float
     keep: bool = False
 

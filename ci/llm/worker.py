@@ -1,4 +1,4 @@
-"""The process in which models are trained, compiled and run: a crash takes down nothing else."""
+"""The process in which models are trained, compiled and run, so that a crash harms nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provisioning.base.errors import INTERNAL, ToolkitError
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
 COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
 NEEDED = {"train": READING, "speak": (*READING, *COMPILING)}
-"""By what the worker does."""
+"""By the kind of work."""
 
 ORDERS = {
     "train": ("ci.llm.tiny", "order_train"),
@@ -23,7 +23,7 @@ ORDERS = {
     "choices": ("ci.llm.steps", "order_choices"),
     "compile": ("ci.llm.checkpoint_compile", "order_compile"),
 }
-"""Imported in the fork: a change of what judges does not train again."""
+"""Imported in the fork, so that a change of the judging code does not train again."""
 
 
 def start(work: str) -> Answer:
@@ -40,7 +40,7 @@ def start(work: str) -> Answer:
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """What the order's function gives, or what went wrong as `error`."""
+    """The result of the order's function, or what went wrong as `error`."""
     meter = Meter()
     try:
         module, function = ORDERS[order["do"]]

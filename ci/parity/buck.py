@@ -1,7 +1,7 @@
 """Buck files, evaluated by a Starlark interpreter: every library they declare, for one variant.
 
-Small functions of our own stand in for Buck's: they record what they are called with and the line they are
-called from. Anything else that a file asks for and the mapping does not give is reported as not evaluated.
+Small functions of ours replace Buck's. They record their arguments and the line of the call. Anything else
+that a file needs and the mapping does not define is reported as not evaluated.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ DEPENDENCIES = ("deps", "exported_deps", "runtime_deps", "fbcode_deps", "fbcode_
 FLAGS = ("preprocessor_flags", "exported_preprocessor_flags", "compiler_flags", "exported_compiler_flags")
 
 MOST_SECONDS = 10.0
-"""For one directory, which takes some milliseconds: a loop without end is a finding too."""
+"""The time limit for one directory, which takes some milliseconds: an endless loop is a finding too."""
 
 _UNKNOWN_FILES = re.compile(r"(?:^|_)(?:srcs|headers|sources)$")
 _UNKNOWN_DEPENDENCIES = re.compile(r"(?:^|_)deps$")
 _NOT_COMPARED = frozenset({"external_deps", "exported_external_deps", "xplat_deps", "xplat_exported_deps"})
-"""Names of packages outside any repository, and what the open-source build takes off."""
+"""Names of packages outside any repository, and the prefix that the open-source build removes."""
 
 _ANY_SYSTEM = "ovr_config//os:"
-"""A constraint on an operating system that no variant is for does not hold."""
+"""A constraint on an operating system that no variant is for is false."""
 
 _UNKNOWN_BRANCH = "select() on "
-"""How an element begins that stands for a branch which may be taken."""
+"""The prefix of an element that stands for a branch that may be taken."""
 
 TWIN = "_static"
 
@@ -53,8 +53,9 @@ _IN_TEXT = re.compile(r"\$\((?:location|exe|exe_target) ([^\s)\[]+)")
 
 _PRELUDE = ":prelude"
 _GLOBALS = ("glob", "select", "native", "read_config", "package_name", "oncall")
-"""Loaded in a line before each file, so that the interpreter's line numbers are one too many: `_place_at`
-takes it off."""
+"""Loaded in a line before each file, so the interpreter's line numbers are one too high; `_place_at` corrects
+that.
+"""
 
 _LOAD = re.compile(r"""\bload\(\s*(["'])(?P<label>[^"'\n]+)\1(?P<names>[^)]*)\)""")
 _LOADED = re.compile(r"""(?:(?P<own>\w+)\s*=\s*)?["'](?P<name>\w+)["']""")
@@ -95,8 +96,10 @@ def _stranger(name, label, why):
 def evaluate(
     tree: Tree, rules: Buck, variants: Sequence[Variant], constraints: frozenset[str], roots: Sequence[str]
 ) -> dict[tuple[str, bool], Side]:
-    """Every library under the roots, by variant and by what `runtime.is_oss` says. `constraints` are those
-    that any variant of the mapping names. A package that asks for neither is evaluated once."""
+    """Every library under the roots, by variant and by the answer of `runtime.is_oss`.
+
+    `constraints` are those that any variant of the mapping names. A package that depends on neither is
+    evaluated once."""
     evaluation = _Evaluation(tree, rules, constraints, tuple(f"{root}/" for root in roots))
     sides = {(variant.name, answer): Side() for variant in variants for answer in (True, False)}
     for name in packages(tree, rules, roots):
@@ -110,7 +113,7 @@ def evaluate(
 
 @dataclass(slots=True)
 class _Package:
-    """A directory as it was evaluated, for as long as what it was made of is the same."""
+    """A directory's evaluation, valid as long as its inputs are the same."""
 
     name: str
     rules: Buck
@@ -136,7 +139,7 @@ def _kept(tree: Tree, rules: Buck, name: str) -> _Package:
         same = (path in tree.files and tree.read(path) == text for path, text in package.reads.items())
         if package.rules is rules and package.listing == listing and all(same):
             return package
-    del kept[1:]  # The first is of the tree before any change, which others go back to.
+    del kept[1:]  # The first tree is the one before any change, and later evaluations return to it.
     kept.append(_Package(name, rules, listing))
     return kept[-1]
 
@@ -155,19 +158,19 @@ class _Evaluation:
         self.tree, self.rules, self.constraints, self.roots = tree, rules, constraints, roots
         self.side = Side()
         self.reads: dict[str, str] = {}
-        """Texts that the package at hand was made of."""
+        """The texts that the current package was evaluated from."""
         self.selected: tuple[str, ...] = ()
         self.settings: MappingOf[str, str] = {}
         self.open_source = True
         self.by_variant = self.by_answer = False
-        """Whether the package at hand depends on the variant, and on what `is_oss` says."""
+        """Whether the current package depends on the variant, and on the answer of `is_oss`."""
         self.package = ""
         self.loaded: dict[str, Any] = {}
-        """By path or label, for the package at hand: macros know the package that they are called from."""
+        """By path or label, for the current package: macros know the package that they are called from."""
         self.stand_ins: dict[tuple[str, ...], Any] = {}
-        """By what they say; they know no package."""
+        """By content; these know no package."""
         self.open: list[str] = []
-        """The files being evaluated, each loaded by the one before."""
+        """The files that are being evaluated; each was loaded by the one before."""
         self.literals: dict[str, Sequence[Literal]] = {}
         extension = starlark.LibraryExtension
         self.globals = starlark.Globals.extended_by([extension.StructType, extension.CallStack])
@@ -196,7 +199,8 @@ class _Evaluation:
         return self.side
 
     def forget(self) -> None:
-        """Let go of the interpreter's modules, which hold our functions where no garbage collector looks."""
+        """Release the interpreter's modules, which hold our functions where the garbage collector does not
+        look."""
         self.prelude = self.options = None
         self.loaded = {}
         self.stand_ins = {}
@@ -265,12 +269,12 @@ class _Evaluation:
         return (*self.rules.rules, *self.rules.other_rules)
 
     def _path_of(self, label: str) -> str | None:
-        """First as Buck itself would look for it, by the cells of .buckconfig."""
+        """First Buck's own way: by the cells of .buckconfig."""
         folder, _, name = label.rpartition(":")
         if not folder and label.startswith(":"):
             return posixpath.join(posixpath.dirname(self.open[-1]), name)
         if not folder:
-            # The older form: a path with slashes alone.
+            # The older form: a path with slashes only.
             folder, _, name = label.rpartition("/")
         cell, slashes, below = folder.removeprefix("@").partition("//")
         if slashes and (begins := self._cells.get(cell)) is not None:
@@ -300,8 +304,10 @@ class _Evaluation:
         return None
 
     def _strangers(self, label: str, given: Iterable[str] = (), why: str = _STRANGE) -> list[str]:
-        """Functions that fail when they are called, for names that nobody gives: what is loaded and not used
-        does no harm. Raises LookupError where one is used as anything else."""
+        """Functions that fail when they are called, for undefined names: a name that is loaded and not used
+        does no harm.
+
+        Raises LookupError if one is used as anything else."""
         text = self.tree.read(self.open[-1])
         names = " ".join(match["names"] for match in _LOAD.finditer(text) if match["label"] == label)
         lacking = [match for match in _LOADED.finditer(names) if match["name"] not in given]
@@ -397,7 +403,7 @@ calls = _calls
         return found
 
     def _inner_packages(self, package: str) -> tuple[str, ...]:
-        """Directories below a package that are packages themselves: its globs stop at them."""
+        """Directories below a package that are packages themselves; the package's globs stop there."""
         prefix = f"{package}/" if package else ""
         return tuple(f"{one}/" for one in self._packages if one.startswith(prefix) and one != package)
 
@@ -408,7 +414,7 @@ calls = _calls
         return tuple(sorted(found))
 
     def _select(self, keys: list[str]) -> tuple[str | None, list[str]]:
-        """The branch to take, and a word for each that may have to be taken instead."""
+        """The branch to take, and a word for each other branch that may apply."""
         unknown = [
             f"{_UNKNOWN_BRANCH}{key}, which no variant of the mapping names"
             for key in keys
@@ -498,7 +504,8 @@ calls = _calls
                 self._add_flag(library, flag, self._place(stack, flag))
         elif attribute == "resources":
             if isinstance(value, dict):
-                # Of a Python library the keys are the files, of a C++ one the values.
+                # The keys of a Python library are the files; those of a C++ library are the names, the values
+                # the files.
                 value = list(value if library.kind.startswith("python_") else value.values())
             for path in self._elements(library, attribute, value):
                 self._add_file(library, path, stack, into=self.side.named)
@@ -524,7 +531,7 @@ calls = _calls
         self.side.troubles.append(Trouble(place, what, why))
 
     def _place_of_attribute(self, library: Library, attribute: str) -> Place:
-        """The first line that names it from the library's name on."""
+        """The first line that names it, from the library's name on."""
         lines = self.tree.read(library.place.file).split("\n")
         at = library.place.line
         found = (
@@ -534,7 +541,7 @@ calls = _calls
 
     @cached_property
     def _default_standard(self) -> Item | None:
-        """What .buckconfig gives every C++ library."""
+        """The standard that .buckconfig sets for every C++ library."""
         flags = self._config.get("cxx", "cxxflags", raw=True, fallback="") or ""
         match = re.search(r"-std=\S*?(\d+)\b", flags)
         if match is None:
@@ -573,7 +580,7 @@ calls = _calls
     # Where things were written
 
     def _place(self, stack: str, value: str) -> Place:
-        """The literal that says it, in the file of any caller; else the line of the call."""
+        """The literal, in the file of any caller; else the line of the call."""
         frames = _frames(stack)
         for frame in frames:
             if literal := nearest(self._literals_of(frame.file), value, frame.line):
@@ -603,7 +610,7 @@ calls = _calls
 
 
 def _why(text: str) -> str:
-    """What an error of the interpreter says, without its frames."""
+    """An interpreter's error without its frames."""
     says = _ERROR_SAYS.search(text)
     return _WRAPPED.sub("", says["says"] if says else text.strip())
 
@@ -620,7 +627,7 @@ def _place_at(match: re.Match[str]) -> Place:
 
 
 def _files_of(value: object) -> object:
-    """Files of `srcs` and of headers: a list, or a dict from name to file; a source may come with flags."""
+    """The files of `srcs` and of headers: a list, or a dict from name to file. A source may have flags."""
     if isinstance(value, dict):
         return list(cast("MappingOf[str, object]", value).values())
     elements = cast("list[object]", value) if isinstance(value, (list, tuple)) else [value]
@@ -628,7 +635,7 @@ def _files_of(value: object) -> object:
 
 
 def _renamed(value: object, namespace: str) -> Iterator[tuple[str, str]]:
-    """Of a dict from name to file, those which are included by a name that is not the end of the path."""
+    """The files of a dict from name to file that are included by a name that is not the end of their path."""
     pairs = cast("MappingOf[object, object]", value) if isinstance(value, dict) else {}
     for name, path in pairs.items():
         if not isinstance(name, str) or not isinstance(path, str) or _is_label(path):
@@ -683,7 +690,7 @@ def _literal(value: Value) -> str:
 
 
 def twins(label: str) -> set[str]:
-    """Buck's wrappers declare a second target, of the same files, for whoever links statically."""
+    """Buck's wrappers declare a second target with the same files, for static linking."""
     return {label, f"{label}{TWIN}"}
 
 

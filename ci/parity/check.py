@@ -1,4 +1,4 @@
-"""From a tree and its mapping to every difference: the whole of the check, without a disk to write to."""
+"""From a tree and its mapping to all differences: the whole check, without writing to disk."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def check(
     source: compare.Source,
     cmake: MappingOf[str, Side] | None = None,
 ) -> Checked:
-    """`source` is where the mapping came from; `cmake` is that side of an earlier check, when no CMake file
-    has changed since."""
+    """`source` is the mapping's file. `cmake` is that side of an earlier check, if no CMake file has changed
+    since."""
     constraints = frozenset(key for variant in mapping.variants for key in variant.select)
     found = compare.Findings(mapping, source)
     with ThreadPoolExecutor(1) as beside:

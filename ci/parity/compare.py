@@ -1,4 +1,4 @@
-"""Where the two sides differ, and what in either is wrong on its own."""
+"""Where the two sides differ, and what is wrong within either."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ci.parity.starlark_text import literals
 from ci.parity.tree import Tree
 
 OF_THEIR_OWN = frozenset({"module", "executable"})
-"""CMake's kinds of target that are part of no other: a pattern of a pair does not take them."""
+"""CMake's kinds of target that are part of no other: a pair's pattern does not match them."""
 
 NEW = ("parity-missing-in-buck", "parity-unknown-file")
-"""Rules that find a file which Buck does not have."""
+"""Rules that find a file that Buck lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Source:
     text: str
 
     def line(self, table: str, position: int) -> int:
-        """The line on which the given one of `[[table]]` begins."""
+        """The line where the given one of `[[table]]` begins."""
         lines = _lines_of(self.text, table)
         return lines[position] if position < len(lines) else 1
 
@@ -73,7 +73,7 @@ class Difference:
 
 
 class Findings:
-    """Collects differences, those of several variants once, and leaves out what is meant to differ."""
+    """Collects differences, those of several variants once, and leaves out intended ones."""
 
     def __init__(self, mapping: Mapping, source: Source) -> None:
         self.mapping, self.source = mapping, source
@@ -82,7 +82,7 @@ class Findings:
         self.nodes: dict[str, str] = {}
         """The dependency of the mapping that a name stands for, by the name."""
         self.incomplete = False
-        """Whether something was not evaluated, so that entries may only seem to be unused."""
+        """Whether something was not evaluated, so that entries may seem unused although they are not."""
 
     def add(self, found: Difference, variant: str = "") -> None:
         kept = self._found.setdefault(found.key, found)
@@ -156,8 +156,8 @@ class Findings:
 
 
 def renamed_from(path: str, differences: Sequence[Difference]) -> str | None:
-    """The file that is named and does not exist, where in its directory this is the only new one of its
-    kind and that the only one gone."""
+    """The file that is named and does not exist, if this is the only new file of its kind in the directory
+    and that the only missing one."""
 
     def beside(*rules: str) -> set[str]:
         return {one.what for one in differences if one.rule in rules and kind_of(one.what) == kind_of(path)}
@@ -171,7 +171,7 @@ def kind_of(path: str) -> tuple[str, str]:
 
 
 def reached(side: Side, library: Library) -> list[Item]:
-    """Files that come to a library from those it links: their PUBLIC and INTERFACE ones, and so on."""
+    """Files that a library gets from those it links: their PUBLIC and INTERFACE files, recursively."""
     files: list[Item] = []
     pending = [item.name for item in library.dependencies if item.scope != "INTERFACE"]
     seen = {library.name}
@@ -187,7 +187,7 @@ def reached(side: Side, library: Library) -> list[Item]:
 
 
 def variant(found: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
-    """All that can be said of one variant."""
+    """All findings of one variant."""
     name = variant.name
     for side in (buck, cmake):
         _troubles(found, name, side)
@@ -220,7 +220,7 @@ def variant(found: Findings, variant: Variant, buck: Side, cmake: Side) -> None:
 def tree(
     found: Findings, tree: Tree, bucks: MappingOf[tuple[str, bool], Side], cmakes: MappingOf[str, Side]
 ) -> None:
-    """What only all variants together tell."""
+    """Findings that need all variants together."""
     sides = [*bucks.values(), *cmakes.values()]
     _globs(found, [use for side in sides for use in side.globs])
     _alone(found, sides)
@@ -254,7 +254,7 @@ def tree(
 
 
 def _include_directories(found: Findings, cmakes: Sequence[Side]) -> dict[str, Place]:
-    """Those below a root: whatever header lies there, CMake's targets can include it."""
+    """The directories below a root: CMake's targets can include any header there."""
     roots = tuple(f"{root}/" for root in found.mapping.scope.roots)
     items = (item for side in cmakes for library in side.libraries.values() for item in library.includes)
     return first_places(item for item in items if item.name.startswith(roots))
@@ -272,8 +272,10 @@ def _reached_header(found: Findings, path: str, place: Place) -> None:
 
 
 def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set[str]) -> None:
-    """Only Buck lists Python files. A module that it does not list, in a folder of which it lists others, was
-    forgotten. A package of which it lists nothing is one finding."""
+    """Only Buck lists Python files.
+
+    A module that it does not list, in a folder with listed ones, was forgotten. A package with no listed
+    module is one finding."""
     peopled = {""}
     for path in known:
         if is_python(path):
@@ -282,7 +284,7 @@ def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set
     packages: dict[str, list[str]] = {}
     for path in unknown:
         if posixpath.basename(path) == "__init__.py" and _says_nothing(tree.read(path)):
-            continue  # Buck makes those itself.
+            continue  # Buck creates these itself.
         if posixpath.dirname(path) in beside:
             _unknown(
                 found,
@@ -308,7 +310,7 @@ def _unknown_modules(found: Findings, tree: Tree, unknown: list[str], known: set
 
 
 def _folders(path: str) -> list[str]:
-    """The directories that a file is in, the innermost first; without the top."""
+    """The directories that contain a file, the innermost first, without the top."""
     found = []
     while path := posixpath.dirname(path):
         found.append(path)
@@ -453,13 +455,13 @@ def _dependencies(
 
 
 def _twin_of(side: Side, name: str) -> str:
-    """The library that a label means: its own, or that of which it is the twin."""
+    """The library that a label means: its own, or the one it is a twin of."""
     return name if name in side.libraries else name.removesuffix(TWIN) if name.startswith("//") else name
 
 
 def _dependencies_within(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -> None:
-    """Between the Buck libraries of one pair, by the files: what CMake links where Buck has one library for
-    several of its targets."""
+    """Dependencies between the Buck libraries of one pair, by their files: CMake links them where Buck has
+    one library for several of its targets."""
     owner = {
         item.name: name
         for name in pair.buck
@@ -572,7 +574,7 @@ def _platforms(found: Findings, variant: Variant, pair: Pair, buck: Side) -> Non
 
 
 def _schemas(found: Findings, bucks: Sequence[Side], cmakes: Sequence[Side]) -> None:
-    """Which files code is generated of, and by which program with which flags."""
+    """The files that code is generated from, and by which program with which flags."""
 
     def by_input(sides: Sequence[Side]) -> dict[str, Generated]:
         suffixes = tuple(one for one in found.mapping.scope.suffixes if one in SCHEMAS)
@@ -611,7 +613,7 @@ def _schema(found: Findings, place: Place, what: str, path: str, message: str) -
 
 
 def _labels(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
-    """Every label of a package in the tree has to be declared there."""
+    """Every label of a package in the tree must be declared there."""
     evaluated = {package for side in bucks for package in side.packages}
     failed = {package for side in bucks for package in side.failed}
     declared = {label for side in bucks for label in side.declared}
@@ -640,7 +642,8 @@ def _labels(found: Findings, tree: Tree, bucks: Sequence[Side]) -> None:
 
 
 def _names_it(tree: Tree, package: str, name: str) -> bool:
-    """Whether a package outside the scope, which is not evaluated, says a name that may be the target's."""
+    """Whether a package outside the scope, which is not evaluated, contains a name that may be the
+    target's."""
     known = {
         literal.value
         for path in tree.match("*", package)
@@ -721,7 +724,7 @@ def _compiled_twice(found: Findings, variant: str, side: Side, leave_out: set[st
 
 
 def _compiled_again(found: Findings, variant: str, cmake: Side) -> None:
-    """Sources that a library hands on to those who link it are compiled there once more."""
+    """Sources that a library passes on to its users are compiled again there."""
     for library in cmake.libraries.values():
         if library.kind == "interface":
             continue

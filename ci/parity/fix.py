@@ -1,5 +1,6 @@
-"""Fix Buck files where the fix is certain: a change is kept only if an evaluation shows that it removes its
-difference and adds none."""
+"""Correct Buck files where the correction is certain: a change is kept only if an evaluation shows that it
+removes its difference and adds none.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from ci.parity.starlark_text import Literal, literals, replaced, with_after, wit
 from ci.parity.tree import Tree
 
 MOST_ANCHORS = 12
-"""Places tried for one missing file; the first few are of its own shape, and the rest hardly ever right."""
+"""How many places are tried for one missing file; the first few have its own form, and later ones are hardly
+ever right.
+"""
 
 ORDER = (
     "parity-missing-in-buck",
@@ -31,7 +34,7 @@ ORDER = (
     "parity-listed-twice",
     "parity-heavy-dependency",
 )
-"""What is missing goes first: it may be what a pattern that matches nothing was meant to be."""
+"""Missing files come first: one may be what an empty pattern was meant to match."""
 
 BROUGHT = frozenset({*NEW, "parity-glob-empty", "parity-missing-file", "parity-stale-entry"})
 """Rules whose findings may go when a file is added: of its neighbours, of the name that it replaces, and of
@@ -43,8 +46,9 @@ _EMPTY_LIST = re.compile(r"\[\s*\]")
 def fix(
     tree: Tree, mapping: Mapping, check: Callable[[Tree, MappingOf[str, Side] | None], Checked]
 ) -> dict[str, str]:
-    """The changed texts by path; empty where nothing is certain. `check` gets a tree, and the CMake side
-    where that is known already."""
+    """The changed texts by path; empty if nothing is certain.
+
+    `check` gets a tree, and the CMake side if it is known already."""
     changed: dict[str, str] = {}
     current = check(tree, None)
     given_up: set[tuple[str, str, str]] = set()
@@ -83,7 +87,7 @@ def patch(tree: Tree, changed: dict[str, str]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as git counts them, by LF alone."""
+    """Lines as git counts them: by LF only."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
@@ -96,7 +100,7 @@ def _next(checked: Checked, given_up: set[tuple[str, str, str]]) -> Difference |
 
 
 def _identity(found: Difference) -> tuple[str, str, str, str]:
-    """Without its line, which moves as files change."""
+    """Without its line number, because lines move as files change."""
     return found.place.file, found.rule, found.what, found.where
 
 
@@ -107,8 +111,9 @@ def _fixed(
     current: Checked,
     found: Difference,
 ) -> tuple[str, str, Checked] | None:
-    """The first change that removes all that is said of the file, else the first that removes this: a file
-    for both halves of a condition belongs into the list before it."""
+    """The first change that removes all findings about the file, else the first that removes this one.
+
+    A file for both halves of a condition belongs in the list before it."""
     before = _told(current)
     alike = {one for one in before if one[1] == found.rule and one[2] == found.what}
     second: tuple[str, str, Checked] | None = None
@@ -119,7 +124,7 @@ def _fixed(
         if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):
             continue  # Something is new.
         if not all(one in alike or (found.rule in NEW and one[1] in BROUGHT) for one in gone):
-            continue  # Something else is gone, which nobody asked for.
+            continue  # A finding disappeared that this change was not for.
         if not _package_files(checked) <= _package_files(current):
             continue  # A pattern brings an __init__.py, which may be left out on purpose.
         if _identity(found) in gone:
@@ -163,7 +168,7 @@ def _candidates(
         if found.rule == "parity-exclude-empty" and tree.match(
             found.what, posixpath.dirname(found.place.file)
         ):
-            return  # The file exists, so somebody meant to leave it out.
+            return  # The file exists, so somebody left it out on purpose.
         for text in _without(tree, found):
             if found.rule != "parity-missing-file" or not _may_be_renamed(tree, checked, found, text):
                 yield found.place.file, text
@@ -195,13 +200,13 @@ def _may_be_renamed(tree: Tree, checked: Checked, found: Difference, text: str) 
 
 
 def _left_out(checked: Checked, found: Difference) -> bool:
-    """Whether an exclude names the file, which somebody meant."""
+    """Whether an exclude names the file, so that it was left out on purpose."""
     globs = (glob for side in checked.buck.values() for glob in side.globs)
     return any(glob.exclude and found.what in glob.matched for glob in globs)
 
 
 def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Difference) -> list[str]:
-    """Where the library that lacks it is declared."""
+    """The files that declare the library that lacks it."""
     libraries = [library for side in checked.buck.values() for library in side.libraries.values()]
     if found.rule == "parity-unknown-file":
         if not is_python(found.what):
@@ -209,8 +214,8 @@ def _buck_files(tree: Tree, mapping: Mapping, checked: Checked, found: Differenc
         if old := renamed_from(found.what, checked.differences):
             named = [one.place.file for one in checked.differences if one.what == old]
             return [path for path in dict.fromkeys(named) if _is_buck(path)]
-        # Only the nearest package may have a say in a file, and which of its libraries should is certain only
-        # where there is one.
+        # Only the nearest package decides about a file, and which of its libraries should have it is certain
+        # only if there is one.
         folder = posixpath.dirname(found.place.file)
         while folder and not any(posixpath.join(folder, name) in tree.files for name in _names(mapping)):
             folder = posixpath.dirname(folder)
@@ -239,7 +244,7 @@ def _with_file(tree: Tree, checked: Checked, file: str, found: Difference) -> It
     wanted = posixpath.relpath(found.what, posixpath.dirname(file))
     suffix = PurePosixPath(wanted).suffix
     anchors = [one for one in literals(text) if one.value.endswith(suffix) and one.value != wanted]
-    # Of anchors alike, the one that comes before it in the alphabet.
+    # Of equal anchors, take the one before it in the alphabet.
     anchors.sort(key=lambda literal: literal.value, reverse=True)
     anchors.sort(key=lambda literal: (_distance(literal.value, wanted), literal.value > wanted))
     dead = set(_dead(checked, file, found))
@@ -247,7 +252,7 @@ def _with_file(tree: Tree, checked: Checked, file: str, found: Difference) -> It
         if (literal.line, literal.value) in dead:
             yield replaced(text, literal, _as(literal, wanted))
     if found.rule == "parity-unknown-file":
-        # A library that names its modules one by one leaves out the others on purpose.
+        # A library that names its modules one by one leaves out others on purpose.
         anchors = [literal for literal in anchors if "*" in literal.value]
     for literal in anchors[:MOST_ANCHORS]:
         if "*" in literal.value or "/" not in wanted:
@@ -256,7 +261,7 @@ def _with_file(tree: Tree, checked: Checked, file: str, found: Difference) -> It
 
 
 def _dead(checked: Checked, file: str, found: Difference) -> Iterator[tuple[int, str]]:
-    """Lines and values of literals that stand for no file: patterns, and the file that was renamed."""
+    """Lines and values of literals that match no file: patterns, and the renamed file."""
     old = renamed_from(found.what, checked.differences)
     for one in checked.differences:
         if one.place.file == file and one.rule == "parity-glob-empty":
@@ -266,7 +271,7 @@ def _dead(checked: Checked, file: str, found: Difference) -> Iterator[tuple[int,
 
 
 def _as(anchor: Literal, wanted: str) -> str:
-    """The wanted file in the manner of an anchor: a pattern where that is one."""
+    """The wanted file in the form of an anchor: a pattern if the anchor is one."""
     if "*" not in anchor.value:
         return wanted
     return posixpath.join(posixpath.dirname(wanted), f"*{PurePosixPath(wanted).suffix}")
@@ -295,7 +300,7 @@ def _with_dependency(tree: Tree, mapping: Mapping, file: str, node: str) -> Iter
 
 
 def _spelt(mapping: Mapping, label: str, package: str) -> str:
-    """As the files spell it: their own targets by `:name`, others from the cell of the tree."""
+    """As the files write it: their own targets as `:name`, others from the tree's cell."""
     if label.startswith(f"//{package}:"):
         return label[len(package) + 2 :]
     cells = mapping.buck.cells.items()

@@ -26,11 +26,11 @@ _OF_PATTERNS = frozenset({"parity-glob-empty", "parity-exclude-empty"})
 
 
 class Scope(Model):
-    """Which files of the tree are anyone's business."""
+    """The files of the tree that are checked."""
 
     root: str
     also: tuple[str, ...] = ()
-    """More directories, as that of the examples."""
+    """More directories, such as that of the examples."""
     suffixes: Annotated[tuple[str, ...], Field(min_length=1)]
 
     @property
@@ -39,32 +39,31 @@ class Scope(Model):
 
 
 class Load(Model):
-    """What a `load()` of a file outside the tree gives. Its symbols, by what they do here."""
+    """The symbols that a `load()` of a file outside the tree gives, by their meaning here."""
 
     label: str
     rules: tuple[str, ...] = ()
-    """Structs of rule functions, as `runtime`: every call is recorded."""
+    """Structs of rule functions, such as `runtime`: every call is recorded."""
     calls: tuple[str, ...] = ()
-    """Functions that call their `_kind` argument with the others."""
+    """Functions that call their `_kind` argument with the other arguments."""
     texts: tuple[str, ...] = ()
-    """Functions that return text made of their name and arguments, which only dependencies use."""
+    """Functions that return text built from their name and arguments, which only dependencies use."""
     answers: dict[str, Value] = Field(default_factory=dict)
-    """Functions that give the same answer whatever they are asked, as `is_fbcode`."""
+    """Functions that always give the same answer, such as `is_fbcode`."""
     values: dict[str, str | bool] = Field(default_factory=dict)
 
 
 class Buck(Model):
     files: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of the files that declare targets; of a directory that has several, all are evaluated."""
+    """Names of the files that declare targets. If a directory has several, all are evaluated."""
     entry: str
-    """The function that is called where a directory has only a library of macros (targets.bzl)."""
+    """The function that is called if a directory has only a library of macros (targets.bzl)."""
     cells: dict[str, str]
-    """Prefixes of labels that mean the tree, and where in it they begin."""
+    """Prefixes of labels in the tree, and the folder where they begin."""
     rules: Annotated[tuple[str, ...], Field(min_length=1)]
     """Rule functions that declare a library of files."""
     other_rules: tuple[str, ...]
-    """Rule functions whose files no build compiles into a library: they have to exist, and labels may name
-    them."""
+    """Rule functions whose files are compiled into no library: they must exist, and labels may name them."""
     fields: dict[str, str | bool] = Field(default_factory=dict)
     """Constants of the struct of rules."""
     texts: tuple[str, ...] = ()
@@ -75,13 +74,13 @@ class Buck(Model):
 class CMake(Model):
     entry: str
     also: tuple[str, ...] = ()
-    """More files like `entry`, as that of the examples."""
+    """More files like `entry`, such as that of the examples."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """Set for every variant: what a project above, a toolchain file or CMake itself would set."""
+    """Set for every variant: values from a project above, a toolchain file or CMake itself."""
     ignored_commands: tuple[str, ...] = ()
-    """Commands of projects that are not in the tree, none of which changes what a target is made of."""
+    """Commands of projects outside the tree; none changes what a target consists of."""
     outside: tuple[str, ...] = ()
-    """Directories that add_subdirectory names and that hold other projects."""
+    """Directories of other projects that add_subdirectory names."""
 
 
 class Variant(Model):
@@ -89,15 +88,15 @@ class Variant(Model):
     summary: str
     cmake: dict[str, str]
     select: tuple[str, ...]
-    """Buck's constraints that hold; a branch for one that no variant names is reported."""
+    """Buck's constraints that are true; a branch for one that no variant names is reported."""
     read_config: dict[str, str] = Field(default_factory=dict)
-    """`section.key`, over what the tree's .buckconfig says."""
+    """`section.key`, which overrides the tree's .buckconfig."""
     platform: str | None = None
-    """The one of Buck's `platforms` that it is; libraries that name others are not built for it."""
+    """Its name in Buck's `platforms`; libraries that name only others are not built for it."""
 
 
 class Flags(Model):
-    """Which compile options are compared; the others differ as the two builds' compilers and defaults do."""
+    """Which compile options are compared; the others differ with the builds' compilers and defaults."""
 
     options: tuple[str, ...] = ()
     """Patterns of flags."""
@@ -109,9 +108,9 @@ class Pair(Model):
     name: Name
     buck: Annotated[tuple[Label, ...], Field(min_length=1)]
     cmake: tuple[str, ...] = ()
-    """Names, or patterns: of all libraries, those that nothing else in the mapping names."""
+    """Names, or patterns: of all libraries that nothing else in the mapping names."""
     like: Name | None = None
-    """Instead of `cmake`: the pair whose CMake targets these are too, on other variants."""
+    """Instead of `cmake`: the pair with the same CMake targets, on other variants."""
     variants: Annotated[tuple[Name, ...], Field(min_length=1)]
     dependencies: bool = True
     """Whether what they depend on is compared too."""
@@ -132,8 +131,9 @@ class Alone(Model):
 
 
 class Dependency(Model):
-    """A library outside the pairs, under the names (or patterns) that each build has for it. One with names
-    on one side only is a difference that is meant, so it has a reason."""
+    """A library outside the pairs, with the names (or patterns) that each build has for it.
+
+    One with names on one side only is an intended difference, so it has a reason."""
 
     name: Name
     buck: tuple[str, ...] = ()
@@ -159,11 +159,12 @@ class Heavy(Model):
 
 class PinPlace(Model):
     file: str
-    """A path or a glob; each file that matches must say the pin where it says it at all, and one must."""
+    """A path or a glob. Every matching file must have the pin wherever it mentions it, and one must mention
+    it."""
     pattern: str
     """A regular expression with a group `value`; every match counts."""
     parts: Annotated[int, Field(ge=1)] | None = None
-    """How many parts of the version this place has to say; all by default."""
+    """How many parts of the version this place has; all by default."""
 
     @field_validator("pattern")
     @classmethod
@@ -178,7 +179,7 @@ class PinPlace(Model):
 
 
 class Pin(Model):
-    """A version that several places repeat; the first place is the one that counts."""
+    """A version that several places repeat; the first place decides."""
 
     name: str
     places: Annotated[tuple[PinPlace, ...], Field(min_length=2)]
@@ -187,11 +188,11 @@ class Pin(Model):
 
 
 class Deliberate(Model):
-    """A difference that is meant. One that no finding needs any more is an error."""
+    """An intended difference. If no finding needs it any more, it is an error."""
 
     rule: Rule
     what: str
-    """The file or dependency of the finding; `*` matches anything. A pattern of a build file is said as it
+    """The file or dependency of the finding; `*` matches anything. A pattern of a build file is written as it
     stands there."""
     where: str = "*"
     """The pair, library or file it is about."""
@@ -200,7 +201,7 @@ class Deliberate(Model):
     def covers(self, rule: str, what: str, where: str) -> bool:
         if self.rule != rule or not fnmatchcase(where, self.where):
             return False
-        # A pattern read as one would cover every pattern below its directory.
+        # Read as a pattern, it would cover every pattern below its directory.
         return what == self.what if rule in _OF_PATTERNS else fnmatchcase(what, self.what)
 
 

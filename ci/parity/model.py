@@ -1,4 +1,4 @@
-"""What both sides are evaluated into: libraries of files and dependencies, each with its line."""
+"""The common form of both sides: libraries of files and dependencies, each with its line."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that could not be evaluated. `what` names the construct, so that it stays itself when lines
-    move."""
+    """Something that could not be evaluated. `what` names the construct, so that its identity survives moved
+    lines."""
 
     place: Place
     what: str
@@ -64,7 +64,7 @@ class Library:
     standard: Item | None = None
     """The C++ standard by its number, `17`; None where the target itself sets none."""
     whole: Place | None = None
-    """Where the build says that whoever links this library takes all of it."""
+    """Where the build says that users of this library link all of it."""
     includes: list[Item] = field(default_factory=list)
     """Directories of the tree in which headers are searched."""
     platforms: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Generated:
     inputs: tuple[Item, ...]
     """Files of the tree that it reads."""
     command: tuple[str, ...]
-    """Its words, the program first; a program that a target builds is that target's name."""
+    """Its words, the program first; a program that a target builds has that target's name."""
     place: Place
     labels: tuple[str, ...] = ()
     """Buck's targets that it reads."""
@@ -106,13 +106,13 @@ class Side:
     libraries: dict[str, Library] = field(default_factory=dict)
     generated: list[Generated] = field(default_factory=list)
     named: list[Item] = field(default_factory=list)
-    """Files that rules name which compile nothing: `genrule`, `export_file`, `filegroup`, resources."""
+    """Files in rules that compile nothing: `genrule`, `export_file`, `filegroup`, resources."""
     exported: dict[str, tuple[Item, ...]] = field(default_factory=dict)
     """Of these, those that a label stands for."""
     labels: list[Item] = field(default_factory=list)
     """Targets that Buck's rules name, by label."""
     declared: set[str] = field(default_factory=set)
-    """Labels of every Buck rule, also of those that compile nothing."""
+    """Labels of every Buck rule, including those that compile nothing."""
     packages: set[str] = field(default_factory=set)
     """Directories that Buck evaluated."""
     globs: list[Glob] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Side:
     failed: set[str] = field(default_factory=set)
     """Directories (of Buck) that could not be evaluated to their end."""
     stopped: bool = False
-    """Whether evaluation ended early, so that nothing is to be concluded from what is not there."""
+    """Whether evaluation ended early, so that missing things mean nothing."""
 
     def add(self, part: Side) -> None:
         self.libraries |= part.libraries
@@ -148,7 +148,7 @@ def is_python(path: str) -> bool:
 
 
 def is_native(path: str) -> bool:
-    """Whether both builds have a say in it; Python is Buck's alone."""
+    """Whether both builds cover it; Python is Buck's alone."""
     return path.endswith((*SOURCE_SUFFIXES, *HEADER_SUFFIXES))
 
 

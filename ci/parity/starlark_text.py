@@ -1,4 +1,4 @@
-"""String literals of a Starlark text, with their lines: where a value was written, and where to mend it."""
+"""String literals of a Starlark text with their lines: where a value is written, and where to correct it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Literal:
 
 @lru_cache(maxsize=256)
 def literals(text: str) -> Sequence[Literal]:
-    """In the order of the text. What no parser could read is left out: the interpreter reports it."""
+    """In the order of the text. What cannot be parsed is left out: the interpreter reports it."""
     found: list[Literal] = []
     line, counted = 1, 0
     for match in TOKEN.finditer(text):
@@ -57,7 +57,7 @@ def nearest(found: Sequence[Literal], value: str, line: int) -> Literal | None:
 
 
 def without(text: str, literal: Literal) -> str:
-    """The text with one element of a list taken out, and its line with it when nothing else is on it."""
+    """The text without one element of a list, and without its line if nothing else is on it."""
     begin, end = literal.begin, literal.end
     rest = re.compile(r"[ \t]*,[ \t]*").match(text, end)
     if rest:
@@ -76,7 +76,7 @@ def without(text: str, literal: Literal) -> str:
 
 
 def with_after(text: str, literal: Literal, value: str) -> str:
-    """The text with one more element after a literal, laid out as that one is."""
+    """The text with one more element after a literal, formatted like that one."""
     made = quoted(value)
     start_of_line = text.rfind("\n", 0, literal.begin) + 1
     indent = text[start_of_line : literal.begin]

@@ -1,4 +1,4 @@
-"""The files that are looked at: a directory, listed once, with changes laid over it in memory."""
+"""The files to check: a directory, listed once, with changes over it in memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any
 from provisioning.base.errors import CheckFailed
 
 SKIPPED = frozenset({".git", ".hg", "__pycache__", "node_modules", "cmake-out", "buck-out"})
-"""Directories that hold none of the tree's own build files; build directories are known by CMakeCache.txt,
-and submodules by their `.git`."""
+"""Directories without build files of the tree; build directories have a CMakeCache.txt, and submodules a
+`.git`.
+"""
 
 
 MOST_SECONDS = 20
-"""For git to say what it ignores, which takes it some hundredths of a second."""
+"""The time limit for git to list ignored files, which takes some hundredths of a second."""
 
 
 class Tree:
@@ -44,12 +45,12 @@ class Tree:
 
     @cached_property
     def evaluated(self) -> dict[str, list[Any]]:
-        """What evaluations of this tree and of changed ones keep for the next, by directory."""
+        """The results that evaluations of this tree and of changed ones keep for the next, by directory."""
         return {}
 
     @cached_property
     def whole(self) -> bool:
-        """Whether it is a checkout, so that what is not there does not exist."""
+        """Whether it is a whole checkout, so that a missing file does not exist."""
         return (self.root / ".git").exists()
 
     @cached_property
@@ -86,7 +87,7 @@ class Tree:
         return self._texts[path]
 
     def original(self, path: str) -> str:
-        """The text with its own line ends."""
+        """The text with its original line ends."""
         if (text := self.over.get(path)) is not None:
             return text
         try:
@@ -108,8 +109,10 @@ class Tree:
                 yield from paths
 
     def match(self, pattern: str, folder: str = "") -> frozenset[str]:
-        """Files below `folder` whose path relative to it the pattern matches: `*` stays within a directory,
-        `**` does not. No name that begins with a dot is matched by a wildcard."""
+        """Files below `folder` whose relative path matches the pattern: `*` stays within a directory, `**`
+        does not.
+
+        A wildcard matches no name that begins with a dot."""
         if not any(sign in pattern for sign in "*?["):
             path = normal(posixpath.join(folder, pattern))
             return frozenset({path} if path in self.files else ())
@@ -163,8 +166,9 @@ def _piece_regex(piece: str) -> str:
 
 
 def _ignored(root: Path) -> frozenset[str]:
-    """What git leaves out of the tree: what a build or a download left there. Directories end with `/`.
-    Nothing, where the tree is no checkout or there is no git."""
+    """What git ignores in the tree: leftovers of builds and downloads. Directories end with `/`.
+
+    Empty if the tree is no checkout or there is no git."""
     if not (root / ".git").exists():
         return frozenset()
     command = [

@@ -137,7 +137,7 @@ def _report(stage: StageRun, tree: Tree, found: Checked) -> None:
 
 
 def _alike(found: Checked) -> dict[tuple[str, str, str], list[Difference]]:
-    """A header that two pairs lack is one line to look at, and annotations are few."""
+    """Two pairs that lack the same header give one finding, because annotations are few."""
     alike: dict[tuple[str, str, str], list[Difference]] = {}
     for one in found.differences:
         alike.setdefault((one.rule, str(one.place), one.what), []).append(one)
@@ -171,6 +171,6 @@ def _known_root(selection: Selection, environ: MappingOf[str, str]) -> Path | No
 
 
 def _name(file: Path) -> str:
-    """As findings name it: from this repository, if it is of it."""
+    """As findings name it: relative to this repository, if it is inside."""
     full = file.absolute()
     return full.relative_to(ROOT).as_posix() if full.is_relative_to(ROOT) else str(file)

@@ -1,4 +1,4 @@
-"""How a step talks to the runner: by the files that GITHUB_ENV and others name, and by commands it prints."""
+"""A step's ways to talk to the runner: the files that GITHUB_ENV and others name, and printed commands."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StepOutput:
         return [one for one in self.annotations if one.level == level]
 
     def read(self, line: str) -> None:
-        """Take one line of output; ignore it if it is no command."""
+        """Process one line of output; ignore it if it is no command."""
         if self._stopped:
             if line.strip() == f"::{self._stopped}::":
                 self._stopped = ""

@@ -41,7 +41,7 @@ class Machine:
     cache: Path
     artifacts: Path
     toolkit: Repository | None = None
-    """Set if another repository is rehearsed: this checkout, in place of the published toolkit."""
+    """Set if another repository is rehearsed: this checkout, used instead of the published toolkit."""
     called: set[str] = field(default_factory=set)
     """Names by which that repository calls the toolkit."""
     lock: Lock = field(default_factory=Lock)
@@ -76,13 +76,14 @@ class Place:
     default_ref: str
     log: Callable[[str], None]
     print: Callable[[str], None]
-    """Prints for the user too: effects that on GitHub are visible outside the run."""
+    """Prints for the user: effects that on GitHub are visible outside the run."""
 
     def path(self, text: str) -> Path:
         return self.workspace / Path(text).expanduser()
 
     def portable(self, text: str) -> str:
-        """The text with this job's folders replaced by names: on GitHub every job has the same paths."""
+        """The text with this job's folders replaced by names, because on GitHub every job has the
+        same paths."""
         return text.replace(str(self.workspace), "{workspace}").replace(str(self.temp), "{temp}")
 
 
@@ -97,7 +98,7 @@ class Equivalent:
     what: str
     """In a few words, for the log."""
     inputs: frozenset[str]
-    """Inputs that are implemented or mean nothing here. Any other is an error."""
+    """Inputs that are implemented, or have no meaning here. Any other is an error."""
     act: Callable[[Mapping[str, str], Place], Done]
     required: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
@@ -414,7 +415,8 @@ def _cache_entries(place: Place) -> list[dict[str, object]]:
 def _cached(
     entries: list[dict[str, object]], refs: tuple[str, ...], key: str, prefixes: list[str]
 ) -> dict[str, object] | None:
-    """The entry with this key, else the newest that begins with it or a prefix; of the first ref."""
+    """The entry with this key, else the newest whose key begins with it or with a prefix; of the
+    first ref."""
     for ref in refs:
         here = [e for e in entries if e["ref"] == ref]
         fitting = [[e for e in here if e["key"] == key]]

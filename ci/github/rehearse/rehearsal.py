@@ -31,7 +31,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which part of a workflow to run. Patterns are like those of file names."""
+    """The part of a workflow to run. Patterns are like those of file names."""
 
     only: tuple[str, ...] = ()
     """Ids of jobs. The jobs that they need run too."""
@@ -75,9 +75,9 @@ class Rehearsal:
     print: Callable[[str], None]
     logs: Path
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """Running steps are ended. Only steps and jobs with `always()` or `cancelled()` begin."""
+    """Running steps are ended. After that, only steps and jobs with `always()` or `cancelled()` begin."""
     aborted: threading.Event = field(default_factory=threading.Event)
-    """Those are ended too: after a second interruption, or for an error in the workflow."""
+    """Those are ended too: after a second interruption, or after an error in the workflow."""
     default_branch: str = "main"
 
     def abort(self) -> None:

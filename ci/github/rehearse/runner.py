@@ -96,11 +96,10 @@ def run_workflow(
 
 
 def _run_all(rehearsal: Rehearsal, run: _WorkflowRun, jobs: Sequence[threading.Thread]) -> None:
-    """Start all jobs and wait until they have ended: the caller deletes their workspaces.
+    """Start all jobs and wait until they have ended, because the caller deletes their workspaces.
 
     The first interruption cancels as GitHub does, the second ends everything. It may come while jobs are
-    started: the first of them may be at work by then.
-    """
+    being started, when some are already running."""
     interruption: KeyboardInterrupt | None = None
     waiting = iter(jobs)
     # Events, not threads: before Python 3.13 a thread whose join was interrupted counts as ended.

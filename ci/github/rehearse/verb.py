@@ -101,8 +101,8 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
 
 
 def snapshot_of(root: Path, into: Path, *, uncommitted: bool) -> tuple[str, int]:
-    """Clone the repository, with uncommitted changes if wanted; returns the commit, and how many changes are
-    left out."""
+    """Clone the repository, with uncommitted changes if requested; returns the commit, and how many changes
+    are left out."""
     git = shutil.which("git")
     if git is None:
         raise EnvironmentLacking("git is not installed", remedy="apt-get install git")

@@ -1,4 +1,4 @@
-"""From what CMake says of its targets to libraries, each file and flag with the line that names it."""
+"""From CMake's answers about its targets to libraries, each file and flag with the line that names it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_CUSTOM_COMMANDS = frozenset(
 
 
 def evaluate(tree: Tree, projects: Sequence[Project]) -> list[Side]:
-    """CMake's side, for each project. Sides are kept for trees changed later, so nobody may change them."""
+    """CMake's side, for each project. Sides are kept for later trees, so nobody may change them."""
     done = traces(tree, projects)
     [memory] = tree.evaluated.setdefault("CMake's sides", [{}])
     key = tuple(map(id, done)), frozenset(tree.files)
@@ -44,7 +44,7 @@ class _Reader:
         self.naming: dict[str, list[Event]] = {}
         """Events by the elements of their arguments; files and directories by their paths."""
         self.written: dict[str, Place] = {}
-        """Where the last part of a path, or another word, was first put into a variable."""
+        """Where the last part of a path, or another word, was first stored in a variable."""
         self.generated: set[str] = set()
         self.aliases: dict[str, str] = {}
         self.declared: dict[str, Event] = {}
@@ -97,7 +97,7 @@ class _Reader:
                     self.written.setdefault(piece, Place(event.file, word.line))
 
     def _place(self, target: str, element: str, text: str) -> Place:
-        """Where a target got something: on the line that names it, if one does."""
+        """Where a target got a value: the line that names it, if there is one."""
         events = self.naming.get(element) or self.naming.get(text) or []
         own = [event for event in events if target in event.args[:1] or "PROPERTIES" in event.args]
         adding = [event for event in events if event.command.startswith(("add_", "target_", "include_"))]
@@ -168,7 +168,7 @@ class _Reader:
             self.result.missing.append(item)
 
     def _standard(self, target: Mapping[str, str]) -> Item | None:
-        """The newest that anything asks for, as CMake takes it."""
+        """The newest standard that is requested anywhere, as CMake decides."""
         asked = {target["CXX_STANDARD"], *re.findall(r"cxx_std_(\d+)", target["COMPILE_FEATURES"])} - {""}
         if not asked:
             return None
@@ -196,7 +196,7 @@ class _Reader:
     def _elements(
         self, target: Mapping[str, str], name: str, *, linking: bool = True
     ) -> list[tuple[str, str]]:
-        """What generator expressions come to, each with the text that it comes from."""
+        """The elements that generator expressions give, each with its original text."""
         found: list[tuple[str, str]] = []
         text = ""
         for piece in split(target[name]):
@@ -303,7 +303,7 @@ def _path(text: str, folder: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Without the places of our copy."""
+    """Without the paths of our copy."""
     return text.replace(f"{SOURCE}/", "").replace(f"{BINARY}/", "")
 
 

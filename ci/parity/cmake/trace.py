@@ -1,6 +1,7 @@
-"""What CMake ran: it configures a copy of the tree's CMake files without a compiler and generates nothing.
+"""The commands that CMake runs: it configures a copy of the tree's CMake files without a compiler and
+generates nothing.
 
-Configuring runs what the files say. So they get a copy, a home directory of their own and a time limit.
+Configuring executes the files. So CMake gets a copy, a home directory of its own and a time limit.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from ci.parity.tree import Tree, normal
 from provisioning.base.errors import EnvironmentLacking
 
 UNKNOWN = "@qnn-ci-unknown@"
-"""What stands for a value that only a real configure step could know."""
+"""Stands for a value that only a real configure step could know."""
 
 MOST_SECONDS = 20.0
 MOST_BYTES = 64 << 20
-"""Of one trace: what ExecuTorch's takes a hundred times over."""
+"""The largest trace: a hundred times ExecuTorch's."""
 
 MOST_ROUNDS = 8
 """How often CMake is run again because it looked for a file that was not copied yet."""
@@ -52,7 +53,7 @@ PROPERTIES = (
     "HEADER_SETS",
     "INTERFACE_HEADER_SETS",
 )
-"""What CMake is asked of each target."""
+"""The properties that are read of each target."""
 
 _OUTER = Path(__file__).with_name("outer.cmake")
 _END = "qnn-ci: the end"
@@ -70,7 +71,7 @@ _CHECKS = {
     "CheckLibraryExists": 3,
     "CheckSymbolExists": 2,
 }
-"""CMake's modules that try a compiler, and which argument of theirs names the variable for the answer."""
+"""CMake's modules that try a compiler, and the argument that names the result variable."""
 
 _FETCHES = {
     "FetchContent": ("FetchContent_Declare", "FetchContent_MakeAvailable", "FetchContent_Populate"),
@@ -88,7 +89,7 @@ _CALLER = re.compile(r"^  (?P<file>[^\n]+?):(?P<line>\d+) \(", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What a configure step starts from."""
+    """The input of a configure step."""
 
     entries: tuple[str, ...]
     variables: Mapping[str, str]
@@ -100,7 +101,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A command that ran. Paths in `args` begin with SOURCE or BINARY, with no directory of the machine."""
+    """An executed command. Paths in `args` begin with SOURCE or BINARY, with no directory of the machine."""
 
     command: str
     args: tuple[str, ...]
@@ -108,7 +109,7 @@ class Event:
     """Of the tree; empty for the project around it."""
     line: int
     folder: str
-    """Where its relative paths begin."""
+    """The directory that its relative paths begin in."""
 
     @property
     def place(self) -> Place:
@@ -126,7 +127,7 @@ class Trace:
     variables: frozenset[str] = frozenset()
     """Names that had a value before the tree's first command."""
     unknown: set[str] = field(default_factory=set)
-    """Names that were given UNKNOWN in answer to a question about the machine."""
+    """Names that got UNKNOWN in answer to a question about the machine."""
     troubles: list[Trouble] = field(default_factory=list)
     ended: bool = False
 
@@ -155,7 +156,8 @@ def traces(tree: Tree, projects: Sequence[Project]) -> tuple[Trace, ...]:
 
 
 def _take(tree: Tree, folder: str, texts: set[str], names: set[str]) -> None:
-    """The CMake files of a folder, and the names of its others; CMake has no say in Python."""
+    """The CMake files of a folder, and the names of its other files. CMake does not decide about Python
+    files."""
     for path in tree.under(folder):
         if _is_cmake(path):
             texts.add(path)
@@ -172,7 +174,7 @@ _LOOKING = frozenset({"add_subdirectory", "configure_file", "elseif", "file", "i
 
 
 def _take_touched(tree: Tree, done: Iterable[Trace], texts: set[str], names: set[str]) -> None:
-    """What CMake looked for in the tree, and where it looked: a text that it read, or a folder."""
+    """What CMake looked for in the tree, and where: files that it read, or folders."""
     for event in {event for trace in done for event in trace.events if event.command in _LOOKING}:
         for arg in event.args:
             path = in_tree(re.split(r"[*?\[]", arg)[0], event.folder)
@@ -192,7 +194,7 @@ def _take_touched(tree: Tree, done: Iterable[Trace], texts: set[str], names: set
 def _remembered(
     tree: Tree, projects: Sequence[Project], texts: set[str], names: set[str]
 ) -> tuple[Trace, ...]:
-    """`--fix` and tests change a tree many times, and its CMake files rarely."""
+    """`--fix` and tests change a tree many times, but its CMake files rarely."""
     key = frozenset((path, tree.read(path)) for path in texts), frozenset(names), repr(projects)
     [memory] = tree.evaluated.setdefault("CMake's traces", [{}])
     if key not in memory:
@@ -240,7 +242,7 @@ def _cmake() -> Path:
 
 
 def _copy(tree: Tree, source: Path, projects: Sequence[Project], texts: set[str], names: set[str]) -> None:
-    """The texts, and empty files under the other names."""
+    """Copy the texts, and create empty files under the other names."""
     folders = {posixpath.dirname(path) for path in (*texts, *names)}
     for folder in sorted({*folders, *(outside for project in projects for outside in project.outside)}):
         (source / folder).mkdir(parents=True, exist_ok=True)
@@ -284,7 +286,7 @@ def _settings(work: Path, project: Project, declared: set[str]) -> Iterator[str]
 
 
 def _write_modules(modules: Path) -> None:
-    """In place of those of CMake that try a compiler or fetch something."""
+    """Replace CMake's modules that try a compiler or download something."""
     modules.mkdir()
     for module, position in _CHECKS.items():
         name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=CXX)(?=[A-Z])|(?<=C)(?=Comp|Source)", "_", module).lower()
@@ -311,7 +313,7 @@ def _start(cmake: Path, work: Path, number: int, variant: Path, project: Project
             [
                 str(cmake),
                 *("-S", str(work / "source"), "-B", str(work / f"build{number}")),
-                # The outer project builds nothing, and CMake looks for a make all the same.
+                # The outer project builds nothing, but CMake looks for make all the same.
                 *("-G", "Unix Makefiles", f"-DCMAKE_MAKE_PROGRAM={cmake}"),
                 *("-Wno-dev", "--no-warn-unused-cli", f"-DQNN_CI_VARIANT={variant}"),
                 *("--trace-expand", "--trace-format=json-v1", f"--trace-redirect={work / f'trace{number}'}"),
@@ -326,7 +328,7 @@ def _start(cmake: Path, work: Path, number: int, variant: Path, project: Project
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]], work: Path) -> None:
-    """Until all have ended. One that takes too long, or says too much, is stopped."""
+    """Wait until all have ended. One that takes too long, or prints too much, is stopped."""
     deadline = time.monotonic() + MOST_SECONDS
     try:
         for number, process in enumerate(running):
@@ -437,7 +439,7 @@ def _tree_path(file: str) -> str:
 
 
 def in_tree(text: str, folder: str) -> str | None:
-    """The path in the tree of what a command of this folder names; None for what is outside it."""
+    """The path in the tree for a path of a command in this folder; None if it is outside the tree."""
     if not text or "\0" in text:
         return None
     full = posixpath.normpath(posixpath.join(SOURCE, folder, text))

@@ -1,5 +1,6 @@
-"""What the outcome rests on and only a real configure step could know: an option that nothing sets, the
-environment of the machine, what another program would print."""
+"""What the result depends on and only a real configure step can know: an option that nothing sets, the
+machine's environment, another program's output.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ _HARMLESS = frozenset(
         *("mark_as_advanced", "project", "set_tests_properties", "source_group", "while"),
     }
 )
-"""Commands that change nothing of what a target is made of."""
+"""Commands that do not change what a target consists of."""
 
 _KEEPING = frozenset({"set", "option", "return"})
-"""Commands that hand a value on as it is."""
+"""Commands that pass a value on unchanged."""
 
 _ASSIGNING = {"set": 1, "unset": 1, "option": 1, "cmake_dependent_option": 1, "math": 2, "foreach": None}
-"""Commands that give variables a value, and how many of their first words may name one; None is all."""
+"""Commands that set variables, and how many of their first words may name one; None is all."""
 
 _NAMING = frozenset(
     {
@@ -35,7 +36,7 @@ _NAMING = frozenset(
         *("execute_process", "include", "cmake_host_system_information", "separate_arguments"),
     }
 )
-"""Commands of which any word may name a variable that they give a value."""
+"""Commands of which any word may name a variable that they set."""
 
 _CONSTANTS = frozenset({"ON", "OFF", "YES", "NO", "TRUE", "FALSE", "Y", "N", "IGNORE", "NOTFOUND"})
 _COMPARING = re.compile(r"(?:VERSION_|STR|PATH_)?(?:EQUAL|LESS|GREATER)(?:_EQUAL)?|MATCHES|IS_NEWER_THAN")
@@ -113,7 +114,7 @@ def _reads_environment(command: Command, project: Project) -> bool:
 
 
 def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
-    """Every name that any command could set, in whichever branch: none missed matters more than none too
+    """Every name that any command could set, in whichever branch: a missed name is worse than one too
     many."""
     known: set[str] = set()
     prefixes = []
@@ -130,7 +131,7 @@ def _assigned(trace: Trace, texts: Mapping[str, str]) -> set[str]:
         elif name == "project" and args:
             known |= {f"{args[0]}_SOURCE_DIR", f"{args[0]}_BINARY_DIR", "PROJECT_NAME"}
         elif name == "cmake_parse_arguments":
-            # With a value or without, these are set.
+            # With or without a value, these are set.
             prefixes += args[2:3] if args[:1] == ["PARSE_ARGV"] else args[:1]
     return known | {f"{prefix}_" for prefix in prefixes}
 
@@ -154,7 +155,7 @@ def _unsure(
     targets: Iterable[str],
     project: Project,
 ) -> Iterator[str]:
-    """Why the answer of a condition is not to be relied on."""
+    """Why the answer of a condition cannot be relied on."""
     for name in _unset(command, known):
         yield f"it reads ${{{name}}}, which no file and no variable of the mapping sets"
     before = ""
@@ -181,8 +182,8 @@ def _unsure(
 
 
 def _decided(command: Command, project: Project, fixed: Mapping[str, str]) -> bool:
-    """Whether variables of the mapping alone make one of several terms false that must all hold, so that the
-    others do not matter."""
+    """Whether the mapping's variables alone make one of several AND-ed terms false, so that the others do not
+    matter."""
     terms: list[list[str]] = [[]]
     for word in command.words:
         if word.plain and word.text in ("OR", "("):
@@ -210,7 +211,7 @@ def _is_word(text: str) -> bool:
 
 
 def _matters(text: str, event: Event, project: Project) -> bool:
-    """Whether anything in the block may change what a target is made of."""
+    """Whether anything in the block may change what a target consists of."""
     return any(
         command.name not in _HARMLESS and command.name not in project.ignored
         for command in words.block(text, event.line)

@@ -1,4 +1,4 @@
-"""The commands of a CMake file as they are written, with the line of every word."""
+"""The commands of a CMake file as written, with the line of every word."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Word:
 
     @property
     def literal(self) -> str:
-        """Without what stands for something else."""
+        """The text without placeholders."""
         text, before = self.text, ""
         while text != before:
             before, text = text, _INNER_REFERENCE.sub("", text)
@@ -50,7 +50,7 @@ class Command:
 
 @lru_cache(maxsize=512)
 def commands(text: str) -> tuple[Command, ...]:
-    """As far as the text can be read; that CMake reads all of it is CMake's to check."""
+    """The commands, as far as the text can be read; CMake itself reports syntax errors."""
     found: list[Command] = []
     before: Word | None = None
     words: list[Word] | None = None
