@@ -23,6 +23,7 @@ from typing import Any
 from ci.engine.interpreter import ALL, VOLATILE, as_installed, digest_of_value, names_of
 from ci.engine.native_names import is_native, names_in
 from ci.engine.packages import Package, distributions_of, packages_in
+from ci.engine.remote import Remote, remote_of
 from ci.engine.repository import repository_of
 from ci.engine.watch import Stamp, is_young, listing_of, source_of, stamp_of
 from provisioning.base.files import hash_file, replace_text
@@ -36,6 +37,9 @@ ENTRIES = 8
 """How many entries one key may have. They differ in what the work touched, so branches do not evict each
 other.
 """
+
+REFUSED = "refused"
+"""A file beside the entries of work that has failed here: another machine's pass of it does not count."""
 
 UNUSED_SECONDS = 60 * 86400.0
 ORPHAN_SECONDS = 86400.0
@@ -70,6 +74,8 @@ class Entry:
     result: dict[str, Any]
     folder: Path | None = None
     cached: bool = True
+    origin: str = "store"
+    """Where a cached one is from: our own store, or the remote cache."""
     not_remembered: str = ""
     """Why the memo did not keep it; empty if it did."""
 
@@ -346,6 +352,7 @@ class Memo:
         self.roots, self._reuse = roots.with_home(environ), reuse
         self._environ, self._digests = environ, Digests(store)
         self._state = self._today()
+        self.remote = remote_of(os.environ)
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}
         self._commons: list[tuple[Touched, list[Input], list[str]]] = []
@@ -371,7 +378,7 @@ class Memo:
                             os.utime(used)
                     return Entry(entry["result"], folder)
             why = why or change
-        return Miss(why or self._new_key(subject, key))
+        return self._shared_entry(key) or Miss(why or self._new_key(subject, key))
 
     def remember(
         self,
@@ -406,6 +413,10 @@ class Memo:
             entry = _load(path)
             if entry is None or not self._change(entry):
                 path.unlink(missing_ok=True)
+        if self.remote:
+            with contextlib.suppress(OSError):
+                self._folder(key).mkdir(parents=True, exist_ok=True)
+                (self._folder(key) / REFUSED).touch()
 
     def files_of(self, folder: Path, without: str = "") -> dict[str, str]:
         """The digest of each file in a folder, by name."""
@@ -422,6 +433,8 @@ class Memo:
         """Save the digests, and remove entries that were not used for a long time."""
         self._digests.save()
         prune(self._top)
+        if self.remote:
+            self.remote.finish()
 
     def _entries(self, key: Mapping[str, Json]) -> Iterator[Path]:
         """The entries of a key, most recently used first."""
@@ -457,7 +470,7 @@ class Memo:
 
     def _set(self, name: str) -> tuple[Input, ...] | None:
         if name not in self._sets:
-            path = self._top / "sets" / name[:2] / f"{name}.json"
+            path = self._set_file(name)
             self._sets[name] = None
             with contextlib.suppress(OSError, ValueError):
                 text = path.read_text(encoding="utf-8")
@@ -610,13 +623,68 @@ class Memo:
         _store(self._subject(subject), {"parts": dict(key)})
         for path in list(self._entries(key))[ENTRIES:]:
             path.unlink(missing_ok=True)
+        (top / REFUSED).unlink(missing_ok=True)
+        if self.remote and self.remote.writes:
+            document: dict[str, Any] = {"inputs": [list(each) for each in inputs], "sets": names}
+            document["result"] = dict(result)
+            blobs: dict[str, Path] = {each: self._set_file(each) for each in names}
+            if folder:
+                blobs |= {digest: folder / file for file, digest in files.items()}
+            document |= {"files": files, "folder": bool(folder)}
+            self.remote.offer(self._remote_key(key), document, blobs)
         return Entry(dict(result), folder, cached=False)
+
+    def _remote_key(self, key: Mapping[str, Json]) -> str:
+        return hashlib.sha256(f"{self._kind.name} {key_of(key)}".encode()).hexdigest()
+
+    def _shared_entry(self, key: Mapping[str, Json]) -> Entry | None:
+        """What another machine remembers, put into our own store. Nothing for work that failed here since."""
+        if self.remote is None or (self._folder(key) / REFUSED).exists():
+            return None
+        for shared in self.remote.find(self._remote_key(key)):
+            with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+                if entry := self._take(key, shared.document, self.remote):
+                    return entry
+        return None
+
+    def _take(self, key: Mapping[str, Json], document: Mapping[str, Any], remote: Remote) -> Entry | None:
+        files: dict[str, str] = dict(document["files"])
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+            return None
+        for name in document["sets"]:
+            if self._set(name) is None:
+                text = remote.text(name)
+                if text is None:
+                    return None
+                replace_text(self._set_file(name), text.decode())
+                del self._sets[name]
+        if self._change(document):
+            return None
+        top = self._folder(key)
+        name = key_of({"inputs": document["inputs"], "sets": document["sets"]})[:32]
+        folder = top / f"{name}-{key_of(files)[:16]}" if document["folder"] else None
+        if folder and self._damage(folder, files):
+            scratch = self.scratch()
+            for file, digest in files.items():
+                (scratch / file).parent.mkdir(parents=True, exist_ok=True)
+                if not remote.download(digest, scratch / file):
+                    shutil.rmtree(scratch, ignore_errors=True)
+                    return None
+            top.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            scratch.rename(folder)
+        kept = {each: document[each] for each in ("inputs", "sets", "result")}
+        _store(top / f"{name}.json", {**kept, "folder": folder.name if folder else None, "files": files})
+        return Entry(dict(document["result"]), folder, origin="remote")
+
+    def _set_file(self, name: str) -> Path:
+        return self._top / "sets" / name[:2] / f"{name}.json"
 
     def _write_set(self, inputs: Sequence[Input]) -> str:
         text = json.dumps([list(each) for each in inputs], separators=(",", ":"))
         name = hashlib.sha256(text.encode()).hexdigest()
         if self._set(name) is None:
-            replace_text(self._top / "sets" / name[:2] / f"{name}.json", text)
+            replace_text(self._set_file(name), text)
             self._sets[name] = tuple(inputs)
         return name
 
@@ -698,7 +766,7 @@ def prune(top: Path) -> None:
     for name in RETIRED:
         _remove_unused(top.with_name(name), now - ORPHAN_SECONDS)
     for kind in (each for each in top.glob("*") if each.is_dir()):
-        for path in (*kind.glob("*/*.json"), *kind.glob("??/*/*.json")):
+        for path in (*kind.glob("*/*.json"), *kind.glob("??/*/*.json"), *kind.glob(f"??/*/{REFUSED}")):
             _remove_unused(path, now - UNUSED_SECONDS)
         for folder in (*kind.glob("work/*"), *kind.glob("??/*/*-*")):
             entry = folder.with_name(f"{folder.name.partition('-')[0]}.json")

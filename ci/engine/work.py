@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +39,8 @@ class Result:
     """Files of the result, or of a failure."""
     failure: Failure | None = None
     cached: bool = False
+    origin: str = ""
+    """Of a cached one: `store` or `remote`."""
     seconds: float = 0.0
     why: str = ""
     """Why the work was done; empty if the result was remembered."""
@@ -128,7 +130,7 @@ def do(
     for task, _ in todo:
         first.setdefault(same[task.name], task)
     reasons = {task.name: why for task, why in todo}
-    _announce(how, len(tasks), len(results), reasons)
+    _announce(how, len(tasks), results.values(), reasons)
     groups: dict[str, list[Task]] = {}
     for task in first.values():
         groups.setdefault(task.group, []).append(task)
@@ -152,7 +154,7 @@ def _remembered(
         if not isinstance(found, Entry):
             todo.append((task, found.why))
             continue
-        result = Result(found.result, found.folder, cached=True)
+        result = Result(found.result, found.folder, cached=True, origin=found.origin)
         if accept(task.name, result):
             results[task.name] = result
         else:
@@ -160,8 +162,16 @@ def _remembered(
     return results, todo
 
 
-def _announce(how: How, total: int, cached: int, reasons: Mapping[str, str]) -> None:
-    sys.stderr.write(f"{total} {how.title}: {cached} cached, {len(reasons)} to do\n")
+def cached_from(results: Iterable[Result]) -> dict[str, Metric]:
+    """How many results came from where, for a report; empty where all are from our own store."""
+    origins = Counter(result.origin for result in results if result.cached)
+    return {"cached_from": dict(origins)} if set(origins) - {"store"} else {}
+
+
+def _announce(how: How, total: int, cached: Collection[Result], reasons: Mapping[str, str]) -> None:
+    origins = Counter(result.origin for result in cached if result.origin != "store")
+    more = "".join(f" ({count} from {origin})" for origin, count in origins.items())
+    sys.stderr.write(f"{total} {how.title}: {len(cached)} cached{more}, {len(reasons)} to do\n")
     if how.explain:
         lines = [f"{name}: {why}" for name, why in reasons.items()]
     else:

@@ -15,7 +15,7 @@ from ci.engine.installed import ready_runner
 from ci.engine.jobs import Job
 from ci.engine.memo import Touched
 from ci.engine.progress import Line, failed
-from ci.engine.work import Done, Failure, How, Result, do, empty_folder
+from ci.engine.work import Done, Failure, How, Result, cached_from, do, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
 from ci.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, repeat
@@ -225,6 +225,7 @@ def judge(
     stage.metrics |= {
         "selected": len(plan.programs),
         "cached": sum(result.cached for result in measured.values()),
+        **cached_from([*compiled.values(), *measured.values()]),
         "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
         "build_id": plan.basis.build_id,
         "programs": rows,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job, shard_named
-from ci.engine.work import Result
+from ci.engine.work import Result, cached_from
 from ci.executorch.backends import findings_before_compile, only_library_missing, refusal
 from ci.executorch.compile import UNKNOWN_SECONDS, Basis, Settings, basis_of, compile_programs
 from ci.executorch.judge import (
@@ -189,6 +189,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result]) -> None:
     stage.metrics |= {
         "selected": len(plan.programs),
         "cached": cached,
+        **cached_from(results.values()),
         "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
         "build_id": plan.basis.build_id,
         "sdk": str(plan.found.root(QNN_SDK).path),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ci.engine.jobs import shard_named
-from ci.engine.work import How, Result, do
+from ci.engine.work import How, Result, cached_from, do
 from ci.engine.workers.parent import Worker
 from ci.onnx.compile import jobs_of, model_names, require_installed, setup_of, tasks_of, versions
 from ci.onnx.crosscheck import executorch_lane, markdown, pairs_of, verdicts
@@ -153,6 +153,7 @@ def judge(stage: StageRun, plan: Plan, results: Mapping[str, Result], selection:
     stage.metrics |= {
         "selected": len(plan.programs),
         "cached": sum(result.cached for result in results.values()),
+        **cached_from(results.values()),
         "failed": sum(isinstance(each, dict) and each["verdict"] != "pass" for each in rows.values()),
         "socs": len({program.soc for program in plan.programs}),
         "build_id": ", ".join(sorted({lane.build_id for lane in lanes.values()})) or "unknown",

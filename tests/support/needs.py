@@ -22,6 +22,7 @@ PACKAGES = {
     "chromium": "chromium",
     "clang++": "clang",
     "ld.lld": "lld",
+    "nginx": "nginx-light",
     "openssl": "openssl",
     "qemu-aarch64": "qemu-user",
     "readelf": "binutils",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from ci.engine.jobs import Job
+from ci.engine.remote import without_secrets
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.settings import ROOT
 
@@ -98,7 +99,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [setup.python, *setup.command, str(send)],
                 cwd=ROOT,
-                env=dict(setup.environment),
+                env=without_secrets(setup.environment),
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,

@@ -1,0 +1,407 @@
+"""A cache that machines share, by Bazel's HTTP cache protocol; every entry is signed by its writer.
+
+Blobs are at /cas/SHA256. At /ac/KEY is an ActionResult, which names the blobs of one key's entries. A reader
+trusts no server: an entry counts only with a known writer's signature over its key and its digests. Trouble
+with a server changes no verdict: it costs some seconds once, and is said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from provisioning.base.errors import UsageError
+from provisioning.base.files import hash_file
+
+if TYPE_CHECKING:
+    import requests
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+PREFIX = "QNN_CI_REMOTE_CACHE"
+URL = PREFIX
+TOKEN = f"{PREFIX}_TOKEN"
+"""`user:password`, or a bearer token, to write with; the file that has it is in ..._TOKEN_FILE."""
+SIGNING_KEY = f"{PREFIX}_SIGNING_KEY"
+"""The writer's private key in PEM; the file that has it is in ..._SIGNING_KEY_FILE."""
+PUBLIC_KEYS = f"{PREFIX}_PUBLIC_KEYS"
+"""The public keys of all writers in PEM; the file that has them is in ..._PUBLIC_KEYS_FILE."""
+
+SCHEMA = 1
+ENTRIES = 8
+PATIENCE = 5.0
+"""Seconds for connecting, for an answer to begin, and for an answer of a few kilobytes."""
+LEAST_SPEED = 1 << 20
+"""Bytes in a second: a server that is slower is as good as none."""
+LARGEST_ANSWER, LARGEST_FILE = 32 << 20, 4 << 30
+END_PATIENCE = 60.0
+"""Seconds for what is still to be sent when all work is done."""
+
+Blob = bytes | Path
+
+
+class _Off(Exception):
+    """The server does not do what it should; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """An entry of another machine. Its digests are signed, so whatever has them may be used."""
+
+    document: Mapping[str, Any]
+
+
+@dataclass
+class Remote:
+    url: str
+    token: str = ""
+    signer: Ed25519PrivateKey | None = None
+    writers: Sequence[Ed25519PublicKey] = ()
+    off: str = ""
+    """Why the server is not asked any more."""
+    end_patience: float = END_PATIENCE
+    _said: set[str] = field(default_factory=set)
+    _queue: queue.Queue[tuple[str, Mapping[str, Any], Mapping[str, Blob]] | None] = field(
+        default_factory=queue.Queue
+    )
+    _sender: threading.Thread | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/")
+        parts = urlsplit(self.url)
+        self.shown = f"{parts.scheme}://{parts.hostname}"
+
+    @property
+    def writes(self) -> bool:
+        return self.signer is not None
+
+    def find(self, key: str) -> Iterator[Shared]:
+        """The entries of a key that a known writer signed, the newest first."""
+        if self.off or not self.writers:
+            return
+        try:
+            answer = self._get(f"ac/{key}")
+            for path, digest in entries_of(answer) if answer else ():
+                if path.startswith("entries/") and (entry := self._verified(key, digest)):
+                    yield entry
+        except _Off as why:
+            self._switch_off(str(why))
+
+    def _verified(self, key: str, digest: str) -> Shared | None:
+        text = self._get(f"cas/{digest}")
+        if text is None:
+            return None
+        if hashlib.sha256(text).hexdigest() != digest:
+            self._say(f"{self.shown} answers other bytes than it was given; they are not used")
+            return None
+        try:
+            whole = json.loads(text)
+            payload, signature = str(whole["payload"]).encode(), bytes.fromhex(whole["signature"])
+            signed = json.loads(payload)
+        except (ValueError, KeyError, TypeError):
+            self._say(f"{self.shown} has an entry that is none; it is not used")
+            return None
+        if not any(_signed_by(writer, signature, payload) for writer in self.writers):
+            self._say(f"{self.shown} has an entry that no known writer signed; it is not used")
+            return None
+        if not isinstance(signed, dict) or (signed.get("schema"), signed.get("key")) != (SCHEMA, key):
+            self._say(f"{self.shown} has an entry in another's place; it is not used")
+            return None
+        return Shared(signed["document"])
+
+    def text(self, digest: str) -> bytes | None:
+        """A small blob, with its digest."""
+        try:
+            content = None if self.off else self._get(f"cas/{digest}")
+        except _Off as why:
+            self._switch_off(str(why))
+            return None
+        if content is None or hashlib.sha256(content).hexdigest() == digest:
+            return content
+        self._say(f"{self.shown} answers other bytes than it was given; they are not used")
+        return None
+
+    def download(self, digest: str, into: Path) -> bool:
+        """Fetch a blob into a new file; False if it is not there or has another digest."""
+        try:
+            if self.off or self._get(f"cas/{digest}", into) is None:
+                return False
+        except (_Off, OSError) as why:
+            self._switch_off(str(why))
+            return False
+        if hash_file(into) != digest:
+            self._say(f"{self.shown} answers other bytes than it was given; they are not used")
+            return False
+        return True
+
+    def offer(self, key: str, document: Mapping[str, Any], blobs: Mapping[str, Blob]) -> None:
+        """Send an entry beside the work. `blobs` by digest are all that it names."""
+        if not self.writes or self.off:
+            return
+        with self._lock:
+            if self._sender is None:
+                self._sender = threading.Thread(target=self._send_all, daemon=True)
+                self._sender.start()
+        self._queue.put((key, document, blobs))
+
+    def finish(self) -> None:
+        """Wait for what is still to be sent, or give it up and say so."""
+        with self._lock:
+            sender, self._sender = self._sender, None
+        if sender is None:
+            return
+        self._queue.put(None)
+        sender.join(self.end_patience)
+        if sender.is_alive():
+            self._switch_off(f"not all could be sent in {self.end_patience:g} s")
+
+    def _send_all(self) -> None:
+        while (offered := self._queue.get()) is not None:
+            if self.off:
+                continue
+            try:
+                self._send(*offered)
+            except (_Off, OSError) as why:
+                self._switch_off(str(why))
+
+    def _send(self, key: str, document: Mapping[str, Any], blobs: Mapping[str, Blob]) -> None:
+        assert self.signer is not None
+        payload = json.dumps({"schema": SCHEMA, "key": key, "document": document}, sort_keys=True)
+        signature = self.signer.sign(payload.encode()).hex()
+        entry = json.dumps({"payload": payload, "signature": signature}).encode()
+        digest = hashlib.sha256(entry).hexdigest()
+        sizes = {digest: len(entry)}
+        for name, blob in {**blobs, digest: entry}.items():
+            sizes[name] = len(blob) if isinstance(blob, bytes) else blob.stat().st_size
+            if not self._has(name):
+                self._put(f"cas/{name}", blob)
+        older = self._get(f"ac/{key}")
+        named = [(f"entries/{digest}", digest, len(entry))]
+        named += [(f"blobs/{name}", name, sizes[name]) for name in blobs]
+        kept = [each for each in files_of(older or b"") if each[0] not in {one[0] for one in named}]
+        others = [each for each in kept if each[0].startswith("entries/")][: ENTRIES - 1]
+        # What the other entries name is not said: they are looked up one by one.
+        self._put(f"ac/{key}", action_result([*named, *others]))
+
+    def _has(self, digest: str) -> bool:
+        return self._request("HEAD", f"cas/{digest}").status_code == 200
+
+    def _put(self, path: str, blob: Blob) -> None:
+        with contextlib.ExitStack() as stack:
+            data: Any = blob if isinstance(blob, bytes) else stack.enter_context(blob.open("rb"))
+            done = self._request("PUT", path, data=data)
+        if done.status_code >= 300:
+            raise _Off(f"answers {done.status_code} to an upload")
+
+    def _get(self, path: str, into: Path | None = None) -> bytes | None:
+        """The bytes there, or their place in `into`; None where there is nothing."""
+        import requests
+
+        with self._request("GET", path, stream=True) as done:
+            if done.status_code in (404, 410):
+                return None
+            if done.status_code != 200:
+                raise _Off(f"answers {done.status_code}")
+            most = LARGEST_FILE if into else LARGEST_ANSWER
+            content, size, began = bytearray(), 0, time.monotonic()
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(into.open("wb")) if into else None
+                try:
+                    for block in done.iter_content(1 << 16):
+                        size += len(block)
+                        if size > most:
+                            raise _Off("answers without end")
+                        if time.monotonic() - began > PATIENCE + size / LEAST_SPEED:
+                            raise _Off("is too slow")
+                        if file:
+                            file.write(block)
+                        else:
+                            content += block
+                except requests.RequestException as error:
+                    raise _Off(f"broke off: {type(error).__name__}") from None
+            return bytes(content)
+
+    def _request(self, method: str, path: str, **more: Any) -> requests.Response:
+        import requests
+
+        session = _session()
+        user, colon, password = self.token.partition(":")
+        headers = {} if colon or not self.token else {"Authorization": f"Bearer {self.token}"}
+        try:
+            return session.request(
+                method,
+                f"{self.url}/{path}",
+                timeout=(PATIENCE, PATIENCE),
+                auth=(user, password) if colon else None,
+                headers=headers,
+                allow_redirects=False,
+                **more,
+            )
+        except requests.RequestException as error:
+            # Not the error's own text, which has the address with its password.
+            raise _Off(f"cannot be reached: {type(error).__name__}") from None
+
+    def _switch_off(self, why: str) -> None:
+        if not self.off:
+            self.off = why
+            self._say(f"the remote cache {self.shown} {why}; going on without it")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            sys.stderr.write(f"{text}\n")
+
+
+def _session() -> requests.Session:
+    """One for each thread."""
+    import requests
+
+    if not hasattr(_sessions, "session"):
+        _sessions.session = requests.Session()
+    session: requests.Session = _sessions.session
+    return session
+
+
+_sessions = threading.local()
+
+
+def _signed_by(writer: Ed25519PublicKey, signature: bytes, payload: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        writer.verify(signature, payload)
+    except InvalidSignature:
+        return False
+    return True
+
+
+# Bazel's ActionResult, of which only the output files matter: a path, a digest and a size each.
+
+
+def action_result(files: Sequence[tuple[str, str, int]]) -> bytes:
+    def message(number: int, content: bytes) -> bytes:
+        return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+    found = b""
+    for path, digest, size in files:
+        place = message(1, digest.encode()) + (_varint(2 << 3) + _varint(size) if size else b"")
+        found += message(2, message(1, path.encode()) + message(2, place))
+    return found
+
+
+def files_of(result: bytes) -> list[tuple[str, str, int]]:
+    """Path, digest and size of each output file; empty for what is no ActionResult."""
+    found = []
+    try:
+        for number, file in _fields(result):
+            if number == 2 and isinstance(file, bytes):
+                parts = dict(_fields(file))
+                place = dict(_fields(bytes(parts[2])))
+                found.append((bytes(parts[1]).decode(), bytes(place[1]).decode(), int(place.get(2, 0))))
+    except (ValueError, KeyError, IndexError, TypeError):
+        return []
+    return [each for each in found if len(each[1]) == 64 and set(each[1]) <= set("0123456789abcdef")]
+
+
+def entries_of(result: bytes) -> list[tuple[str, str]]:
+    return [(path, digest) for path, digest, _ in files_of(result)][: 64 * ENTRIES]
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    at = 0
+    while at < len(message):
+        tag, at = _number(message, at)
+        value, at = _number(message, at)
+        if tag & 7 == 0:
+            yield tag >> 3, value
+        elif tag & 7 == 2 and at + value <= len(message):
+            yield tag >> 3, message[at : at + value]
+            at += value
+        else:
+            raise ValueError("no ActionResult")
+
+
+def _varint(value: int) -> bytes:
+    found = b""
+    while value > 127:
+        found += bytes([value & 127 | 128])
+        value >>= 7
+    return found + bytes([value])
+
+
+def _number(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 64:
+        byte = message[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+    raise ValueError("no ActionResult")
+
+
+def remote_of(environ: Mapping[str, str]) -> Remote | None:
+    """What the user's variables name; one for the process, so that trouble is said once."""
+    url = environ.get(URL, "")
+    if not url:
+        return None
+    return _remote(url, *(_secret(environ, name) for name in (TOKEN, SIGNING_KEY, PUBLIC_KEYS)))
+
+
+@functools.cache
+def _remote(url: str, token: str, signing: str, public: str) -> Remote:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise UsageError(
+            f"{URL}: expected the address of a server", remedy=f"{URL}=https://cache.example.com"
+        )
+    signer = writers = None
+    end = "-----END PUBLIC KEY-----"
+    try:
+        signer = load_pem_private_key(signing.encode(), None) if signing else None
+        writers = [load_pem_public_key((one + end).encode()) for one in public.split(end) if one.strip()]
+    except (ValueError, TypeError):
+        pass
+    known = [one for one in writers or () if isinstance(one, Ed25519PublicKey)]
+    if writers is None or len(known) != len(writers) or not isinstance(signer, Ed25519PrivateKey | None):
+        raise UsageError(
+            f"{SIGNING_KEY} and {PUBLIC_KEYS}: expected Ed25519 keys in PEM",
+            remedy="openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout",
+        )
+    if signer:
+        known.append(signer.public_key())
+    if not known:
+        raise UsageError(
+            f"{URL} is set, and no public key: whatever a server says would be believed",
+            remedy=f"{PUBLIC_KEYS}_FILE=FILE, with the public keys of those who write",
+        )
+    return Remote(url, token, signer, tuple(known))
+
+
+def _secret(environ: Mapping[str, str], name: str) -> str:
+    if value := environ.get(name):
+        return value
+    if file := environ.get(f"{name}_FILE"):
+        try:
+            return Path(file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            message = f"{name}_FILE={file}: {error.strerror}"
+            raise UsageError(message, remedy="name a file that can be read") from error
+    return ""
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """For processes that run users' models, which have no business with the cache."""
+    return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}

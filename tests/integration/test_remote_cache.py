@@ -1,0 +1,117 @@
+"""The cache that machines share on nginx, configured as docs/cache.md says."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ci.engine.memo import Entry, Miss
+from ci.engine.remote import Remote
+from provisioning.base.settings import ROOT
+from tests.support import needs
+from tests.support.cache_machines import Machine
+
+pytestmark = pytest.mark.needs("nginx")
+TOKEN = "ci:hush"
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """Its address, and the folder with its files."""
+    home = tmp_path_factory.mktemp("nginx")
+    home.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (server,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/cache.md").read_text(), re.S)
+    for shown, here in {
+        "listen 8080": f"listen 127.0.0.1:{port}",
+        "/srv/qnn-ci-cache": str(home / "cache"),
+        "/etc/nginx/qnn-ci-cache.passwords": str(home / "passwords"),
+    }.items():
+        assert shown in server, shown
+        server = server.replace(shown, here)
+    user, _, password = TOKEN.partition(":")
+    command = ["openssl", "passwd", "-apr1", password]
+    hashed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (home / "passwords").write_text(f"{user}:{hashed}")
+    (home / "cache").mkdir()
+    places = "".join(f"{kind}_temp_path {home}/{kind};" for kind in ("fastcgi", "proxy", "scgi", "uwsgi"))
+    text = f"daemon off; pid {home}/pid; events {{}} http {{ access_log off; {places} {server} }}"
+    (home / "nginx.conf").write_text(f"user root;\n{text}")
+    process = subprocess.Popen(
+        [needs.program("nginx"), "-c", str(home / "nginx.conf"), "-e", str(home / "errors")]
+    )
+    try:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}", home / "cache"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_two_stores_share_what_one_of_them_did(nginx: tuple[str, Path], tmp_path: Path) -> None:
+    url, _ = nginx
+    writer, reader = Machine(tmp_path / "w", url, TOKEN, writes=True), Machine(tmp_path / "r", url)
+    assert isinstance(reader.find(), Miss)
+    large = writer.folder / "w.bin"
+    writer.work()
+    entry = reader.find()
+    assert isinstance(entry, Entry) and entry.origin == "remote" and large.exists()
+
+
+def test_a_program_of_more_than_a_megabyte_is_taken(nginx: tuple[str, Path], tmp_path: Path) -> None:
+    remote = Remote(nginx[0], TOKEN, Machine(tmp_path, nginx[0], writes=True).remote.signer)
+    content = b"x" * (3 << 20)
+    remote._put(f"cas/{'0' * 64}", content)
+    assert remote._get(f"cas/{'0' * 64}") == content
+
+
+def test_who_has_no_credential_reads_and_does_not_write(nginx: tuple[str, Path], tmp_path: Path) -> None:
+    url, folder = nginx
+    before = sorted(folder.rglob("*"))
+    for number, token in enumerate(("", "ci:wrong")):
+        writer = Machine(tmp_path / str(number), url, token, writes=True)
+        writer.weights(f"only here {number}")
+        writer.work()
+        assert writer.remote.off == "answers 401 to an upload"
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_bytes_that_changed_on_the_server_are_not_used(
+    nginx: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, folder = nginx
+    writer, reader = Machine(tmp_path / "w", url, TOKEN, writes=True), Machine(tmp_path / "r", url)
+    for machine in (writer, reader):
+        machine.weights("for this test alone")
+    writer.work()
+    for path in folder.glob("cas/*"):
+        path.write_bytes(path.read_bytes().replace(b"program 1", b"program 2"))
+    assert isinstance(reader.find(), Miss)
+    assert "answers other bytes" in capsys.readouterr().err
+
+
+def test_an_upload_that_broke_off_is_not_there(nginx: tuple[str, Path]) -> None:
+    import base64
+
+    url, folder = nginx
+    name = "a" * 64
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as stream:
+        head = f"PUT /cas/{name} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
+        head += f"Authorization: Basic {base64.b64encode(TOKEN.encode()).decode()}\r\n\r\n"
+        stream.sendall(head.encode() + b"half")
+    assert Remote(url)._get(f"cas/{name}") is None
+    assert not (folder / "cas" / name).exists()

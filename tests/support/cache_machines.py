@@ -1,0 +1,48 @@
+"""Machines that share a remote cache: a clone with one input, a store, and work that is remembered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ci.engine.memo import Entry, Memo, Miss, Roots, Touched
+from ci.engine.remote import Remote
+from ci.engine.watch import stamp_of
+
+KEY = {"module": "net"}
+OURS = Ed25519PrivateKey.generate()
+COMMON = Touched(environment={"MODE": "unset"})
+
+
+class Machine:
+    """A clone and a store, and the remote cache as this machine knows it."""
+
+    def __init__(self, folder: Path, url: str, token: str = "", *, writes: bool = False) -> None:
+        self.folder, self.store = folder / "clone", folder / "store"
+        self.folder.mkdir(parents=True)
+        self.remote = Remote(url, token, OURS if writes else None, (OURS.public_key(),))
+        self.weights("1")
+
+    def weights(self, text: str) -> None:
+        (self.folder / "w.bin").write_text(text)
+        os.utime(self.folder / "w.bin", (1e9, 1e9))
+
+    def memo(self) -> Memo:
+        memo = Memo(self.store, "test", Roots({"suite": self.folder, "store": self.store}))
+        memo.remote = self.remote
+        return memo
+
+    def work(self, value: int = 7) -> None:
+        memo = self.memo()
+        folder = memo.scratch()
+        (folder / "out").mkdir()
+        (folder / "out" / "net.pte").write_text("program 1")
+        path = self.folder / "w.bin"
+        touched = Touched(opened={str(path): stamp_of(path.stat())})
+        assert not memo.remember("net", KEY, {"value": value}, touched, folder, COMMON).not_remembered
+        memo.close()
+
+    def find(self) -> Entry | Miss:
+        return self.memo().find("net", KEY)
