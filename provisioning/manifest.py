@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, RootModel, StringConstraints, field_validator, model_validator
 
-from provisioning.base.documents import Model, Regex, load
+from provisioning.base.documents import Model, Name, Regex, load
 from provisioning.base.errors import ManifestError, UnknownName, UsageError
 from provisioning.base.settings import MANIFESTS
 from provisioning.components import ComponentName
@@ -18,7 +18,6 @@ from provisioning.sources.git import Git
 from provisioning.sources.maven import Maven
 from provisioning.sources.wheel import Wheel
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-windows"]
 
 Source = Annotated[Archive | Wheel | Maven | Git, Field(discriminator="type")]

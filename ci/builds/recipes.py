@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Name
 
 RECIPES = MANIFESTS / "recipes"
 PLACEHOLDERS = ("tree", "build", "sdk", "ndk", "python", "cc", "cxx")

@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model, Name, load
 from provisioning.base.errors import ManifestError, UnknownName
 from provisioning.base.settings import MANIFESTS, ROOT
 from provisioning.components import ANDROID_NDK, HEXAGON_SDK, QNN_SDK
 from provisioning.lock_files import lock_path
-from provisioning.manifest import Licence, Name, Profile, load_profile
+from provisioning.manifest import Licence, Profile, load_profile
 from provisioning.sources import Sha256
 
 MANIFEST = MANIFESTS / "images.toml"

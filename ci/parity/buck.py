@@ -501,7 +501,7 @@ calls = _calls
                 self.side.labels.append(item)
         elif attribute in FLAGS:
             for flag in self._elements(library, attribute, value):
-                self._add_flag(library, flag, self._place(stack, flag))
+                library.add_flag(flag, self._place(stack, flag))
         elif attribute == "resources":
             if isinstance(value, dict):
                 # The keys of a Python library are the files; those of a C++ library are the names, the values
@@ -548,14 +548,6 @@ calls = _calls
             return None
         before = self.tree.read(".buckconfig").partition(match[0])[0]
         return Item(match[1], Place(".buckconfig", before.count("\n") + 1))
-
-    def _add_flag(self, library: Library, flag: str, place: Place) -> None:
-        if flag.startswith("-D"):
-            library.definitions.append(Item(flag[2:].strip(), place))
-        elif flag.startswith("-std="):
-            library.standard = Item(re.sub(r"\D+", "", flag), place)
-        else:
-            library.options.append(Item(flag, place))
 
     def _add_file(self, library: Library, path: str, stack: str, into: list[Item] | None = None) -> None:
         if _is_label(path):
@@ -639,6 +631,8 @@ def _renamed(value: object, namespace: str) -> Iterator[tuple[str, str]]:
     pairs = cast("MappingOf[object, object]", value) if isinstance(value, dict) else {}
     for name, path in pairs.items():
         if not isinstance(name, str) or not isinstance(path, str) or _is_label(path):
+            continue
+        if path.startswith(_UNKNOWN_BRANCH):
             continue
         included = posixpath.join(namespace, name)
         if not f"/{path}".endswith(f"/{included}"):

@@ -55,6 +55,7 @@ def cmake_sides(tree: Tree, mapping: Mapping) -> dict[str, Side]:
 def _project(mapping: Mapping, variant: Variant) -> Project:
     return Project(
         entries=(mapping.cmake.entry, *mapping.cmake.also),
+        includes=mapping.cmake.includes,
         variables={**mapping.cmake.variables, **variant.cmake},
         ignored=mapping.cmake.ignored_commands,
         outside=mapping.cmake.outside,

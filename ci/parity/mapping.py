@@ -10,9 +10,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model, Name, load
 from provisioning.base.settings import MANIFESTS
-from provisioning.manifest import Name
 
 MAPPING = MANIFESTS / "parity.toml"
 
@@ -75,6 +74,8 @@ class CMake(Model):
     entry: str
     also: tuple[str, ...] = ()
     """More files like `entry`, such as that of the examples."""
+    includes: tuple[str, ...] = ()
+    """Files that the project above includes before them, for the functions that they define."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Set for every variant: values from a project above, a toolchain file or CMake itself."""
     ignored_commands: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -69,6 +70,15 @@ class Library:
     """Directories of the tree in which headers are searched."""
     platforms: tuple[str, ...] = ()
     """Buck's; empty where it names none."""
+
+    def add_flag(self, flag: str, place: Place, scope: str = "PRIVATE") -> None:
+        """A flag of the compiler: a definition, the standard or another option."""
+        if flag.startswith("-D"):
+            self.definitions.append(Item(flag[2:].strip(), place, scope))
+        elif flag.startswith("-std="):
+            self.standard = Item(re.sub(r"\D+", "", flag), place)
+        else:
+            self.options.append(Item(flag, place, scope))
 
     @property
     def compiled(self) -> list[Item]:

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from provisioning.base import toml
 from provisioning.base.errors import ManifestError
@@ -18,6 +18,7 @@ class Model(BaseModel):
 
 
 M = TypeVar("M", bound=BaseModel)
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 
 
 def _compiles(value: str) -> str:

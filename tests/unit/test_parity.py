@@ -36,6 +36,7 @@ from tests.support.parity_mutations import (
     WRAPPERS_BUCK,
 )
 
+UTILS_CMAKE = "tools/cmake/Utils.cmake"
 SCHEMA_CMAKE = f"{QUALCOMM}/cmake/Schema.cmake"
 
 FORGOTTEN = {
@@ -113,6 +114,16 @@ def test_a_new_library_of_cmake_is_compared_without_being_named() -> None:
     files[TOP_CMAKE] += "add_library(new new.cpp)\n"
     files[f"{QUALCOMM}/new.cpp"] = "// new\n"
     assert f"{QUALCOMM}/new.cpp" in [one.what for one in _found(files, "parity-missing-in-buck")]
+
+
+def test_a_function_of_the_project_above_is_known() -> None:
+    files = _with(TOP_CMAKE, {LINK: f"{LINK}executorch_link_logging(wrappers)\n"})
+    files[UTILS_CMAKE] += (
+        "function(executorch_link_logging name)\n"
+        "  target_link_libraries(${name} PRIVATE extension_tensor)\nendfunction()\n"
+    )
+    [one] = checked(files).differences
+    assert (one.rule, one.place.file) == ("parity-dependency-missing-in-buck", UTILS_CMAKE)
 
 
 def test_a_program_or_plugin_of_cmake_needs_a_pair_of_its_own() -> None:
@@ -217,6 +228,18 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "e, a flag behind a choice of the system": (
         *(RUNTIME_BUCK, '["-Wno-unused-function"]', '["-Wno-unused-function", "-fno-exceptions"]'),
         *("parity-option-differs", RUNTIME_BUCK, "-fno-exceptions"),
+    ),
+    "e, a flag of every target of CMake": (
+        *(
+            TOP_CMAKE,
+            "set(CMAKE_CXX_STANDARD_REQUIRED ON)\n",
+            'set(CMAKE_CXX_STANDARD_REQUIRED ON)\nstring(APPEND CMAKE_CXX_FLAGS " -march=x -DFLAG=1")\n',
+        ),
+        *("parity-option-differs", TOP_CMAKE, "-march=x"),
+    ),
+    "e, a definition among the options of CMake": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(wrappers PRIVATE -DOPTION=1)\n"),
+        *("parity-definition-differs", TOP_CMAKE, "-DOPTION=1"),
     ),
     "e, another standard in Buck": (
         *(WRAPPERS_BUCK, "", ""),

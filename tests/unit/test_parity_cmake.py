@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -240,6 +241,24 @@ def test_without_a_cmake_the_environment_lacks_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(EnvironmentLacking):
         sides("# no CMake has run this text yet\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ('echo "CMake 3.28 or higher is required.  You are running version 3.22.1" >&2', "3.22.1"),
+        ("exit 1", "no trace"),
+    ],
+)
+def test_a_cmake_that_is_too_old_or_broken_is_not_the_trees_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, message: str
+) -> None:
+    (tmp_path / "cmake").write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
+    (tmp_path / "cmake").chmod(0o755)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(EnvironmentLacking, match=message):
+        sides("# no such CMake has run this text yet\n")
 
 
 def test_lists_are_split_outside_of_brackets() -> None:

@@ -113,6 +113,16 @@ class _Reader:
         last = element.rpartition("/")[2]
         return self.written.get(last) or self.written.get(posixpath.splitext(last)[0]) or event.place
 
+    def _place_of_flag(self, target: str, flag: str) -> Place:
+        """Of one of several in a text: CMAKE_CXX_FLAGS, or the target's COMPILE_FLAGS."""
+        for event in self.trace.events:
+            if (
+                not {target, "CMAKE_CXX_FLAGS"}.isdisjoint(event.args)
+                and flag in " ".join(event.args).split()
+            ):
+                return event.place
+        return self._declaration(target)
+
     def _line(self, event: Event, element: str) -> int | None:
         command = self.commands[event.file].get((event.line, event.command))
         last = element.rpartition("/")[2].partition("=")[0]
@@ -148,13 +158,15 @@ class _Reader:
         own = self._scoped(target, "COMPILE_DEFINITIONS")
         for element, text, scope in [*own, *((one, text, "PRIVATE") for one, text in directory)]:
             library.definitions.append(Item(element, self._place(name, element, text), scope))
+        library.standard = self._standard(target)
         for element, text, scope in self._scoped(target, "COMPILE_OPTIONS"):
-            library.options.append(Item(element, self._place(name, element, text), scope))
+            library.add_flag(element, self._place(name, element, text), scope)
+        for flag in () if kind == "interface" else f"{target['FLAGS']} {target['COMPILE_FLAGS']}".split():
+            library.add_flag(flag, self._place_of_flag(name, flag))
         for element, text, scope in self._scoped(target, "INCLUDE_DIRECTORIES"):
             path = _path(element, folder)
             if path is not None and (path in self.tree.directories or not path):
                 library.includes.append(Item(path, self._place(name, path, text), scope))
-        library.standard = self._standard(target)
         return library
 
     def _add_file(self, library: Library, element: str, text: str, scope: str, folder: str) -> None:

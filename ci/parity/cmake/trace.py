@@ -6,6 +6,7 @@ Configuring executes the files. So CMake gets a copy, a home directory of its ow
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -30,7 +31,7 @@ UNKNOWN = "@qnn-ci-unknown@"
 
 MOST_SECONDS = 20.0
 MOST_BYTES = 64 << 20
-"""The largest trace: a hundred times ExecuTorch's."""
+"""The largest file that CMake may write: a hundred traces of ExecuTorch's."""
 
 MOST_ROUNDS = 8
 """How often CMake is run again because it looked for a file that was not copied yet."""
@@ -48,6 +49,7 @@ PROPERTIES = (
     "INTERFACE_COMPILE_OPTIONS",
     "INCLUDE_DIRECTORIES",
     "INTERFACE_INCLUDE_DIRECTORIES",
+    "COMPILE_FLAGS",
     "COMPILE_FEATURES",
     "CXX_STANDARD",
     "HEADER_SETS",
@@ -58,6 +60,9 @@ PROPERTIES = (
 _OUTER = Path(__file__).with_name("outer.cmake")
 _END = "qnn-ci: the end"
 _REMEDY = "python -m pip install 'cmake>=3.28'"
+
+_OF_OUTER = ("qnn_ci_", "add_subdirectory", UNKNOWN, _END)
+"""What matters of the project around the tree, whose commands are most of a trace."""
 
 _CHECKS = {
     "CheckCCompilerFlag": 1,
@@ -83,6 +88,9 @@ _ERROR = re.compile(
     r"(?: at (?P<file>[^\n]+?):(?P<line>\d+)(?: \((?P<command>\w+)\))?)?:(?P<text>.*)",
     re.DOTALL,
 )
+_TOO_OLD = re.compile(
+    r"CMake (?P<least>\S+) or higher is required\. You are running version (?P<version>\S+)"
+)
 _EVALUATED = re.compile(r"(.+):(\d+):EVAL")
 _CALLER = re.compile(r"^  (?P<file>[^\n]+?):(?P<line>\d+) \(", re.MULTILINE)
 
@@ -93,6 +101,8 @@ class Project:
 
     entries: tuple[str, ...]
     variables: Mapping[str, str]
+    includes: tuple[str, ...] = ()
+    """Files that are included before the entries, where they exist."""
     ignored: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
     targets: frozenset[str] = frozenset()
@@ -140,8 +150,10 @@ def traces(tree: Tree, projects: Sequence[Project]) -> tuple[Trace, ...]:
         return tuple(Trace(troubles=[trouble]) for _ in projects)
     texts: set[str] = set()
     names: set[str] = set()
+    texts.update(path for project in projects for path in project.includes if path in tree.files)
     for folder in {posixpath.dirname(entry) for project in projects for entry in project.entries}:
         _take(tree, folder, texts, names)
+    _take_named(tree, texts)
     done: tuple[Trace, ...] = ()
     for _ in range(MOST_ROUNDS):
         before = len(texts), len(names)
@@ -163,6 +175,21 @@ def _take(tree: Tree, folder: str, texts: set[str], names: set[str]) -> None:
             texts.add(path)
         elif not is_python(path):
             names.add(path)
+
+
+def _take_named(tree: Tree, texts: set[str]) -> None:
+    """The files that others include by a name as plain as `${ROOT}/cmake/x.cmake`: a guess that saves a
+    round."""
+    pending = list(texts)
+    while pending:
+        file = pending.pop()
+        for command in words.commands(tree.read(file)):
+            for word in command.words[:1] if command.name == "include" else ():
+                name = word.literal.lstrip("/")
+                for path in (name, posixpath.join(posixpath.dirname(file), name)):
+                    if path in tree.files and path not in texts:
+                        texts.add(path)
+                        pending.append(path)
 
 
 def _is_cmake(path: str) -> bool:
@@ -216,9 +243,11 @@ def _configured(
         for number, project in enumerate(projects):
             declared = _declared(tree.read(path) for path in texts if not _elsewhere(path, project))
             variant = work / f"variant{number}.cmake"
-            variant.write_text("\n".join(_settings(work, project, declared)) + "\n", encoding="utf-8")
-            running.append(_start(cmake, work, number, variant, project))
-        _wait(running, work)
+            includes = [path for path in project.includes if path in texts]
+            settings = _settings(work, project, declared, includes)
+            variant.write_text("\n".join(settings) + "\n", encoding="utf-8")
+            running.append(_start(cmake, work, number, variant))
+        _wait(running)
         return tuple(
             _read(process, work, number, tree, project)
             for number, (process, project) in enumerate(zip(running, projects, strict=True))
@@ -272,9 +301,10 @@ def _declared(texts: Iterable[str]) -> set[str]:
     return found
 
 
-def _settings(work: Path, project: Project, declared: set[str]) -> Iterator[str]:
+def _settings(work: Path, project: Project, declared: set[str], includes: Sequence[str]) -> Iterator[str]:
     folders = ";".join(posixpath.dirname(entry) for entry in project.entries)
     yield f"set(QNN_CI_FOLDERS {_bracket(folders)})"
+    yield f"set(QNN_CI_INCLUDES {_bracket(';'.join(includes))})"
     for name, value in project.variables.items():
         yield f"set({name} {_bracket(value)})"
     for name in sorted(project.targets - declared):
@@ -304,14 +334,16 @@ def _bracket(value: str) -> str:
     return f"[{equals}[{value}]{equals}]"
 
 
-def _start(cmake: Path, work: Path, number: int, variant: Path, project: Project) -> subprocess.Popen[bytes]:
+def _start(cmake: Path, work: Path, number: int, variant: Path) -> subprocess.Popen[bytes]:
     home = work / f"home{number}"
     home.mkdir()
     environment = {"HOME": str(home), "LC_ALL": "C", "PATH": os.defpath}
+    # Limits of the system hold even if this process is killed and cannot stop what it began.
+    limits = f"ulimit -t {2 * round(MOST_SECONDS)}; ulimit -f {MOST_BYTES // 512}"
     with (work / f"errors{number}").open("wb") as errors:
         return subprocess.Popen(
             [
-                str(cmake),
+                *("/bin/sh", "-c", f'{limits}; exec "$0" "$@"', str(cmake)),
                 *("-S", str(work / "source"), "-B", str(work / f"build{number}")),
                 # The outer project builds nothing, but CMake looks for make all the same.
                 *("-G", "Unix Makefiles", f"-DCMAKE_MAKE_PROGRAM={cmake}"),
@@ -327,18 +359,13 @@ def _start(cmake: Path, work: Path, number: int, variant: Path, project: Project
         )
 
 
-def _wait(running: Sequence[subprocess.Popen[bytes]], work: Path) -> None:
-    """Wait until all have ended. One that takes too long, or prints too much, is stopped."""
+def _wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait until all have ended. One that takes too long is stopped."""
     deadline = time.monotonic() + MOST_SECONDS
     try:
-        for number, process in enumerate(running):
-            trace = work / f"trace{number}"
-            while time.monotonic() < deadline and not (trace.exists() and trace.stat().st_size > MOST_BYTES):
-                try:
-                    process.wait(min(0.2, max(0.0, deadline - time.monotonic())))
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
     finally:
         for process in running:
             _stop(process)
@@ -352,12 +379,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree, project: Project) -> Trace:
     errors = (work / f"errors{number}").read_text(encoding="utf-8", errors="replace")
+    if too_old := _TOO_OLD.search(" ".join(errors.split())):
+        raise EnvironmentLacking(
+            f"CMake is {too_old['version']}, expected {too_old['least']} or newer", remedy=_REMEDY
+        )
     file = work / f"trace{number}"
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     if not lines or '"version"' not in lines[0]:
         last = errors.strip().splitlines()[-1:] or [f"it ended with {process.returncode}"]
         raise EnvironmentLacking(f"CMake gives no trace: {last[0]}", remedy=_REMEDY)
     local = _localiser(work, number)
+    outer = json.dumps(f"{work}/source/CMakeLists.txt")
     trace = Trace()
     folders: list[tuple[int, str]] = []
     known = False
@@ -366,12 +398,14 @@ def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree,
             continue  # The last line of a process that was killed.
         if "/source/" not in line and UNKNOWN not in line:
             continue  # CMake's own modules.
+        if outer in line and not any(word in line for word in _OF_OUTER):
+            continue
         data = json.loads(line)
         if "cmd" not in data:
             continue
         depth, path = data["global_frame"], local(data["file"])
         command = data["cmd"].lower()
-        args = tuple(local(arg) for arg in data["args"])
+        args = tuple(local("\0".join(data["args"])).split("\0")) if data["args"] else ()
         while folders and depth <= folders[-1][0]:
             folders.pop()
         if command == "set" and args[1:2] == (UNKNOWN,):
@@ -380,7 +414,7 @@ def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree,
             if command == "qnn_ci_known":
                 trace.variables, known = frozenset(args[0].split(";")), True
             elif command == "qnn_ci_target":
-                values = zip(("NAME", "HEADERS", "DEFINITIONS", *PROPERTIES), args, strict=True)
+                values = zip(("NAME", "HEADERS", "DEFINITIONS", "FLAGS", *PROPERTIES), args, strict=True)
                 trace.targets.append(dict(values))
             elif command == "message" and args[-1] == _END:
                 trace.ended = True
@@ -396,7 +430,7 @@ def _read(process: subprocess.Popen[bytes], work: Path, number: int, tree: Tree,
     trace.troubles += _errors(errors, tree, local, project)
     if not trace.ended and not trace.troubles:
         place = trace.events[-1].place if trace.events else Place(project.entries[0], 1)
-        why = f"CMake did not come to its end in {MOST_SECONDS:.0f} s: a loop without end?"
+        why = f"CMake was stopped after {MOST_SECONDS:.0f} s or {MOST_BYTES >> 20} MB: a loop without end?"
         trace.troubles.append(Trouble(place, place.file, why))
     return trace
 
