@@ -10,7 +10,7 @@ from tests.support.parity_cases import case
 from tests.support.parity_mutations import DRIFTS, EDITS
 
 CASES = int(os.environ.get("QNN_CI_PARITY_CASES", "520"))
-"""Some turns of every drift; more are run by hand (docs/parity.md)."""
+"""Some turns of every drift; more are run by hand (docs/parity-rules.md)."""
 
 BLOCK = 20
 SAMPLE = 40
