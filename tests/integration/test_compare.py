@@ -77,8 +77,8 @@ def test_what_a_later_build_makes_worse_is_found_in_either_order(
 ) -> None:
     (tmp_path / "suite.toml").write_text(SUITE)
     (tmp_path / "nets.py").write_text(NETS)
-    flags = ("--suite", tmp_path / "suite.toml", *(word for qnn in order for word in ("--qnn", qnn)))
-    code, report = compare(tmp_path / "reports", *flags)
+    builds = [word for qnn in order for word in ("--qnn", qnn)]
+    code, report = compare(tmp_path / "reports", "--suite", tmp_path / "suite.toml", *builds)
     (finding,) = report.findings
     assert code == 1 and finding.subject == "worse/u8u8/SM8650 on QNN 2.51.0"
     assert "SQNR in dB" in finding.message and "context" in finding.message
