@@ -142,6 +142,12 @@ def test_delegate(session: nox.Session) -> None:
 
 
 @nox.session
+def test_upstream(session: nox.Session) -> None:
+    """Run ExecuTorch's other own suites on the HTP emulator: operators in every scheme, passes, models."""
+    run_verb(session, "test_upstream")
+
+
+@nox.session
 def test_onnx(session: nox.Session) -> None:
     """Run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider."""
     run_verb(session, "test_onnx")

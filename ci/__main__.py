@@ -28,6 +28,9 @@ VERBS = {
     "test_delegate": Verb(
         "ci.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator", "executorch"
     ),
+    "test_upstream": Verb(
+        "ci.upstream.all_verb", "run ExecuTorch's other own suites on the HTP emulator", "executorch"
+    ),
     "compare": Verb("ci.upstream.compare.verb", "compare one suite on several QNN builds"),
     "compat": Verb(
         "ci.upstream.compat.verb", "measure which QNN builds this executorch can drive", "executorch"

@@ -38,6 +38,7 @@ SCHEMAS = {
         "provisioning.validation.tables:ValidationTable",
         "Thresholds and names that checks compare with",
     ),
+    "operators": ("ci.upstream.table:Table", "What each operator does on HTP in each scheme, as measured"),
     "golden": ("ci.upstream.golden.stage:Golden", "Programs that later QNN builds must still run"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
     "images": ("ci.image.plan:Images", "The container images, and the system under them"),
@@ -66,6 +67,7 @@ PAGES = {
     "docs/checks.md": "provisioning.validation.document:catalogue_markdown",
     "docs/chips.md": "ci.upkeep.chips_page:page",
     "docs/findings.md": "ci.upstream.findings_page:page",
+    "docs/operators.md": "ci.upstream.table:markdown",
     "manifests/actions.toml": "ci.upkeep.actions:table",
 }
 """Pages, and the function `module:name` that returns the text."""

@@ -44,13 +44,13 @@ def _fault(fault: Fault) -> Iterator[str]:
 
 
 def _upstream() -> Iterator[str]:
-    profile, ledger = load_profile(DEFAULT_PROFILE), load_ledger(DEFAULT_PROFILE)
+    profile, ledger = load_profile(DEFAULT_PROFILE), load_ledger("delegate", DEFAULT_PROFILE)
     if not ledger.expected:
         return
     executorch, qnn = profile.packages["executorch"], profile.components[QNN_SDK].version
     yield from ("## ExecuTorch's own tests", "")
     yield f"What ExecuTorch {executorch} on QNN {qnn} does not pass or does not run of its delegate suite:"
-    yield "[the ledger](../manifests/delegate/wheels.toml). All other tests pass."
+    yield "[the ledger](../manifests/upstream/delegate/wheels.toml). All other tests pass."
     yield from ("", "| test | outcome | cause |", "| --- | --- | --- |")
     for each in ledger.expected:
         chips = f" ({', '.join(each.socs)})" if each.socs else ""

@@ -1,4 +1,4 @@
-"""The expected result of each test (manifests/delegate/<profile>.toml) and its cost (durations.json)."""
+"""What is expected of each test (manifests/upstream/<suite>/<profile>.toml), and what it costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
@@ -15,18 +15,24 @@ from provisioning.base.documents import Model, load
 from provisioning.base.errors import ManifestError
 from provisioning.base.settings import MANIFESTS
 
-DIRECTORY = MANIFESTS / "delegate"
+DIRECTORY = MANIFESTS / "upstream"
 
 HEADER = """\
-# What ExecuTorch's delegate suite does with the {profile} profile where a test does not pass, and why.
-# `outcome`: failed, not_run (skipped, or needs what is not installed), expected_failure (marked so upstream).
-# Without `socs` an entry holds for every chip. `nox -s test_delegate -- --update-ledger` rewrites this file.
+# What ExecuTorch's own tests ({suite}) do with the {profile} profile where one does not pass, and why.
+# `outcome`: failed, dies (while lowering), wrong (outputs), bad_test (a mistake in the test, which upstream
+# skips), not_run (skipped, or needs what is not installed), expected_failure (marked so upstream).
+# Without `socs` an entry holds for every chip. `nox -s {stage} -- --update-ledger` rewrites this file.
 schema = 1
-
-# A fixed choice of quick and different tests for CI: `nox -s test_delegate -- --sample`.
 """
 
-Kind = Literal["failed", "not_run", "expected_failure"]
+SAMPLE = """
+# A fixed choice of quick and different tests for CI: `--sample`.
+sample = [
+{tests}
+]
+"""
+
+Kind = Literal["failed", "dies", "wrong", "bad_test", "not_run", "expected_failure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Verdict:
     problems: tuple[tuple[str, str], ...] = ()
     """The failed subtests, or the whole test under an empty name, each with its error."""
     subtests: int = 0
+    parts: tuple[Mapping[str, Any], ...] = ()
+    """What each model of the test gave, where its suite says so."""
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     """CPU time of the worker and its children: other work on the machine does not affect it."""
@@ -46,6 +54,11 @@ class Verdict:
     cached: bool = False
     crashed: bool = False
     """Whether the process died, so that nothing was measured."""
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The least of its parts."""
+        return min((part["sqnr_db"] for part in self.parts if part["sqnr_db"] is not None), default=None)
 
 
 class Expected(Model):
@@ -68,6 +81,7 @@ class Table(Model):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
+    suite: str
     profile: str
     expected: tuple[Expected, ...] = ()
     sample: tuple[str, ...] = ()
@@ -101,9 +115,11 @@ class Ledger:
         return replace(self, expected=tuple(sorted(expected, key=lambda each: (each.test, each.socs))))
 
     def as_toml(self) -> str:
-        lines = [HEADER.format(profile=self.profile) + "sample = ["]
-        lines += [f"  {json.dumps(test)}," for test in self.sample]
-        lines.append("]")
+        stage = "test_delegate" if self.suite == "delegate" else "test_upstream"
+        lines = [HEADER.format(suite=self.suite, profile=self.profile, stage=stage).rstrip()]
+        if self.sample:
+            tests = "\n".join(f"  {json.dumps(test)}," for test in self.sample)
+            lines.append(SAMPLE.format(tests=tests).rstrip())
         for each in self.expected:
             lines += ["", "[[expected]]", f"test = {json.dumps(each.test)}"]
             lines.append(f"outcome = {json.dumps(each.outcome)}")
@@ -113,15 +129,15 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
 
-def ledger_path(profile: str) -> Path:
-    return DIRECTORY / f"{profile}.toml"
+def ledger_path(suite: str, profile: str) -> Path:
+    return DIRECTORY / suite / f"{profile}.toml"
 
 
-def load_ledger(profile: str, path: Path | None = None) -> Ledger:
+def load_ledger(suite: str, profile: str, path: Path | None = None) -> Ledger:
     """Without a file every test is expected to pass."""
-    path = path or ledger_path(profile)
+    path = path or ledger_path(suite, profile)
     if not path.is_file():
-        return Ledger(profile)
+        return Ledger(suite, profile)
     table = load(path, Table)
     for index, row in enumerate(table.expected):
         for other in table.expected[:index]:
@@ -129,45 +145,51 @@ def load_ledger(profile: str, path: Path | None = None) -> Ledger:
                 raise ManifestError(
                     path, "expected", expected="one entry for each test and chip", found=f"{row.test} twice"
                 )
-    return Ledger(profile, table.expected, table.sample)
+    return Ledger(suite, profile, table.expected, table.sample)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A test's expected CPU time and memory."""
+    """What a test took, and its least SQNR in dB where it tells."""
 
     seconds: float
     megabytes: int
+    sqnr_db: float | None = None
 
 
 UNKNOWN = Cost(5.0, 900)
 """For a test that was never measured."""
 
 
-def durations_path() -> Path:
-    return DIRECTORY / "durations.json"
+def durations_path(suite: str) -> Path:
+    return DIRECTORY / suite / "durations.json"
 
 
-def load_durations(path: Path | None = None) -> dict[str, Cost]:
-    path = path or durations_path()
+def load_durations(suite: str, path: Path | None = None) -> dict[str, Cost]:
+    path = path or durations_path(suite)
     if not path.is_file():
         return {}
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["tests"]
-        return {str(test): Cost(float(seconds), int(size)) for test, (seconds, size) in rows.items()}
+        return {str(test): _cost(*row) for test, row in rows.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(
             path,
             "tests",
-            expected='{"test": [seconds, megabytes]}',
+            expected='{"test": [seconds, megabytes, dB]}',
             found=f"{type(error).__name__}: {error}",
-            remedy="nox -s test_delegate -- --update-ledger writes it again",
+            remedy="--update-ledger writes it again",
         ) from error
+
+
+def _cost(seconds: float, megabytes: float, sqnr_db: float | None = None) -> Cost:
+    return Cost(float(seconds), int(megabytes), None if sqnr_db is None else float(sqnr_db))
 
 
 def durations_text(costs: Mapping[str, Cost]) -> str:
     rows = [
-        f"    {json.dumps(test)}: [{cost.seconds:.1f}, {cost.megabytes}]"
+        f"    {json.dumps(test)}: [{cost.seconds:.1f}, {cost.megabytes}"
+        + (f", {cost.sqnr_db:.1f}]" if cost.sqnr_db is not None else "]")
         for test, cost in sorted(costs.items())
     ]
     return '{\n  "schema": 1,\n  "tests": {\n' + ",\n".join(rows) + "\n  }\n}\n"
@@ -175,7 +197,11 @@ def durations_text(costs: Mapping[str, Cost]) -> str:
 
 def measured(costs: Mapping[str, Cost], verdicts: Iterable[Verdict]) -> dict[str, Cost]:
     """`costs` with the measurements of the tests that ran now."""
-    new = {v.test: Cost(v.cpu_seconds, v.peak >> 20) for v in verdicts if not v.cached and not v.crashed}
+    new = {
+        v.test: Cost(v.cpu_seconds, v.peak >> 20, v.sqnr_db)
+        for v in verdicts
+        if not v.cached and not v.crashed
+    }
     return {**costs, **new}
 
 

@@ -23,7 +23,7 @@ NO_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate m
 
 def setup_of(suite: Suite, environment: Mapping[str, str], logs: Path, timeout: float) -> Setup:
     return Setup(
-        command=("-m", "ci.upstream.worker", suite.module, suite.warm_up),
+        command=("-m", "ci.upstream.worker", suite.name),
         environment=environment,
         logs=logs,
         timeout=timeout,
@@ -81,7 +81,7 @@ class TestTask:
         return Failure(gone.kind, message, of_machine=gone.of_machine)
 
 
-FACTS = ("test", "outcome", "reason", "problems", "subtests", "seconds", "cpu_seconds", "peak")
+FACTS = ("test", "outcome", "reason", "problems", "subtests", "parts", "seconds", "cpu_seconds", "peak")
 
 
 def verdict_of(test: str, result: Result) -> Verdict:
@@ -90,4 +90,5 @@ def verdict_of(test: str, result: Result) -> Verdict:
             test, "failed", failure.message, (("", failure.message),), seconds=result.seconds, crashed=True
         )
     problems = tuple((each["where"], each["what"]) for each in result.facts["problems"])
-    return Verdict(**{**result.facts, "problems": problems}, cached=result.cached)
+    parts = tuple(result.facts["parts"])
+    return Verdict(**{**result.facts, "problems": problems, "parts": parts}, cached=result.cached)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from ci.engine.installed import ready_runner
@@ -17,9 +18,10 @@ from ci.engine.workers.parent import Setup, Worker
 from ci.upstream.expression import matcher
 from ci.upstream.judge import Judge
 from ci.upstream.junit import junit_text
-from ci.upstream.ledger import UNKNOWN, Cost, Verdict, load_durations, load_ledger
+from ci.upstream.ledger import UNKNOWN, Cost, Ledger, Verdict, load_durations, load_ledger
 from ci.upstream.process import TestTask, setup_of, tests_of, verdict_of
-from ci.upstream.suite import Machinery, Suite, machinery, worker_environment
+from ci.upstream.suite import DELEGATE, Machinery, Suite, machinery, worker_environment
+from ci.upstream.table import agree, write_table
 from provisioning.base.commands import quoted, session, typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
@@ -70,22 +72,46 @@ class Workers:
             self._idle.pop().end()
 
 
-def run_suite(suite: Suite, args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run_suites(
+    suites: Sequence[Suite], args: argparse.Namespace, environ: Mapping[str, str], stage_name: str
+) -> int:
+    """One after the other, in one report. Of several suites an expression need match in one alone."""
     selection = selection_of(args)
     _check(args, selection)
-    command = typed(f"nox -s {suite.stage} --", sys.argv[2:])
-    stage = StageRun(suite.stage, selection.profile, selection.target, command)
+    command = typed(f"nox -s {stage_name} --", sys.argv[2:])
+    stage = StageRun(stage_name, selection.profile, selection.target, command)
     if args.list:
-        _run(suite, args, selection, environ, stage)
+        _run_all(suites, args, selection, environ, stage)
         return 0
     with stage.reported(selection.reports, "delegate-not-measured"):
-        _run(suite, args, selection, environ, stage)
+        _run_all(suites, args, selection, environ, stage)
     return stage.close(
         selection.reports,
         show=lambda report: terminal.show(
             replace(report, metrics={k: v for k, v in report.metrics.items() if isinstance(v, int | float)})
         ),
     )
+
+
+def _run_all(
+    suites: Sequence[Suite],
+    args: argparse.Namespace,
+    selection: Selection,
+    environ: Mapping[str, str],
+    stage: StageRun,
+) -> None:
+    empty: list[UsageError] = []
+    for suite in suites:
+        try:
+            _run(suite, args, selection, environ, stage)
+        except NothingChosen as error:
+            empty.append(error)
+    if len(empty) == len(suites):
+        raise empty[0]
+
+
+class NothingChosen(UsageError):
+    """The flags leave no test of the suite."""
 
 
 def _check(args: argparse.Namespace, selection: Selection) -> None:
@@ -119,11 +145,16 @@ def _run(
     judge = plan.judge
     if args.update_ledger:
         judge = replace(judge, ledger=judge.updated_ledger(verdicts.values(), plan.costs, tests))
-    _report(stage, plan, judge, verdicts, len(chosen))
+    _report(stage, plan, judge, verdicts, len(chosen), args.table)
 
 
 def _report(
-    stage: StageRun, plan: Plan, judge: Judge, verdicts: Mapping[str, Verdict], selected: int
+    stage: StageRun,
+    plan: Plan,
+    judge: Judge,
+    verdicts: Mapping[str, Verdict],
+    selected: int,
+    keep_table: bool,
 ) -> None:
     judge.findings(stage, verdicts.values())
     if missing := selected - len(verdicts):
@@ -135,19 +166,25 @@ def _report(
             "run without --fail-fast",
         )
     ran = [verdict for verdict in verdicts.values() if not verdict.cached]
-    stage.metrics |= {
+    counts: dict[str, int | float] = {
         **judge.counts(verdicts.values()),
         "not_reached": missing,
         "selected": selected,
-        "workers": plan.slots,
         "test_seconds": round(sum(verdict.seconds for verdict in ran), 1),
         "test_cpu_seconds": round(sum(verdict.cpu_seconds for verdict in ran), 1),
-        "soc": judge.soc,
-        **plan.machinery.as_metrics(),
     }
+    for name, count in counts.items():
+        before = stage.metrics.get(name, 0)
+        stage.metrics[name] = count + before if isinstance(before, int | float) else count
+    stage.metrics |= {"workers": plan.slots, "soc": judge.soc, **plan.machinery.as_metrics()}
+    if any(verdict.parts for verdict in verdicts.values()):
+        written = write_table(judge, verdicts.values(), plan.machinery)
+        stage.artifacts.append(Artifact.of("table", written))
+        if keep_table:
+            agree(written)
     junit = judge.logs / "junit.xml"
     junit.parent.mkdir(parents=True, exist_ok=True)
-    text = junit_text(verdicts.values(), judge.ledger, judge.soc, judge.logs, stage.stage, plan.suite.module)
+    text = junit_text(verdicts.values(), judge.ledger, judge.soc, judge.logs, stage.stage, plan.suite.path)
     junit.write_text(text, encoding="utf-8")
     stage.artifacts.append(Artifact.of("junit", junit))
 
@@ -162,13 +199,15 @@ def make_plan(
     runner = ready_runner(environ, selection.reports)
     slots = args.jobs or default_slots()
     environment = worker_environment(found, environ, runner, slots)
-    logs = Path(selection.reports).absolute() / suite.stage.removeprefix("test_")
+    logs = Path(selection.reports).absolute()
+    logs /= suite.name if suite is DELEGATE else f"upstream/{suite.name}"
+    costs = load_durations(suite.name)
     return Plan(
         suite=suite,
         machinery=machinery(found, environment, runner),
         setup=setup_of(suite, environment, logs, args.timeout),
-        judge=Judge(load_ledger(selection.profile), selection.soc, logs),
-        costs=load_durations(),
+        judge=Judge(load_ledger(suite.name, selection.profile), selection.soc, logs, costs),
+        costs=costs,
         slots=slots,
     )
 
@@ -185,27 +224,49 @@ def choose(plan: Plan, args: argparse.Namespace, tests: Sequence[str]) -> list[s
     matches = matcher(args.expressions)
     for each in args.expressions:
         if not any(map(matcher([each]), tests)):
-            raise UsageError(
+            raise NothingChosen(
                 f"no test of executorch {version} matches {quoted('-k', each)}",
                 remedy=session(plan.suite.stage, "--list"),
             )
-    jobs = [plan.job(test) for test in (ledger.sample if args.sample else tests) if matches(test)]
+    flows = tuple(f"[qnn_{flow}".removesuffix("_fp16") for flow in args.flows or ())
+    sample = sample_of(args.sample, tests, ledger)
+    jobs = [plan.job(test) for test in sample if matches(test) and (not flows or _of_flow(test, flows))]
     chosen = sorted(job.name for job in shard(jobs, *parse_shard(args.shard or "1/1")))
     if not chosen:
         flags = [word for each in args.expressions for word in ("-k", each)]
-        flags += ["--sample"] if args.sample else []
+        flags += ["--sample", args.sample] if args.sample is not None else []
         flags += ["--shard", args.shard] if args.shard else []
-        raise UsageError(
+        raise NothingChosen(
             f"no test of executorch {version} matches {quoted(*flags)}",
             remedy=session(plan.suite.stage, "--list"),
         )
     return chosen
 
 
+def _of_flow(test: str, flows: Sequence[str]) -> bool:
+    return any(f"{flow}{end}" in test for flow in flows for end in ("-", "]"))
+
+
+SAMPLE = "1/25"
+
+
+def sample_of(part: str | None, tests: Sequence[str], ledger: Ledger) -> Sequence[str]:
+    """The part that `--sample` names: the ledger's own choice, or every so-manieth test by its hash.
+
+    A hash chooses the same tests each time, and other tests that come or go do not change the choice."""
+    if part is None:
+        return tests
+    if not part and ledger.sample:
+        return ledger.sample
+    index, count = parse_shard(part or SAMPLE)
+    return [test for test in tests if int(sha256(test.encode()).hexdigest(), 16) % count == index - 1]
+
+
 def memo_of(plan: Plan, selection: Selection, *, reuse: bool) -> Memo:
     on = plan.machinery
     roots = Roots({"toolkit": ROOT, **on.roots(), "python": sys.prefix, "store": selection.store})
-    return Memo(selection.store, plan.suite.stage, roots, environ=on.environment, reuse=reuse)
+    name = plan.suite.stage if plan.suite is DELEGATE else f"{plan.suite.stage}/{plan.suite.name}"
+    return Memo(selection.store, name, roots, environ=on.environment, reuse=reuse)
 
 
 def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
@@ -213,7 +274,7 @@ def list_tests(plan: Plan, selection: Selection, workers: Workers) -> list[str]:
 
     The list is no verdict, so --no-cache does not apply."""
     memo = memo_of(plan, selection, reuse=True)
-    key = {"module": plan.suite.module, "python": plan.machinery.versions["python"]}
+    key = {"suite": plan.suite.name, "python": plan.machinery.versions["python"]}
     found = memo.find("the tests of the suite", key)
     if not isinstance(found, Entry):
         tests, touched = workers.tests()
@@ -239,7 +300,7 @@ def run_tests(
     ]
     results = do(
         tasks,
-        How("delegate tests", lambda threads, count: workers.take(), plan.slots),
+        How(f"{plan.suite.name} tests", lambda threads, count: workers.take(), plan.slots),
         accept=lambda test, result: not is_surprise(test, result),
         line=lambda result: _line(result, judge),
         stop_after=lambda test, result: args.fail_fast and is_surprise(test, result),
@@ -247,7 +308,15 @@ def run_tests(
     return {test: verdict_of(test, result) for test, result in results.items()}
 
 
-WORDS = {"passed": "passed", "failed": "FAILED", "not_run": "not run", "expected_failure": "expected"}
+WORDS = {
+    "passed": "passed",
+    "failed": "FAILED",
+    "dies": "DIES",
+    "wrong": "WRONG",
+    "bad_test": "bad test",
+    "not_run": "not run",
+    "expected_failure": "expected",
+}
 
 
 def _line(result: Result, judge: Judge) -> Line:

@@ -24,35 +24,89 @@ PACKAGES = ("executorch", "torch", "torchao", "numpy", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Tests that pytest collects from one module of the executorch package."""
+    """Tests of the executorch package that pytest collects."""
 
-    stage: str
+    name: str
+    path: str
+    """The file or folder, below the package."""
+    holds: str
+    """What is tested, for the list of suites."""
+    stage: str = "test_upstream"
     """The command that runs it, and the name of its report."""
-    module: str
+    classes: tuple[str, ...] = ()
+    """Only the tests of these; of all if empty."""
+    marker: str = ""
+    """Only the tests that this expression of pytest's `-m` selects."""
+    adapter: str = "plain"
+    """How its tests are set up and judged (ci.upstream.adapters)."""
     warm_up: str = ""
     """A quick test that each worker runs before it starts to fork."""
 
     def check(self) -> None:
         """Raise EnvironmentLacking if this Python does not have it; imports nothing."""
+        self.place()
+
+    def place(self) -> Path:
+        """The file or folder in the installed package."""
         spec = importlib.util.find_spec("executorch")
         if spec is None or not spec.submodule_search_locations:
             raise EnvironmentLacking(
                 "executorch is not installed in this Python, and its tests are what this command runs",
                 remedy=f"nox -s {self.stage}, which installs it",
             )
-        file = Path(*self.module.split(".")[1:]).with_suffix(".py")
-        if not any(Path(root, file).is_file() for root in spec.submodule_search_locations):
-            raise EnvironmentLacking(
-                f"the installed executorch {_version('executorch')} has no {file}",
-                remedy=f"install the profile's version: nox -s {self.stage}",
-            )
+        for root in spec.submodule_search_locations:
+            if (found := Path(root, self.path)).exists():
+                return found
+        raise EnvironmentLacking(
+            f"the installed executorch {_version('executorch')} has no {self.path}",
+            remedy=f"install the profile's version: nox -s {self.stage}",
+        )
 
+
+_QUALCOMM = "backends/qualcomm"
+_DELEGATE = f"{_QUALCOMM}/tests/test_qnn_delegate.py"
 
 DELEGATE = Suite(
-    "test_delegate",
-    "executorch.backends.qualcomm.tests.test_qnn_delegate_x86",
-    "TestQNNFloatingPointOperator.test_qnn_backend_relu",
+    "delegate",
+    f"{_QUALCOMM}/tests/test_qnn_delegate_x86.py",
+    "operators, lowered and run",
+    stage="test_delegate",
+    warm_up="TestQNNFloatingPointOperator.test_qnn_backend_relu",
 )
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        DELEGATE,
+        Suite(
+            "operators",
+            "backends/test/suite/operators",
+            "each operator in every scheme, held to the quantized model",
+            marker="backend_qualcomm",
+            adapter="backend",
+            warm_up="test_abs.test_abs_shapes[qnn_8a8w]",
+        ),
+        Suite(
+            "models",
+            _DELEGATE,
+            "models in float and quantized",
+            classes=("TestQNNFloatingPointModel", "TestQNNQuantizedModel"),
+            adapter="delegate",
+            warm_up="TestQNNFloatingPointModel.test_qnn_backend_example_models",
+        ),
+        Suite(
+            "utils",
+            _DELEGATE,
+            "multi-graph contexts, dumps, profiles, skipped nodes and the like",
+            classes=("TestQNNFloatingPointUtils", "TestQNNQuantizedUtils"),
+            adapter="delegate",
+        ),
+        Suite("passes", f"{_QUALCOMM}/tests/test_passes.py", "graph passes"),
+        Suite("qat", f"{_QUALCOMM}/tests/test_conv_bn_qat.py", "training with quantized convolutions"),
+        Suite("imports", f"{_QUALCOMM}/tests/test_import_side_effects.py", "what imports do beside"),
+        Suite("genai", f"{_QUALCOMM}/genai_pipeline/tests", "the pipeline for language models"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)

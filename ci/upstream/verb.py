@@ -1,4 +1,4 @@
-"""`test_delegate`: ExecuTorch's own delegate tests on the HTP emulator."""
+"""`test_delegate` and `test_upstream`: ExecuTorch's own tests on the HTP emulator."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ EXAMPLES = """\
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The flags that all suites share; returns those that choose tests, for more of them."""
+    parser.set_defaults(flows=None, table=False)
     add_selection(parser)
     choice = parser.add_argument_group("which tests")
     repeatable(choice, "-k", "EXPR", "parts of names with and, or, not and parentheses", dest="expressions")
-    choice.add_argument("--sample", action="store_true", help="the ledger's sample of quick, different tests")
+    choice.add_argument(
+        "--sample",
+        nargs="?",
+        const="",
+        metavar="I/N",
+        help="the ledger's sample of quick, different tests; I/N: every N-th test, the same each time",
+    )
     choice.add_argument("--shard", metavar="I/N", help="the I-th of N parts of equal length")
     choice.add_argument("--list", action="store_true", help="list the chosen tests and run none")
     how = parser.add_argument_group("how")
@@ -33,12 +41,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--fail-fast", "-x", action="store_true", help="stop at the first surprise")
     how.add_argument("--keep", action="store_true", help="keep the files of tests that pass too")
     how.add_argument(
-        "--update-ledger", action="store_true", help="record outcomes and lengths in manifests/delegate"
+        "--update-ledger", action="store_true", help="record outcomes and lengths in manifests/upstream"
     )
+    return choice
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upstream.stage import run_suite
+    from ci.upstream.stage import run_suites
     from ci.upstream.suite import DELEGATE
 
-    return run_suite(DELEGATE, args, os.environ)
+    return run_suites([DELEGATE], args, os.environ, DELEGATE.stage)

@@ -17,6 +17,8 @@ import pytest
 
 from ci.engine.workers.child import Answer, Meter, forget_torch, serve
 from ci.upstream import shims
+from ci.upstream.adapters import ADAPTERS, Plain, worst
+from ci.upstream.suite import SUITES, Suite
 
 SEED = 0
 
@@ -32,12 +34,22 @@ ARGUMENTS = (
 """Ignore the folder's configuration, and plugins that rewrite or capture."""
 
 
+OUTCOMES = {"dies": "dies", "wrong": "wrong", "bad_test": "bad_test", "no_kernel": "not_run"}
+"""What the worst part of a test makes of it; the other results pass."""
+
+
 class Recorder:
     """A pytest plugin that keeps the reports of the test that runs, and of the collection."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapter: Plain) -> None:
+        self.adapter = adapter
         self.reports: list[pytest.TestReport] = []
+        self.parts: list[dict[str, Any]] = []
         self.collection_errors: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        self.parts = self.adapter.parts(item)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.reports.append(report)
@@ -50,21 +62,30 @@ class Recorder:
 
 
 class Tests:
-    """The collected tests of a module by name, and the way to run one."""
+    """The collected tests of a suite by name, and the way to run one."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, suite: Suite) -> None:
         # pytest.main would run all tests; pytest-xdist creates its session in the same way.
         from _pytest.config import _prepareconfig
 
-        self._recorder = Recorder()
-        config = _prepareconfig([*ARGUMENTS, f"--rootdir={Path.cwd()}", "--pyargs", module], [self._recorder])
+        adapter = ADAPTERS[suite.adapter]()
+        adapter.prepare()
+        self._recorder = Recorder(adapter)
+        place = suite.place()
+        marker = ("-m", suite.marker) if suite.marker else ()
+        arguments = [*ARGUMENTS, *marker, f"--rootdir={Path.cwd()}", str(place)]
+        config = _prepareconfig(arguments, [self._recorder])
         config._do_configure()
         session = pytest.Session.from_config(config)
         config.hook.pytest_sessionstart(session=session)
         session.perform_collect()
         if self._recorder.collection_errors:
             raise ImportError(self._recorder.collection_errors[0])
-        self._items = {".".join(item.nodeid.split("::")[1:]): item for item in session.items}
+        self._items = {
+            name: item
+            for item in session.items
+            if (name := _name(item, place)) and (not suite.classes or name.startswith(suite.classes))
+        }
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
@@ -77,23 +98,39 @@ class Tests:
         os.environ["QNN_ARTIFACT_DIR"] = str(scratch)
         _seed()
         shims.forget()
-        self._recorder.reports = []
+        self._recorder.reports, self._recorder.parts = [], []
         item = self._items[name]
         meter = Meter()
         # Without a next item, pytest tears down the class and the module too.
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         figures = meter.read()
-        return {"test": name, **verdict_of(self._recorder.reports, shims.touched()), **figures}
+        verdict = verdict_of(self._recorder.reports, shims.touched(), self._recorder.parts)
+        return {"test": name, **verdict, "parts": self._recorder.parts, **figures}
 
 
-def verdict_of(reports: list[pytest.TestReport], touched: list[str]) -> dict[str, object]:
-    """The outcome and its reason. A test that fails after it used an absent module counts as not run."""
+def _name(item: pytest.Item, place: Path) -> str:
+    """Class and function; of a folder's tests the file before them. A slash is no part of a file's name."""
+    words = item.nodeid.replace("/", "-").split("::")[1:]
+    return ".".join([item.path.stem, *words] if place.is_dir() else words)
+
+
+def verdict_of(
+    reports: list[pytest.TestReport], touched: list[str], parts: list[dict[str, Any]]
+) -> dict[str, object]:
+    """The outcome and its reason. A test that fails after it used an absent module counts as not run.
+
+    Where parts are told apart, the worst of them decides, as skips of upstream hide bad tests."""
     problems = [{"where": _subtest(each), "what": _error(each)} for each in reports if each.failed]
     expected = [each for each in reports if each.skipped and hasattr(each, "wasxfail")]
     skipped = [each for each in reports if each.skipped and not hasattr(each, "wasxfail")]
     outcome, reason = "passed", ""
     if problems and touched:
         outcome, reason = "not_run", str(shims.NotAvailableHere(touched[0]))
+    elif (result := worst(parts)) in OUTCOMES:
+        outcome, part = OUTCOMES[result], next(part for part in parts if part["result"] == result)
+        reason = part["error"] or (f"{part['sqnr_db']} dB" if result == "wrong" else "")
+        if result == "no_kernel":
+            reason = f"on the CPU, where ExecuTorch has no kernel of it: {', '.join(part['cpu'])}"
     elif problems:
         first = problems[0]
         outcome, reason = "failed", f"{first['where']} {first['what'].splitlines()[-1]}".strip()
@@ -137,11 +174,12 @@ class _KeptDirectory(tempfile.TemporaryDirectory[str]):
 
 
 def start() -> Answer:
-    """Collect the tests of a module and run one of them, so that forks find libraries and caches warm."""
-    module, warm_up = sys.argv[1:3]
+    """Collect the tests of a suite and run one of them, so that forks find libraries and caches warm."""
+    suite = SUITES[sys.argv[1]]
+    warm_up = suite.warm_up
     tempfile.TemporaryDirectory = _KeptDirectory  # type: ignore[misc,assignment]
     shims.install()
-    tests = Tests(module)
+    tests = Tests(suite)
     if warm_up in tests:
         scratch, folder = Path(tempfile.mkdtemp()), Path.cwd()
         tests.run(warm_up, scratch)
@@ -169,4 +207,4 @@ def _seed() -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[3]), start, forks=True)
+    serve(int(sys.argv[2]), start, forks=True)

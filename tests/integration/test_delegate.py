@@ -74,7 +74,7 @@ def listed(base: Path, *flags: str) -> list[str]:
 def test_the_whole_suite_is_found_and_every_test_has_a_recorded_length(tmp_path: Path) -> None:
     tests = listed(tmp_path)
     assert len(tests) == 374
-    assert set(tests) == load_durations().keys()
+    assert set(tests) == load_durations("delegate").keys()
 
 
 @pytest.mark.whole
@@ -84,7 +84,7 @@ def test_the_shards_together_are_the_whole_suite(tmp_path: Path) -> None:
 
 
 def test_four_shards_of_the_suite_are_equally_long() -> None:
-    jobs = [Job(test, cost.seconds) for test, cost in load_durations().items()]
+    jobs = [Job(test, cost.seconds) for test, cost in load_durations("delegate").items()]
     loads = [sum(job.seconds for job in shard(jobs, index, 4)) for index in (1, 2, 3, 4)]
     assert max(loads) < 1.1 * min(loads)
 
@@ -130,7 +130,7 @@ def test_a_killed_stage_takes_its_workers_and_their_runner_with_it(tmp_path: Pat
 
 
 def test_the_sample_is_a_part_of_the_suite(tmp_path: Path) -> None:
-    assert set(load_ledger("wheels").sample) <= set(listed(tmp_path))
+    assert set(load_ledger("delegate", "wheels").sample) <= set(listed(tmp_path))
 
 
 def _processes_of(base: Path) -> list[str]:

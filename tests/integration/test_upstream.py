@@ -187,14 +187,14 @@ def test_a_surprise_removes_a_remembered_verdict_and_runs_each_time(bench: Bench
 def test_updating_the_ledger_makes_the_next_run_pass(bench: Bench) -> None:
     chosen = ("-k", "fails or skips or expected", "-k", "*_abs")
     assert bench.run(*chosen, "--update-ledger")[0] == 0
-    book = load_ledger("wheels", ledgers.ledger_path("wheels"))
+    book = load_ledger("delegate", "wheels", ledgers.ledger_path("delegate", "wheels"))
     assert {each.test.partition("_")[2]: each.outcome for each in book.expected} == {
         "expected": "expected_failure",
         "fails": "failed",
         "skips": "not_run",
         "unexpected": "failed",
     }
-    assert "TestOps.test_abs" in load_durations(ledgers.durations_path())
+    assert "TestOps.test_abs" in load_durations("delegate", ledgers.durations_path("delegate"))
     assert bench.run(*chosen)[0] == 0
 
 

@@ -156,8 +156,8 @@ class Bench:
             Expected(test=f"TestOps.test_{name}", outcome=outcome, cause=f"known: {name}")
             for name, outcome in outcomes.items()
         )
-        book = Ledger("wheels", rows, tuple(f"TestOps.test_{name}" for name in sample))
-        self.write(ledgers.ledger_path("wheels"), book.as_toml())
+        book = Ledger("delegate", "wheels", rows, tuple(f"TestOps.test_{name}" for name in sample))
+        self.write(ledgers.ledger_path("delegate", "wheels"), book.as_toml())
 
     def run(self, *flags: str) -> tuple[int, Report]:
         """The exit code and the report; `self.executed` has what ran."""

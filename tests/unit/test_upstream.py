@@ -49,7 +49,7 @@ VERDICTS = st.dictionaries(st.sampled_from(sorted(NAMES)), OUTCOMES)
 
 @given(st.lists(st.tuples(VERDICTS, st.sampled_from(["SM8650", "SM8750"])), max_size=4))
 def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str], str]]) -> None:
-    book = Ledger("wheels", (KNOWN,))
+    book = Ledger("delegate", "wheels", (KNOWN,))
     for outcomes, soc in runs:
         verdicts = [Verdict(test, outcome) for test, outcome in outcomes.items()]
         book = book.updated(verdicts, dict.fromkeys(NAMES, "because"), soc)
@@ -58,7 +58,7 @@ def test_an_updated_ledger_expects_these_verdicts(runs: list[tuple[dict[str, str
 
 @pytest.mark.parametrize("socs", [(), ("SM8550", "SM8650")])
 def test_an_update_for_one_chip_leaves_the_others(socs: tuple[str, ...]) -> None:
-    book = Ledger("wheels", (KNOWN.model_copy(update={"socs": socs}),))
+    book = Ledger("delegate", "wheels", (KNOWN.model_copy(update={"socs": socs}),))
     book = book.updated([Verdict(KNOWN.test, "passed")], {}, "SM8650")
     assert [book.outcome(KNOWN.test, soc) for soc in ("SM8650", "SM8550")] == ["passed", "failed"]
 
@@ -71,8 +71,8 @@ def test_a_ledger_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFac
         Expected(test="T.skips", outcome="not_run", cause="no", socs=("SM8650",)),
     )
     path = tmp_path_factory.mktemp("ledger") / "wheels.toml"
-    path.write_text(Ledger("wheels", rows).as_toml(), encoding="utf-8")
-    assert load_ledger("wheels", path) == Ledger("wheels", rows)
+    path.write_text(Ledger("delegate", "wheels", rows).as_toml(), encoding="utf-8")
+    assert load_ledger("delegate", "wheels", path) == Ledger("delegate", "wheels", rows)
 
 
 @pytest.mark.parametrize("socs", [((), ()), ((), ("SM8650",)), (("SM8650",), ("SM8650", "SM8750"))])
@@ -81,9 +81,9 @@ def test_two_entries_for_one_test_and_chip_are_refused(
 ) -> None:
     path = tmp_path / "wheels.toml"
     rows = tuple(KNOWN.model_copy(update={"socs": each}) for each in socs)
-    path.write_text(Ledger("wheels", rows).as_toml(), encoding="utf-8")
+    path.write_text(Ledger("delegate", "wheels", rows).as_toml(), encoding="utf-8")
     with pytest.raises(ManifestError, match="twice"):
-        load_ledger("wheels", path)
+        load_ledger("delegate", "wheels", path)
 
 
 @pytest.mark.parametrize("text", ["{", '{"tests": {"T.a": 3}}'])
@@ -91,7 +91,7 @@ def test_damaged_durations_are_an_error_of_the_manifest(tmp_path: Path, text: st
     path = tmp_path / "durations.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ManifestError, match=r"durations\.json"):
-        load_durations(path)
+        load_durations("delegate", path)
 
 
 def test_only_tests_that_ran_now_are_measured() -> None:
@@ -105,8 +105,8 @@ def test_only_tests_that_ran_now_are_measured() -> None:
 
 def test_the_committed_ledgers_are_complete() -> None:
     profiles = {path.stem for path in (MANIFESTS / "profiles").glob("*.toml")}
-    assert {path.stem for path in (MANIFESTS / "delegate").glob("*.toml")} <= profiles
-    book, costs = load_ledger("wheels"), load_durations()
+    assert {path.stem for path in (MANIFESTS / "upstream" / "delegate").glob("*.toml")} <= profiles
+    book, costs = load_ledger("delegate", "wheels"), load_durations("delegate")
     assert {each.test for each in book.expected} | set(book.sample) <= costs.keys()
     jobs = [Job(test, costs[test].seconds) for test in book.sample]
     assert len(jobs) >= 20 and sum(job.seconds for job in jobs) <= 150

@@ -48,11 +48,11 @@ without.
 @contextmanager
 def prepared(work: Path, *, quick: bool) -> Iterator[Benchmark]:
     """The tests of the sample that are expected to pass; `quick` takes the first few."""
-    ledger = load_ledger(DEFAULT_PROFILE)
+    ledger = load_ledger("delegate", DEFAULT_PROFILE)
     passing = [test for test in ledger.sample if ledger.outcome(test, DEFAULT_SOC) == "passed"]
     sample = passing[: QUICK if quick else None]
     if not sample:
-        raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in manifests/delegate")
+        raise EnvironmentLacking("the ledger names no sample", remedy="fill sample in its ledger")
     selection = Selection(DEFAULT_PROFILE, DEFAULT_TARGET, DEFAULT_SOC, store_path(), work / "reports")
     found = resolve(selection, os.environ)
     sdk = str(found.root(QNN_SDK).path)

@@ -1,0 +1,47 @@
+"""`test_upstream`: any of the suites that the executorch wheel holds, on the HTP emulator."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from ci.upstream import verb
+
+EXAMPLES = """\
+  python -m ci test_upstream --sample
+  python -m ci test_upstream operators --flow 8a8w -k conv2d
+  python -m ci test_upstream operators --sample 1/4 --table
+  python -m ci test_upstream passes qat --soc SM8750
+  python -m ci test_upstream --list
+"""
+
+FLOWS = ("fp16", "8a8w", "16a8w", "16a4w", "16a4w_block", "16a16w")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    from ci.upstream.suite import DELEGATE, SUITES
+
+    names = [f"{name} ({suite.holds})" for name, suite in SUITES.items() if suite is not DELEGATE]
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"one or more of {'; '.join(names)} [all of them]"
+    )
+    choice = verb.configure(parser)
+    choice.add_argument(
+        "--flow", action="append", choices=FLOWS, dest="flows", help="of the operators, this scheme alone"
+    )
+    choice.add_argument(
+        "--table", action="store_true", help="put the operators that were measured into docs/operators.md"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from ci.upstream.stage import run_suites
+    from ci.upstream.suite import DELEGATE, SUITES
+    from provisioning.base.errors import UnknownName
+
+    known = {name: suite for name, suite in SUITES.items() if suite is not DELEGATE}
+    for name in args.suites:
+        if name not in known:
+            raise UnknownName(f"{name} is no suite", name, known)
+    chosen = [known[name] for name in dict.fromkeys(args.suites)] or list(known.values())
+    return run_suites(chosen, args, os.environ, "test_upstream")
