@@ -68,7 +68,8 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
     on_htp = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
     on_cpu = sorted(name for name in summary.undelegated_op_counts or {} if "quantize" not in name)
     figures = [float(each.sqnr) for each in summary.tensor_error_statistics if each.sqnr is not None]
-    least = min(figures, default=None)
+    # In `min`, which of a NaN and a number is less depends on their order.
+    least = math.nan if any(map(math.isnan, figures)) else min(figures, default=None)
     error = "" if summary.error is None else f"{type(summary.error).__name__}: {summary.error}"[:500]
     name = summary.result.name
     if name == "SUCCESS":

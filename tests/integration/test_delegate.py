@@ -14,6 +14,7 @@ import pytest
 
 from ci.engine.jobs import Job, shard
 from ci.upstream.ledger import load_durations, load_ledger
+from ci.upstream.table import read
 from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import ROOT
 from tests.support.runner import dist, runner_reports
@@ -154,3 +155,22 @@ def _wait(holds: object, seconds: float) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.2)
+
+
+@pytest.mark.whole
+def test_an_operator_is_measured_and_a_second_run_is_cached(tmp_path: Path) -> None:
+    words = ["operators", "-k", "test_abs.test_abs_shapes", "--flow", "8a8w", "--sample", "1/1"]
+    for cached in (0, 1):
+        done = subprocess.run(
+            [sys.executable, "-m", "ci", "test_upstream", *words, "--reports", str(tmp_path / "reports")],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        report = Report.read(tmp_path / "reports" / "test_upstream.json")
+        assert (done.returncode, report.metrics["passed"], report.metrics["cached"]) == (0, 1, cached)
+    cell = read(tmp_path / "reports/operators/table.json").cells["abs"]["8a8w"]["SM8650"]
+    assert cell.result == "whole" and cell.models == 3 and (cell.sqnr_db or 0) > 40
