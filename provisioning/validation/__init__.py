@@ -18,7 +18,15 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.validation.context import Context, Need
 
-_MODULES = ("versions", "libraries", "elf", "windows", "paths", "compiler")
+CHAPTERS = {
+    "versions": "Versions",
+    "libraries": "Libraries",
+    "elf": "ELF files",
+    "windows": "Windows libraries",
+    "paths": "Variables and paths",
+    "compiler": "The compiler",
+}
+"""The modules with rules, in the order of the catalogue, with their titles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +113,10 @@ def rule(
 
 def catalogue() -> Mapping[str, Rule]:
     """Every rule by its id, in the order of the modules."""
-    for name in _MODULES:
+    for name in CHAPTERS:
         importlib.import_module(f"provisioning.validation.{name}")
-    return MappingProxyType(dict(sorted(_RULES.items(), key=lambda item: _MODULES.index(item[1].module))))
+    order = list(CHAPTERS)
+    return MappingProxyType(dict(sorted(_RULES.items(), key=lambda item: order.index(item[1].module))))
 
 
 def chosen(ids: Sequence[str]) -> list[Rule]:

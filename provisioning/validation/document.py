@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from provisioning.validation import Rule, catalogue
-
-_CHAPTERS = {
-    "versions": "Versions",
-    "libraries": "Libraries",
-    "elf": "ELF files",
-    "paths": "Variables and paths",
-    "compiler": "The compiler",
-}
+from provisioning.validation import CHAPTERS, Rule, catalogue
 
 _HEAD = """\
 <!-- Generated from the catalogue in provisioning/validation: `nox -s generate` renews it. -->
@@ -40,7 +32,7 @@ def catalogue_markdown() -> str:
     parts[-1] += "".join(
         f"\n| [{r.id}](#{r.id}) | {r.severity.value} | {r.summary} |" for r in rules.values()
     )
-    for module, title in _CHAPTERS.items():
+    for module, title in CHAPTERS.items():
         parts.append(f"## {title}")
         parts += [_section(rule) for rule in rules.values() if rule.module == module]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
