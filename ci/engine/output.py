@@ -63,5 +63,11 @@ def _publish(files: Sequence[Path], folder: Path) -> list[Path]:
     """Each file in one step, records (.json) last: until its record is there, a model does not count."""
     ordered = sorted(files, key=lambda path: (path.suffix == ".json", path.suffix == ".onnx", path.name))
     for path in ordered:
-        path.replace(folder / path.name)
+        try:
+            path.replace(folder / path.name)
+        except OSError as error:
+            raise UsageError(
+                f"{folder / path.name} cannot be written: {error.strerror or error}",
+                remedy="move what is there away, or name another folder with -o",
+            ) from error
     return [folder / path.name for path in ordered]

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -155,7 +154,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         return code
     except ToolkitError as error:
         if debug:
-            traceback.print_exc()
+            _print_traceback()
             sys.stderr.write(error.output)
         show_error(error)
         return error.exit_code
@@ -171,7 +170,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         if known is None:
             return _crashed(error)
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         if error.filename is None:
             _drop_output()
         show_error(known)
@@ -180,7 +179,7 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
         if not session or (error.name or "").partition(".")[0] in OWN_PACKAGES:
             return _crashed(error)
         if debug:
-            traceback.print_exc()
+            _print_traceback()
         message = f"the Python {sys.executable} has no package {error.name}"
         show_error(EnvironmentLacking(message, remedy=f"{session}, which installs what it needs"))
         return EnvironmentLacking.exit_code
@@ -190,11 +189,18 @@ def guarded(work: Callable[[], int], *, debug: bool, session: str = "") -> int:
 
 def _crashed(error: Exception) -> int:
     """An error of our own: its traceback is what a report of it needs."""
-    traceback.print_exc()
+    _print_traceback()
     name = type(error).__name__
     remedy = "report it with the traceback above and the command"
     show_error(ToolkitError(f"this is an error in qnn-ci: {name}: {error}", remedy=remedy))
     return INTERNAL
+
+
+def _print_traceback() -> None:
+    # Late: every start of the command would pay for it.
+    import traceback
+
+    traceback.print_exc()
 
 
 @contextmanager

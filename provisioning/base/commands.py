@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from provisioning.base.errors import CheckFailed
 from provisioning.base.settings import CLONE, ROOT
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def quoted(*words: str | Path) -> str:
@@ -52,6 +54,8 @@ def captured_module(
     cwd: Path | str | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a module of ours in its own process. Raises CheckFailed about `subject` if it takes too long."""
+    import subprocess
+
     path = os.pathsep.join([str(ROOT), environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", module, *arguments]
     try:
@@ -63,6 +67,8 @@ def captured_module(
 
 def captured(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a command for its output and exit code. It reads nothing from our standard input."""
+    import subprocess
+
     stdin = {} if "input" in more else {"stdin": subprocess.DEVNULL}
     settings = {"errors": "replace", **stdin, **more}
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)

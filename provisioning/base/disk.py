@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,6 +50,9 @@ def disk_error(
 
 
 def _free(folder: Path) -> str:
+    # Late: it imports four compressors.
+    import shutil
+
     with suppress(OSError):
         return f", {shutil.disk_usage(folder).free:,} free"
     return ""

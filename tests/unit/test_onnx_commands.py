@@ -37,6 +37,14 @@ class TestOutput:
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
+    def test_what_is_in_the_way_is_said(self, tmp_path: Path) -> None:
+        (tmp_path / "net.pte").mkdir()
+        with writing_into(tmp_path, tmp_path.parent / "store") as (scratch, publish):
+            (scratch / "net.pte").touch()
+            with pytest.raises(UsageError):
+                publish([scratch / "net.pte"])
+        assert [path.name for path in tmp_path.iterdir()] == ["net.pte"]
+
     def test_a_second_writer_is_refused(self, tmp_path: Path) -> None:
         with (
             writing_into(tmp_path / "out", tmp_path / "store"),
