@@ -15,7 +15,7 @@ from typing import Any
 from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.work import Result
 from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
-from ci.executorch.judge import failure_finding, suggestion_for
+from ci.executorch.judge import failure_in_words, suggestion_for
 from ci.executorch.one_model import program_named
 from ci.executorch.profile import measure
 from ci.suites.baseline import Baseline
@@ -56,8 +56,8 @@ def run(args: argparse.Namespace, schemes: Sequence[str]) -> int:
     for scheme, program in programs.items():
         result = results[program.name]
         if result.failure:
-            finding = failure_finding(program, result.failure, "test_lowering")
-            rows[scheme] = {"error": finding.message, "remedy": finding.remedy.partition("; then nox")[0]}
+            message, remedy = failure_in_words(program, result.failure)
+            rows[scheme] = {"error": message, "remedy": remedy}
         else:
             rows[scheme] = _facts(result)
             if runner:

@@ -61,6 +61,13 @@ def repeat(program: Program, stage: str) -> str:
 
 
 def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
+    message, remedy = failure_in_words(program, failure)
+    remedy = f"{remedy}; then {repeat(program, stage)}"
+    return Finding(f"lowering-{failure.kind}", Severity.ERROR, program.name, message, remedy)
+
+
+def failure_in_words(program: Program, failure: Failure) -> tuple[str, str]:
+    """The message and the remedy."""
     message, log = failure.message, failure.log
     remedy = REMEDIES.get(failure.kind, "read {log}, or python -m ci diagnose {log}")
     remedy = failure.remedy or remedy.format(suite=program.suite, log=log)
@@ -71,13 +78,7 @@ def failure_finding(program: Program, failure: Failure, stage: str) -> Finding:
             message = f"{message.rstrip('.')}: {errors[0].strip()}"
         if known := explain(text):
             message, remedy = f"{message.rstrip('.')}. {known[0]}", known[0].fix
-    return Finding(
-        f"lowering-{failure.kind}",
-        Severity.ERROR,
-        program.name,
-        message,
-        f"{remedy}; then {repeat(program, stage)}",
-    )
+    return message, remedy
 
 
 def delegation(program: Program, facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -493,7 +493,9 @@ def _dies_of(remedy: Remedy, parts: Sequence[Mapping[str, object]], left: Sequen
     nodes = ", ".join(f'"{name}"' for name in remedy.cpu_nodes)
     delegates = sum(part["where"] != "cpu" for part in parts)
     count = sum(int(str(part["count"])) for part in parts if part["where"] == "cpu")
-    fix = f"cpu_nodes = [{nodes}] in the run (or --keep-going): tried, the rest lowers"
+    fix = (
+        f"cpu_nodes = [{nodes}] in the run (`compile --keep-on-cpu`, or --keep-going): tried, the rest lowers"
+    )
     if delegates:
         fix += f"; delegates = {delegates} and cpu_budget = {count} allow what it costs"
     else:

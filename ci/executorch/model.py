@@ -21,7 +21,7 @@ from ci.executorch import QUANTIZED
 from ci.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.executorch.compile import PROGRAM
 from ci.executorch.emulate import findings_of, measure, ran, rounded, update
-from ci.executorch.judge import artifact, costs_of, failure_finding
+from ci.executorch.judge import artifact, costs_of, failure_in_words
 from ci.executorch.one_model import program_of, pytorch_model, scheme_of
 from ci.executorch.stage import Plan, plan_of
 from ci.executorch.suite import Program, Suite
@@ -173,10 +173,13 @@ def _require_measured(args: argparse.Namespace) -> None:
 
 def _require_done(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:
     if (refused := plan.refused.get(program.name)) is not None:
-        raise CheckFailed(refused.message, remedy=refused.remedy)
+        remedy = "leave --backend out" if program.backend == "gpu" else refused.remedy
+        raise CheckFailed(refused.message, remedy=remedy)
     if failure := compiled[program.name].failure:
-        finding = failure_finding(program, failure, "test_lowering")
-        raise CheckFailed(finding.message, remedy=finding.remedy.partition("; then nox")[0])
+        message, remedy = failure_in_words(program, failure)
+        if failure.kind == "factory" and not failure.remedy:
+            remedy = "correct the model or the samples: docs/compile.md says what they may be"
+        raise CheckFailed(message, remedy=remedy)
 
 
 def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Result]) -> None:

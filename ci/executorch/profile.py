@@ -20,7 +20,7 @@ from ci.engine.installed import ready_environment, ready_runner
 from ci.engine.work import Result
 from ci.engine.workers.parent import how_it_ended, tail
 from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
-from ci.executorch.judge import failure_finding
+from ci.executorch.judge import failure_in_words
 from ci.executorch.one_model import program_named
 from ci.suites.baseline import Baseline
 from ci.suites.profile import PROCESSES, RUNS, Cost, as_text, costs_of, document, merged, read_document
@@ -114,8 +114,8 @@ def _compiled(args: argparse.Namespace, selection: Selection, found: Environment
     empty = Baseline(program.suite, {})
     result = compile_programs([program], found, os.environ, settings, basis, lambda _: empty)[program.name]
     if result.failure:
-        finding = failure_finding(program, result.failure, "test_lowering")
-        raise CheckFailed(finding.message, remedy=finding.remedy.partition("; then nox")[0])
+        message, remedy = failure_in_words(program, result.failure)
+        raise CheckFailed(message, remedy=remedy)
     return result
 
 
