@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ci.upstream.golden import stage
+from ci.upstream import releases
+from ci.upstream.golden import executorch, stage
 from ci.upstream.golden.stage import (
     SUMS,
     Golden,
@@ -24,8 +26,11 @@ from ci.upstream.golden.stage import (
     table_of,
     take,
 )
-from provisioning.base.errors import CheckFailed
+from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Severity, StageRun
+from provisioning.base.settings import Selection
+from provisioning.compat import Release
+from tests.support.programs import program
 
 PROGRAM = "net/u16u8/SM8650"
 KNOWN = "Failed to create context from binary. Error: QNN_CONTEXT_ERROR_INVALID_ARGUMENT: deemed invalid"
@@ -149,3 +154,56 @@ def test_kept_files_that_are_not_what_was_kept_are_refused(damage: str, tmp_path
         (stored / name).write_text("")
     with pytest.raises(CheckFailed):
         take(stored, tmp_path / "damaged")
+
+
+RUNNER = """\
+#!/bin/sh
+model=$2
+while [ $# -gt 0 ]; do case $1 in --output_folder_path) out=$2;; esac; shift; done
+write() { head -c 768 /dev/zero | tr '\\0' $1 > $out/output_0_0.raw; }
+case $0$model in *1.5.1/*1.5.0/*) {does};; *) write 1;; esac
+"""
+"""Stands in for a version's runner: what 1.5.1 does with a program of 1.5.0, and the right thing else."""
+
+
+@pytest.mark.parametrize(
+    ("does", "result"),
+    [
+        ("write 1", "same"),
+        ("write 2", "differs"),
+        ("true", "differs"),
+        ("echo 'E: method error 0x30'; exit 1", "refused"),
+        ("kill -9 $$", None),
+    ],
+)
+def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does(
+    does: str, result: Result | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pte = tmp_path / "made.pte"
+    pte.write_bytes(program())
+
+    def runner(release: Release | None, *arguments: object) -> Path:
+        path = tmp_path / "runners" / (release.version if release else "1.5.1") / "runner"
+        path.parent.mkdir(parents=True)
+        path.write_text(RUNNER.replace("{does}", does))
+        path.chmod(0o755)
+        return path
+
+    monkeypatch.setattr(executorch, "_runner", runner)
+    monkeypatch.setattr(executorch, "_compile", lambda maker, names, *more: dict.fromkeys(names, pte))
+    monkeypatch.setattr(executorch, "environment_of", lambda *arguments: dict(os.environ))
+    monkeypatch.setattr(releases, "variables_of", lambda release, store, environ: environ)
+    golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
+
+    def measured() -> str:
+        versions, folder = ["1.5.1", "1.5.0"], tmp_path / "golden"
+        found = executorch.measure_all(golden, versions, selection, folder, 9, {}, tmp_path / "kept")
+        return found[PROGRAM]["1.5.0"].runtimes["1.5.1"].result
+
+    if result is None:
+        # The system ended it, which says nothing of the program.
+        with pytest.raises(EnvironmentLacking):
+            measured()
+    else:
+        assert measured() == result
