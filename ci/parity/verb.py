@@ -28,6 +28,8 @@ EXAMPLES = """\
   nox -s buck_parity -- --fix --dry-run
 """
 
+REMEDY = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
@@ -87,11 +89,14 @@ def _check(
     from ci.parity.compare import Source
     from ci.parity.fix import fix, patch, with_line_ends_of
     from ci.parity.tree import Tree
+    from provisioning.base.errors import EnvironmentLacking
     from provisioning.base.findings import Artifact
 
     source = Source(_name(mapping_file), mapping_file.read_text(encoding="utf-8"))
     started, cpu_started = time.perf_counter(), time.process_time()
     tree = Tree(root)
+    if mapping.scope.root not in tree.directories:
+        raise EnvironmentLacking(f"{root} has no {mapping.scope.root}: no tree of ExecuTorch", remedy=REMEDY)
 
     def checked(tree: Tree, cmake: MappingOf[str, Side] | None = None) -> Checked:
         return check(tree, mapping, source=source, cmake=cmake)
@@ -148,12 +153,11 @@ def _root(named: Path | None, selection: Selection, environ: MappingOf[str, str]
     from provisioning.base.errors import EnvironmentLacking
 
     named = named or _known_root(selection, environ)
-    remedy = "name a checkout of ExecuTorch with --executorch DIR or EXECUTORCH_ROOT"
     if named is None:
-        raise EnvironmentLacking("there is no ExecuTorch tree to check", remedy=remedy)
+        raise EnvironmentLacking("there is no ExecuTorch tree to check", remedy=REMEDY)
     root = named.expanduser().absolute()
     if not root.is_dir():
-        raise EnvironmentLacking(f"{root} is no directory", remedy=remedy)
+        raise EnvironmentLacking(f"{root} is no directory", remedy=REMEDY)
     return root
 
 

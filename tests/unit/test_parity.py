@@ -494,8 +494,9 @@ class TestVerb:
         code, report = self.run(root, "--fix", "--store", str(root.parent))
         assert (code, report.outcome) == (2, Outcome.ERROR)
 
-    def test_without_a_tree_the_environment_lacks_it(self, root: Path) -> None:
-        assert self.run(root / "nowhere")[0] == 3
+    @pytest.mark.parametrize("folder", ["nowhere", "docs"])
+    def test_without_a_tree_the_environment_lacks_it(self, root: Path, folder: str) -> None:
+        assert self.run(root / folder)[0] == 3
 
 
 def test_a_pair_is_like_one_that_exists(tmp_path: Path) -> None:
