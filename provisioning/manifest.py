@@ -23,7 +23,7 @@ Target = Literal["x86_64-linux", "aarch64-android", "aarch64-linux", "aarch64-wi
 Source = Annotated[Archive | Wheel | Maven | Git, Field(discriminator="type")]
 
 
-class Place(Model):
+class Placement(Model):
     """Which files of a part go where. The first rule of a part whose `match` fits decides."""
 
     match: Regex
@@ -35,7 +35,7 @@ class Place(Model):
     limits the file to the Hexagon arches of the selected SoCs."""
 
     @model_validator(mode="after")
-    def _template_fits(self) -> Place:
+    def _template_fits(self) -> Placement:
         pattern = re.compile(self.match)
         try:
             self.to.format(**dict.fromkeys(pattern.groupindex, "1"))
@@ -49,7 +49,7 @@ class Place(Model):
 class Part(Model):
     name: Name
     source: Source
-    place: tuple[Place, ...] = ()
+    place: tuple[Placement, ...] = ()
     """Empty: everything, where it is."""
 
 

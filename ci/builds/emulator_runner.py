@@ -64,7 +64,7 @@ class Executorch:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunnerPlan:
     """Everything that decides the bytes of a build, and where they go."""
 
     target: str
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     return stage.close(selection.reports)
 
 
-def plan_of(args: argparse.Namespace, selection: Selection) -> Plan:
+def plan_of(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
     from provisioning.manifest import load_profile
 
     target = selection.target
@@ -181,7 +181,7 @@ def plan_of(args: argparse.Namespace, selection: Selection) -> Plan:
     if args.build_dir:
         refuse_foreign(args.build_dir, RECORD, "--build-dir")
     suffix = "" if args.build_type == BUILD_TYPES[0] else f"-{args.build_type}"
-    return Plan(
+    return RunnerPlan(
         target=target,
         build_type=args.build_type,
         executorch=find_executorch(args.executorch, selection),
@@ -243,7 +243,7 @@ def _package(root: Path) -> Executorch:
     return Executorch(root, version.group(1) if version else "unknown")
 
 
-def _described(plan: Plan) -> str:
+def _described(plan: RunnerPlan) -> str:
     files = built_files(plan, _memo(plan))
     lines = {
         "target": plan.target,
@@ -258,12 +258,12 @@ def _described(plan: Plan) -> str:
     return "".join(f"{name:<10}  {value}\n" for name, value in lines.items())
 
 
-def _memo(plan: Plan, *, reuse: bool = True) -> Memo:
+def _memo(plan: RunnerPlan, *, reuse: bool = True) -> Memo:
     build = plan.cmake_build()
     return Memo(plan.store, "runner", plan.roots(), environ=build.environ(os.environ), reuse=reuse)
 
 
-def built_files(plan: Plan, memo: Memo) -> dict[str, str] | Miss:
+def built_files(plan: RunnerPlan, memo: Memo) -> dict[str, str] | Miss:
     """The files in dist/ with their digests, if this plan built them."""
     entry = memo.find(plan.subject, plan.key())
     if isinstance(entry, Miss):
@@ -272,7 +272,7 @@ def built_files(plan: Plan, memo: Memo) -> dict[str, str] | Miss:
     return files if files == entry.result["files"] else Miss(f"{plan.dist} has other files")
 
 
-def build(plan: Plan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> bool:
+def build(plan: RunnerPlan, stage: StageRun, glibc: str, *, jobs: int, clean: bool) -> bool:
     """Build the runner unless dist/ already has it; returns whether its files are good."""
     with alone_in(plan.folder, "build"), alone_in(plan.dist, "dist"):
         begun = time.monotonic()
@@ -303,7 +303,9 @@ def _is_good(stage: StageRun) -> bool:
     return not any(finding.severity is Severity.ERROR for finding in stage.findings)
 
 
-def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs: int) -> dict[str, str]:
+def _build_and_replace(
+    plan: RunnerPlan, stage: StageRun, memo: Memo, glibc: str, jobs: int
+) -> dict[str, str]:
     """Put the build into dist/ and return its files with their digests.
 
     After an error the last good build stays, and nothing is returned. The build folder is emptied first:
@@ -330,7 +332,7 @@ def _build_and_replace(plan: Plan, stage: StageRun, memo: Memo, glibc: str, jobs
     return files
 
 
-def _check(plan: Plan, folder: Path, places: Iterable[str], stage: StageRun, glibc: str) -> None:
+def _check(plan: RunnerPlan, folder: Path, places: Iterable[str], stage: StageRun, glibc: str) -> None:
     private = (ROOT, plan.folder, plan.executorch.root, Path.home())
     built = [Built(_kind(place), folder / place, place) for place in places]
     stage.findings += check(built, plan.target, glibc, private)
@@ -361,7 +363,7 @@ def _backends(runner: Path) -> list[Metric]:
     return [*backends.group(1).split()]
 
 
-def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
+def _plan_here(args: argparse.Namespace, selection: Selection) -> RunnerPlan:
     """The plan of the same runner for this machine, to compare another machine's outputs with."""
     # Do not overwrite a build from source in dist/: it has a backend beside its runner.
     from_source = (outputs_path() / "dist" / DEFAULT_TARGET / MANIFEST).is_file()
@@ -372,7 +374,9 @@ def _plan_here(args: argparse.Namespace, selection: Selection) -> Plan:
     return plan_of(here, replace(selection, target=DEFAULT_TARGET))
 
 
-def _compare_with_this_machine(plan: Plan, here: Plan, qemu: Program, stage: StageRun, glibc: str) -> None:
+def _compare_with_this_machine(
+    plan: RunnerPlan, here: RunnerPlan, qemu: Program, stage: StageRun, glibc: str
+) -> None:
     """Build the same runner for this machine, and compare the outputs of both."""
     sysroot = sysroot_of(plan.compiler)
     probe = probe_in(here.folder.parent / f"probe-{here.executorch.version}")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ci.builds.loadable import Built
 from ci.builds.output_folders import BILL_OF_MATERIALS, LICENCES
-from ci.builds.plan import Plan
 from ci.builds.recipes import Output
+from ci.builds.source_plan import SourcePlan
 from ci.builds.tree import SourceTree, Submodule, adaptors, submodules
 from ci.engine.dist import MANIFEST
 from provisioning import elf
@@ -43,7 +43,7 @@ class DistFile:
     needed: tuple[str, ...]
 
 
-def collect(plan: Plan, target_only: bool) -> list[Built]:
+def collect(plan: SourcePlan, target_only: bool) -> list[Built]:
     """The recipe's files in the build directory; raises CheckFailed for a missing one."""
     built: list[Built] = []
     for output in plan.recipe.outputs:
@@ -67,7 +67,7 @@ def patterns(output: Output, name: str) -> list[str]:
     return [pattern.replace("{name}", name) for pattern in output.files]
 
 
-def _files(plan: Plan, output: Output, name: str) -> list[Path]:
+def _files(plan: SourcePlan, output: Output, name: str) -> list[Path]:
     matches = [sorted(plan.build.glob(pattern)) for pattern in patterns(output, name)]
     if any(matches):
         # An earlier commit may have installed to another place in this directory: take the newest.
@@ -109,7 +109,7 @@ def strip_program(build: Path) -> str:
     return strip.group(1) if strip and Path(strip.group(1)).is_file() else ""
 
 
-def describe(plan: Plan, built: Sequence[Built], part: Path, profile: str) -> list[DistFile]:
+def describe(plan: SourcePlan, built: Sequence[Built], part: Path, profile: str) -> list[DistFile]:
     """Write licences, the bill of materials and the manifest beside the files."""
     files = [dist_file(file) for file in built]
     copy_licences(plan.tree.root, part / LICENCES)
@@ -205,7 +205,7 @@ def submodule_item(submodule: Submodule) -> Item:
     return Item(submodule.path.rpartition("/")[2], submodule.commit, purl=purl)
 
 
-def _toolchain_items(plan: Plan) -> Iterable[Item]:
+def _toolchain_items(plan: SourcePlan) -> Iterable[Item]:
     yield Item(QNN_SDK, plan.sdk.build_id, licence="Qualcomm AI Stack License")
     if plan.toolchain.version:
         yield Item(ANDROID_NDK, plan.toolchain.version, kind="framework")
@@ -213,7 +213,7 @@ def _toolchain_items(plan: Plan) -> Iterable[Item]:
         yield Item("compiler", _public_text(plan, plan.toolchain.identity), kind="application")
 
 
-def _public(plan: Plan, definitions: dict[str, str]) -> dict[str, str]:
+def _public(plan: SourcePlan, definitions: dict[str, str]) -> dict[str, str]:
     return {name: _public_text(plan, value) for name, value in definitions.items() if name not in _PRIVATE}
 
 
@@ -224,7 +224,7 @@ _PRIVATE = {
 """They only name folders of this machine."""
 
 
-def _public_text(plan: Plan, text: str) -> str:
+def _public_text(plan: SourcePlan, text: str) -> str:
     for folder, name in reversed(plan.private().items()):
         text = text.replace(str(folder), f"<{name}>")
     return re.sub(r"^\S+: ", "", text)

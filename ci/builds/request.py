@@ -14,9 +14,9 @@ from pathlib import Path
 from ci.builds import toolchain
 from ci.builds.cmake import RECORD
 from ci.builds.output_folders import OURS, refuse_foreign
-from ci.builds.plan import Plan, Sdk, default_jobs
 from ci.builds.programs import find_cmake, find_ninja
 from ci.builds.recipes import Recipe, for_tree, load_recipe
+from ci.builds.source_plan import Sdk, SourcePlan, default_jobs
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import open_tree, unread_options
 from ci.engine.dist import RUNNER
@@ -33,7 +33,7 @@ HEADER = Path("include/QNN/QnnInterface.h")
 LAUNCHERS = ("ccache", "sccache")
 
 
-def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> Plan:
+def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str, str]) -> SourcePlan:
     if args.glibc and not re.fullmatch(r"\d+(\.\d+)+", args.glibc):
         raise UsageError(f"--glibc: expected a version like 2.34, found {args.glibc!r}")
     if args.build_dir:
@@ -53,7 +53,7 @@ def plan_of(args: argparse.Namespace, selection: Selection, environ: Mapping[str
     tree = open_tree(
         args.executorch.absolute() if args.executorch else environment.root(EXECUTORCH_SOURCE).path
     )
-    return Plan(
+    return SourcePlan(
         target=selection.target,
         recipe=for_tree(recipe, tree.root),
         tree=tree,
@@ -120,7 +120,7 @@ def sdk_at(root: Path) -> Sdk:
     return Sdk(root, ids[0])
 
 
-def notes_of(plan: Plan, profile: Profile) -> list[Finding]:
+def notes_of(plan: SourcePlan, profile: Profile) -> list[Finding]:
     """Warnings that a user wants to see before an hour of compiling."""
     notes = [
         Finding(

@@ -15,8 +15,8 @@ from ci.builds import link_tree, loadable
 from ci.builds.cmake import STEERING
 from ci.builds.install import assemble, collect, describe, patterns, strip_program
 from ci.builds.output_folders import BILL_OF_MATERIALS, alone_in, part_of, replace_build
-from ci.builds.plan import Plan
 from ci.builds.request import notes_of, plan_of
+from ci.builds.source_plan import SourcePlan
 from ci.builds.tree import adaptors
 from ci.engine.dist import MANIFEST
 from provisioning import overlay
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, stage_name: str, target: str) -> int:
     return stage.close(selection.reports)
 
 
-def script(plan: Plan, *, target_only: bool) -> str:
+def script(plan: SourcePlan, *, target_only: bool) -> str:
     """The commands that a build runs; comments stand for steps without a command."""
     lines = [f"# {plan.recipe.summary}", f"unset {' '.join(STEERING)}"]
     cmake_build = plan.cmake_build()
@@ -91,7 +91,7 @@ def _build(args: argparse.Namespace, selection: Selection, stage: StageRun) -> N
                 put_into_python(plan, stage, install=args.install, target_only=args.target_only)
 
 
-def _compile(plan: Plan, stage: StageRun, *, clean: bool) -> None:
+def _compile(plan: SourcePlan, stage: StageRun, *, clean: bool) -> None:
     def prepare() -> None:
         replace_text(plan.flags_file, plan.flags())
         plan.build.mkdir(exist_ok=True)
@@ -120,7 +120,9 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _put_into_dist(plan: Plan, stage: StageRun, glibc: str, target_only: bool, selection: Selection) -> bool:
+def _put_into_dist(
+    plan: SourcePlan, stage: StageRun, glibc: str, target_only: bool, selection: Selection
+) -> bool:
     """Replace the last build if the files pass every check; returns whether they did."""
     with part_of(plan.dist) as part:
         built = collect(plan, target_only)
@@ -142,7 +144,7 @@ def _put_into_dist(plan: Plan, stage: StageRun, glibc: str, target_only: bool, s
     return True
 
 
-def _may_install(plan: Plan, selection: Selection) -> None:
+def _may_install(plan: SourcePlan, selection: Selection) -> None:
     if plan.tree.root.is_relative_to(selection.store):
         raise UsageError(
             f"--install: {plan.tree.root} is in the store, where nothing is changed",
@@ -155,7 +157,7 @@ def _may_install(plan: Plan, selection: Selection) -> None:
         )
 
 
-def put_into_python(plan: Plan, stage: StageRun, *, install: bool, target_only: bool = False) -> None:
+def put_into_python(plan: SourcePlan, stage: StageRun, *, install: bool, target_only: bool = False) -> None:
     files = dict(_python_files(plan))
     ours = plan.dist / overlay.FOLDER
     if install or target_only:
@@ -173,7 +175,7 @@ def put_into_python(plan: Plan, stage: StageRun, *, install: bool, target_only: 
     sys.stdout.write(f"export PYTHONPATH={quoted(path)}${{PYTHONPATH:+:$PYTHONPATH}}\n")
 
 
-def _python_files(plan: Plan) -> Iterator[tuple[str, Path]]:
+def _python_files(plan: SourcePlan) -> Iterator[tuple[str, Path]]:
     root = plan.dist / "python"
     for path in sorted(root.rglob("*")):
         if path.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ci.image.engine import Engine, Job
-from ci.image.plan import Plan
+from ci.image.image_plan import ImagePlan
 from provisioning.base.bill_of_materials import Item, package_url
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
@@ -19,7 +19,7 @@ print(json.dumps(sorted(found)))
 PYTHONS = "/opt/qnn-ci/environments/{environment}/bin/python"
 
 
-def installed_items(plan: Plan, engine: Engine, image: str) -> list[Item]:
+def installed_items(plan: ImagePlan, engine: Engine, image: str) -> list[Item]:
     """The Debian packages and Python distributions that the image itself lists."""
     pythons = [
         quoted(PYTHONS.format(environment=environment), "-c", LIST_DISTRIBUTIONS)
@@ -43,7 +43,7 @@ def installed_items(plan: Plan, engine: Engine, image: str) -> list[Item]:
     ]
 
 
-def vendor_items(plan: Plan) -> list[Item]:
+def vendor_items(plan: ImagePlan) -> list[Item]:
     """The parts of the profile's components, as the manifest pins them."""
     if plan.profile is None:
         return []

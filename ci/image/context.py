@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from ci.image.engine import Engine, Job, Mount
-from ci.image.plan import DOCKER, Package, PackageLock, Plan
+from ci.image.image_plan import DOCKER, ImagePlan, Package, PackageLock
 from ci.image.sealed import is_sealed, seal, unseal
 from provisioning import licences
 from provisioning.base.commands import session
@@ -56,7 +56,9 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT) -> None:
+def assemble(
+    plan: ImagePlan, engine: Engine, base: str, store: Store, apt: Apt, context: Path = CONTEXT
+) -> None:
     """Add to the context what the plan needs."""
     from ci.image.wheelhouse import Wanted, fill
 
@@ -74,7 +76,7 @@ def assemble(plan: Plan, engine: Engine, base: str, store: Store, apt: Apt, cont
         link_tree(tree.root, tree.key, context / "components" / name)
 
 
-def trees_of(plan: Plan, store: Store) -> Mapping[str, Tree]:
+def trees_of(plan: ImagePlan, store: Store) -> Mapping[str, Tree]:
     """The store's trees of the plan's components; missing ones are provisioned if licences are accepted."""
     if plan.profile is None:
         return {}

@@ -17,7 +17,7 @@ from provisioning.base.settings import ROOT
 
 if TYPE_CHECKING:
     from ci.image.engine import Engine
-    from ci.image.plan import Plan
+    from ci.image.image_plan import ImagePlan
 
 EXAMPLES = """\
   nox -s shell -- --image wheels
@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Become docker's process, so that signals and the exit code are the command's own."""
     from ci.image.engine import connect
-    from ci.image.plan import plan_of
+    from ci.image.image_plan import plan_of
     from provisioning.verbs.shell import become
 
     plan = plan_of(args.image)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def docker_run(
-    plan: Plan,
+    plan: ImagePlan,
     command: Sequence[str],
     *,
     owner: str,
@@ -103,7 +103,7 @@ def accounts(owner: str) -> dict[str, str]:
     }
 
 
-def check(plan: Plan, engine: Engine) -> None:
+def check(plan: ImagePlan, engine: Engine) -> None:
     """Raise if the image cannot be entered; warn if it was built from other manifests."""
     from provisioning.base.errors import EnvironmentLacking
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ci.image.builders import Order
     from ci.image.context import Apt
     from ci.image.engine import Engine
-    from ci.image.plan import Plan
+    from ci.image.image_plan import ImagePlan
 
 EXAMPLES = """\
   nox -s image -- wheels
@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.image.plan import load_images, plan_of
+    from ci.image.image_plan import load_images, plan_of
 
     if args.list:
         for name, entry in load_images().images.items():
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     return stage.close(selection.reports)
 
 
-def _work(stage: StageRun, plan: Plan, args: argparse.Namespace) -> None:
+def _work(stage: StageRun, plan: ImagePlan, args: argparse.Namespace) -> None:
     from filelock import FileLock
 
     from ci.image import context
@@ -115,7 +115,7 @@ def _work(stage: StageRun, plan: Plan, args: argparse.Namespace) -> None:
             _build(stage, plan, order, engine, args)
 
 
-def _order(plan: Plan, base: str, base_id: str) -> Order:
+def _order(plan: ImagePlan, base: str, base_id: str) -> Order:
     from ci.image import context
     from ci.image.builders import Order
 
@@ -133,7 +133,7 @@ def _order(plan: Plan, base: str, base_id: str) -> Order:
     )
 
 
-def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
+def labels(plan: ImagePlan, base: str, base_id: str) -> dict[str, str]:
     """The labels of an image. All come from manifests, so every build has the same."""
     import datetime as dt
 
@@ -157,7 +157,7 @@ def labels(plan: Plan, base: str, base_id: str) -> dict[str, str]:
     return names
 
 
-def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argparse.Namespace) -> None:
+def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, args: argparse.Namespace) -> None:
     from ci.image.builders import choose
     from ci.image.contents import installed_items, vendor_items
     from provisioning.base.bill_of_materials import Item, document
@@ -199,7 +199,7 @@ def _build(stage: StageRun, plan: Plan, order: Order, engine: Engine, args: argp
             _validate(stage, plan, engine)
 
 
-def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
+def _validate(stage: StageRun, plan: ImagePlan, engine: Engine) -> None:
     """Run the `validate` session inside: no root, nothing of the image writable, no network."""
     from ci.image.engine import Job, Mount
     from provisioning.base.errors import CheckFailed
@@ -231,7 +231,7 @@ def _validate(stage: StageRun, plan: Plan, engine: Engine) -> None:
         stage.add("image-validate", Severity.ERROR, plan.tag, f"validate inside says {report.outcome.value}")
 
 
-def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine, wanted: str) -> None:
+def _compare(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, wanted: str) -> None:
     from ci.image.builders import choose
     from ci.image.reproduce import build_twice
 
@@ -252,9 +252,9 @@ def _compare(stage: StageRun, plan: Plan, order: Order, engine: Engine, wanted: 
         stage.add("image-reproducible", Severity.ERROR, plan.name, f"two builds differ: {line}", remedy)
 
 
-def _lock(plan: Plan, engine: Engine, base: str, apt: Apt) -> None:
+def _lock(plan: ImagePlan, engine: Engine, base: str, apt: Apt) -> None:
     from ci.image.context import fetch_packages, packages_in
-    from ci.image.plan import PACKAGES, PackageLock, render_packages
+    from ci.image.image_plan import PACKAGES, PackageLock, render_packages
 
     with tempfile.TemporaryDirectory(prefix="qnn-ci-image-") as scratch:
         folder = Path(scratch) / "packages"

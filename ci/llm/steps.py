@@ -34,7 +34,7 @@ PREFIXES, PREFIX = 100, 20
 
 
 @dataclass(frozen=True)
-class Place:
+class ProgramFolders:
     """The folders of a model and of its program."""
 
     model: Path
@@ -60,7 +60,9 @@ class Place:
 def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
     run = Run.model_validate_json(json.dumps(order["run"]))
     model, into = Path(order["model"]), Path(order["into"])
-    place = Place(model, into, read_architecture(model), run, soc_named(order["soc"]), order["timeout"])
+    place = ProgramFolders(
+        model, into, read_architecture(model), run, soc_named(order["soc"]), order["timeout"]
+    )
     graphs = {count: into / f"ar{count}.onnx" for count in (PREFILL, DECODE)}
     require_sizes(place.context, list(graphs))
     encodings = _graphs(place, graphs)
@@ -86,7 +88,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _graphs(place: Place, graphs: Mapping[int, Path]) -> dict[int, dict[str, Encoding]]:
+def _graphs(place: ProgramFolders, graphs: Mapping[int, Path]) -> dict[int, dict[str, Encoding]]:
     """Write them, and give the encodings of their edges."""
     run, found = place.run, {}
     whole = load_decoder(place.model, place.shape, place.context, place.context) if run.quantized else None
@@ -118,7 +120,7 @@ def _configurations(shape: Architecture) -> list[tuple[str, int, Architecture]]:
     ]
 
 
-def texts(place: Place, reference: Any) -> tuple[list[Comparison], dict[str, float]]:
+def texts(place: ProgramFolders, reference: Any) -> tuple[list[Comparison], dict[str, float]]:
     """Texts after prompts of every length, and one that fills the context, each beside float's text; and
     Genie's speed, which says nothing about a device."""
     _, endless = _configurations(place.shape)[:2]
@@ -162,7 +164,7 @@ def texts(place: Place, reference: Any) -> tuple[list[Comparison], dict[str, flo
     }
 
 
-def _comparison(place: Place, comparison: Comparison) -> dict[str, Any]:
+def _comparison(place: ProgramFolders, comparison: Comparison) -> dict[str, Any]:
     tokenizer = Tokenizer.from_file(str(place.model / "tokenizer.json"))
 
     def words(tokens: Sequence[int]) -> str:
@@ -178,7 +180,7 @@ def _comparison(place: Place, comparison: Comparison) -> dict[str, Any]:
 
 
 def _figures(
-    place: Place,
+    place: ProgramFolders,
     reference: Any,
     readers: Mapping[int, Reader],
     graphs: Mapping[int, Path],
@@ -216,7 +218,7 @@ def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
     return {name: asdict(figure) for name, figure in figures_of(windows).items()}
 
 
-def choices(place: Place, reference: Any) -> dict[str, Any]:
+def choices(place: ProgramFolders, reference: Any) -> dict[str, Any]:
     """Genie's own first choices after held-out prefixes, by what float loses by them."""
     stream = [token for row in place.rows("judged") for token in row[1:]]
     prefixes = [stream[at : at + PREFIX] for at in range(0, PREFIXES * PREFIX, PREFIX)]

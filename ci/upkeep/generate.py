@@ -41,7 +41,7 @@ SCHEMAS = {
     "operators": ("ci.upstream.table:Table", "What each operator does on HTP in each scheme, as measured"),
     "golden": ("ci.upstream.golden.stage:Golden", "Programs that later QNN builds must still run"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),
-    "images": ("ci.image.plan:Images", "The container images, and the system under them"),
+    "images": ("ci.image.image_plan:Images", "The container images, and the system under them"),
     "recipe": ("ci.builds.recipes:Recipe", "A recipe: what is built from ExecuTorch's source for a target"),
     "parity": (
         "ci.parity.mapping:Mapping",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioning.archive.plan import DEFAULT, Limits, make_plan
+from provisioning.archive.planned_files import DEFAULT, Limits, plan_files
 from provisioning.archive.reader import Zip
 from provisioning.archive.writer import Entry, unpack
 from provisioning.base.disk import ANOTHER_STORE, disk_error
@@ -44,7 +44,7 @@ def extract(
     fails.
     """
     with Zip(archive, most_members=limits.members) as zip_file:
-        plan = make_plan(zip_file, place, limits)
+        plan = plan_files(zip_file, place, limits)
         into.mkdir(parents=True, exist_ok=True)
         space = os.statvfs(into)
         # Files take whole blocks.

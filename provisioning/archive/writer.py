@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from provisioning.archive.plan import Plan, PlannedFile, PlannedLink
+from provisioning.archive.planned_files import PlannedFile, PlannedFiles, PlannedLink
 from provisioning.archive.reader import Zip
 from provisioning.base.disk import ANOTHER_STORE, FULL, IN_THE_WAY, disk_error
 from provisioning.base.errors import EnvironmentLacking
@@ -80,7 +80,7 @@ class Directories:
 
 
 def unpack(
-    zip_file: Zip, plan: Plan, into: Path, workers: int | None, progress: Progress | None, name: str
+    zip_file: Zip, plan: PlannedFiles, into: Path, workers: int | None, progress: Progress | None, name: str
 ) -> list[Entry]:
     if progress is not None:
         progress.start(f"unpack {name}", plan.total)
@@ -96,7 +96,9 @@ def unpack(
 
 
 class _Unpacking:
-    def __init__(self, zip_file: Zip, plan: Plan, into: Path, root: int, progress: Progress | None) -> None:
+    def __init__(
+        self, zip_file: Zip, plan: PlannedFiles, into: Path, root: int, progress: Progress | None
+    ) -> None:
         self._zip = zip_file
         self._plan = plan
         self._into = into

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from provisioning.base.errors import IntegrityError
 from provisioning.base.settings import TARGETS
-from provisioning.manifest import Component, Part, Place
+from provisioning.manifest import Component, Part, Placement
 from provisioning.store.inventory import SCHEMA, Item, Origin
 
 GENERATED = "(composed)"
@@ -102,7 +102,7 @@ class Placing:
             remedy="correct `strip` or `place` of this part in the manifest, if this is the right archive",
         )
 
-    def _destination(self, path: str, match: re.Match[str], rule: Place) -> str | None:
+    def _destination(self, path: str, match: re.Match[str], rule: Placement) -> str | None:
         if rule.targets and self._want.targets and not self._want.targets & set(rule.targets):
             return None
         groups = match.groupdict(default="")

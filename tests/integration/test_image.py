@@ -20,7 +20,7 @@ from filelock import FileLock
 from ci.image.builders import Order, choose, find_buildah
 from ci.image.context import CONTEXT, Apt, fetch_packages, link_tree, packages_in
 from ci.image.engine import Engine, Job, connect
-from ci.image.plan import PACKAGES, PackageLock, plan_of
+from ci.image.image_plan import PACKAGES, PackageLock, plan_of
 from ci.image.reproduce import build_twice
 from ci.image.shell import docker_run
 from ci.image.verb import labels
@@ -153,7 +153,7 @@ def test_the_image_says_what_it_is(
     wheels: Stage, root: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of("wheels")
-    monkeypatch.setattr("ci.image.plan.PACKAGES", packages_of(root))
+    monkeypatch.setattr("ci.image.image_plan.PACKAGES", packages_of(root))
     base_id = str(engine.image_id(BASE))
     assert engine.attributes(plan.tag)["Config"]["Labels"] == labels(plan, BASE, base_id)
 

@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ci.builds.plan import Plan, Sdk
 from ci.builds.programs import Program
 from ci.builds.recipes import for_tree, load_recipe
+from ci.builds.source_plan import Sdk, SourcePlan
 from ci.builds.toolchain import Toolchain
 from ci.builds.tree import SourceTree
 
 COMMIT = "5f3a41dc8b129b6df0d02cf401986b3df96b9073"
 
 
-def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> Plan:
-    plan = Plan(
+def make_plan(root: Path, target: str = "aarch64-linux", **changes: Any) -> SourcePlan:
+    plan = SourcePlan(
         target=target,
         recipe=for_tree(load_recipe(target), root / "src" / "executorch"),
         tree=SourceTree(root / "src" / "executorch", "1.5.1", COMMIT, changed=False, time=1767323045),

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioning import archive
-from provisioning.archive.plan import unsafe
+from provisioning.archive.planned_files import unsafe
 from provisioning.base.errors import ArchiveError
 from tests.support.zips import PROGRAM, STORED, Item, build, folder, link, tree
 

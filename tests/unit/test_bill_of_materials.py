@@ -13,7 +13,7 @@ from ci.builds.tree import Submodule
 from ci.github import release
 from ci.image.contents import installed_items, vendor_items
 from ci.image.engine import Done, Engine, Job
-from ci.image.plan import load_images, plan_of
+from ci.image.image_plan import load_images, plan_of
 from ci.image.verb import labels
 from provisioning.base.bill_of_materials import Item, document, package_url
 from provisioning.base.errors import CheckFailed

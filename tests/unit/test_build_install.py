@@ -9,7 +9,7 @@ import pytest
 
 from ci.builds import install, source
 from ci.builds.output_folders import replace_build
-from ci.builds.plan import Plan
+from ci.builds.source_plan import SourcePlan
 from provisioning import overlay
 from provisioning.base.errors import CheckFailed
 from provisioning.base.findings import StageRun
@@ -20,11 +20,11 @@ PLACES = ("lib/libqnn_executorch_backend.so", "lib/executorch/backends/qualcomm/
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> SourcePlan:
     return make_plan(tmp_path)
 
 
-def put(plan: Plan, place: str, age: int = 0) -> Path:
+def put(plan: SourcePlan, place: str, age: int = 0) -> Path:
     path = plan.build / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -33,13 +33,13 @@ def put(plan: Plan, place: str, age: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("newer", PLACES)
-def test_of_two_places_the_one_installed_last_is_taken(plan: Plan, newer: str) -> None:
+def test_of_two_places_the_one_installed_last_is_taken(plan: SourcePlan, newer: str) -> None:
     put(plan, RUNNER)
     paths = {place: put(plan, place, age=0 if place == newer else 5) for place in PLACES}
     assert [file.path for file in install.collect(plan, True) if file.kind == "library"] == [paths[newer]]
 
 
-def test_a_file_that_was_not_built_is_named(plan: Plan) -> None:
+def test_a_file_that_was_not_built_is_named(plan: SourcePlan) -> None:
     with pytest.raises(CheckFailed, match=r"expected the build to make .*libqnn_executorch_backend\.so"):
         install.collect(plan, True)
 
@@ -59,7 +59,7 @@ def test_another_build_takes_the_place_of_the_first(tmp_path: Path) -> None:
 
 
 def test_after_installing_into_the_tree_no_overlay_hides_it(
-    plan: Plan, capsys: pytest.CaptureFixture[str]
+    plan: SourcePlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adaptor = plan.dist / "python" / "backends" / "PyA.so"
     adaptor.parent.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_after_installing_into_the_tree_no_overlay_hides_it(
     assert f"export PYTHONPATH={plan.tree.root.parent}$" in capsys.readouterr().out
 
 
-def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: Plan) -> None:
+def test_a_build_without_adaptor_leaves_no_overlay_of_an_earlier_one(plan: SourcePlan) -> None:
     plan.tree.root.mkdir(parents=True)
     run = StageRun("build_x86", "wheels", "x86_64-linux", "")
     source.put_into_python(plan, run, install=False)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ci.builds import x86
-from ci.builds.plan import MEMORY_PER_JOB, Plan, Sdk
 from ci.builds.recipes import load_recipe
 from ci.builds.request import plan_of
+from ci.builds.source_plan import MEMORY_PER_JOB, Sdk, SourcePlan
 from ci.builds.toolchain import Toolchain, cross
 from ci.engine.jobs import available_memory
 from provisioning.base.errors import EnvironmentLacking, UsageError
@@ -97,7 +97,7 @@ def test_what_cmake_notices_is_built_incrementally(tmp_path: Path, change: dict[
     assert other.cmake_build().settings != plan.cmake_build().settings
 
 
-def request(*flags: str, store: Path) -> Plan:
+def request(*flags: str, store: Path) -> SourcePlan:
     parser = argparse.ArgumentParser()
     x86.configure(parser)
     args = parser.parse_args([*flags, "--store", str(store)])

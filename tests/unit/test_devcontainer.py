@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from ci.image.plan import DOCKER, plan_of
+from ci.image.image_plan import DOCKER, plan_of
 from ci.image.verb import CACHE
 from provisioning.base.settings import ROOT
 

@@ -15,7 +15,7 @@ import pytest
 from ci.image import context, wheelhouse
 from ci.image.context import Apt, assemble, check_packages, keep_packages, link_tree, packages_in, trees_of
 from ci.image.engine import Done, Engine, Job
-from ci.image.plan import Package, PackageLock, plan_of
+from ci.image.image_plan import Package, PackageLock, plan_of
 from provisioning.base.errors import CheckFailed, IntegrityError, LicenceNotAccepted, UpstreamError
 from provisioning.store import Store, Tree
 from tests.support.sdk_archives import tree_at

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.image import plan as plans
-from ci.image.plan import DOCKER, Plan, load_images, load_packages, plan_of
+from ci.image import image_plan as plans
+from ci.image.image_plan import DOCKER, ImagePlan, load_images, load_packages, plan_of
 from ci.image.verb import labels
 from provisioning.lock_files import lock_path
 
@@ -69,7 +69,7 @@ def test_the_system_is_taken_by_its_digest_alone() -> None:
 CHANGED = "sha256:" + "2" * 64
 
 
-def other_pin(plan: Plan) -> Plan:
+def other_pin(plan: ImagePlan) -> ImagePlan:
     assert plan.profile is not None
     sdk = plan.profile.components["qnn-sdk"].model_copy(update={"version": "9"})
     components = {**plan.profile.components, "qnn-sdk": sdk}
@@ -85,7 +85,9 @@ def other_pin(plan: Plan) -> Plan:
     ],
     ids=["pin", "imports", "system"],
 )
-def test_the_hash_of_manifests_changes_with_what_decides_the_bytes(change: Callable[[Plan], Plan]) -> None:
+def test_the_hash_of_manifests_changes_with_what_decides_the_bytes(
+    change: Callable[[ImagePlan], ImagePlan],
+) -> None:
     plan = plan_of("wheels")
     assert plan.manifest_hash(BASE) == plan_of("wheels").manifest_hash(BASE) != plan.manifest_hash(CHANGED)
     assert change(plan).manifest_hash(BASE) != plan.manifest_hash(BASE)

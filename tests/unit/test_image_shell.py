@@ -10,7 +10,7 @@ import pytest
 
 from ci.image import shell
 from ci.image.engine import Engine
-from ci.image.plan import plan_of
+from ci.image.image_plan import plan_of
 from ci.image.shell import docker_run
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import EnvironmentLacking

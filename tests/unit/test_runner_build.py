@@ -12,7 +12,7 @@ import pytest
 
 from ci.__main__ import VERBS
 from ci.builds import emulator_runner, qemu_check
-from ci.builds.emulator_runner import Executorch, Plan, plan_of
+from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import Program
 from ci.builds.qemu_check import judge
 from provisioning.base.command_line import main
@@ -58,7 +58,7 @@ def test_a_folder_with_the_users_files_is_refused(tmp_path: Path, flag: str) -> 
 
 
 TOOL = Program(Path("/bin/tool"), "tool 1.0")
-PLAN = Plan(
+PLAN = RunnerPlan(
     target="x86_64-linux",
     build_type="Release",
     executorch=Executorch(Path("/executorch"), "1.5.1"),
@@ -110,7 +110,7 @@ def test_a_build_from_source_for_this_machine_is_not_replaced_to_compare_another
 def test_an_interrupted_build_replaces_the_older_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> Plan:
+    def interrupted(*_: object) -> RunnerPlan:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(emulator_runner, "plan_of", interrupted)

@@ -12,7 +12,7 @@ from provisioning.base.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePart:
     """A part of a file, as a pattern of keys. Lists add no key."""
 
     keys: str
@@ -34,21 +34,21 @@ _ACTION = "github inputs strategy matrix job runner env steps"
 _FILES = frozenset({"hashFiles"})
 
 WORKFLOW = (
-    Place("run-name", _names(_RUN)),
-    Place("concurrency*", _names(_RUN)),
-    Place("env.*", _names(_RUN, "secrets")),
-    Place("on.workflow_call.inputs.*.default", _names(_RUN)),
-    Place("on.workflow_call.outputs.*.value", _names(_RUN, "jobs")),
-    Place("jobs.*.steps.if", _names(_STEP), STATUS_FUNCTIONS | _FILES, condition=True),
-    Place("jobs.*.steps.*", _names(_STEP, "secrets"), _FILES),
-    Place("jobs.*.if", _names(_JOB), STATUS_FUNCTIONS, condition=True),
-    Place("jobs.*.strategy*", _names(_JOB)),
-    Place("jobs.*.env.*", _names(_ROW, "secrets")),
-    Place("jobs.*.outputs.*", _names(_STEP, "secrets")),
-    Place("jobs.*.secrets.*", _names(_ROW, "secrets")),
-    Place("jobs.*.with.*", _names(_ROW)),
+    FilePart("run-name", _names(_RUN)),
+    FilePart("concurrency*", _names(_RUN)),
+    FilePart("env.*", _names(_RUN, "secrets")),
+    FilePart("on.workflow_call.inputs.*.default", _names(_RUN)),
+    FilePart("on.workflow_call.outputs.*.value", _names(_RUN, "jobs")),
+    FilePart("jobs.*.steps.if", _names(_STEP), STATUS_FUNCTIONS | _FILES, condition=True),
+    FilePart("jobs.*.steps.*", _names(_STEP, "secrets"), _FILES),
+    FilePart("jobs.*.if", _names(_JOB), STATUS_FUNCTIONS, condition=True),
+    FilePart("jobs.*.strategy*", _names(_JOB)),
+    FilePart("jobs.*.env.*", _names(_ROW, "secrets")),
+    FilePart("jobs.*.outputs.*", _names(_STEP, "secrets")),
+    FilePart("jobs.*.secrets.*", _names(_ROW, "secrets")),
+    FilePart("jobs.*.with.*", _names(_ROW)),
     *(
-        Place(f"jobs.*.{key}", _names(_ROW))
+        FilePart(f"jobs.*.{key}", _names(_ROW))
         for key in (
             "name",
             "runs-on*",
@@ -60,14 +60,14 @@ WORKFLOW = (
     ),
 )
 ACTION = (
-    Place("inputs.*.default", _names("github strategy matrix job runner"), _FILES),
-    Place("outputs.*.value", _names(_ACTION)),
-    Place("runs.steps.if", _names(_ACTION), STATUS_FUNCTIONS | _FILES, condition=True),
-    Place("runs.steps.*", _names(_ACTION), _FILES),
+    FilePart("inputs.*.default", _names("github strategy matrix job runner"), _FILES),
+    FilePart("outputs.*.value", _names(_ACTION)),
+    FilePart("runs.steps.if", _names(_ACTION), STATUS_FUNCTIONS | _FILES, condition=True),
+    FilePart("runs.steps.*", _names(_ACTION), _FILES),
 )
 
 
-def check(file: str, data: Mapping[str, object], places: tuple[Place, ...]) -> None:
+def check(file: str, data: Mapping[str, object], places: tuple[FilePart, ...]) -> None:
     """Raise unless GitHub allows what each expression uses at its place."""
     for keys, text in _texts(data, ""):
         place = next((place for place in places if fnmatchcase(keys, place.keys)), None)

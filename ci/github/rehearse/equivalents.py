@@ -66,7 +66,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobSpace:
     """One job's own part of the machine."""
 
     machine: Machine
@@ -99,7 +99,7 @@ class Equivalent:
     """In a few words, for the log."""
     inputs: frozenset[str]
     """Inputs that are implemented, or have no meaning here. Any other is an error."""
-    act: Callable[[Mapping[str, str], Place], Done]
+    act: Callable[[Mapping[str, str], JobSpace], Done]
     required: frozenset[str] = frozenset()
     outputs: frozenset[str] = frozenset()
 
@@ -116,7 +116,7 @@ def equivalent(uses: str) -> Equivalent:
     return EQUIVALENTS[name]
 
 
-def checkout(inputs: Mapping[str, str], place: Place) -> Done:
+def checkout(inputs: Mapping[str, str], place: JobSpace) -> Done:
     machine = place.machine
     wanted = inputs.get("repository") or machine.repository.name
     repository = machine.named(wanted)
@@ -146,7 +146,7 @@ def checkout(inputs: Mapping[str, str], place: Place) -> Done:
     return Done({"commit": commit, "ref": ref})
 
 
-def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
+def setup_python(inputs: Mapping[str, str], place: JobSpace) -> Done:
     running = ".".join(map(str, sys.version_info[:3]))
     wanted = inputs.get("python-version", "")
     if wanted and not f"{running}.".startswith(f"{wanted}."):
@@ -167,7 +167,7 @@ def setup_python(inputs: Mapping[str, str], place: Place) -> Done:
     )
 
 
-def cache_restore(inputs: Mapping[str, str], place: Place) -> Done:
+def cache_restore(inputs: Mapping[str, str], place: JobSpace) -> Done:
     paths = _lines(inputs["path"])
     version = _cache_version(paths, place)
     entries = [e for e in _cache_entries(place) if e["version"] == version]
@@ -187,7 +187,7 @@ def cache_restore(inputs: Mapping[str, str], place: Place) -> Done:
     return Done({"cache-hit": hit, "cache-primary-key": key, "cache-matched-key": str(found["key"])})
 
 
-def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
+def cache_save(inputs: Mapping[str, str], place: JobSpace) -> Done:
     paths = _lines(inputs["path"])
     version = _cache_version(paths, place)
     key = inputs["key"]
@@ -218,7 +218,7 @@ def cache_save(inputs: Mapping[str, str], place: Place) -> Done:
     return Done()
 
 
-def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
+def upload_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
     name = inputs.get("name", "artifact")
     if not name or set(name) & set('":<>|*?\r\n\\/'):
         raise CheckFailed(f"the artifact's name {name!r} has characters that GitHub refuses")
@@ -246,7 +246,7 @@ def upload_artifact(inputs: Mapping[str, str], place: Place) -> Done:
     return Done({"artifact-id": name, "artifact-digest": digest.hexdigest()})
 
 
-def download_artifact(inputs: Mapping[str, str], place: Place) -> Done:
+def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
     import fnmatch
 
     artifacts = place.machine.artifacts
@@ -265,7 +265,7 @@ def download_artifact(inputs: Mapping[str, str], place: Place) -> Done:
     return Done({"download-path": str(into)})
 
 
-def attest(inputs: Mapping[str, str], place: Place) -> Done:
+def attest(inputs: Mapping[str, str], place: JobSpace) -> Done:
     subjects = _matching(inputs["subject-path"], place, hidden=True)
     if not subjects:
         raise CheckFailed(f"no files match {inputs['subject-path']}")
@@ -286,7 +286,7 @@ def attest(inputs: Mapping[str, str], place: Place) -> Done:
     return Done({"bundle-path": str(bundle)})
 
 
-def create_pull_request(inputs: Mapping[str, str], place: Place) -> Done:
+def create_pull_request(inputs: Mapping[str, str], place: JobSpace) -> Done:
     added = _lines(inputs.get("add-paths", "")) or ["."]
     git = ("-C", str(place.workspace))
     changed = _git(*git, "status", "--porcelain", "--", *added).stdout.splitlines()
@@ -365,7 +365,7 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _matching(patterns: str, place: Place, *, hidden: bool) -> list[Path]:
+def _matching(patterns: str, place: JobSpace, *, hidden: bool) -> list[Path]:
     """The files that the globs match, one glob a line. A directory means all its files; `!` excludes."""
     chosen: dict[Path, None] = {}
     for line in _lines(patterns):
@@ -378,7 +378,7 @@ def _matching(patterns: str, place: Place, *, hidden: bool) -> list[Path]:
     return sorted(chosen)
 
 
-def _search_roots(patterns: str, place: Place) -> list[Path]:
+def _search_roots(patterns: str, place: JobSpace) -> list[Path]:
     """The directory before the first wildcard of each pattern. Artifacts keep the paths below."""
     roots: list[Path] = []
     for line in _lines(patterns):
@@ -389,7 +389,7 @@ def _search_roots(patterns: str, place: Place) -> list[Path]:
     return roots
 
 
-def _files(pattern: str, place: Place) -> list[Path]:
+def _files(pattern: str, place: JobSpace) -> list[Path]:
     import glob
 
     found: list[Path] = []
@@ -399,16 +399,16 @@ def _files(pattern: str, place: Place) -> list[Path]:
     return found
 
 
-def _hidden(file: Path, place: Place) -> bool:
+def _hidden(file: Path, place: JobSpace) -> bool:
     inside = file.relative_to(place.workspace) if file.is_relative_to(place.workspace) else Path(file.name)
     return any(part.startswith(".") for part in inside.parts)
 
 
-def _cache_version(paths: list[str], place: Place) -> str:
+def _cache_version(paths: list[str], place: JobSpace) -> str:
     return hashlib.sha256("\n".join(map(place.portable, paths)).encode()).hexdigest()
 
 
-def _cache_entries(place: Place) -> list[dict[str, object]]:
+def _cache_entries(place: JobSpace) -> list[dict[str, object]]:
     return [json.loads(f.read_text(encoding="utf-8")) for f in sorted(place.machine.cache.glob("*.json"))]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ci.github.rehearse import commands, expression
-from ci.github.rehearse.equivalents import Place, Repository, equivalent
+from ci.github.rehearse.equivalents import JobSpace, Repository, equivalent
 from ci.github.rehearse.expression import Function, Known, Value, as_text, expand_all, truthy
 from ci.github.rehearse.model import Action, Input, Job, Step, Workflow, complete_inputs, read_action
 from ci.github.rehearse.rehearsal import JobResult, Rehearsal, StepResult
@@ -224,7 +224,7 @@ class JobRun:
         declared = {name: Input(name in stand_in.required, None, "string") for name in stand_in.inputs}
         complete_inputs(step.uses, declared, inputs, typed=False)
         self._log(f"{step.uses.partition('@')[0]}: {stand_in.what}")
-        place = Place(
+        place = JobSpace(
             self.rehearsal.machine,
             self.workspace,
             self.temp,

@@ -77,7 +77,7 @@ class PackageLock:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ImagePlan:
     name: str
     summary: str
     environments: tuple[str, ...]
@@ -142,7 +142,7 @@ def load_images() -> Images:
     return load(MANIFEST, Images)
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str) -> ImagePlan:
     """The plan of an image that the manifest names."""
     images = load_images()
     if name not in images.images:
@@ -150,7 +150,7 @@ def plan_of(name: str) -> Plan:
     entry = images.images[name]
     if missing := [one for one in entry.environments if one not in images.imports]:
         raise ManifestError(MANIFEST, "imports", expected=f"an entry for {missing[0]}", found="none")
-    plan = Plan(
+    plan = ImagePlan(
         name=name,
         summary=entry.summary,
         environments=entry.environments,

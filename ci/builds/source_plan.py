@@ -38,7 +38,7 @@ class Sdk:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SourcePlan:
     target: str
     recipe: Recipe
     tree: SourceTree

@@ -62,7 +62,7 @@ class PlannedLink:
 
 
 @dataclass
-class Plan:
+class PlannedFiles:
     directories: list[str] = field(default_factory=list)
     """Each after its parent."""
     files: list[PlannedFile] = field(default_factory=list)
@@ -97,7 +97,7 @@ def unsafe(path: str) -> str | None:
     return None
 
 
-def make_plan(zip_file: Zip, place: Callable[[str], str | None], limits: Limits) -> Plan:
+def plan_files(zip_file: Zip, place: Callable[[str], str | None], limits: Limits) -> PlannedFiles:
     """Check the whole archive, and plan the members for which `place` returns a destination.
 
     The name, kind and position of every member are checked; destination, size and local header only of those
@@ -152,7 +152,7 @@ class _Tree:
     """The destination while it is planned."""
 
     def __init__(self, zip_file: Zip, limits: Limits) -> None:
-        self.plan = Plan()
+        self.plan = PlannedFiles()
         self._zip = zip_file
         self._limits = limits
         self._kinds: dict[str, Kind] = {}
