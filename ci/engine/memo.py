@@ -47,6 +47,9 @@ ORPHAN_SECONDS = 86400.0
 
 MOST_DIGESTS = 50_000
 
+READS = 5
+"""How often a file is read that changes meanwhile."""
+
 NATIVE_VARIABLES = (
     *("QNN_", "ET_", "TORCH", "ATEN_", "ADSP_", "ORT_", "DNNL_", "ONEDNN_", "MKL_", "KMP_"),
     *("LD_", "GLIBC_TUNABLES", "PYTHONHASHSEED", "PYTHONOPTIMIZE"),
@@ -198,23 +201,25 @@ class Digests:
 
     def of(self, path: str) -> tuple[str, Stamp]:
         """Raises OSError for anything that is not a readable file."""
-        stamp = stamp_of(os.stat(path))
-        if digest := self._of(path, stamp):
-            return digest, stamp
-        # Two workers that end at the same time have read the same libraries.
-        with self._reading:
+        for _ in range(READS):
+            stamp = stamp_of(os.stat(path))
             if digest := self._of(path, stamp):
                 return digest, stamp
-            return self._read(path, stamp), stamp
+            # Two workers that end at the same time have read the same libraries.
+            with self._reading:
+                if digest := self._of(path, stamp) or self._read(path, stamp):
+                    return digest, stamp
+        raise OSError(f"{path} changed each time that it was read")
 
     def _of(self, path: str, stamp: Stamp) -> str:
         known = self._known.get(path)
         return str(known[4]) if known and known[:4] == list(stamp) and not is_young(stamp) else ""
 
     def _read(self, path: str, stamp: Stamp) -> str:
+        """Empty if it changed meanwhile. A hard link to it, as a backup makes one, also changes its stamp."""
         digest = hash_file(Path(path))
         if stamp_of(os.stat(path)) != stamp:
-            raise OSError(f"{path} changed while it was read")
+            return ""
         self._first.setdefault(path, digest)
         if not is_young(stamp):
             # Moved to the end, as the most recently used.

@@ -19,10 +19,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.engine.interpreter import as_installed
-from ci.engine.memo import ENTRIES, Entry, Memo, Miss, Roots, Touched, key_of, native_variables, prune
+from ci.engine.memo import (
+    ENTRIES,
+    Digests,
+    Entry,
+    Memo,
+    Miss,
+    Roots,
+    Touched,
+    key_of,
+    native_variables,
+    prune,
+)
 from ci.engine.repository import repository_of
 from ci.engine.watch import stamp_of
 from ci.engine.workers.parent import Gone, Setup, Worker
+from provisioning.base.files import hash_file
 from provisioning.base.settings import ROOT
 
 WORKER = """
@@ -766,6 +778,21 @@ def test_a_hard_link_made_during_the_work_is_no_change(change: str, place: Place
     why = place.do()[1]
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert ("changed while it was read" in why) == (change == "an edit")
+
+
+def test_a_hard_link_made_while_a_file_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "libQnnHtp.so"
+    file.write_bytes(b"library")
+
+    def read(path: Path) -> str:
+        if not (tmp_path / "link").exists():
+            os.link(path, tmp_path / "link")
+        return hash_file(path)
+
+    monkeypatch.setattr("ci.engine.memo.hash_file", read)
+    assert Digests(tmp_path / "store").of(str(file))[0] == hash_file(file)
 
 
 def test_work_that_reads_a_named_pipe_is_not_remembered(place: Place) -> None:
