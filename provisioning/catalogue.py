@@ -189,16 +189,23 @@ def problems(
         yield from _root(stamp.chain, roots, stamp.moment, ROOT)
 
 
-def beside(library: Path) -> Iterator[tuple[Path, Catalogue]]:
-    """The catalogues of the library's folder that name it, or sign its bytes. Damaged ones are left out."""
-    digest = sha256_of(library)
+def beside(library: Path) -> tuple[Path, Catalogue | Damaged] | None:
+    """The catalogue in the library's folder that signs its bytes; else one that names it; else a damaged one
+    that is called like it, as libqnnhtpv73.cat is for libQnnHtpV73Skel.so."""
+    digest, name = sha256_of(library), library.name.lower()
+    others: list[tuple[Path, Catalogue | Damaged]] = []
     for path in sorted(library.parent.glob(f"*{SUFFIX}")):
         try:
             catalogue = read(path)
-        except Damaged:
+        except Damaged as damage:
+            if name.startswith(path.stem.lower()):
+                others.append((path, damage))
             continue
-        if library.name.lower() in catalogue.names or catalogue.member(library.name, digest):
-            yield path, catalogue
+        if catalogue.member(library.name, digest):
+            return path, catalogue
+        if name in catalogue.names:
+            others.insert(0, (path, catalogue))
+    return others[0] if others else None
 
 
 def sha256_of(path: Path) -> bytes:

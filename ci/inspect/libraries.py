@@ -49,13 +49,13 @@ def facts(path: Path, kind: str) -> dict[str, object]:
         }
     header = elf.read(path)
     if header.arch is not None:
-        catalogue_names = [name.name for name, _ in catalogues.beside(path)]
+        beside = catalogues.beside(path)
         role = "skel" if path.name.endswith("Skel.so") else "library"
         return {
             "what": f"Hexagon {role} for v{header.arch}, {size:,} bytes",
             "QNN build": list(build_ids(path)),
             "needs": list(header.needed),
-            "catalogue beside it": catalogue_names,
+            "catalogue beside it": [beside[0].name] if beside else [],
             "next": quoted("python", "-m", "ci", "signing", "inspect", path),
         }
     return {

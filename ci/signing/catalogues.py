@@ -47,11 +47,12 @@ def verify(path: Path, expected: Expected) -> Verification:
 
 def verify_library(library: Path, expected: Expected) -> Verification | None:
     """The library by the catalogue beside it; None where there is none for it."""
-    found = list(catalogues.beside(library))
-    if not found:
+    found = catalogues.beside(library)
+    if found is None:
         return None
-    digest = catalogues.sha256_of(library)
-    path, catalogue = next((each for each in found if each[1].member(library.name, digest)), found[0])
+    path, catalogue = found
+    if isinstance(catalogue, Damaged):
+        return _of(path, (Check(STRUCTURE, Status.FAILED, catalogue.message),))
     return _of(path, (*_file(library, catalogue), *_authority(catalogue, expected)))
 
 

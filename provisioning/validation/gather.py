@@ -101,14 +101,17 @@ def _signatures(found: Iterable[Library]) -> dict[str, SkelSignature]:
     for library in found:
         if library.elf is None or library.elf.machine != HEXAGON:
             continue
-        named = list(catalogues.beside(library.path))
-        if not named:
+        nearest = catalogues.beside(library.path)
+        if nearest is None:
             signatures[library.place] = SkelSignature("")
             continue
-        path, catalogue = named[0]
-        problems = [message for _, message in catalogues.problems(catalogue, catalogues.pinned_roots())]
-        if catalogue.member(library.name, catalogues.sha256_of(library.path)) is None:
-            problems.append(f"it signs other bytes: the catalogue is of {catalogue.created:%Y-%m-%d}")
+        path, catalogue = nearest
+        if isinstance(catalogue, catalogues.Damaged):
+            problems = [catalogue.message]
+        else:
+            problems = [message for _, message in catalogues.problems(catalogue, catalogues.pinned_roots())]
+            if catalogue.member(library.name, catalogues.sha256_of(library.path)) is None:
+                problems.append(f"it signs other bytes: the catalogue is of {catalogue.created:%Y-%m-%d}")
         place = Path(library.place).with_name(path.name).as_posix()
         signatures[library.place] = SkelSignature(place, tuple(problems))
     return signatures

@@ -16,10 +16,10 @@ import pytest
 from provisioning.base.settings import DEFAULT_SOC, ROOT, Selection, store_path
 from provisioning.environment import resolve
 from tests.support.onnx_models import conv_model, write
-from tests.support.runner import Bench, dist
+from tests.support.runner import Bench, dist, runner_reports
 from tests.support.sdk import sdk_root
 
-__all__ = ["dist"]
+__all__ = ["dist", "runner_reports"]
 pytestmark = pytest.mark.heavy
 
 
@@ -102,9 +102,12 @@ def test_programs_of_two_graphs_and_of_none_yet_compile_and_do_not_run_here(
     (tmp_path / "one.raw").write_bytes(struct.pack("8f", *[1.0] * 8))
     (tmp_path / "list.txt").write_text("one.raw\n")
     bench = Bench(dist / "bin" / "qnn_executor_runner", tmp_path)
-    answers = {"shared": (40, "context from binary with err 1000"), "online": (51, "online-prepare format")}
-    for name, (code, words) in answers.items():
+    answers = {
+        "shared": (40, "context from binary with err 1000", ["--method_name", "one"]),
+        "online": (51, "online-prepare format", []),
+    }
+    for name, (code, words, method) in answers.items():
         flags = ("--model_path", f"{name}.pte", "--input_list_path", "list.txt", "--output_folder_path", name)
-        ran = bench.run(*flags, environ=environ)
+        ran = bench.run(*flags, *method, environ=environ)
         assert (ran.code, words in ran.out + ran.err) == (code, True), ran.err
         assert not list((tmp_path / name).glob("*.raw"))

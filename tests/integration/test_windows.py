@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,13 @@ def test_without_its_time_stamp_an_expired_certificate_no_longer_counts(pair: Pa
     assert verify(catalogue, tmp_path, "--at", "2025-09-01")[:2] == (0, "known")
 
 
+def test_a_skel_whose_catalogue_is_cut_short_is_damaged_and_not_unsigned(pair: Path, tmp_path: Path) -> None:
+    catalogue = pair / "libqnnhtpv73.cat"
+    catalogue.write_bytes(catalogue.read_bytes()[:-100])
+    code, signer, bad = verify(pair / "libQnnHtpV73Skel.so", tmp_path)
+    assert (code, signer, set(bad)) == (1, "damaged", {"structure"})
+
+
 @pytest.mark.whole
 def test_no_flipped_bit_of_a_catalogue_changes_what_it_says(pair: Path) -> None:
     whole = (pair / "libqnnhtpv73.cat").read_bytes()
@@ -145,25 +154,60 @@ def test_each_build_is_valid(sdks: dict[str, Path], tmp_path: Path, profile: str
     assert validate(tmp_path, *flags) == (0, set())
 
 
+def of_x86(library: Path, _older: Path) -> bytes:
+    content = bytearray(library.read_bytes())
+    header = struct.unpack_from("<I", content, 60)[0]
+    struct.pack_into("<H", content, header + 4, 0x8664)
+    return bytes(content)
+
+
+def of_an_older_build(_library: Path, older: Path) -> bytes:
+    return older.read_bytes()
+
+
+def cut_short(library: Path, _older: Path) -> bytes:
+    return library.read_bytes()[:-100]
+
+
+SKEL, CATALOGUE = (f"lib/hexagon-v73/unsigned/{name}" for name in ("libQnnHtpV73Skel.so", "libqnnhtpv73.cat"))
+STUB, DLL = (f"lib/aarch64-windows-msvc/{name}" for name in ("QnnHtpV73Stub.dll", "QnnHtp.dll"))
+UNFIT = {"qnn-build-id", "one-build-id"}
+
+
 @pytest.mark.parametrize(
-    ("place", "rules"),
+    ("place", "change", "rules", "bundle_rule"),
     [
-        ("lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so", {"qnn-build-id", "one-build-id", "skel-catalogue"}),
-        ("lib/aarch64-windows-msvc/QnnHtpV73Stub.dll", {"qnn-build-id", "one-build-id"}),
+        (SKEL, of_an_older_build, {*UNFIT, "skel-catalogue"}, "bundle-build-id"),
+        (STUB, of_an_older_build, UNFIT, "bundle-build-id"),
+        (DLL, of_x86, {"pe-machine"}, "bundle-machine"),
+        (CATALOGUE, of_an_older_build, {"skel-catalogue"}, "signing.files"),
+        (CATALOGUE, cut_short, {"skel-catalogue"}, "signing.structure"),
     ],
 )
-def test_a_file_of_another_build_is_named(
-    sdks: dict[str, Path], tmp_path: Path, place: str, rules: set[str]
+def test_a_file_that_does_not_fit_the_others_is_named_and_makes_no_bundle(
+    sdks: dict[str, Path],
+    tmp_path: Path,
+    place: str,
+    change: Callable[[Path, Path], bytes],
+    rules: set[str],
+    bundle_rule: str,
 ) -> None:
     mixed = tmp_path / "sdk"
     shutil.copytree(sdks["wheels"], mixed, copy_function=os.link)
     (mixed / place).parent.chmod(0o755)
     (mixed / place).unlink()
-    shutil.copyfile(sdks["wheels-2.37"] / place, mixed / place)
-    code, errors = validate(
-        tmp_path, "--target", WINDOWS, "--soc", "SC8380XP", QNN_SDK_ROOT=str(mixed), QNN_CI_PROFILE="wheels"
-    )
-    assert (code, errors) == (1, {(rule, Path(place).name) for rule in rules})
+    (mixed / place).write_bytes(change(sdks["wheels"] / place, sdks["wheels-2.37"] / place))
+    chosen = ("--target", WINDOWS, "--soc", "SC8380XP")
+    environ = {"QNN_SDK_ROOT": str(mixed), "QNN_CI_PROFILE": "wheels"}
+    code, errors = validate(tmp_path, *chosen, **environ)
+    subject = Path(SKEL if place == CATALOGUE else place).name
+    assert (code, errors) == (1, {(rule, subject) for rule in rules})
+
+    bundle = tmp_path / "bundle"
+    done = run_stage("bundle", *chosen, "-o", bundle, "--reports", tmp_path, environ=environ)
+    report = json.loads((tmp_path / "bundle.json").read_text(encoding="utf-8"))
+    assert bundle_rule in {each["rule"] for each in report["findings"] if each["severity"] == "error"}
+    assert (done.returncode, bundle.exists()) == (1, False)
 
 
 def test_what_a_profile_of_windows_alone_lacks_is_said_with_what_is_nearest(tmp_path: Path) -> None:

@@ -285,6 +285,15 @@ def test_a_program_for_lpai_needs_what_lpai_needs(bench: Bench, overlay: Path) -
     assert bench.make("--lpai", "--signed", overlay, model, soc="SM8850") == 0
 
 
+def test_a_program_for_the_lpai_of_another_chip_makes_no_bundle(bench: Bench, overlay: Path) -> None:
+    """Only the HTP's compiler writes the chip into its graph: of an LPAI program its options tell."""
+    model = bench.root / "for.pte"
+    spec = programs.options(soc_id=95, arch=81, vtcm_mb=4, backend_type=4)
+    model.write_bytes(programs.program(data=f"{NEWER}\0".encode().ljust(256, b"\0"), spec=spec))
+    code = bench.make("--lpai", "--signed", overlay, model, soc="SM8850")
+    assert (code, "bundle-model-soc" in bench.rules(), bench.bundle.exists()) == (1, True, False)
+
+
 @pytest.fixture(params=["aarch64-android", "aarch64-linux"])
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A bundle's scripts and what they speak to: a runner and a device that say what they were given."""

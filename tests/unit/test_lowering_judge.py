@@ -75,6 +75,34 @@ class TestDelegation:
         several = make_program(tmp_path, run="delegates = 2")
         assert not list(delegation(several, {"left": [], "delegates": 2}))
 
+    @pytest.mark.parametrize(
+        ("operators", "delegates", "rules"),
+        [
+            (("quantized_decomposed.quantize_per_tensor.default",), 1, []),
+            (("quantized_decomposed.dequantize_per_channel.default",), 1, []),
+            (("aten.erf.default",), 1, ["lowering-cpu-operator"]),
+            ((), 2, ["lowering-delegates"]),
+            ((), 0, ["lowering-delegates"]),
+        ],
+    )
+    def test_an_lpai_program_is_one_partition_and_only_its_quantization_is_the_cpus(
+        self, operators: tuple[str, ...], delegates: int, rules: list[str], tmp_path: Path
+    ) -> None:
+        facts = {"left": [{**ERF, "operator": name} for name in operators], "delegates": delegates}
+        found = delegation(make_program(tmp_path, text=LPAI_SUITE), facts)
+        assert [each.rule for each in found if each.severity is Severity.ERROR] == rules
+
+
+LPAI_SUITE = """
+schema = 1
+[case.net]
+factory = "net:make"
+backend = "lpai"
+[[case.net.run]]
+scheme = "8a8w"
+socs = ["SM8850"]
+"""
+
 
 class TestArtifact:
     @pytest.fixture
@@ -111,6 +139,26 @@ class TestArtifact:
             made = made.replace(context(), b"") + bytes(128) + context()
         found = artifact(make_program(tmp_path / "suite"), _compiled(tmp_path, made), BUILD_ID)
         assert {finding.rule.removeprefix("artifact-") for finding in found} >= rules - {"segment"}
+
+    @pytest.mark.parametrize(
+        ("different", "data", "rules"),
+        [
+            ({}, b"", set()),
+            ({"backend_type": 2}, b"", {"backend"}),
+            ({"soc_id": 95}, b"", {"soc"}),
+            ({"arch": 79}, b"", {"soc"}),
+            ({"online": True}, b"", {"online-prepare"}),
+            ({}, b"v2.37.0.250724175447", {"build-id"}),
+        ],
+    )
+    def test_an_lpai_program_is_judged_by_its_options(
+        self, different: dict[str, int], data: bytes, rules: set[str], tmp_path: Path
+    ) -> None:
+        spec = options(**{"soc_id": 87, "arch": 81, "backend_type": 4, **different})
+        content = (data or BUILD_ID.encode()).ljust(64, b"\0")
+        made = _compiled(tmp_path, program(data=content, spec=spec))
+        found = artifact(make_program(tmp_path / "suite", text=LPAI_SUITE), made, BUILD_ID)
+        assert {finding.rule.removeprefix("artifact-") for finding in found} == rules
 
     def test_a_segment_off_its_page_is_an_error(self, delegate: Delegate) -> None:
         ((rule, message),) = faults_of(replace(delegate, offset=128), "SM8650", BUILD_ID)

@@ -202,7 +202,9 @@ def _model(model: Model, items: Sequence[Item], soc_name: str, soc: Soc) -> Iter
             )
     if isinstance(model.contents, Program):
         for delegate in model.contents.delegates:
-            if delegate.options is not None and delegate.options.soc_id != soc.id and not delegate.context:
+            # The HTP's compiler names the chip in its graph, which was compared above; LPAI's does not.
+            named = delegate.context is not None and delegate.context.socs
+            if delegate.options is not None and delegate.options.soc_id != soc.id and not named:
                 yield _finding(
                     "model-soc",
                     model.path,
