@@ -32,15 +32,16 @@ def refusal(program: Program, build_id: str) -> Finding | None:
             "gpu-host",
             "QNN's GPU backend compiles on a device alone: on this machine it refuses with 10008, `TuningMode"
             " must be enabled on x86_64-linux-clang`",
-            f'backend = "htp" in {program.suite}, or compile it on a device with an Adreno GPU',
+            'backend = "htp", or compile it on a device with an Adreno GPU',
         )
     if program.backend != "lpai":
         return None
     soc = soc_named(program.soc)
     table = tables.libraries().lpai
     if soc.lpai is None or str(soc.lpai) not in table:
-        having = ", ".join(name for name, each in load_socs().items() if each.lpai is not None)
-        return refused("lpai-soc", f"{program.soc} has no LPAI; {having} have one", "another chip: --soc")
+        having = [name for name, each in load_socs().items() if each.lpai is not None]
+        message = f"{program.soc} has no LPAI; {', '.join(having)} have one"
+        return refused("lpai-soc", message, " or ".join(f"--soc {name}" for name in having))
     since = table[str(soc.lpai)].since
     version = build_id.removeprefix("v").split("_")[0]
     if version_key(".".join(version.split(".")[:2])) < version_key(since):
@@ -62,7 +63,8 @@ def findings_before_compile(program: Program, facts: Mapping[str, Any]) -> Itera
     figures: Mapping[str, float] = facts["figures"]
     if misses := missed(program.run.effective_thresholds, figures):
         message = f"quantized for the LPAI, in PyTorch: {accuracy_message(misses, figures)}"
-        yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, _again(program))
+        again = SUITES.repeat(program, "test_lowering")
+        yield Finding("lpai-accuracy", Severity.ERROR, program.name, message, again)
     for each in facts["unannotated"]:
         source = f" at {each['source']} `{each['code']}`" if each["source"] else ""
         yield Finding(
@@ -89,11 +91,8 @@ def only_library_missing(findings: Sequence[Finding]) -> bool:
     return bool(errors) and all(finding.rule == LIBRARY_MISSING for finding in errors)
 
 
-def _again(program: Program) -> str:
-    return SUITES.repeat(program, "test_lowering")
-
-
 def _other_profile(program: Program) -> str:
     having = profiles_with_lpai(soc_named(program.soc).lpai)
     names = " or ".join(f"--profile {name}" for name in having)
-    return f"{_again(program)} {names}; or QNN_SDK_ROOT to an official SDK"
+    again = f"{SUITES.repeat(program, 'test_lowering')} " if program.suite.is_file() else ""
+    return f"{again}{names}; or QNN_SDK_ROOT to an official SDK"

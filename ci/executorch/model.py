@@ -21,7 +21,7 @@ from ci.executorch import QUANTIZED
 from ci.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.executorch.compile import PROGRAM
 from ci.executorch.emulate import findings_of, measure, ran, rounded, update
-from ci.executorch.judge import artifact, costs_of, failure_in_words
+from ci.executorch.judge import artifact, costs_of, delegation, failure_in_words
 from ci.executorch.one_model import program_of, pytorch_model, scheme_of
 from ci.executorch.stage import Plan, plan_of
 from ci.executorch.suite import Program, Suite
@@ -187,13 +187,14 @@ def _require_compiled(program: Program, plan: Plan, compiled: Mapping[str, Resul
     result = compiled[program.name]
     if result.facts.get("lacks"):
         findings = {each.rule: each for each in findings_before_compile(program, result.facts)}
-        raise EnvironmentLacking(
-            findings[LIBRARY_MISSING].message,
-            remedy="--profile with an official SDK, or QNN_SDK_ROOT to one: docs/suites.md#lpai",
-        )
-    errors = _errors(artifact(program, result, plan.basis.build_id))
-    if errors:
+        raise EnvironmentLacking(findings[LIBRARY_MISSING].message, remedy=findings[LIBRARY_MISSING].remedy)
+    if errors := _errors(artifact(program, result, plan.basis.build_id)):
         raise CheckFailed(errors[0].message, remedy="--no-cache compiles it again")
+    # An HTP program may leave operators on the CPU; an LPAI program is one partition.
+    if program.backend == "lpai" and (errors := _errors(delegation(program, result.facts))):
+        raise CheckFailed(
+            errors[0].message, remedy="run that part of the model before or after, in a program of its own"
+        )
 
 
 def _errors(findings: Iterator[Finding]) -> list[Finding]:

@@ -59,13 +59,18 @@ def program_of(
     suite = suite or named.search_path / NO_SUITE
     try:
         run = Run.model_validate(
-            {"scheme": scheme, "socs": (soc,), "calibration": calibration, "cpu_nodes": cpu_nodes}
+            {
+                "scheme": scheme,
+                "backend": backend,
+                "socs": (soc,),
+                "calibration": calibration,
+                "cpu_nodes": cpu_nodes,
+            }
         )
         case = Case.model_validate(
             {
                 "factory": named.factory,
                 "samples": os.path.relpath(samples, suite.parent) if samples else "",
-                "backend": backend or "htp",
                 "run": (run,),
             }
         )

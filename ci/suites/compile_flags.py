@@ -58,6 +58,7 @@ def add_model(parser: argparse.ArgumentParser, output: str) -> None:
         metavar="PYTHON",
         help="export the model with this Python, which has the packages that it needs: .venv/bin/python",
     )
+    pytorch.add_argument("--backend", choices=("htp", "lpai", "gpu"), help="the processor [htp]")
     onnx = parser.add_argument_group("ONNX models")
     onnx.add_argument(
         "--per-channel", action="store_true", help="a scale for each channel of convolutions' weights"
@@ -86,9 +87,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE.toml",
         help="also write the model to this suite, with thresholds and a baseline from what was measured",
-    )
-    parser.add_argument(
-        "--backend", choices=("htp", "lpai", "gpu"), help="the processor of a PyTorch model [htp]"
     )
     parser.add_argument(
         "--keep-going",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioning.base.diagnosis import explain
 from provisioning.base.settings import DEFAULT_SOC, ROOT, Selection, store_path
 from provisioning.environment import resolve
 from tests.support.onnx_models import conv_model, write
@@ -59,11 +60,16 @@ def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def test_what_executorch_cannot_lower_here_it_says_in_these_words(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    said = lowered(tmp_path, environ, "gpu", "lpai", "dynamic")
+    logs = lowered(tmp_path, environ, "gpu", "lpai", "dynamic")
 
-    assert "(10008)" in said["gpu"] and "TuningMode must be enabled on x86_64-linux-clang" in said["gpu"]
-    assert "Cannot Open QNN library libQnnLpai.so" in said["lpai"]
-    assert "Tensor can only have static dimensions" in said["dynamic"]
+    assert "(10008)" in logs["gpu"] and "TuningMode must be enabled on x86_64-linux-clang" in logs["gpu"]
+    assert "Cannot Open QNN library libQnnLpai.so" in logs["lpai"]
+    assert "Tensor can only have static dimensions" in logs["dynamic"]
+    assert {name: [each.id for each in explain(log)] for name, log in logs.items()} == {
+        "gpu": ["gpu-not-on-host"],
+        "lpai": ["qnn-backend-absent"],
+        "dynamic": ["static-dimensions-only"],
+    }
     assert not list(tmp_path.glob("*.pte"))
 
 
@@ -103,11 +109,11 @@ def test_programs_of_two_graphs_and_of_none_yet_compile_and_do_not_run_here(
     (tmp_path / "list.txt").write_text("one.raw\n")
     bench = Bench(dist / "bin" / "qnn_executor_runner", tmp_path)
     answers = {
-        "shared": (40, "context from binary with err 1000", ["--method_name", "one"]),
-        "online": (51, "online-prepare format", []),
+        "shared": (40, "shared-weights", ["--method_index", "1"]),
+        "online": (51, "context-binary-unreadable", []),
     }
-    for name, (code, words, method) in answers.items():
+    for name, (code, known, method) in answers.items():
         flags = ("--model_path", f"{name}.pte", "--input_list_path", "list.txt", "--output_folder_path", name)
         ran = bench.run(*flags, *method, environ=environ)
-        assert (ran.code, words in ran.out + ran.err) == (code, True), ran.err
+        assert (ran.code, explain(ran.out + ran.err)[0].id) == (code, known), ran.err
         assert not list((tmp_path / name).glob("*.raw"))

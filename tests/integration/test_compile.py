@@ -207,6 +207,9 @@ def test_a_second_compile_into_the_same_folder_is_refused(
     assert "another compile" in done.stderr
 
 
+ON_LPAI = ("--backend", "lpai", "--precision", "8a8w")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
@@ -221,6 +224,9 @@ def test_a_second_compile_into_the_same_folder_is_refused(
         (("net.py:net", "--precision", "7a7w", "-o", "out"), 2),
         (("net.py:net", "--calibrate", "gone", "-o", "out"), 2),
         (("net.py:net", "-o", "/proc/out"), 2),
+        (("net.py:net", "--backend", "gpu", "-o", "out"), 1),
+        (("net.py:net", *ON_LPAI, "-o", "out"), 1),
+        pytest.param(("net.py:net", *ON_LPAI, "--soc", "SM8850", "-o", "out"), 3, marks=pytest.mark.whole),
         pytest.param(("net.py:gone", "-o", "out"), 1, marks=pytest.mark.whole),
     ],
 )
