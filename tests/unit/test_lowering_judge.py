@@ -152,9 +152,10 @@ class TestArtifact:
         ],
     )
     def test_an_lpai_program_is_judged_by_its_options(
-        self, different: dict[str, int], data: bytes, rules: set[str], tmp_path: Path
+        self, different: dict[str, Any], data: bytes, rules: set[str], tmp_path: Path
     ) -> None:
-        spec = options(**{"soc_id": 87, "arch": 81, "backend_type": 4, **different})
+        wanted: dict[str, Any] = {"soc_id": 87, "arch": 81, "backend_type": 4}
+        spec = options(**{**wanted, **different})
         content = (data or BUILD_ID.encode()).ljust(64, b"\0")
         made = _compiled(tmp_path, program(data=content, spec=spec))
         found = artifact(make_program(tmp_path / "suite", text=LPAI_SUITE), made, BUILD_ID)
