@@ -529,13 +529,14 @@ def _flags(found: Findings, variant: str, pair: Pair, buck: Side, cmake: Side) -
     ours_standard = next((one.standard for one in left if one.standard), None)
     theirs_standard = next((one.standard for one in right if one.standard), None)
     if ours_standard and theirs_standard and ours_standard.name != theirs_standard.name:
+        everywhere = ours_standard.place.file == ".buckconfig"
         found.report(
             "parity-standard-differs",
-            ours_standard.place,
+            theirs_standard.place if everywhere else ours_standard.place,
             ours_standard.name,
             pair.name,
-            f"Buck compiles {pair.name} as C++{ours_standard.name}, CMake as C++{theirs_standard.name}"
-            f" ({theirs_standard.place})",
+            f"Buck compiles {pair.name} as C++{ours_standard.name} ({ours_standard.place}),"
+            f" CMake as C++{theirs_standard.name} ({theirs_standard.place})",
             "choose one of them for both",
             variant,
         )

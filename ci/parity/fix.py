@@ -114,12 +114,12 @@ def _fixed(
     """The first change that removes all findings about the file, else the first that removes this one.
 
     A file for both halves of a condition belongs in the list before it."""
-    before = _told(current)
+    before = _counted(current)
     alike = {one for one in before if one[1] == found.rule and one[2] == found.what}
     second: tuple[str, str, Checked] | None = None
     for path, text in _candidates(tree, mapping, current, found):
         checked = check(tree.changed({path: text}), current.cmake)
-        after = _told(checked)
+        after = _counted(checked)
         gone = before.keys() - after.keys()
         if any(not variants <= before.get(one, frozenset()) for one, variants in after.items()):
             continue  # Something is new.
@@ -142,7 +142,7 @@ def _package_files(checked: Checked) -> set[str]:
     }
 
 
-def _told(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
+def _counted(checked: Checked) -> dict[tuple[str, ...], frozenset[tuple[str, int]]]:
     """Each finding with the variants that it is for, and how often."""
     counted = Counter((_identity(one), name) for one in checked.differences for name in one.variants or [""])
     found: dict[tuple[str, ...], frozenset[tuple[str, int]]] = {}

@@ -1,4 +1,4 @@
-"""Buck parity on a miniature ExecuTorch tree: what is found, what stays silent, what is mended."""
+"""Buck parity on a miniature ExecuTorch tree: what is found, what stays silent, what is fixed."""
 
 from __future__ import annotations
 
@@ -247,7 +247,11 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     ),
     "e, another standard in CMake": (
         *(TOP_CMAKE, "set(CMAKE_CXX_STANDARD 17)", "set(CMAKE_CXX_STANDARD 20)"),
-        *("parity-standard-differs", ".buckconfig", "-std=c++17"),
+        *("parity-standard-differs", TOP_CMAKE, "set(CMAKE_CXX_STANDARD 20)"),
+    ),
+    "e, another standard of one target of CMake": (
+        *(TOP_CMAKE, LINK, f"{LINK}target_compile_options(qnn_executorch_logging PRIVATE -std=c++20)\n"),
+        *("parity-standard-differs", TOP_CMAKE, "-std=c++20"),
     ),
     "e, link_whole of Buck alone": (
         *(TOP_CMAKE, "executorch_target_link_options_shared_lib(qnn_executorch_backend)\n", ""),
@@ -345,36 +349,36 @@ def test_h_a_python_file_that_no_library_has_is_found(path: str) -> None:
     assert ("parity-unknown-file", path) in {(one.rule, one.place.file) for one in _renamed()}
 
 
-class TestMending:
-    def mended(self, files: dict[str, str]) -> dict[str, str]:
+class TestFix:
+    def fixed(self, files: dict[str, str]) -> dict[str, str]:
         return {**files, **fix.fix(changed(files), mapping(), check_tree)}
 
     def test_the_forgotten_backend_comes_back_and_the_slip_goes(self) -> None:
-        assert checked(self.mended(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()
+        assert checked(self.fixed(_with(RUNTIME_BUCK, FORGOTTEN))).differences == ()
 
     def test_a_file_in_a_plain_list_comes_back_as_a_file(self) -> None:
         path = f"{QUALCOMM}/aot/python/targets.bzl"
         clean = miniature_tree.files()[path]
         files = _with(path, {'            "PyQnnManagerAdaptor.cpp",\n': '            "Adaptor.cpp",\n'})
-        assert self.mended(files)[path] == clean
+        assert self.fixed(files)[path] == clean
 
     def test_a_dependency_within_a_pair_comes_back_once_and_its_twin_does_too(self) -> None:
         files = _with(RUNTIME_BUCK, {'                ":pal",\n': ""})
-        assert checked(self.mended(files)).differences == ()
+        assert checked(self.fixed(files)).differences == ()
         files = _with(RUNTIME_BUCK, {'":pal",': '":pal_static",'})
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
 
     def test_a_source_named_twice_is_named_once(self) -> None:
         path = f"{QUALCOMM}/aot/python/targets.bzl"
         line = '            "PyQnnManagerAdaptor.cpp",\n'
-        assert self.mended(_with(path, {line: line * 2}))[path] == miniature_tree.files()[path]
+        assert self.fixed(_with(path, {line: line * 2}))[path] == miniature_tree.files()[path]
 
     @pytest.mark.parametrize("path", ["recipes/new.py", "aot/__init__.py"])
     def test_a_library_that_names_its_modules_one_by_one_gets_no_other(self, path: str) -> None:
         files = miniature_tree.files()
         files[f"{QUALCOMM}/{path}"] = "import os\n"
         assert checked(files).differences
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
 
     def test_a_renamed_module_is_found_as_one_and_takes_the_place_of_the_old(self) -> None:
         path = f"{QUALCOMM}/BUCK"
@@ -382,10 +386,10 @@ class TestMending:
         files[f"{QUALCOMM}/renamed.py"] = files.pop(f"{QUALCOMM}/export_utils.py")
         [one] = _found(files, "parity-unknown-file")
         assert "export_utils.py is named and gone" in one.message
-        assert self.mended(files)[path] == files[path].replace('["export_utils.py"]', '["renamed.py"]')
+        assert self.fixed(files)[path] == files[path].replace('["export_utils.py"]', '["renamed.py"]')
         # Of two, no tool can know which.
         files[f"{QUALCOMM}/another.py"] = "import os\n"
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
 
     @pytest.mark.parametrize("other", ["target", "host"])
     def test_the_hosts_files_are_not_added_where_the_devices_are_taken_by_mistake(self, other: str) -> None:
@@ -402,15 +406,15 @@ class TestMending:
         assert f"{BACKENDS}/htp/{half}/Alone.cpp" in {
             one.what for one in _found(files, "parity-missing-in-buck")
         }
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
 
     def test_a_pattern_that_would_bring_an_init_file_is_not_written(self) -> None:
         files = miniature_tree.files()
         files |= {f"{QUALCOMM}/utils/deep/{name}.py": "import os\n" for name in ("__init__", "a")}
         assert _found(files, "parity-unknown-file")
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
         del files[f"{QUALCOMM}/utils/deep/__init__.py"]
-        assert checked(self.mended(files)).differences == ()
+        assert checked(self.fixed(files)).differences == ()
 
     def test_a_source_that_both_builds_name_and_that_is_renamed_stays_named(self) -> None:
         """The new one is not unknown here: another library has it by a pattern."""
@@ -418,30 +422,30 @@ class TestMending:
         folder = f"{QUALCOMM}/aot/python"
         files[f"{folder}/Adaptor.cpp"] = files.pop(f"{folder}/PyQnnManagerAdaptor.cpp")
         assert len(_found(files, "parity-missing-file")) == 2
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
 
     @pytest.mark.parametrize("file", ["QnnManager.cpp", "pal/src/windows/Path.cpp"])
     def test_an_exclude_of_a_file_that_exists_stays(self, file: str) -> None:
         files = _with(RUNTIME_BUCK, {'exclude = ["Logging.cpp"]': f'exclude = ["Logging.cpp", "{file}"]'})
         assert checked(files).differences
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
 
     def test_a_file_of_both_halves_of_a_condition_goes_into_the_common_list(self) -> None:
         files = _with(RUNTIME_BUCK, {'                    "backends/htp/*.cpp",\n': ""})
-        assert self.mended(files)[RUNTIME_BUCK] == miniature_tree.files()[RUNTIME_BUCK]
+        assert self.fixed(files)[RUNTIME_BUCK] == miniature_tree.files()[RUNTIME_BUCK]
 
     def test_a_pattern_that_would_bring_a_file_too_many_is_not_written(self) -> None:
         files = miniature_tree.files()
         files[f"{BACKENDS}/new/Wanted.cpp"] = files[f"{BACKENDS}/new/Other.cpp"] = "// new\n"
         files[f"{BACKENDS}/CMakeLists.txt"] += "target_sources(qnn_graph PRIVATE new/Wanted.cpp)\n"
-        after = self.mended(files)
+        after = self.fixed(files)
         assert '"backends/new/Wanted.cpp"' in after[RUNTIME_BUCK]
         assert [one.what for one in checked(after).differences] == [f"{BACKENDS}/new/Other.cpp"]
 
     def test_what_is_not_certain_is_left_alone(self) -> None:
         files = miniature_tree.files()
         files[f"{BACKENDS}/htp/New.cpp"] = "// in Buck's globs, and in no CMake file\n"
-        assert self.mended(files) == files
+        assert self.fixed(files) == files
 
 
 class TestVerb:
@@ -490,7 +494,7 @@ class TestVerb:
         self.run(root, "--no-annotations")
         assert "::error" not in capsys.readouterr().out
 
-    def test_a_tree_of_the_store_is_not_mended(self, root: Path) -> None:
+    def test_a_tree_of_the_store_is_not_fixed(self, root: Path) -> None:
         code, report = self.run(root, "--fix", "--store", str(root.parent))
         assert (code, report.outcome) == (2, Outcome.ERROR)
 
