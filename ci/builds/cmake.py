@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ci.builds.programs import Program
+from provisioning.base import units
 from provisioning.base.commands import quoted
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
@@ -247,7 +248,7 @@ def execute(command: Command, log: Path, environ: Mapping[str, str], *, jobs: in
             code = _stream(command, out, environ, ticker)
             ended = "done" if code == 0 else "failed"
         finally:
-            ticker.end(f"{command.title}: {ended} in {time.monotonic() - begun:.1f} s")
+            ticker.end(f"{command.title}: {ended} in {units.seconds(time.monotonic() - begun)}")
     if code != 0:
         with log.open(encoding="utf-8", errors="replace") as written:
             written.seek(start)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base import units
 from provisioning.base.commands import session
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
@@ -185,7 +186,7 @@ def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, args:
         "image-size",
         Severity.NOTE,
         plan.tag,
-        f"{size / 1e9:.2f} GB{' compressed' if engine.compresses else ''}"
+        f"{units.size(size)}{' compressed' if engine.compresses else ''}"
         f" in {len(attributes['RootFS']['Layers'])} layers",
     )
     if plan.profile is None:

@@ -17,6 +17,7 @@ from ci.engine.workers.parent import Gone, Worker
 from ci.onnx.compile import ended, ordered, require_installed, setup_of
 from ci.onnx.graph import load_graph
 from ci.suites.precision import precision_named
+from provisioning.base import units
 from provisioning.base.command_line import Parser
 from provisioning.base.errors import ToolkitError, UsageError
 
@@ -78,7 +79,7 @@ def step(what: str) -> Iterator[None]:
     say(f"{what} …")
     began = time.monotonic()
     yield
-    say(f"{what}: {time.monotonic() - began:.1f} s")
+    say(f"{what}: {units.seconds(time.monotonic() - began)}")
 
 
 def say(text: str) -> None:

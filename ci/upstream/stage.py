@@ -22,6 +22,7 @@ from ci.upstream.ledger import UNKNOWN, Cost, Ledger, Verdict, load_durations, l
 from ci.upstream.process import TestTask, setup_of, tests_of, verdict_of
 from ci.upstream.suite import DELEGATE, Machinery, Suite, machinery, worker_environment
 from ci.upstream.table import agree, write_table
+from provisioning.base import units
 from provisioning.base.commands import quoted, session, typed
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Artifact, Severity, StageRun
@@ -335,7 +336,7 @@ def _print_list(plan: Plan, tests: Sequence[str]) -> None:
         length = f"{cost.seconds:7.1f} s" if cost else "        ?"
         print(f"{length}  {test}" + (f"  [{entry.outcome}]" if entry else ""))
     seconds = sum(plan.job(test).seconds for test in tests)
-    print(f"{len(tests)} tests, about {seconds / plan.slots / 60:.1f} min on {plan.slots} cores")
+    print(f"{len(tests)} tests, about {units.seconds(seconds / plan.slots)} on {plan.slots} cores")
 
 
 def _announce(plan: Plan) -> None:

@@ -16,6 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provisioning.base import units
 from provisioning.base.errors import IntegrityError, UpstreamError, UsageError
 from provisioning.base.files import hash_file, replace_text
 from provisioning.base.progress import Progress
@@ -208,7 +209,7 @@ class Transfer:
                     "it goes on from where it stopped",
                 ) from None
             wait = max(retry.get_backoff_time(), min(failure.wait, self.patience.longest_retry_after))
-            self.progress.note(f"{self.name}: {failure.reason}; again in {wait:.1f} s")
+            self.progress.note(f"{self.name}: {failure.reason}; again in {units.seconds(wait)}")
             self.patience.sleep(wait)
 
     def _was_replaced(self, before: _Partial | None) -> bool:

@@ -20,6 +20,7 @@ from threading import Lock
 
 from provisioning.base.commands import captured
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
+from provisioning.base.files import hash_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +272,7 @@ def attest(inputs: Mapping[str, str], place: JobSpace) -> Done:
         raise CheckFailed(f"no files match {inputs['subject-path']}")
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [
-            {"name": file.name, "digest": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}}
-            for file in subjects
-        ],
+        "subject": [{"name": file.name, "digest": {"sha256": hash_file(file)}} for file in subjects],
         "predicateType": "rehearsed, therefore unsigned",
     }
     if sbom := inputs.get("sbom-path"):

@@ -22,6 +22,7 @@ from ci.github.rehearse.equivalents import JobSpace, Repository, equivalent
 from ci.github.rehearse.expression import Function, Known, Value, as_text, expand_all, truthy
 from ci.github.rehearse.model import Action, Input, Job, Step, Workflow, complete_inputs, read_action
 from ci.github.rehearse.rehearsal import JobResult, Rehearsal, StepResult
+from provisioning.base import units
 from provisioning.base.errors import CheckFailed, UsageError
 
 SUMMARY_LIMIT = 1 << 20
@@ -111,7 +112,9 @@ class JobRun:
             self.result.result = "failure"
         self.result.failure = scope.failure
         self.result.seconds = round(time.monotonic() - started, 3)
-        self.rehearsal.print(f"{self.result.name}: {self.result.result} in {self.result.seconds:.1f} s")
+        self.rehearsal.print(
+            f"{self.result.name}: {self.result.result} in {units.seconds(self.result.seconds)}"
+        )
         return self.result
 
     def _step(self, step: Step, scope: _Scope, *, top: bool = False) -> None:

@@ -19,6 +19,7 @@ from ci.github.rehearse.expression import Value
 from ci.github.rehearse.model import Workflow, matrix_rows, read_workflow
 from ci.github.rehearse.rehearsal import Choice, Event, JobResult, Rehearsal, fresh_environment
 from ci.github.rehearse.runner import called_from, run_workflow
+from provisioning.base import units
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Outcome, Report, Severity, StageRun
@@ -261,7 +262,13 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
         for one in job.annotations:
             _print(f"{job.name}: {one.shown()}")
     rows = [
-        (job.name, job.result, f"{job.seconds:.1f} s", str(len(job.annotations)), job.failure.split("\n")[0])
+        (
+            job.name,
+            job.result,
+            units.seconds(job.seconds),
+            str(len(job.annotations)),
+            job.failure.split("\n")[0],
+        )
         for job in results
     ]
     columns = ("job", "result", "time", "annotations", "what failed")
