@@ -29,7 +29,6 @@ from ci.upstream.golden.stage import (
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.findings import Severity, StageRun
 from provisioning.base.settings import Selection
-from provisioning.compat import Release
 from tests.support.programs import program
 
 PROGRAM = "net/u16u8/SM8650"
@@ -182,8 +181,8 @@ def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does
     pte = tmp_path / "made.pte"
     pte.write_bytes(program())
 
-    def runner(release: Release | None, *arguments: object) -> Path:
-        path = tmp_path / "runners" / (release.version if release else "1.5.1") / "runner"
+    def runner(version: str, *arguments: object) -> Path:
+        path = tmp_path / "runners" / version / "runner"
         path.parent.mkdir(parents=True)
         path.write_text(RUNNER.replace("{does}", does))
         path.chmod(0o755)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ci.engine.installed import ready_runner
+from packaging.version import Version
+
 from ci.engine.workers.parent import how_it_ended, in_words, killed
 from ci.suites.programs.program import Program, TensorInfo, read
 from ci.upstream import releases
@@ -41,12 +42,12 @@ def measure_all(
 ) -> dict[str, dict[str, MakerResult]]:
     table, store = compat.load_builds(), Store(selection.store)
     chosen = list(dict.fromkeys(versions)) or releases.versions(table)
-    makers = {name: releases.release_named(name, table) for name in reversed(chosen)}
+    makers = {name: releases.release_named(name, table) for name in sorted(chosen, key=Version)}
     variables = environment_of(own_build(table), selection, "executorch", environ)
     runners = {
         name: runner
         for name, release in makers.items()
-        if (runner := _runner(release, store, environ, folder / name))
+        if (runner := _runner(name, release, store, environ, folder / name))
     }
     if not runners:
         raise EnvironmentLacking(
@@ -90,35 +91,31 @@ def measure_all(
 
 
 def _runner(
-    release: compat.Release | None, store: Store, environ: Mapping[str, str], reports: Path
+    version: str, release: compat.Release | None, store: Store, environ: Mapping[str, str], reports: Path
 ) -> Path | None:
-    """The runner of this version; None if its wheel has nothing to link."""
+    """The runner that links this version's runtime, built for it; None if its wheel has nothing to link."""
     reports.mkdir(parents=True)
-    if release is None:
-        return ready_runner(environ, reports)
-    root = releases.tree_of(release, store)
-    if not (root / BACKEND).is_file():
-        return None
-    build = outputs_path() / "build" / "golden" / release.version
-    command = [
-        sys.executable,
-        "-m",
-        "ci",
-        "build_runner",
-        "--executorch",
-        str(root),
-        "--reports",
-        str(reports),
-    ]
+    build, log = outputs_path() / "build" / "golden" / version, reports / "build_runner.log"
+    command = [sys.executable, "-m", "ci", "build_runner", "--reports", str(reports)]
     command += ["--build-dir", str(build / "build"), "--output", str(build / "dist")]
-    log = reports / "build_runner.log"
+    if release is not None:
+        root = releases.tree_of(release, store)
+        if not (root / BACKEND).is_file():
+            return None
+        command += ["--executorch", str(root)]
     with log.open("wb") as output:
         code = subprocess.run(
             command, cwd=ROOT, env=dict(environ), stdout=output, stderr=subprocess.STDOUT, check=False
         ).returncode
     if code:
         raise EnvironmentLacking(
-            f"the runner of executorch {release.version} could not be built", remedy=f"read {log}"
+            f"the runner of executorch {version} could not be built", remedy=f"read {log}"
+        )
+    linked = str(Report.read(reports / "build_runner.json").metrics.get("executorch"))
+    if linked.partition("+")[0] != version:
+        raise EnvironmentLacking(
+            f"expected a runner of executorch {version}, found one of {linked}",
+            remedy="run it as `nox -s test_golden -- --lane executorch`, which installs that version",
         )
     return build / "dist" / "bin" / "qnn_executor_runner"
 
