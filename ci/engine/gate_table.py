@@ -46,6 +46,7 @@ class Row(Model):
     packages: tuple[str, ...] = ()
     variables: dict[Annotated[str, Field(pattern="^[A-Z][A-Z0-9_]*$")], str] = Field(default_factory=dict)
     root: bool = False
+    remembers: bool = False
     own: bool = False
     profiles: tuple[str, ...] = ()
     when: Literal["gate", "nightly"] = "gate"

@@ -41,6 +41,9 @@ other.
 REFUSED = "refused"
 """A file beside the entries of work that has failed here: another machine's pass of it does not count."""
 
+RESTORED = "restored.json"
+"""Names the entries that a CI system's cache brought, and its origin, for reports."""
+
 UNUSED_SECONDS = 60 * 86400.0
 ORPHAN_SECONDS = 86400.0
 """A folder without an entry may belong to another process that has not written its entry yet."""
@@ -78,7 +81,7 @@ class Entry:
     folder: Path | None = None
     cached: bool = True
     origin: str = "store"
-    """Where a cached one is from: our own store, or the remote cache."""
+    """Where a cached one is from: our own store, the remote cache, or a CI system's."""
     not_remembered: str = ""
     """Why the memo did not keep it; empty if it did."""
 
@@ -358,6 +361,7 @@ class Memo:
         self._environ, self._digests = environ, Digests(store)
         self._state = self._today()
         self.remote = remote_of(os.environ)
+        self._restored: tuple[str, frozenset[str]] | None = None
         self._sets: dict[str, tuple[Input, ...] | None] = {}
         self._changes: dict[str, str] = {}
         self._commons: list[tuple[Touched, list[Input], list[str]]] = []
@@ -381,7 +385,7 @@ class Memo:
                     for used in filter(None, (path, folder)):
                         with contextlib.suppress(OSError):
                             os.utime(used)
-                    return Entry(entry["result"], folder)
+                    return Entry(entry["result"], folder, origin=self._origin(path))
             why = why or change
         return self._shared_entry(key) or Miss(why or self._new_key(subject, key))
 
@@ -638,6 +642,15 @@ class Memo:
             document |= {"files": files, "folder": bool(folder)}
             self.remote.offer(self._remote_key(key), document, blobs)
         return Entry(dict(result), folder, cached=False)
+
+    def _origin(self, path: Path) -> str:
+        if self._restored is None:
+            self._restored = ("", frozenset())
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                known = json.loads((self._top / RESTORED).read_text(encoding="utf-8"))
+                self._restored = (str(known["origin"]), frozenset(known["names"]))
+        origin, names = self._restored
+        return origin if path.relative_to(self._top).as_posix() in names else "store"
 
     def _remote_key(self, key: Mapping[str, Json]) -> str:
         return hashlib.sha256(f"{self._kind.name} {key_of(key)}".encode()).hexdigest()

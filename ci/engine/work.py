@@ -40,7 +40,7 @@ class Result:
     failure: Failure | None = None
     cached: bool = False
     origin: str = ""
-    """Of a cached one: `store` or `remote`."""
+    """Of a cached one: `store`, `remote`, or the name of a CI system's cache."""
     seconds: float = 0.0
     why: str = ""
     """Why the work was done; empty if the result was remembered."""

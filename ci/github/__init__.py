@@ -21,6 +21,7 @@ PARTS = {
     "setup": "provision the selection, and export its environment to later steps",
     "packages": "install system packages that a stage needs and the runner lacks",
     "stage": "run a session, then annotate the change and summarise the job from its report",
+    "memory": "restore, pack or merge what jobs remember, by GitHub's cache",
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
     "release": "make the source archive, its bill of materials and checksums in dist/release",
     "publish": "publish them as a release on GitHub: drafted, filled, then published",

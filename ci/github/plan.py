@@ -90,7 +90,9 @@ def run(environ: Mapping[str, str]) -> int:
     lines = ["### The plan", "", "| job | why |", "| --- | --- |"]
     lines += [f"| {cell(name)} | {cell(why)} |" for name, why in reasons.items()]
     summarise("\n".join([*lines, "", ""]), environ)
-    set_outputs({"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}, environ)
+    outputs = {"jobs": json.dumps(jobs), "targets": shared_targets(jobs, caller.profile)}
+    remembers = any(job["remembers"] for job in jobs)
+    set_outputs({**outputs, "remembers": str(remembers).lower()}, environ)
     return 0
 
 
@@ -202,6 +204,7 @@ def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> It
             "packages": " ".join(row.packages),
             "variables": shlex.join(f"{name}={value}" for name, value in row.variables.items()),
             "root": row.root,
+            "remembers": row.remembers,
         }
 
 

@@ -1,0 +1,135 @@
+"""What jobs remember of work, by GitHub's cache: restored by all, saved by one job of the default branch.
+
+A cache's key cannot be written twice. So shards upload what is new, and one job merges that with what was
+restored and saves it under a key of its run. Entries' inputs and files are checked on use, as in any store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from ci.engine.memo import RESTORED, prune
+from ci.github.files import export, set_outputs
+from ci.github.place import store_of
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import replace_text
+
+SCHEMA = 1
+"""Raise it when older entries are of no use."""
+
+COMMIT = "commit.txt"
+REMOVED = "removed.json"
+MOST_BYTES = 1 << 30
+"""Of what is saved. A repository has 10 GB, and the SDK's tree needs a part of them."""
+
+LEFT_OUT = ("clock", "digests.json", RESTORED, COMMIT)
+"""They say something of one machine alone."""
+
+
+def run(environ: Mapping[str, str]) -> int:
+    """Read QNN_CI_MEMORY: place, restored, pack or merge."""
+    what = environ.get("QNN_CI_MEMORY", "")
+    memo = store_of(environ) / "cache" / "memo"
+    new = Path(environ.get("RUNNER_TEMP", ""), "qnn-ci-memory").absolute()
+    if what == "place":
+        prefix = prefix_of(environ)
+        run_ = f"{environ.get('GITHUB_RUN_ID', '0')}-{environ.get('GITHUB_RUN_ATTEMPT', '1')}"
+        export({"QNN_CI_STORE": str(store_of(environ))}, environ)
+        set_outputs({"memo": str(memo), "prefix": prefix, "key": f"{prefix}{run_}", "new": str(new)}, environ)
+    elif what == "restored":
+        restored(memo)
+    elif what == "pack":
+        pack(memo, new / "new.tar")
+    elif what == "merge":
+        merge(memo, sorted(new.rglob("*.tar")), environ.get("GITHUB_SHA", ""))
+    else:
+        raise UsageError(f"QNN_CI_MEMORY={what!r}: expected place, restored, pack or merge")
+    return 0
+
+
+def prefix_of(environ: Mapping[str, str]) -> str:
+    """The same for all runs of one call of the gate: another profile or suite has a memory of its own."""
+    names = ("QNN_CI_PROFILE", "QNN_CI_SUITE", "QNN_CI_SOC")
+    digest = hashlib.sha256(json.dumps([environ.get(name, "") for name in names]).encode()).hexdigest()
+    return f"qnn-ci-memo-{SCHEMA}-{digest[:12]}-"
+
+
+def restored(memo: Path) -> None:
+    """Note what came from the cache, and from which commit, for reports and for `pack`."""
+    try:
+        commit = (memo / COMMIT).read_text(encoding="utf-8").strip()
+    except OSError:
+        sys.stdout.write("nothing was restored\n")
+        return
+    names = _names(memo)
+    data = {"origin": f"GitHub's cache of {commit[:12]}", "names": names}
+    replace_text(memo / RESTORED, json.dumps(data))
+    entries = sum(name.endswith(".json") and not name.startswith(("sets/", "names/")) for name in names)
+    sys.stdout.write(f"{entries} entries of {commit}\n")
+
+
+def pack(memo: Path, into: Path) -> None:
+    """Archive what is new, and the names of restored entries that are gone, since their work has failed."""
+    before: set[str] = set()
+    if (memo / RESTORED).is_file():
+        before = set(json.loads((memo / RESTORED).read_text(encoding="utf-8"))["names"])
+    now = set(_names(memo))
+    into.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(into.with_name(REMOVED), json.dumps(sorted(before - now)))
+    with tarfile.open(into, "w") as archive:
+        archive.add(into.with_name(REMOVED), REMOVED)
+        for name in sorted(now - before):
+            archive.add(memo / name, name, recursive=False)
+    into.with_name(REMOVED).unlink()
+    sys.stdout.write(f"{len(now - before)} new files, {len(before - now)} gone\n")
+
+
+def merge(memo: Path, archives: list[Path], commit: str) -> None:
+    """Add what shards packed to what was restored, and remove what none may use; the rest is saved."""
+    for path in archives:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                name = PurePosixPath(member.name)
+                if not member.isreg() or name.is_absolute() or ".." in name.parts:
+                    raise CheckFailed(f"{path.name}: {member.name!r} is no file of a memory")
+                stream = archive.extractfile(member)
+                assert stream is not None
+                if member.name == REMOVED:
+                    for gone in json.load(stream):
+                        if ".." not in PurePosixPath(gone).parts:
+                            (memo / str(gone).lstrip("/")).unlink(missing_ok=True)
+                elif not (memo / name).exists():
+                    (memo / name).parent.mkdir(parents=True, exist_ok=True)
+                    (memo / name).write_bytes(stream.read())
+    memo.mkdir(parents=True, exist_ok=True)
+    prune(memo)
+    _keep_to(memo, MOST_BYTES)
+    for name in ("digests.json", RESTORED):
+        (memo / name).unlink(missing_ok=True)
+    (memo / COMMIT).write_text(f"{commit}\n", encoding="utf-8")
+    sys.stdout.write(f"{len(archives)} shards, {len(_names(memo))} files\n")
+
+
+def _keep_to(memo: Path, most: int) -> None:
+    """Remove the files that were not used for longest. An entry without one of its files is no entry."""
+    files = sorted((memo / name for name in _names(memo)), key=lambda path: path.stat().st_mtime)
+    size = sum(path.stat().st_size for path in files)
+    for path in files:
+        if size <= most:
+            return
+        size -= path.stat().st_size
+        path.unlink()
+
+
+def _names(memo: Path) -> list[str]:
+    paths = (path.relative_to(memo).as_posix() for path in memo.rglob("*") if path.is_file())
+    return sorted(
+        name
+        for name in paths
+        if name not in LEFT_OUT and "work" not in name.split("/")[:2] and name != "clock"
+    )
