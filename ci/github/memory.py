@@ -91,26 +91,26 @@ def pack(memo: Path, into: Path) -> None:
 
 def merge(memo: Path, archives: list[Path], commit: str) -> None:
     """Add what shards packed to what was restored, and remove what none may use; the rest is saved."""
-    for path in archives:
-        with tarfile.open(path) as archive:
+    for file in archives:
+        with tarfile.open(file) as archive:
             for member in archive:
                 name = PurePosixPath(member.name)
                 if not member.isreg() or name.is_absolute() or ".." in name.parts:
-                    raise CheckFailed(f"{path.name}: {member.name!r} is no file of a memory")
+                    raise CheckFailed(f"{file.name}: {member.name!r} is no file of a memory")
                 stream = archive.extractfile(member)
                 assert stream is not None
                 if member.name == REMOVED:
-                    for gone in json.load(stream):
+                    for gone in map(str, json.load(stream)):
                         if ".." not in PurePosixPath(gone).parts:
-                            (memo / str(gone).lstrip("/")).unlink(missing_ok=True)
+                            (memo / gone.lstrip("/")).unlink(missing_ok=True)
                 elif not (memo / name).exists():
                     (memo / name).parent.mkdir(parents=True, exist_ok=True)
                     (memo / name).write_bytes(stream.read())
     memo.mkdir(parents=True, exist_ok=True)
     prune(memo)
     _keep_to(memo, MOST_BYTES)
-    for name in ("digests.json", RESTORED):
-        (memo / name).unlink(missing_ok=True)
+    for stale in ("digests.json", RESTORED):
+        (memo / stale).unlink(missing_ok=True)
     (memo / COMMIT).write_text(f"{commit}\n", encoding="utf-8")
     sys.stdout.write(f"{len(archives)} shards, {len(_names(memo))} files\n")
 

@@ -64,7 +64,7 @@ def green(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
 
 def test_the_readmes_ten_lines_gate_another_repositorys_models(green: Rehearsed) -> None:
     jobs = ("plan", "provision", "validate", "lowering 1/1", "emulator 1/1", "verdict")
-    expected = {f"qnn / {name}": "success" for name in jobs}
+    expected = {f"qnn / {name}": "success" for name in jobs} | {"qnn / remember": "skipped"}
     assert (green.code, green.results()) == (0, expected), green.output
 
 

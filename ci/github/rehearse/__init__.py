@@ -17,6 +17,7 @@ EXAMPLES = """\
   nox -s rehearse -- release --ref refs/tags/v0.1.0
   nox -s rehearse -- pr --row validate --env QNN_SDK_ROOT=/nowhere
   nox -s rehearse -- qnn --root ../my-models
+  nox -s rehearse -- qnn --root ../my-models --times ci/net.py
 """
 
 EVENTS = ("pull_request", "push", "merge_group", "schedule", "workflow_dispatch")
@@ -41,6 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what the changes are compared with; none: everything changed [HEAD^]",
     )
     how.add_argument("--uncommitted", action="store_true", help="rehearse the working tree's changes as well")
+    how.add_argument(
+        "--times",
+        metavar="FILE",
+        help="rehearse a push with empty caches, then a pull request that changes nothing, then one that changes"
+        " FILE, a Python module of one model; show wall time and billed minutes of each",
+    )
     how.add_argument("--keep", action="store_true", help="keep the jobs' workspaces")
     how.add_argument(
         "--root",

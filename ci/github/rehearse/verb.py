@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import math
 import os
 import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from ci.github.rehearse.runner import called_from, run_workflow
 from provisioning.base import units
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Metric, Outcome, Report, Severity, StageRun
 from provisioning.base.rendering.terminal import rendered, table, terminal_width, wants_colour, write
 from provisioning.base.settings import ROOT, reports_path
 
@@ -38,6 +40,10 @@ def rehearse(args: argparse.Namespace) -> int:
     root = (args.root or ROOT).resolve()
     reports = reports_path(args.reports).absolute()
     stage = StageRun.as_typed("rehearse", "", "")
+    if args.times:
+        with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
+            results = _timed_cases(args, root, scratch, reports, stage)
+        return _conclude(results, stage, reports)
     with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
         results = _run(args, root, scratch, reports)
     if results is None:
@@ -45,9 +51,63 @@ def rehearse(args: argparse.Namespace) -> int:
     return _conclude(results, stage, reports)
 
 
+def _timed_cases(
+    args: argparse.Namespace, root: Path, scratch: Path, reports: Path, stage: StageRun
+) -> list[JobResult]:
+    """Three rehearsals that share their caches, and a table of what each took; the last one's jobs."""
+    rows: list[tuple[str, ...]] = []
+    cases: list[Metric] = []
+    results: list[JobResult] = []
+    shutil.rmtree(_cache(root), ignore_errors=True)
+    for name, event, change in (
+        ("cold", "push", ""),
+        ("nothing changed", "pull_request", ""),
+        (f"{args.times} changed", "pull_request", args.times),
+    ):
+        _print(f"━━ {name}")
+        began = time.monotonic()
+        case = argparse.Namespace(**{**vars(args), "event": event, "change": change, "list": False})
+        folder = scratch / f"case-{len(rows)}"
+        folder.mkdir()
+        results = _run(case, root, folder, reports / f"case-{len(rows)}") or []
+        wall = time.monotonic() - began
+        ran = [job for job in results if job.result in ("success", "failure")]
+        minutes = sum(math.ceil(job.seconds / 60) for job in ran)
+        bad = [job.name for job in ran if job.result == "failure"]
+        rows.append((name, f"{wall:.0f} s", str(minutes), str(len(ran)), ", ".join(bad)))
+        cases.append(
+            {"case": name, "wall_seconds": round(wall, 1), "billed_minutes": minutes, "jobs": len(ran)}
+        )
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    columns = ("case", "wall time", "billed minutes", "jobs", "what failed")
+    shown = table(columns, rows, right=frozenset({1, 2, 3}))
+    write(rendered(shown, colour=wants_colour(sys.stdout), width=terminal_width()), sys.stdout)
+    stage.metrics["cases"] = cases
+    return results
+
+
+def _cache(root: Path) -> Path:
+    return ROOT / ".nox" / "rehearsal" / "cache" / root.name
+
+
+def _changed(snapshot: Path, name: str) -> str:
+    """Change a file of the snapshot, in a commit of its own."""
+    file = snapshot / name
+    if not file.is_file():
+        raise UsageError(f"--times {name}: there is no such file", remedy="name the module of one model")
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write("\n# changed\n")
+    author = ["-c", "user.name=rehearsal", "-c", "user.email=rehearsal@localhost"]
+    captured(["git", *author, "commit", "--quiet", "--no-verify", "--all", "--message", "x"], cwd=snapshot)
+    return captured(["git", "rev-parse", "HEAD"], cwd=snapshot).stdout.strip()
+
+
 def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> list[JobResult] | None:
     snapshot = scratch / "repository"
     sha, dirty = snapshot_of(root, snapshot, uncommitted=args.uncommitted)
+    if change := getattr(args, "change", ""):
+        sha = _changed(snapshot, change)
     own = root == ROOT.resolve()
     name = f"{OWNER}/{TOOLKIT if own else root.name}"
     toolkit = None
@@ -63,8 +123,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
         _print(f"note: {dirty} uncommitted changes are not rehearsed; {hint}")
     workflow = read_workflow(snapshot, f".github/workflows/{args.workflow.removesuffix('.yml')}.yml")
     event = make_event(workflow, args.event, _base(snapshot, args.base), sha, args.ref, repository=name)
-    cache = ROOT / ".nox" / "rehearsal" / "cache" / root.name
-    machine = Machine(Repository(name, snapshot, sha), cache, scratch / "artifacts", toolkit)
+    machine = Machine(Repository(name, snapshot, sha), _cache(root), scratch / "artifacts", toolkit)
     logs = reports / "rehearsal"
     rehearsal = Rehearsal(
         scratch=scratch,
