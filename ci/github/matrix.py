@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from provisioning.base import toml
 from provisioning.base.command_line import count
 from provisioning.base.commands import captured
 from provisioning.base.errors import ManifestError, UsageError
+from provisioning.base.files import write_named
 from provisioning.base.settings import ROOT, add_selection, selection_of
 
 EXAMPLES = """\
@@ -30,6 +32,9 @@ EXAMPLES = """\
 
 STAGES = ("test_lowering", "test_emulator")
 """The stages that run these programs."""
+
+WORTH_A_JOB = 90
+"""Seconds of work: less does not pay for one more machine, which takes a minute to be ready."""
 
 PAGES = (".md", ".rst")
 """Harmless in any repository. .txt is not: a factory may read such a file, and CMakeLists.txt is one."""
@@ -52,13 +57,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_choice(parser, SUITE)
     group = parser.add_argument_group("matrix")
     group.add_argument(
-        "--shards", type=count, default=4, metavar="N", help="at most this many jobs [%(default)s]"
+        "--shards",
+        type=count,
+        default=4,
+        metavar="N",
+        help="at most this many jobs; fewer where one more would not pay [%(default)s]",
     )
     group.add_argument(
         "--changed-since",
         metavar="REF",
         help="only cases that changes since this commit may concern; all when that is not sure",
     )
+    group.add_argument(
+        "--format",
+        choices=("github", "gitlab"),
+        default="github",
+        help="the matrix of GitHub, or a child pipeline of GitLab (docs/gitlab.md) [%(default)s]",
+    )
+    group.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there [stdout]")
     group.add_argument(
         "--github", action="store_true", help="also write matrix= and empty= to the file GITHUB_OUTPUT names"
     )
@@ -88,7 +104,11 @@ def run(args: argparse.Namespace) -> int:
             flags = [*_flags(args, cases=False), *_each("--case", sorted({p.case_name for p in programs}))]
     matrix = matrix_of(jobs_of(programs, selection.profile), args.shards, flags)
     text = json.dumps(matrix)
-    sys.stdout.write(text + "\n")
+    shown = text if args.format == "github" else json.dumps(gitlab_pipeline(matrix["include"]), indent=2)
+    if args.output:
+        write_named(args.output, f"{shown}\n", remedy="name another --output")
+    else:
+        sys.stdout.write(f"{shown}\n")
     if args.github:
         if not os.environ.get("GITHUB_OUTPUT"):
             message = "--github: GITHUB_OUTPUT is not set"
@@ -99,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
 
 def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[str, list[dict[str, object]]]:
     """One entry for each shard with programs; `arguments` follow the session's `--`."""
-    count = min(shards, len(jobs))
+    worth = math.ceil(sum(job.seconds for job in jobs) / WORTH_A_JOB)
+    count = min(shards, len(jobs), max(1, worth))
     include: list[dict[str, object]] = []
     for index in range(1, count + 1):
         mine = shard(jobs, index, count)
@@ -112,6 +133,44 @@ def matrix_of(jobs: Sequence[Job], shards: int, flags: Sequence[str]) -> dict[st
             }
         )
     return {"include": include}
+
+
+def gitlab_pipeline(shards: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """A child pipeline, as JSON, which is YAML too. It always has a job: GitLab refuses an empty one."""
+    if not shards:
+        return {"nothing to do": {"script": ["echo 'the change concerns no program of the suite'"]}}
+    toolkit = "nox -f qnn-ci/noxfile.py -s"
+    jobs: dict[str, object] = {}
+    for entry in shards:
+        arguments = str(entry["arguments"])
+        # One name, one cache: shards that shared a key would overwrite each other's.
+        key = f"qnn-ci-{str(entry['shard']).replace('/', '-of-')}"
+        jobs[f"qnn {entry['shard']}"] = {
+            "script": [
+                'git clone --quiet "$QNN_CI_REPOSITORY" qnn-ci',
+                'git -C qnn-ci checkout --quiet "$QNN_CI_COMMIT"',
+                "python3 -m pip install --quiet --require-hashes --no-deps -r qnn-ci/manifests/locks/nox.txt",
+                f"{toolkit} provision validate",
+                f"{toolkit} test_lowering -- {arguments}",
+                f"{toolkit} build_runner",
+                f"{toolkit} test_emulator -- {arguments}",
+            ],
+            "after_script": [
+                f"{toolkit} report -- --format junit -o reports/junit.xml",
+                f"{toolkit} report -- --format code-quality -o reports/code-quality.json",
+            ],
+            "variables": {
+                "QNN_CI_STORE": "$CI_PROJECT_DIR/.qnn-ci",
+                "QNN_CI_REPORTS": "$CI_PROJECT_DIR/reports",
+            },
+            "cache": {"key": key, "paths": [".qnn-ci/cache/memo/"]},
+            "artifacts": {
+                "when": "always",
+                "paths": ["reports/"],
+                "reports": {"junit": "reports/junit.xml", "codequality": "reports/code-quality.json"},
+            },
+        }
+    return jobs
 
 
 def affected_cases(programs: Sequence[object], changed: Iterable[Path], ref: str) -> Affected:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import re
 import shlex
@@ -25,9 +24,6 @@ from provisioning.base.rendering.job_summary import cell
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 OCCASIONS = ("gate", "nightly")
-
-WORTH_A_JOB = 90
-"""Seconds of work: less is not worth another machine, which takes a minute to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +228,7 @@ def suite_matrix(most: int, occasion: str, base: str, caller: Caller) -> list[di
     tags = caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
     flags += [part for tag in tags for part in ("--tag", tag)]
     flags += ["--changed-since", base] if base else []
-    entries = _matrix(most, tuple(flags), caller)
-    enough = math.ceil(sum(int(entry["seconds"]) for entry in entries) / WORTH_A_JOB)
-    return entries if enough >= len(entries) else _matrix(max(1, enough), tuple(flags), caller)
+    return _matrix(most, tuple(flags), caller)
 
 
 @functools.cache

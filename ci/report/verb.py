@@ -13,7 +13,15 @@ from pathlib import Path
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
-from provisioning.base.rendering import RuleText, console, github_annotations, junit, markdown, sarif
+from provisioning.base.rendering import (
+    RuleText,
+    code_quality,
+    console,
+    github_annotations,
+    junit,
+    markdown,
+    sarif,
+)
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
 from provisioning.base.rendering.text import NO_MATTER, verdict, worst
 from provisioning.base.settings import reports_path
@@ -110,6 +118,7 @@ RENDERINGS: dict[str, Callable[[Sequence[Report]], str]] = {
     "json": as_json,
     "junit": junit,
     "sarif": _sarif,
+    "code-quality": code_quality,
     "markdown": markdown,
     "github": _github,
 }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ci.engine.jobs import Job
 from ci.executorch.suite import SHIPPED, all_programs
 from ci.github import matrix
-from ci.github.matrix import affected_cases, matrix_of
+from ci.github.matrix import affected_cases, gitlab_pipeline, matrix_of
 from provisioning.base.command_line import main
 from provisioning.base.settings import ROOT
 
@@ -30,6 +30,17 @@ class TestShards:
         entries = matrix_of(_jobs(*seconds), shards, [])["include"]
         assert sum(int(str(entry["programs"])) for entry in entries) == len(seconds)
         assert all(entry["programs"] for entry in entries) and len(entries) <= shards
+
+    def test_work_that_does_not_pay_for_a_second_machine_is_one_job(self) -> None:
+        assert len(matrix_of(_jobs(*[8.0] * 9), 4, [])["include"]) == 1
+        assert len(matrix_of(_jobs(*[80.0] * 9), 4, [])["include"]) == 4
+
+    def test_a_child_pipeline_of_gitlab_has_the_shards_and_never_none(self) -> None:
+        entries = matrix_of(_jobs(100, 100), 2, ["--tag", "pr"])["include"]
+        jobs = gitlab_pipeline(entries)
+        assert list(jobs) == ["qnn 1/2", "qnn 2/2"]
+        assert "test_lowering -- --tag pr --shard 2/2" in json.dumps(jobs["qnn 2/2"])
+        assert len(gitlab_pipeline([])) == 1
 
 
 class TestAffected:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.rendering import sarif
+from provisioning.base.rendering import code_quality, sarif
 from provisioning.base.rendering.text import place_of
 
 
@@ -31,6 +32,17 @@ def test_sarif_tells_two_findings_of_one_line_apart_and_knows_one_that_moved() -
         result["partialFingerprints"] for result in json.loads(sarif(reports))["runs"][0]["results"]
     )
     assert one == moved != other
+
+
+def test_code_quality_has_a_relative_path_a_line_and_a_fingerprint_of_its_own_each() -> None:
+    ran = replace(_report("net/8a8w/SM8650"), command="nox -s test_lowering -- --suite ci/models.toml")
+    reports = [_report("ci/BUCK:3"), _report("ci/BUCK:3"), ran, _report("/etc/passwd.txt:3"), _report("")]
+    found = json.loads(code_quality(reports))
+    assert len({one["fingerprint"] for one in found}) == len(found) == 5
+    places = [(one["location"]["path"], one["location"]["lines"]["begin"]) for one in found]
+    profile = ("manifests/profiles/wheels.toml", 1)
+    assert places == [("ci/BUCK", 3), ("ci/BUCK", 3), ("ci/models.toml", 1), profile, profile]
+    assert {one["severity"] for one in found} == {"major"}
 
 
 @pytest.mark.parametrize(

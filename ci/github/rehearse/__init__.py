@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--times",
         metavar="FILE",
-        help="rehearse a push with empty caches, then a pull request that changes nothing, then one that changes"
+        help="rehearse a push with empty caches, a pull request that changes nothing, and one that changes"
         " FILE, a Python module of one model; show wall time and billed minutes of each",
     )
     how.add_argument("--keep", action="store_true", help="keep the jobs' workspaces")

@@ -40,12 +40,12 @@ def rehearse(args: argparse.Namespace) -> int:
     root = (args.root or ROOT).resolve()
     reports = reports_path(args.reports).absolute()
     stage = StageRun.as_typed("rehearse", "", "")
-    if args.times:
-        with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
-            results = _timed_cases(args, root, scratch, reports, stage)
-        return _conclude(results, stage, reports)
+    results: list[JobResult] | None
     with _scratch(keep=args.keep) as scratch, stage.reported(reports, "rehearse.fault", args.workflow):
-        results = _run(args, root, scratch, reports)
+        if args.times:
+            results = _timed_cases(args, root, scratch, reports, stage)
+        else:
+            results = _run(args, root, scratch, reports)
     if results is None:
         return 0
     return _conclude(results, stage, reports)

@@ -1,10 +1,13 @@
-"""SARIF 2.1.0, for code scanning."""
+"""SARIF 2.1.0, for code scanning, and GitLab's code-quality report."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
+import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -12,6 +15,7 @@ from urllib.parse import quote
 from provisioning.base.findings import Finding, Outcome, Report, Severity
 from provisioning.base.rendering.text import place_of, visible
 
+QUALITY = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.NOTE: "info"}
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 
 _UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)", re.ASCII)
@@ -49,6 +53,42 @@ def sarif(reports: Sequence[Report], rules: Mapping[str, RuleText] | None = None
     }
     # Readers of SARIF refuse surrogates, even as escapes.
     return json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
+
+
+def code_quality(reports: Sequence[Report]) -> str:
+    """GitLab's format. Every finding has a relative path, a line and a fingerprint that no other has."""
+    seen: Counter[str] = Counter()
+    found = []
+    for report in reports:
+        for finding in report.findings:
+            place = place_of(finding.subject)
+            path = place[0] if place else _suite_of(report) or f"manifests/profiles/{report.profile}.toml"
+            # Without the line: it changes while a problem stays.
+            what = (place[0], finding.message) if place else (finding.subject, finding.message)
+            identity = "\0".join((report.stage, report.target, finding.rule, *what))
+            seen[identity] += 1
+            identity += f"\0{seen[identity]}"
+            text = f"{finding.message} ({finding.subject})" if not place else finding.message
+            found.append(
+                {
+                    "description": visible(text) or finding.rule,
+                    "check_name": finding.rule or report.stage or "qnn-ci",
+                    "fingerprint": hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest(),
+                    "severity": QUALITY[finding.severity],
+                    "location": {"path": visible(path), "lines": {"begin": place[1] if place else 1}},
+                }
+            )
+    return json.dumps(found, indent=2, ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
+
+
+def _suite_of(report: Report) -> str:
+    """The suite that a stage ran, where it is named by a relative path."""
+    try:
+        words = shlex.split(report.command)
+    except ValueError:
+        return ""
+    named = [after for word, after in itertools.pairwise(words) if word == "--suite"]
+    return next((name for name in named if not name.startswith(("/", ".."))), "")
 
 
 def _invocation(report: Report) -> dict[str, object]:
