@@ -28,6 +28,7 @@ from ci.executorch.suite import Program, Suite
 from ci.suites.baseline import load_tolerances
 from ci.suites.elsewhere import export_with
 from ci.suites.into_suite import factory_in, require_place, suite_with, workflow_for
+from ci.suites.own_packages import needs_of
 from ci.suites.precision import scheme_named
 from ci.suites.thresholds import derived, rewritten
 from ci.suites.user_model import UserModel
@@ -316,9 +317,10 @@ class Extended:
     def of(cls, request: Request, path: Path) -> Extended:
         program = request.program(request.socs[0], path)
         text, number = _text_with(path, program, request.socs)
-        case = parse(toml.loads(text), Suite, path).cases[program.case_name]
-        run = case.runs[number]
-        programs = [Program(path, program.case_name, case, run, soc, program.profile) for soc in run.socs]
+        suite = parse(toml.loads(text), Suite, path)
+        case, needs = suite.cases[program.case_name], needs_of(path, suite.requirements, suite.project)
+        run, name = case.runs[number], program.case_name
+        programs = [Program(path, name, case, run, soc, program.profile, needs) for soc in run.socs]
         return cls(path, number, programs)
 
     def write(self, plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> None:

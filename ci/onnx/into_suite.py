@@ -16,6 +16,7 @@ from ci.onnx.stage import Plan, baselines_of, compile_programs, figures_of, upda
 from ci.onnx.suite import Program, Suite
 from ci.suites.baseline import load_tolerances
 from ci.suites.into_suite import suite_with, workflow_for
+from ci.suites.own_packages import needs_of
 from ci.suites.precision import precision_named
 from ci.suites.thresholds import derived, rewritten
 from ci.suites.user_model import user_model
@@ -61,9 +62,10 @@ def extend(
         return precision_named(text).name
 
     text, number = suite_with(suite, name, case, "precision", same, run, selection.socs)
-    of_suite = parse(toml.loads(text), Suite, suite).cases[name]
+    extended = parse(toml.loads(text), Suite, suite)
+    of_suite, needs = extended.cases[name], needs_of(suite, extended.requirements, extended.project)
     mine = of_suite.runs[number]
-    programs = [Program(suite, name, of_suite, mine, soc, selection.profile) for soc in mine.socs]
+    programs = [Program(suite, name, of_suite, mine, soc, selection.profile, needs) for soc in mine.socs]
     plan = Plan(tuple(programs), baselines_of(programs, selection), selection.reports.absolute() / "onnx")
     args.keep = False
     results = compile_programs(args, plan, selection)
