@@ -126,6 +126,13 @@ def test_a_function_of_the_project_above_is_known() -> None:
     assert (one.rule, one.place.file) == ("parity-dependency-missing-in-buck", UTILS_CMAKE)
 
 
+def test_a_new_file_is_seen_by_the_patterns_of_both_builds() -> None:
+    """Though no CMake file has changed since the clean tree was configured."""
+    clean = checked(miniature_tree.files())
+    files = {**miniature_tree.files(), f"{BACKENDS}/gpu/GpuGraphMore.cpp": "// new\n"}
+    assert checked(files).differences == clean.differences == ()
+
+
 def test_a_program_or_plugin_of_cmake_needs_a_pair_of_its_own() -> None:
     new = "add_library(plugin MODULE plugin.cpp)\nadd_executable(program program.cpp)\n"
     old = "add_library(qnn_executorch_backend SHARED)\n"
@@ -180,6 +187,10 @@ DRIFTS: dict[str, tuple[str, str, str, str, str, str]] = {
     "a, a source of Buck alone, in the second scope": (
         *(f"{LLAMA}/CMakeLists.txt", "    ${CMAKE_CURRENT_LIST_DIR}/runner/kv_manager.cpp\n", ""),
         *("parity-missing-in-cmake", f"{LLAMA}/targets.bzl", "runner/*.cpp"),
+    ),
+    "a, a header of Buck alone": (
+        *(WRAPPERS_BUCK, "", ""),
+        *("parity-missing-in-cmake", WRAPPERS_BUCK, '"*.h"'),
     ),
     "c, an exclude that names nothing": (
         *(RUNTIME_BUCK, 'exclude = ["Logging.cpp"]', 'exclude = ["Logging.cpp", "backends/lpai/x/y.cpp"]'),
@@ -314,7 +325,7 @@ def _drifted(*, alone: bool) -> tuple[dict[str, str], tuple[Difference, ...]]:
         if (name in ALONE) is alone:
             assert old in files[path], name
             files[path] = files[path].replace(old, new, 1) if old else files[path] + new
-    files[f"{BACKENDS}/new/New.cpp"] = "// new\n"
+    files |= {f"{BACKENDS}/new/New.cpp": "// new\n", f"{QUALCOMM}/aot/wrappers/New.h": "// new\n"}
     return files, checked(files).differences
 
 
