@@ -206,3 +206,18 @@ def test_a_program_of_an_older_executorch_is_judged_by_what_a_later_runtime_does
             measured()
     else:
         assert measured() == result
+
+
+def test_a_runner_of_another_executorch_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **options: object) -> SimpleNamespace:
+        ran = StageRun("build_runner", "wheels", "x86_64-linux", "nox -s build_runner")
+        ran.metrics["executorch"] = "1.4.0+cpu"
+        ran.finish().write(Path(command[command.index("--reports") + 1]))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(executorch, "environment_of", lambda *arguments: {})
+    monkeypatch.setattr(subprocess, "run", run)
+    golden = Golden(schema=1, programs=(PROGRAM,), executorch=(PROGRAM,), least_sqnr_db=60)
+    selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
+    with pytest.raises(EnvironmentLacking, match=r"1\.5\.1.*1\.4\.0"):
+        executorch.measure_all(golden, ["1.5.1"], selection, tmp_path / "golden", 9, {})
