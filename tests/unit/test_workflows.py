@@ -409,7 +409,7 @@ def test_every_stage_that_decides_a_change_has_a_row() -> None:
 
 def test_what_runs_programs_has_a_runner_to_run_them_with() -> None:
     # test_golden builds its own, one for each version.
-    using = {"test_emulator", "test_delegate", "compare", "compat", "bench"}
+    using = {"test_emulator", "test_delegate", "test_upstream", "compare", "compat", "bench"}
     assert {row.stage for row in gate_table().row.values() if row.runner} == using
 
 
