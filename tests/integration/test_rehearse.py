@@ -36,7 +36,8 @@ def red(green: Rehearsed, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed
 
 
 def test_the_gate_is_green_from_plan_to_verdict(green: Rehearsed) -> None:
-    expected = {f"gate / {name}": "success" for name in ("plan", "provision", ROW, "verdict")}
+    jobs = ("plan", "provision", ROW, "remember", "verdict")
+    expected = {f"gate / {name}": "success" for name in jobs}
     assert (green.code, green.results()) == (0, expected), green.output
     assert green.report.outcome is Outcome.PASS
 
@@ -58,6 +59,7 @@ def test_a_failing_stage_makes_the_verdict_red(red: Rehearsed) -> None:
         "gate / plan": "success",
         "gate / provision": "success",
         f"gate / {ROW}": "failure",
+        "gate / remember": "skipped",
         "gate / verdict": "failure",
     }
 
