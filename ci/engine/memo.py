@@ -539,9 +539,14 @@ class Memo:
                 return
             folders[path] = None
             yield "file", name(path), digest + today.target(path)
+        searched = self._searched(touched)
+        above = tuple(f"{each}/" for each in self.roots.named.values())
         for path, state in touched.looked.items():
             ours = f"{path}/".startswith(own) or "/__pycache__" in path
-            if not ours and path not in touched.opened:
+            if state == "directory" and any(each.startswith(f"{path}/") for each in above):
+                # A root is found through it wherever it is: clones of other places are as good.
+                ours = ours or not today.target(path)
+            if not ours and path not in touched.opened and path not in searched:
                 # Code that resolves a link opens the target by its own name.
                 yield "entry", name(path), state if state == "absent" else state + today.target(path)
         for path, state in touched.listed.items():
@@ -576,6 +581,25 @@ class Memo:
         inputs = sorted(set(self._inputs(common, reasons, own)))
         self._commons.append((common, inputs, reasons))
         return inputs, reasons
+
+    def _searched(self, touched: Touched) -> set[str]:
+        """Look-ups that found nothing on the way to a program, of which `_programs` records where it is.
+
+        Only those of a whole search count as such: it asked in every folder of PATH before the program's."""
+        folders = [each.rstrip("/") for each in self._environ.get("PATH", os.defpath).split(os.pathsep)]
+        asked: dict[str, set[str]] = {}
+        for path in (*touched.opened, *touched.looked):
+            folder, _, name = path.rpartition("/")
+            if folder in folders:
+                asked.setdefault(name, set()).add(folder)
+        found: set[str] = set()
+        for name, where in asked.items():
+            program = shutil.which(name, path=os.pathsep.join(folders))
+            home = program.rpartition("/")[0] if program else ""
+            before = folders[: folders.index(home)] if home in folders else folders
+            if where.issuperset(before):
+                found |= {f"{folder}/{name}" for folder in before}
+        return {path for path in found if touched.looked.get(path) == "absent"}
 
     def _programs(self, touched: Touched) -> Iterator[Input]:
         """Programs that were looked up on PATH."""

@@ -800,3 +800,48 @@ def test_work_that_reads_a_named_pipe_is_not_remembered(place: Place) -> None:
     place.write("net.py", "import os\ndef work(): os.open('HERE/pipe', os.O_RDONLY | os.O_NONBLOCK)")
     place.do()
     assert "never done" in place.do()[1]
+
+
+def memo_in(place: Path, store: Path) -> tuple[Memo, Touched]:
+    """Of a clone there, whose work looked through a PATH of its own for `sh`."""
+    (place / "clone").mkdir(parents=True, exist_ok=True)
+    (place / "clone" / "net.py").write_text("same")
+    os.utime(place / "clone" / "net.py", (1e9, 1e9))
+    (place / "bin").mkdir(exist_ok=True)
+    home = str(Path(shutil.which("sh") or "/bin/sh").parent)
+    memo = Memo(
+        store,
+        "test",
+        Roots({"suite": place / "clone", "store": store}),
+        environ={"PATH": f"{place}/bin:{home}", "HOME": "/home/x"},
+    )
+    file = place / "clone" / "net.py"
+    looked = {str(place): "directory", f"{place}/bin/sh": "absent"}
+    return memo, Touched(opened={str(file): stamp_of(file.stat())}, looked=looked)
+
+
+def test_a_clone_in_another_place_with_other_folders_on_path_shares_the_result(tmp_path: Path) -> None:
+    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
+    assert not memo.remember("net", {"a": 1}, {"value": 1}, touched).not_remembered
+    other, _ = memo_in(tmp_path / "other", tmp_path / "store")
+    assert isinstance(other.find("net", {"a": 1}), Entry)
+
+
+def test_a_program_that_comes_first_on_path_now_is_another(tmp_path: Path) -> None:
+    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
+    memo.remember("net", {"a": 1}, {"value": 1}, touched)
+    program = tmp_path / "one" / "bin" / "sh"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    again, _ = memo_in(tmp_path / "one", tmp_path / "store")
+    answer = again.find("net", {"a": 1})
+    assert isinstance(answer, Miss) and "sh" in answer.why
+
+
+def test_a_look_up_in_one_folder_of_path_that_was_no_search_still_counts(tmp_path: Path) -> None:
+    memo, touched = memo_in(tmp_path / "one", tmp_path / "store")
+    touched.looked = {f"{tmp_path}/one/bin/settings": "absent"}
+    memo.remember("net", {"a": 1}, {"value": 1}, touched)
+    (tmp_path / "one" / "bin" / "settings").write_text("x")
+    again, _ = memo_in(tmp_path / "one", tmp_path / "store")
+    assert isinstance(again.find("net", {"a": 1}), Miss)
