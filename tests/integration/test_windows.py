@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from provisioning import catalogue as catalogues
 from provisioning.base.settings import ROOT, Selection, reports_path, store_path
 from provisioning.environment import resolve
-from tests.support import chains
+from tests.support import chains, windows
 from tests.support.builds import run_stage
 from tests.support.onnx_models import context_model
 
@@ -109,6 +110,42 @@ def test_without_its_time_stamp_an_expired_certificate_no_longer_counts(pair: Pa
     code, signer, bad = verify(catalogue, tmp_path)
     assert (code, signer, set(bad)) == (1, "known", {"validity"})
     assert verify(catalogue, tmp_path, "--at", "2025-09-01")[:2] == (0, "known")
+
+
+CODE, DRIVERS, SERVERS = ("1.3.6.1.5.5.7.3.3", "1.3.6.1.4.1.311.10.3.5", "1.3.6.1.5.5.7.3.1")
+
+
+@pytest.mark.parametrize(
+    ("uses", "days", "parts"),
+    [
+        ((DRIVERS,), 30, set()),
+        ((CODE,), 30, set()),
+        ((SERVERS,), 30, {"usage"}),
+        ((), 30, {"usage"}),
+        ((CODE,), 0.5, {"validity"}),
+    ],
+)
+def test_a_certificate_for_something_else_or_expired_signs_nothing(
+    pair: Path, uses: tuple[str, ...], days: float, parts: set[str]
+) -> None:
+    key, root = chains.legacy()[0], chains.legacy()[1][1]
+    leaf = chains.certificate(
+        *(chains.name("signer"), key, root.subject, key),
+        ca=False,
+        days=days,
+        extension=x509.ExtendedKeyUsage([x509.ObjectIdentifier(use) for use in uses]) if uses else None,
+    )
+    other = catalogues.parse(windows.signed_by((pair / "libqnnhtpv73.cat").read_bytes(), leaf, key))
+    assert {part for part, _ in catalogues.problems(other, [root])} == parts
+
+
+def test_the_time_stamp_of_another_catalogue_proves_nothing(
+    sdks: dict[str, Path], pair: Path, tmp_path: Path
+) -> None:
+    catalogue, other = pair / "libqnnhtpv73.cat", skel_of(sdks["wheels"]).with_name("libqnnhtpv73.cat")
+    catalogue.write_bytes(windows.time_stamped_as(catalogue.read_bytes(), other.read_bytes()))
+    code, signer, bad = verify(catalogue, tmp_path)
+    assert (code, signer) == (1, "damaged") and "of another signature" in bad["time stamp"]
 
 
 def test_a_skel_whose_catalogue_is_cut_short_is_damaged_and_not_unsigned(pair: Path, tmp_path: Path) -> None:

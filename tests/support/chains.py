@@ -43,7 +43,7 @@ def certificate(
     ca: bool,
     signs: bool | None = None,
     start: dt.datetime | None = None,
-    days: int = 30,
+    days: float = 30,
     path_length: int | None = None,
     extension: x509.ExtensionType | None = None,
     digest: Any = None,
