@@ -237,6 +237,12 @@ def profile(session: nox.Session) -> None:
     run_verb(session, "profile")
 
 
+@nox.session
+def divergence(session: nox.Session) -> None:
+    """Say at which operator the HTP emulator first differs from the quantized model."""
+    run_verb(session, "divergence")
+
+
 @nox.session(name="save-calls")
 def save_calls(session: nox.Session) -> None:
     """Write QNN's calls for a model as C, to reproduce a bug with Qualcomm."""

@@ -56,6 +56,11 @@ VERBS = {
     "profile": Verb(
         "ci.executorch.profile_verb", "say what each operator and line takes on the emulator", "executorch"
     ),
+    "divergence": Verb(
+        "ci.executorch.divergence_verb",
+        "say at which operator the emulator first differs from the quantized model",
+        "executorch",
+    ),
     "matrix": Verb("ci.github.matrix", "print the suite as a CI matrix, balanced by length"),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "test_golden": Verb(

@@ -18,7 +18,13 @@ from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, cached_from, do, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
-from ci.executorch.judge import costs_of, failure_finding, kept_on_cpu, missing_kernels, repeat
+from ci.executorch.judge import (
+    costs_of,
+    failure_finding,
+    kept_on_cpu,
+    missing_kernels,
+    repeat,
+)
 from ci.executorch.reload import judged, reloads
 from ci.executorch.stage import Plan, chosen, identity, plan_of
 from ci.executorch.suite import SUITES, Program
@@ -260,7 +266,16 @@ def findings_of(program: Program, result: Result, compiled: Mapping[str, Any]) -
         return []
     losses: Sequence[Mapping[str, Any]] = compiled.get("losses", ())
     lost = f"quantizing loses most in {lost_at(losses[0])}" if losses else ""
-    return [wrong("accuracy", accuracy_message(misses, figures, lost))]
+    on_chip = any(miss.figure.startswith("reference") for miss in misses)
+    return [
+        wrong(
+            "accuracy",
+            accuracy_message(misses, figures, lost),
+            f"{repeat(program, 'divergence')} names the first operator that differs; then {again}"
+            if on_chip
+            else again,
+        )
+    ]
 
 
 def lost_at(loss: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ci.executorch import QUANTIZED
 from ci.executorch.backends import LIBRARY_MISSING, findings_before_compile
 from ci.executorch.compile import PROGRAM
 from ci.executorch.emulate import findings_of, measure, ran, rounded, update
-from ci.executorch.judge import artifact, costs_of, delegation, failure_in_words
+from ci.executorch.judge import artifact, costs_of, delegation, failure_in_words, suggestion_for
 from ci.executorch.one_model import program_of, pytorch_model, scheme_of
 from ci.executorch.stage import Plan, plan_of
 from ci.executorch.suite import Program, Suite
@@ -294,9 +295,16 @@ def _say(folder: Path, program: Program, plan: Plan, compiled: Result, record: M
     else:
         said += "; not run"
     sys.stdout.write(f"{said}\n")
-    for each in left:
-        where = f" at {each['source']}" if each.get("source") else ""
-        sys.stdout.write(f"  on the CPU: {each['operator']}{where}: {each.get('reason', '')}\n")
+    alike = Counter(
+        (each["operator"], each.get("source", ""), each["code"], each.get("reason", ""))
+        for each in compiled.facts["left"]
+    )
+    for (name, source, code, reason), count in alike.items():
+        times = f"{count} times " if count > 1 else ""
+        where = f" at {source} `{code}`" if source else ""
+        sys.stdout.write(f"  on the CPU: {times}{name}{where}: {reason}\n")
+        if suggestion := suggestion_for(name, code):
+            sys.stdout.write(f"    → {suggestion}\n")
     if kept := record["kept_on_cpu"]:
         sys.stdout.write(f"  kept on the CPU: {', '.join(kept['nodes'])}: {kept['because']}\n")
     if ddr:

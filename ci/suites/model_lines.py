@@ -1,4 +1,4 @@
-"""The user's own line in the stack trace that torch keeps with a node."""
+"""The model's line in the stack trace that torch keeps with a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n\s*(?!File ")([^\n]+))?')
-OUTSIDE = ("/site-packages/", "/dist-packages/")
+INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+COMPILERS = ("torch/", "torchao/", "executorch/", "onnxscript/", "onnx/")
+"""Packages whose lines are no model's. Those of a library of models are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +19,16 @@ class Frame:
 
 
 def user_frame(trace: str) -> Frame | None:
-    """The innermost frame outside libraries; if there is none, the innermost frame."""
+    """The innermost frame of a model, its path without the folder of installed packages; if there is none,
+    the innermost frame."""
     frames = FRAME.findall(trace)
-    own = [frame for frame in frames if not any(part in frame[0] for part in OUTSIDE) and frame[0][:1] != "<"]
+    own = [frame for frame in frames if _is_model(frame[0])]
     if not (own or frames):
         return None
     path, line, _, code = (own or frames)[-1]
-    return Frame(path, int(line), code.strip())
+    return Frame(INSTALLED.sub("", path), int(line), code.strip())
+
+
+def _is_model(path: str) -> bool:
+    package = INSTALLED.sub("", path)
+    return path[:1] != "<" and (package == path or not package.startswith(COMPILERS))

@@ -1,0 +1,49 @@
+"""`divergence` with the real compiler and emulator: the operator at which the chip's program is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provisioning.base.settings import ROOT
+from tests.support.lowering_suites import environment, run, suite
+
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+
+
+def test_a_missed_reference_leads_to_the_operator_that_the_emulator_computes_wrongly(tmp_path: Path) -> None:
+    case = {
+        "factory": "lowering_models:logarithm",
+        "scheme": "16a8w",
+        "thresholds": "sqnr_db = 1, reference_sqnr_db = 50",
+    }
+    missed = run("test_emulator", tmp_path, "--suite", suite(tmp_path, {"log": case}))
+    (finding,) = [each for each in missed.report.findings if each.rule == "emulator-accuracy"]
+    (command,) = re.findall(r"nox -s divergence -- (.*?) names", finding.remedy)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ci",
+            "divergence",
+            *shlex.split(command),
+            "--json",
+            str(tmp_path / "found.json"),
+        ],
+        cwd=ROOT,
+        env=environment(QNN_CI_STORE=str(tmp_path / "store"), QNN_CI_REPORTS=str(tmp_path / "reports")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    found = json.loads(answer.read_text())["first"]
+    assert found["operator"] == "aten.log.default" and "torch.log(y)" in found["code"]
+    assert found["sqnr_db"] < 10 and all(value > 50 for value in found["operands"].values())
+    assert "torch.log(y)" in done.stdout
