@@ -23,11 +23,22 @@ from ci.executorch.compile import PROGRAM, Settings, basis_of, compile_programs
 from ci.executorch.judge import failure_in_words
 from ci.executorch.one_model import program_named
 from ci.suites.baseline import Baseline
-from ci.suites.profile import PROCESSES, RUNS, Cost, as_text, costs_of, document, merged, read_document
+from ci.suites.profile import (
+    PROCESSES,
+    RUNS,
+    Cost,
+    as_text,
+    costs_of,
+    document,
+    merged,
+    read_document,
+    report_profile,
+)
 from ci.suites.profile_page import page_of
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
+from provisioning.base.findings import StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
@@ -68,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
             remedy="python -m ci onnx profile MODEL_ctx.onnx --input x.npy",
         )
     selection = replace(selection_of(args), target=DEFAULT_TARGET)
+    stage = StageRun.as_typed("profile", selection.profile, DEFAULT_TARGET)
     runner = ready_runner(os.environ, selection.reports)
     found = ready_environment(selection, os.environ)
     about: dict[str, Any] = {"model": args.model}
@@ -87,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if not measured.costs and not measured.cpu:
         raise CheckFailed(f"{args.model}: nothing of it was profiled", remedy="it holds no operator")
     text = document(measured.costs, about | {"cpu": [_as_json(each) for each in measured.cpu]})
+    report_profile(stage, selection.reports, _named(about), text)
     if args.json:
         write_named(args.json, text)
     if args.page:
@@ -96,6 +109,10 @@ def run(args: argparse.Namespace) -> int:
         print("on the CPU, the least time on this machine and its share of an inference")
         print("\n".join(map(str, measured.cpu)))
     return 0
+
+
+def _named(about: Mapping[str, str]) -> str:
+    return " ".join(str(about[key]) for key in ("model", "precision", "soc") if key in about)
 
 
 def _as_json(each: OnCpu) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,13 @@ from ci.onnx.options import described, parse_assignments, settings_of
 from ci.onnx.profile import costs, slowest, with_lines
 from ci.onnx.samples import read_inputs
 from ci.suites.precision import PRECISIONS, precision_named
-from ci.suites.profile import PROCESSES, as_text, document, merged, read_document
+from ci.suites.profile import PROCESSES, as_text, document, merged, read_document, report_profile
 from ci.suites.profile_page import page_of
+from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
+from provisioning.base.findings import StageRun
+from provisioning.base.settings import DEFAULT_TARGET, reports_path
 from provisioning.manifest import load_socs, soc_named
 
 
@@ -53,6 +57,7 @@ def profile_model(args: argparse.Namespace) -> int:
     earlier = read_document(args.against) if args.against else {}
     if args.source:
         require_file(args.source)
+    stage = StageRun("profile", "", DEFAULT_TARGET, typed("nox -s onnx --", sys.argv[2:]))
     profiles = []
     with tempfile.TemporaryDirectory(prefix="qnn-ci-onnx-") as temporary:
         for number in range(PROCESSES):
@@ -73,8 +78,10 @@ def profile_model(args: argparse.Namespace) -> int:
                 " changed it; lines are looked up by the names of nodes"
             )
         found = with_lines(found, load_graph(args.source))
+    text = document(found, {"model": str(args.model), "soc": soc_name})
+    report_profile(stage, reports_path(None), f"{args.model.name} {soc_name}", text)
     if args.json:
-        write_named(args.json, document(found, {"model": str(args.model), "soc": soc_name}))
+        write_named(args.json, text)
     if args.page:
         write_named(args.page, page_of(str(args.model), found))
     print("\n".join(as_text(found, earlier if args.against else None, args.against)))

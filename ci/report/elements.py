@@ -89,6 +89,13 @@ def file_link(file: str, folder: Path | None, *shown: Element | str) -> Element 
     return None if relative.startswith("..") else element("a", *shown, href=quote(relative, errors="replace"))
 
 
+def drawing(kind: str, label: str) -> Element:
+    """A picture of 100 by 20, which is stretched to its place."""
+    return element(
+        "svg", class_=kind, viewBox="0 0 100 20", preserveAspectRatio="none", role="img", aria_label=label
+    )
+
+
 def one_line_code(text: str) -> Element:
     return element("code", one_line(text))
 

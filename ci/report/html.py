@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element, tostring
 from ci.report.comparison import comparison_section
 from ci.report.elements import badge, element, file_link, number, path, short, table
 from ci.report.lanes import lanes_section
+from ci.report.profiles import profiles_section
 from ci.report.programs import collected, programs_section
 from provisioning.base.findings import Artifact, Finding, Report, Severity
 from provisioning.base.rendering.text import (
@@ -67,6 +68,7 @@ def html(reports: Sequence[Report], folder: Path | None = None) -> str:
     for section in (
         programs_section(reports),
         lanes_section(reports),
+        profiles_section(reports),
         comparison_section(reports),
         _findings(reports),
         _artifacts(reports, folder),

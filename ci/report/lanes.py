@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import badge, element, number, table
+from ci.report.trends import glance
 from provisioning.base.findings import Metric, Report
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import size
@@ -57,6 +58,9 @@ def lanes_section(reports: Sequence[Report]) -> Element | None:
     if pairs:
         section.extend([element("h3", "Beside ExecuTorch"), _beside(pairs)])
     section.extend([element("h3", "Every program"), _every(programs)])
+    ordered = sorted(programs.items(), key=lambda item: item[1].get("verdict") == "pass")
+    if (table := glance("onnx-glance", [(name, "", [row]) for name, row in ordered])) is not None:
+        section.append(table)
     return section
 
 

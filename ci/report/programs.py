@@ -8,6 +8,7 @@ from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
 from ci.report.elements import Bar, badge, bars, element, one_line_code
+from ci.report.trends import glance
 from provisioning.base.findings import Finding, Metric, Report, Severity
 from provisioning.base.rendering.text import plural
 from provisioning.base.units import seconds, size
@@ -68,6 +69,7 @@ def programs_section(reports: Sequence[Report]) -> Element | None:
         element("h2", "Models"),
         element("p", summary, class_="soft"),
         _matrix(programs),
+        *_glance(programs),
         _filter(),
         *(_program(each) for each in sorted(programs, key=lambda each: (each.passed, each.name))),
         id="models",
@@ -123,6 +125,12 @@ def _matrix(programs: Sequence[Shown]) -> Element:
         class_="stack",
     )
     return element("div", table, class_="scroll")
+
+
+def _glance(programs: Sequence[Shown]) -> list[Element]:
+    ordered = sorted(programs, key=lambda each: (each.passed, each.name))
+    table = glance("glance", [(each.name, each.anchor, [*each.rows.values()]) for each in ordered])
+    return [] if table is None else [table]
 
 
 def _scheme_order(scheme: str) -> tuple[bool, str]:

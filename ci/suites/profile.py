@@ -10,11 +10,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.findings import Metric, Report, StageRun
 
 NODE = re.compile(r"(?P<name>.+?):OpId_\d+ \(cycles\)")
 ADDED = re.compile(r"_token_\d+$")
@@ -125,6 +127,16 @@ def document(found: Sequence[Cost], about: Mapping[str, Any]) -> str:
         "operators": [asdict(cost) for cost in found],
     }
     return json.dumps(body, indent=2) + "\n"
+
+
+def report_profile(stage: StageRun, reports: Path, name: str, text: str) -> None:
+    """Put the profile into the report, beside the earlier ones of other models."""
+    profiles: dict[str, Metric] = {}
+    with suppress(OSError, ValueError):
+        earlier = Report.read(reports / f"{stage.stage}.json").metrics.get("profiles")
+        profiles = dict(earlier) if isinstance(earlier, dict) else {}
+    stage.metrics["profiles"] = {**profiles, name: json.loads(text)}
+    stage.finish().write(reports)
 
 
 def read_document(path: Path) -> Shares:

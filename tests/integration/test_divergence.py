@@ -26,6 +26,7 @@ def test_a_missed_reference_leads_to_the_operator_that_the_emulator_computes_wro
     missed = run("test_emulator", tmp_path, "--suite", suite(tmp_path, {"log": case}))
     (finding,) = [each for each in missed.report.findings if each.rule == "emulator-accuracy"]
     (command,) = re.findall(r"nox -s divergence -- (.*?) names", finding.remedy)
+    answer = tmp_path / "found.json"
     done = subprocess.run(
         [
             sys.executable,
@@ -34,7 +35,7 @@ def test_a_missed_reference_leads_to_the_operator_that_the_emulator_computes_wro
             "divergence",
             *shlex.split(command),
             "--json",
-            str(tmp_path / "found.json"),
+            str(answer),
         ],
         cwd=ROOT,
         env=environment(QNN_CI_STORE=str(tmp_path / "store"), QNN_CI_REPORTS=str(tmp_path / "reports")),

@@ -41,8 +41,8 @@ def test_it_renders_without_a_word_on_the_console_or_a_request(opened: Page) -> 
 def test_every_link_of_the_page_leads_somewhere(opened: Page) -> None:
     links = "[...document.querySelectorAll('a')]"
     broken = links + ".filter((a) => !document.getElementById(a.hash.slice(1))).length"
-    # Of the matrix two, and of the one error two: at the top, and in the table of findings.
-    assert opened.ask("document.querySelectorAll('a').length") == 4
+    # Of the matrix and of the glance two each, and of the one error two: at the top and among the findings.
+    assert opened.ask("document.querySelectorAll('a').length") == 6
     assert opened.ask(broken) == 0
 
 
@@ -60,7 +60,20 @@ def test_the_filter_keeps_what_has_the_words(opened: Page) -> None:
     opened.ask("document.querySelector('#program-filter').reset()")
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
+def test_each_program_has_its_accuracy_as_a_bar_and_its_costs_as_lines(opened: Page) -> None:
+    assert opened.ask("document.querySelectorAll('#glance tbody tr').length") == 2
+    assert opened.ask("document.querySelectorAll('#glance svg.bar rect.mark').length") == 4
+    assert opened.ask("document.querySelectorAll('#glance polyline').length") == 6
+
+
+def test_a_profile_is_a_tree_of_modules(opened: Page) -> None:
+    names = (
+        "[...document.querySelectorAll('#profiles details > summary strong')].map((each) => each.textContent)"
+    )
+    assert opened.ask(names) == ["the model", "blocks", "0", "conv", "1", "head"]
+
+
+@pytest.mark.parametrize("width", [360, 400, 768, 1400])
 @pytest.mark.parametrize("dark", [False, True])
 def test_it_fits_the_screen(opened: Page, width: int, dark: bool) -> None:
     opened.seen_as(width=width, dark=dark)
@@ -68,7 +81,7 @@ def test_it_fits_the_screen(opened: Page, width: int, dark: bool) -> None:
 
 
 def test_every_scheme_of_the_matrix_is_seen_without_scrolling(tmp_path: Path) -> None:
-    lowered, _ = reports()
+    lowered, *_ = reports()
     schemes = SCHEMES
     programs: Metric = {
         f"op_grouped_attention/{scheme}/SSG2115P": row(f"op_grouped_attention/{scheme}/SSG2115P", "pass", "")

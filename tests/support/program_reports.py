@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from provisioning.base.findings import Finding, Metric, Outcome, Report, Severity
 
 GOOD, BAD = "resnet/8a8w/SM8650", "gelu/fp16/SM8750"
@@ -26,6 +28,10 @@ def _lowered(name: str, verdict: str, on_cpu: int) -> dict[str, Metric]:
         "cpu_operators": on_cpu,
         "partition": [htp, cpu, tail] if on_cpu else [htp],
         "costs": {"ddr_read": 2_854_912, "ddr_written": 2048, "pte_bytes": 58712, "cpu_seconds": 3.1},
+        "history": [
+            {"commit": commit, "when": "2026-11-19T08:00:00+00:00", "ddr_read": read, "pte_bytes": 58712}
+            for commit, read in (("1a2b3c4", 2_000_000), ("2b3c4d5", 2_400_000), ("3c4d5e6", 2_854_912))
+        ],
         "baseline": {"ddr_read": 2_000_000, "ddr_written": 2048, "pte_bytes": 58712, "cpu_seconds": 3.0},
     }
 
@@ -35,6 +41,11 @@ def _ran(name: str) -> dict[str, Metric]:
         **row(name, "pass", "test_emulator"),
         "figures": {"sqnr_db": 34.5, "cosine": 0.9998, "reference_sqnr_db": 60.0},
         "thresholds": {"sqnr_db": 33.5, "cosine": 0.9997},
+        "baseline": {"sqnr_db": 35.0},
+        "history": [
+            {"commit": "1a2b3c4", "when": "", "sqnr_db": 35.0},
+            {"commit": "3c4d5e6", "sqnr_db": 34.5},
+        ],
         "cached": True,
         "load_ms": 93.0,
         "run_ms": 1.9,
@@ -50,12 +61,28 @@ ERF = Finding(
 )
 
 
+def _operator(name: str, share: float, module: str) -> dict[str, Metric]:
+    return {"operator": name, "share": share, "module": module, "line": "net.py:12"}
+
+
+PROFILE: dict[str, Metric] = {
+    "operators": [
+        _operator("aten_convolution_default", 0.6, "blocks.0.conv"),
+        _operator("aten_relu_default", 0.3, "blocks.1"),
+        _operator("aten_addmm_default", 0.1, "head"),
+    ]
+}
+
+
 def reports() -> list[Report]:
     lowered: dict[str, Metric] = {GOOD: _lowered(GOOD, "pass", 0), BAD: _lowered(BAD, "fail", 1)}
     ran: dict[str, Metric] = {GOOD: _ran(GOOD), BAD: _ran(BAD)}
     return [
         _report("test_lowering", Outcome.FAIL, lowered, (ERF,)),
         _report("test_emulator", Outcome.PASS, ran, ()),
+        replace(
+            _report("profile", Outcome.PASS, {}, ()), metrics={"profiles": {"net.py:make 8a8w": PROFILE}}
+        ),
     ]
 
 
