@@ -59,14 +59,21 @@ def export(decoder: Any, path: Path) -> None:
 
 
 def call(
-    shape: Architecture, context: int, count: int, tokens: Sequence[int], position: int, caches: Sample
+    shape: Architecture,
+    context: int,
+    count: int,
+    tokens: Sequence[int],
+    position: int,
+    caches: Sample,
+    *,
+    far: float = FAR,
 ) -> Sample:
     """The inputs of a graph of `count` places for tokens that begin at `position`. Token 0 fills the places
     that are left; nothing looks back at it. `caches` are those of this graph."""
     past, used = context - count, len(tokens)
     ids = np.zeros((1, count), np.int32)
     ids[0, :used] = tokens
-    mask = np.full((1, 1, count, context), FAR, np.float32)
+    mask = np.full((1, 1, count, context), far, np.float32)
     mask[..., :position] = 0
     mask[..., past:][..., np.tril(np.ones((count, count), bool))] = 0
     cos, sin = shape.rotation(np.arange(position, position + count))

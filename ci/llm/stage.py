@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ci.engine.jobs import Job, shard_named
 from ci.engine.memo import Memo, roots_of
@@ -13,15 +15,24 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Worker
 from ci.llm.findings import findings_of, model_findings, row
 from ci.llm.suite import SUITES, Program
-from ci.llm.work import environment, program_task, require_installed, setup_of, training
+from ci.llm.work import (
+    basis_of,
+    environment,
+    executorch_environment,
+    program_task,
+    require_installed,
+    setup_of,
+    training,
+)
 from ci.suites.findings import verdict
 from ci.suites.flags import check_args
 from ci.suites.stage import finish, print_list
 from provisioning.base.commands import typed
 from provisioning.base.findings import Metric, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.environment import resolve
 
-PACKAGES = ("onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
+PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,23 +68,23 @@ def work(
 ) -> tuple[dict[str, Result], dict[str, Result]]:
     """The results of training by case, and of the programs by name."""
     logs = selection.reports.absolute() / "llm"
-    memo = Memo(
-        selection.store,
-        "llm",
-        roots_of(SUITES.shipped, selection.store),
-        environ=environment(),
-        reuse=not (args.no_cache or args.keep),
-    )
+    roots = roots_of(SUITES.shipped, selection.store)
+    reuse = not (args.no_cache or args.keep)
+    memo = Memo(selection.store, "llm", roots, environ=environment(), reuse=reuse)
     cases = {program.case_name: program.case for program in programs}
+    # Genie needs nothing that is provisioned.
+    lowered = any(program.run.through == "executorch" for program in programs)
+    found = resolve(replace(selection, target=DEFAULT_TARGET), os.environ) if lowered else None
 
-    def workers(kind: str) -> Callable[[int, int], Worker]:
-        return lambda threads, count: Worker(setup_of(kind, logs, args.timeout))
+    def workers(kind: str, variables: Mapping[str, str] | None = None) -> Callable[[int, int], Worker]:
+        return lambda threads, count: Worker(setup_of(kind, logs, args.timeout, variables))
 
     def accept(name: str, result: Result) -> bool:
         case = name.partition("/")[0]
         return not list(model_findings(case, cases[case].perplexity, result))
 
-    trainings = {case: training(memo, case, logs, args.timeout) for case in cases}
+    basis = basis_of(selection.store)
+    trainings = {case: training(memo, case, logs, args.timeout, basis) for case in cases}
     trained = do(
         list(trainings.values()),
         How("models", workers("train"), args.jobs, args.why, share=True),
@@ -81,18 +92,34 @@ def work(
     )
     models = {case: trained[task.name] for case, task in trainings.items()}
     named = {program.name: program for program in programs}
-    tasks = [
-        program_task(program, memo, model.folder, model.facts["weights"], logs, args.timeout, keep=args.keep)
-        for program in programs
-        if (model := models[program.case_name]).folder is not None and model.failure is None
-    ]
 
     def passes(name: str, result: Result) -> bool:
         return verdict(list(findings_of(named[name], result))) == "pass"
 
-    results = (
-        do(tasks, How("programs", workers("speak"), args.jobs, args.why), accept=passes) if tasks else {}
-    )
+    def done(through: str, how: How, memo: Memo, basis: Mapping[str, Metric]) -> dict[str, Result]:
+        tasks = [
+            program_task(
+                program,
+                memo,
+                model.folder,
+                model.facts["weights"],
+                logs,
+                args.timeout,
+                keep=args.keep,
+                basis=basis,
+            )
+            for program in programs
+            if program.run.through == through
+            if (model := models[program.case_name]).folder is not None and model.failure is None
+        ]
+        return do(tasks, how, accept=passes) if tasks else {}
+
+    results = done("genie", How("texts by Genie", workers("speak"), args.jobs, args.why), memo, basis)
+    if found:
+        variables = executorch_environment(found)
+        how = How("texts by ExecuTorch", workers("lower", variables), args.jobs, args.why)
+        other = Memo(selection.store, "llm-executorch", roots, environ=variables, reuse=reuse)
+        results |= done("executorch", how, other, basis_of(selection.store, found))
     return models, results
 
 

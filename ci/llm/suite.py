@@ -31,18 +31,32 @@ class Limits(Model):
     """What float loses by the model's choices, the mean, in logits."""
 
 
+PRECISIONS = {
+    "genie": ("fp16", "u16u8"),
+    "executorch": ("fp16", "16a8w", "8a8w", "16a4w"),
+}
+"""By what the model speaks through."""
+
+
 class Run(AnyRun):
-    precision: Literal["fp16", "u16u8"]
-    through: Literal["genie"] = "genie"
+    precision: Literal["fp16", "u16u8", "16a8w", "8a8w", "16a4w"]
+    through: Literal["genie", "executorch"] = "genie"
     cache: Literal["uint8", "uint16"] = "uint8"
-    """Of keys and values, where activations are integers."""
+    """Of keys and values, where Genie's activations are integers."""
+    state: Literal["tensors", "buffers"] = "tensors"
+    """Whether ExecuTorch's caller holds the cache, or the program."""
     limits: Limits | None = None
     prompts: Annotated[int, Field(ge=1)] = 2
     """Texts for each length of prompt."""
 
     @property
     def kind(self) -> str:
-        return f"{self.through}-{self.precision}"
+        parts: list[str] = [self.through, self.precision]
+        if self.through == "genie" and self.quantized and self.cache != "uint8":
+            parts.append(self.cache)
+        if self.state != "tensors":
+            parts.append(self.state)
+        return "-".join(parts)
 
     @property
     def quantized(self) -> bool:
@@ -54,6 +68,11 @@ class Run(AnyRun):
 
     @model_validator(mode="after")
     def _can_fail(self) -> Run:
+        known = PRECISIONS[self.through]
+        if self.precision not in known:
+            raise ValueError(f"precision: expected {', '.join(known)} through {self.through}")
+        if self.through == "genie" and self.state != "tensors":
+            raise ValueError("state: Genie holds the cache itself, in tensors")
         if self.quantized and self.limits is None:
             raise ValueError("limits, or a quantized model could say anything")
         if self.limits and not self.quantized:

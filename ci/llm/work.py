@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job
 from ci.engine.memo import Memo, Touched, native_variables
 from ci.engine.work import Done, Failure, empty_folder
@@ -23,6 +24,8 @@ from ci.llm.suite import Program
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import Metric
+from provisioning.components import QNN_SDK
+from provisioning.environment import Environment
 
 NEEDED = ("onnx", "onnxruntime", "onnxruntime_qnn", "tokenizers", "torch", "transformers")
 MEMORY = 1500 << 20
@@ -55,13 +58,18 @@ def environment() -> dict[str, str]:
     return variables
 
 
-def setup_of(work: str, logs: Path, timeout: float) -> Setup:
+def executorch_environment(found: Environment) -> dict[str, str]:
+    """Of the workers that lower and run ExecuTorch's programs: with the profile's QNN."""
+    return {**environment(), **found.variables}
+
+
+def setup_of(work: str, logs: Path, timeout: float, variables: Mapping[str, str] | None = None) -> Setup:
     return Setup(
         command=("-m", "ci.llm.worker", work),
-        environment=environment(),
+        environment=dict(variables or environment()),
         logs=logs,
         timeout=timeout,
-        imports="onnxruntime, onnxruntime-qnn and transformers",
+        imports="executorch and transformers" if work == "lower" else "onnxruntime-qnn and transformers",
         remedy="nox -s test_llm",
         forks=True,
     )
@@ -109,17 +117,22 @@ class Task:
         return Failure(gone.kind, gone.sentence(self.log), remedy, self.log, of_machine=gone.of_machine)
 
 
-def _common() -> dict[str, Metric]:
-    return {
+def basis_of(store: Path, found: Environment | None = None) -> dict[str, Metric]:
+    """What work depends on beside its order; `found` where ExecuTorch does it."""
+    variables = executorch_environment(found) if found else environment()
+    basis: dict[str, Metric] = {
         "python": f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}",
-        "variables": native_variables(environment()),
+        "variables": native_variables(variables),
     }
+    if found:
+        basis["QNN"] = dict(host_libraries(found.root(QNN_SDK).path, "compiles for the HTP", store))
+    return basis
 
 
-def training(memo: Memo, case: str, logs: Path, timeout: float) -> Task:
+def training(memo: Memo, case: str, logs: Path, timeout: float, basis: Mapping[str, Metric]) -> Task:
     return Task(
         name=f"{case}/model",
-        key={"what": "train", **_common()},
+        key={"what": "train", **basis},
         memo=memo,
         cost=Job(f"{case}/model", 90.0, MEMORY),
         logs=logs,
@@ -130,7 +143,15 @@ def training(memo: Memo, case: str, logs: Path, timeout: float) -> Task:
 
 
 def program_task(
-    program: Program, memo: Memo, model: Path, weights: str, logs: Path, timeout: float, *, keep: bool
+    program: Program,
+    memo: Memo,
+    model: Path,
+    weights: str,
+    logs: Path,
+    timeout: float,
+    *,
+    keep: bool,
+    basis: Mapping[str, Metric],
 ) -> Task:
     return Task(
         name=program.name,
@@ -139,7 +160,7 @@ def program_task(
             "run": program.run.model_dump(mode="json", exclude=JUDGED_LATER),
             "soc": program.soc,
             "weights": weights,
-            **_common(),
+            **basis,
         },
         memo=memo,
         cost=Job(program.name, 90.0 if program.run.quantized else 60.0, MEMORY),

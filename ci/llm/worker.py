@@ -14,12 +14,14 @@ from provisioning.base.errors import INTERNAL, ToolkitError
 
 READING = ("tokenizers", "transformers.models.llama.modeling_llama")
 COMPILING = ("torch.onnx", "onnxscript", "onnxruntime.quantization")
-NEEDED = {"train": READING, "speak": (*READING, *COMPILING)}
+LOWERING = ("ci.llm.programs",)
+NEEDED = {"train": READING, "speak": (*READING, *COMPILING), "lower": (*READING, *LOWERING)}
 """By the kind of work."""
 
 ORDERS = {
     "train": ("ci.llm.tiny", "order_train"),
     "genie": ("ci.llm.steps", "order_genie"),
+    "executorch": ("ci.llm.program_steps", "order_executorch"),
     "choices": ("ci.llm.steps", "order_choices"),
     "compile": ("ci.llm.checkpoint_compile", "order_compile"),
 }

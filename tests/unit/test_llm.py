@@ -382,6 +382,22 @@ class TestVerdicts:
         assert not list(model_findings("tiny", 18, Result({"perplexity": 14.0})))
 
 
+@pytest.mark.parametrize(
+    ("run", "named"),
+    [
+        ('precision = "16a8w"', "u16u8"),
+        ('precision = "u16u8"\nthrough = "executorch"', "16a8w"),
+        ('precision = "fp16"\nstate = "buffers"', "state"),
+    ],
+)
+def test_what_a_way_does_not_offer_is_refused(tmp_path: Path, run: str, named: str) -> None:
+    suite = tmp_path / "llm.toml"
+    text = f'schema = 1\n[case.mine]\nperplexity = 20\n[[case.mine.run]]\n{run}\nsocs = ["SM8650"]\n'
+    suite.write_text(text)
+    with pytest.raises(UsageError, match=named):
+        SUITES.all_programs([suite])
+
+
 def test_a_quantized_run_without_limits_is_refused(tmp_path: Path) -> None:
     suite = tmp_path / "llm.toml"
     run = '[[case.mine.run]]\nprecision = "u16u8"\nsocs = ["SM8650"]\n'

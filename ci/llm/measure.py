@@ -1,0 +1,162 @@
+"""What is measured of a model that speaks: its texts beside float's, and its logits on held-out text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from ci.llm.architecture import Architecture
+from ci.llm.arrays import Array
+from ci.llm.genie import Spoken
+from ci.llm.judge import Comparison, Window, compare_text, figures_of, window_of
+from ci.llm.reference import logits_of, text_of
+from ci.llm.suite import Run
+from provisioning.base.errors import CheckFailed
+from provisioning.manifest import Soc, soc_named
+
+PREFILL, DECODE = 32, 1
+"""Tokens that a graph reads at once."""
+PROMPTS = (1, 31, 32, 33, 65)
+"""Lengths around one and two blocks of prefill."""
+MOST = 60
+"""Tokens of a text that ends by itself."""
+CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
+
+
+@dataclass(frozen=True)
+class ProgramFolders:
+    """The folders of a model and of its program."""
+
+    model: Path
+    into: Path
+    shape: Architecture
+    run: Run
+    chip: str
+    timeout: float
+
+    @property
+    def soc(self) -> Soc:
+        return soc_named(self.chip)
+
+    @property
+    def context(self) -> int:
+        return self.shape.context
+
+    def rows(self, kind: str) -> list[list[int]]:
+        """Windows of held-out text that fill the context; each begins like a text."""
+        texts: list[list[int]] = json.loads((self.model / "texts.json").read_text(encoding="utf-8"))[kind]
+        assert self.shape.bos is not None
+        stream = [token for text in texts for token in (self.shape.bos, *text, self.shape.eos[0])]
+        length = self.context - 1
+        return [[self.shape.bos, *stream[at : at + length]] for at in range(1, len(stream) - length, length)]
+
+    def calibration(self) -> list[list[int]]:
+        rows = self.rows("calibration")[:CALIBRATION_WINDOWS]
+        if len(rows) < CALIBRATION_WINDOWS:
+            raise CheckFailed(
+                f"{len(rows)} windows of text to calibrate by, and {CALIBRATION_WINDOWS} are needed"
+            )
+        return rows
+
+    def endless(self) -> Architecture:
+        """One that speaks until the context is full."""
+        return replace(self.shape, eos=(self.shape.words - 1,))
+
+
+class Reader(Protocol):
+    def restart(self) -> None: ...
+
+    def read(self, tokens: Sequence[int]) -> Array: ...
+
+
+class Speaker(Protocol):
+    def __call__(self, prompts: Sequence[Sequence[int]], most: int, *, endless: bool) -> Sequence[Spoken]:
+        """Answers to prompts without the token that begins a text."""
+
+
+def texts(
+    place: ProgramFolders, reference: Any, speak: Speaker
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Texts after prompts of every length, and one that fills the context, each beside float's text; and
+    the model's speed, which says nothing about a device."""
+    stream = [token for row in place.rows("judged") for token in row[1:]]
+    plans = [
+        (False, MOST, place.shape.eos, stream[97 * (place.run.prompts * index + turn) :][:length])
+        for index, length in enumerate(PROMPTS)
+        for turn in range(place.run.prompts)
+    ]
+    prompts = [tuple(prompt) for _, _, _, prompt in plans]
+    plans.append((True, 2 * place.context, place.endless().eos, stream[:1]))
+    spoken = dict(zip(prompts, speak(prompts, MOST, endless=False), strict=True))
+    found = []
+    for endless, most, ends, prompt in plans:
+        assert place.shape.bos is not None
+        expected = text_of(reference, [place.shape.bos, *prompt], most, ends, place.context)
+
+        def again(
+            tokens: Sequence[int],
+            endless: bool = endless,
+            most: int = most,
+            prompt: Sequence[int] = prompt,
+        ) -> tuple[Sequence[int], str]:
+            whole = (*prompt, *tokens)
+            one = None if endless else spoken.get(whole)
+            one = one or speak([whole], most, endless=endless)[0]
+            return one.tokens, one.stopped
+
+        comparison = compare_text(
+            prompt, expected.tokens, expected.stopped, expected.logits, ends, most, again
+        )
+        found.append(_as_row(place, comparison))
+    every = [one for one in spoken.values() if len(one.tokens) > 1]
+    later = sum(one.seconds - one.first_seconds for one in every)
+    return found, {
+        "tokens_per_second": round(sum(len(one.tokens) - 1 for one in every) / later, 1) if later else 0.0,
+        "first_token_seconds": round(sum(one.first_seconds for one in every) / max(1, len(every)), 2),
+    }
+
+
+def _as_row(place: ProgramFolders, comparison: Comparison) -> dict[str, Any]:
+    tokenizer = Tokenizer.from_file(str(place.model / "tokenizer.json"))
+
+    def words(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    return {
+        **comparison.as_json(),
+        "compared": comparison.tokens,
+        "prompt_text": words(comparison.prompt),
+        "expected_text": words(comparison.expected),
+        "found_text": words(comparison.found),
+    }
+
+
+def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU."""
+    rows = place.rows("judged")[:JUDGED_WINDOWS]
+    expected = [logits_of(reference, row) for row in rows]
+    read = {name: [_read(reader, row) for row in rows] for name, reader in readers.items()}
+    found: dict[str, Any] = {}
+    for name, logits in read.items():
+        found[name] = _as_json(
+            [window_of(a, b[: len(a)], row[1:]) for a, b, row in zip(logits, expected, rows, strict=True)]
+        )
+        on_cpu = name.replace("_htp", "_cpu")
+        if on_cpu != name:
+            pairs = zip(logits, read[on_cpu], rows, strict=True)
+            found[f"{name}_cpu"] = _as_json([window_of(a, b, row[1:]) for a, b, row in pairs])
+    return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **found}
+
+
+def _read(reader: Reader, row: Sequence[int]) -> Array:
+    reader.restart()
+    return reader.read(row[:-1])
+
+
+def _as_json(windows: Sequence[Window]) -> dict[str, Any]:
+    return {name: asdict(figure) for name, figure in figures_of(windows).items()}
