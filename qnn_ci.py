@@ -34,6 +34,8 @@ def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
         # Each lane has packages of its own.
         words = " ".join(arguments).replace("=", " ").split()
         return "ci", "executorch" if "executorch" in words else "onnx"
+    if verb == "compile" and any(Path(word, "config.json").is_file() for word in arguments):
+        return "ci", "llm"
     if verb in ("save-calls", "to-dlc", "compile", "quantize"):
         return "ci", "onnx" if any(word.endswith(".onnx") for word in arguments) else "executorch"
     if verb == "bench":

@@ -12,6 +12,7 @@ EXAMPLES = """\
   qnn-ci compile net.py:model --precision 16a8w -o out/
   qnn-ci compile package.net:model --soc SM8650 --soc SM8750 -o out/
   qnn-ci compile model.onnx --precision 16a8w --calibrate samples/ -o out/
+  qnn-ci compile Llama-3.2-1B/ --soc SM8750 --precision 16a8w --calibrate text.txt --context 1024 -o out/
   qnn-ci compile net.py:model --python .venv/bin/python -o out/
   qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
 """
@@ -22,7 +23,9 @@ configure = compile_flags.configure
 def run(args: argparse.Namespace) -> int:
     compile_flags.require_lane(args)
     require_host(args)
-    if compile_flags.is_onnx(args.model):
+    if compile_flags.is_checkpoint(args.model):
+        from ci.everyday.checkpoint import compile_model
+    elif compile_flags.is_onnx(args.model):
         from ci.onnx.one_model import compile_model
     else:
         from ci.executorch.model import compile_model

@@ -142,8 +142,22 @@ def run_model(args: argparse.Namespace) -> int:
     if not tokens:
         raise UsageError("the prompt is empty", remedy="give it a word")
     with _limited(config, args.tokens) as copy:
-        [spoken] = speak(copy, [tokens], timeout=args.timeout)
-    sys.stdout.write(args.prompt + tokenizer.decode(list(spoken.tokens)) + "\n")
+        sys.stdout.write(args.prompt)
+        sys.stdout.flush()
+        heard, written = list[int](), 0
+
+        def write(token: int) -> None:
+            nonlocal written
+            heard.append(token)
+            text = tokenizer.decode(heard)
+            # The rest of a letter comes with the next token.
+            if not text.endswith("\ufffd"):
+                sys.stdout.write(text[written:])
+                sys.stdout.flush()
+                written = len(text)
+
+        [spoken] = speak(copy, [tokens], timeout=args.timeout, heard=write)
+    sys.stdout.write(tokenizer.decode(list(spoken.tokens))[written:] + "\n")
     rate = len(spoken.tokens) / spoken.seconds
     sys.stderr.write(
         f"{len(spoken.tokens)} tokens, stopped by {spoken.stopped}; {rate:.1f} a second on the emulator\n"

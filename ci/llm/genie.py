@@ -6,10 +6,13 @@ before.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,33 +160,73 @@ def contradictions(config: Mapping[str, Any], shape: Architecture) -> list[str]:
     ]
 
 
-def speak(config: Path, prompts: Sequence[Sequence[int]], *, timeout: float) -> list[Spoken]:
-    """Genie's answers to prompts of tokens.
-
-    Genie itself adds the token that begins a text, so prompts have none. The process starts in the
-    configuration's folder, which relative paths begin in."""
+def speak(
+    config: Path,
+    prompts: Sequence[Sequence[int]],
+    *,
+    timeout: float,
+    heard: Callable[[int], None] = lambda token: None,
+) -> list[Spoken]:
+    """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
+    have none. The process starts in the configuration's folder, where relative paths lead. `heard` gets each
+    token as it is said."""
     request = json.dumps({"config": config.name, "prompts": [list(prompt) for prompt in prompts]})
-    command = [sys.executable, "-m", "ci.llm.genie_process"]
-    try:
-        ended = subprocess.run(
-            [*command, str(config.parent)],
-            input=request,
+    code, output, lines = _ended(config.parent, request, timeout, heard)
+    if code or len(lines) != len(prompts):
+        raise refusal(output, how_it_ended(code))
+    most = json.loads(config.read_text(encoding="utf-8"))["dialog"]["max-num-tokens"]
+    return [_spoken(json.loads(line), most) for line in lines]
+
+
+def _ended(
+    folder: Path, request: str, timeout: float, heard: Callable[[int], None]
+) -> tuple[int, str, list[str]]:
+    """The exit code of Genie's process, what it printed, and its answers."""
+    printed, answers = list[str](), list[str]()
+    late = threading.Event()
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "ci.llm.genie_process", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
             cwd=ROOT,
-            capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CheckFailed(
-            f"Genie gave no answer in {timeout:g} s", remedy="give it longer with --timeout"
-        ) from None
-    replies = [line for line in ended.stdout.splitlines() if line.startswith('{"tokens"')]
-    if ended.returncode or len(replies) != len(prompts):
-        raise refusal(f"{ended.stdout}\n{ended.stderr}", how_it_ended(ended.returncode))
-    most = json.loads(config.read_text(encoding="utf-8"))["dialog"]["max-num-tokens"]
-    return [_spoken(json.loads(reply), most) for reply in replies]
+        ) as process,
+    ):
+
+        def stop() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(timeout, stop)
+        timer.start()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            # A process that has ended already takes nothing; its exit code says so.
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(request)
+                process.stdin.close()
+            for line in process.stdout:
+                if line.startswith('{"token":'):
+                    heard(json.loads(line)["token"])
+                elif line.startswith('{"tokens"'):
+                    answers.append(line)
+                else:
+                    printed.append(line)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            timer.cancel()
+        errors.seek(0)
+        output = "".join(printed) + errors.read()
+    if late.is_set():
+        raise CheckFailed(f"Genie gave no answer in {timeout:g} s", remedy="give it longer with --timeout")
+    return code, output, answers
 
 
 def _spoken(reply: Mapping[str, Any], most: int) -> Spoken:

@@ -1,7 +1,7 @@
 """`python -m ci.llm.genie_process FOLDER`: the process in which Genie works, and sometimes crashes.
 
-Reads {"config": file, "prompts": [[token, …], …]} and writes a line of JSON for each prompt. One that fills
-the context must be the last: Genie answers no other after it, not even after a reset.
+Reads {"config": file, "prompts": [[token, …], …]} and writes a line of JSON for each token, and one for each
+prompt. One that fills the context must be the last: Genie answers no other after it, not even after a reset.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Dialog:
 
         def take(given: Any, count: int, _code: int, _: Any) -> None:
             times.append(time.monotonic())
-            tokens.extend(int(given[index]) for index in range(count))
+            for index in range(count):
+                tokens.append(int(given[index]))
+                print(json.dumps({"token": tokens[-1]}), flush=True)
 
         began = time.monotonic()
         array = (ctypes.c_uint32 * len(prompt))(*prompt)

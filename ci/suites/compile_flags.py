@@ -12,7 +12,7 @@ from provisioning.base.settings import add_selection
 
 OPTION_HELP = "a setting of the provider, the session or the run (onnx options lists them)"
 
-PYTORCH, ONNX = "PyTorch models", "ONNX models"
+PYTORCH, ONNX, CHECKPOINT = "PyTorch models", "ONNX models", "checkpoints of language models"
 ONLY = {
     "keep_going": ("--keep-going", PYTORCH),
     "keep_on_cpu": ("--keep-on-cpu", PYTORCH),
@@ -24,17 +24,31 @@ ONLY = {
     "and_soc": ("--and-soc", ONNX),
     "dimension": ("--dimension", ONNX),
     "option": ("--option", ONNX),
+    "context": ("--context", CHECKPOINT),
+    "prefill": ("--prefill", CHECKPOINT),
+    "parts": ("--parts", CHECKPOINT),
 }
 """Flags that one lane alone has."""
+NOT_FOR_CHECKPOINTS = {"suite": "--suite", "no_cache": "--no-cache", "why": "--why", "jobs": "--jobs"}
 
 
 def is_onnx(model: str) -> bool:
     return model.endswith(".onnx")
 
 
+def is_checkpoint(model: str) -> bool:
+    """Whether it is a folder in the Hugging Face format, or what is often taken for one."""
+    folder = Path(model)
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
 def require_lane(args: argparse.Namespace) -> None:
     """Refuse flags of the other lane: what is left out silently is taken for done."""
-    wanted = ONNX if is_onnx(args.model) else PYTORCH
+    wanted = ONNX if is_onnx(args.model) else CHECKPOINT if is_checkpoint(args.model) else PYTORCH
+    if wanted == CHECKPOINT:
+        for name, flag in NOT_FOR_CHECKPOINTS.items():
+            if getattr(args, name, None):
+                raise UsageError(f"{flag} does nothing for a checkpoint", remedy=f"leave {flag} out")
     for name, (flag, lane) in ONLY.items():
         if getattr(args, name, None) and lane != wanted:
             raise UsageError(f"{flag} is for {lane}, and {args.model} is none", remedy=f"leave {flag} out")
@@ -103,6 +117,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "one file for this chip too, a flexible context (QNN 2.50 or later)",
     )
     repeatable(parser, "--option", "NAME=VALUE", OPTION_HELP)
+    language = parser.add_argument_group(f"{CHECKPOINT}, for Genie")
+    language.add_argument("--context", type=count, metavar="N", help="tokens [128]")
+    language.add_argument("--prefill", type=count, metavar="N", help="tokens that are read at once [32]")
+    language.add_argument("--parts", type=count, metavar="N", help="binaries [1 GB each at most]")
     group = add_how(parser)
     add_timeout(group, "a run", 300, flag="--run-timeout")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")

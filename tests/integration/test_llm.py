@@ -32,7 +32,10 @@ def test_genie_says_what_float_says(speaker: Speaker) -> None:
 
     generator = np.random.default_rng(4)
     prompts = [generator.integers(2, 256, length).tolist() for length in (1, 31, 32, 33)]
-    for prompt, one in zip(prompts, speak(speaker.config, prompts, timeout=TIMEOUT), strict=True):
+    heard: list[int] = []
+    answers = speak(speaker.config, prompts, timeout=TIMEOUT, heard=heard.append)
+    assert heard == [token for one in answers for token in one.tokens]
+    for prompt, one in zip(prompts, answers, strict=True):
         *expected, following = speaker.choices(prompt, one.tokens)
         assert list(one.tokens) == expected
         assert (len(one.tokens), one.stopped) == (12, "length") or (following, one.stopped) == (1, "eos")

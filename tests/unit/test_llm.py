@@ -22,6 +22,7 @@ from ci.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.manifest import soc_named
+from qnn_ci import program_of
 
 EOS = 9
 EXPECTED = (3, 4, 5, 6)
@@ -191,6 +192,32 @@ class TestCheckpoint:
         verbs = {"llm": VERBS["llm"]}
         assert main("python -m ci", "", verbs, ["llm", "compile", str(tmp_path), "-o", str(out), *flags]) == 2
         assert "try:" in capsys.readouterr().err and not out.exists()
+
+    @pytest.mark.parametrize(
+        ("flags", "named"),
+        [
+            (["--soc", "SM8650", "--soc", "SM8750"], "one chip"),
+            (["--precision", "8a8w"], "16a8w"),
+            (["--precision", "16a8w"], "--calibrate"),
+            (["--backend", "lpai"], "--backend"),
+            (["--suite", "mine.toml"], "--suite"),
+            (["--context", "256"], "made for 128"),
+        ],
+        ids=lambda value: "-".join(value).strip("-") if isinstance(value, list) else "",
+    )
+    def test_compile_takes_the_folder_of_a_checkpoint(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], named: str
+    ) -> None:
+        from safetensors.numpy import save_file
+
+        checkpoint(tmp_path)
+        save_file({"weight": np.ones(1, np.float32)}, tmp_path / "model.safetensors")
+        (tmp_path / "tokenizer.json").touch()
+        out = tmp_path / "out"
+        command = ["compile", str(tmp_path), "-o", str(out), *flags]
+        assert program_of("compile", command[1:]) == ("ci", "llm")
+        assert main("python -m ci", "", {"compile": VERBS["compile"]}, command) == 2
+        assert named in capsys.readouterr().err and not out.exists()
 
     def test_what_another_process_wrote_meanwhile_stays(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
