@@ -14,6 +14,8 @@ from provisioning.base.command_line import OWN_PACKAGES
 from provisioning.base.settings import ROOT
 
 _first: Path | None = None
+_theirs: dict[Path, dict[str, ModuleType]] = {}
+"""By folder: the user's modules with our names, while ours have these names."""
 
 
 def search_first(folder: Path) -> None:
@@ -24,6 +26,7 @@ def search_first(folder: Path) -> None:
     global _first
     if _first is not None and _first != folder:
         sys.path.remove(str(_first))
+        _theirs.pop(_first, None)
         if _first != ROOT:
             _forget(_first)
     if _first != folder:
@@ -32,21 +35,23 @@ def search_first(folder: Path) -> None:
 
 
 @contextmanager
-def users_own(package: str, folder: Path) -> Iterator[None]:
-    """If the folder has a package with one of our names, such as `ci`, that name means the user's package."""
-    if package not in OWN_PACKAGES or folder == ROOT or not (folder / package).is_dir():
+def users_own(folder: Path) -> Iterator[None]:
+    """If the folder has packages with our names, such as `ci`, these names mean the user's packages."""
+    packages = [name for name in OWN_PACKAGES if folder != ROOT and (folder / name).is_dir()]
+    if not packages:
         yield
         return
 
     def taken() -> dict[str, ModuleType]:
-        names = [name for name in sys.modules if name.partition(".")[0] == package]
+        names = [name for name in sys.modules if name.partition(".")[0] in packages]
         return {name: sys.modules.pop(name) for name in names}
 
     ours = taken()
+    sys.modules.update(_theirs.get(folder, {}))
     try:
         yield
     finally:
-        taken()
+        _theirs[folder] = taken()
         sys.modules.update(ours)
 
 

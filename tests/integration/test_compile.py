@@ -89,6 +89,31 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
             loaded.sample(1)
 
 
+LATE = """\
+import torch
+from ci.layers import WIDTH
+def net():
+    def draw(generator):
+        from ci import values
+        return (values.one(WIDTH),)
+    return torch.nn.Linear(WIDTH, 2), draw
+"""
+
+
+def test_a_module_of_the_users_imports_their_package_called_ci_early_and_late(tmp_path: Path) -> None:
+    (tmp_path / "ci").mkdir()
+    for name, text in (
+        ("__init__", ""),
+        ("layers", "WIDTH = 3\n"),
+        ("values", "import torch\nfrom ci import layers\ndef one(n): return torch.ones(n, layers.WIDTH)\n"),
+    ):
+        (tmp_path / "ci" / f"{name}.py").write_text(text)
+    (tmp_path / "late.py").write_text(LATE)
+    loaded = make("late:net", {}, tmp_path)
+    assert loaded.sample(0)[0].shape == loaded.sample(1)[0].shape == (3, 3)
+    assert Path(str(sys.modules["ci"].__file__)).is_relative_to(ROOT)
+
+
 TWO = """\
 import torch
 class Two(torch.nn.Module):
