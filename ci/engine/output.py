@@ -24,11 +24,12 @@ Publish = Callable[[Sequence[Path]], list[Path]]
 def writing_into(folder: Path, store: Path) -> Iterator[tuple[Path, Publish]]:
     """A scratch folder below `folder`, and a function that moves finished files from it into `folder`.
 
-    After an error nothing is left there. The mutex is a file in the store: the folder holds models alone."""
+    After an error nothing is left there. The mutex is a file in the store, so that the folder contains only
+    models."""
     with _mutex(folder, store):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # What a killed process left.
+            # Left by a killed process.
             for left in folder.glob(f"{SCRATCH}*"):
                 shutil.rmtree(left)
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))

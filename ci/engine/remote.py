@@ -2,7 +2,7 @@
 
 Blobs are at /cas/SHA256. At /ac/KEY is an ActionResult, which names the blobs of one key's entries. A reader
 trusts no server: an entry counts only with a known writer's signature over its key and its digests. Trouble
-with a server changes no verdict: it costs some seconds once, and is said once.
+with a server changes no verdict: it costs some seconds and one message.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
 PREFIX = "QNN_CI_REMOTE_CACHE"
 URL = PREFIX
 TOKEN = f"{PREFIX}_TOKEN"
-"""`user:password`, or a bearer token, to write with; the file that has it is in ..._TOKEN_FILE."""
+"""`user:password`, or a bearer token, to write with; ..._TOKEN_FILE names a file that contains it."""
 SIGNING_KEY = f"{PREFIX}_SIGNING_KEY"
-"""The writer's private key in PEM; the file that has it is in ..._SIGNING_KEY_FILE."""
+"""The writer's private key in PEM; ..._SIGNING_KEY_FILE names a file that contains it."""
 PUBLIC_KEYS = f"{PREFIX}_PUBLIC_KEYS"
-"""The public keys of all writers in PEM; the file that has them is in ..._PUBLIC_KEYS_FILE."""
+"""The public keys of all writers in PEM; ..._PUBLIC_KEYS_FILE names a file that contains them."""
 
 SCHEMA = 1
 ENTRIES = 8
 PATIENCE = 5.0
 """Seconds for connecting, for an answer to begin, and for an answer of a few kilobytes."""
 LEAST_SPEED = 1 << 20
-"""Bytes in a second: a server that is slower is as good as none."""
+"""Bytes in a second: a slower server is not worth waiting for."""
 LARGEST_ANSWER, LARGEST_FILE = 32 << 20, 4 << 30
 END_PATIENCE = 60.0
-"""Seconds for what is still to be sent when all work is done."""
+"""How long to wait for pending uploads when all work is done, in seconds."""
 
 Blob = bytes | Path
 
 
 class _Off(Exception):
-    """The server does not do what it should; the message says what."""
+    """The server does not behave as it should; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """An entry of another machine. Its digests are signed, so whatever has them may be used."""
+    """An entry of another machine. Its digests are signed, so any files with these digests may be used."""
 
     document: Mapping[str, Any]
 
@@ -68,7 +68,7 @@ class Remote:
     signer: Ed25519PrivateKey | None = None
     writers: Sequence[Ed25519PublicKey] = ()
     off: str = ""
-    """Why the server is not asked any more."""
+    """Why the server is no longer asked."""
     end_patience: float = END_PATIENCE
     _said: set[str] = field(default_factory=set)
     _queue: queue.Queue[tuple[str, Mapping[str, Any], Mapping[str, Blob]] | None] = field(
@@ -133,7 +133,7 @@ class Remote:
         return None
 
     def download(self, digest: str, into: Path) -> bool:
-        """Fetch a blob into a new file; False if it is not there or has another digest."""
+        """Fetch a blob into a new file; False if it is missing or has another digest."""
         try:
             if self.off or self._get(f"cas/{digest}", into) is None:
                 return False
@@ -146,7 +146,7 @@ class Remote:
         return True
 
     def offer(self, key: str, document: Mapping[str, Any], blobs: Mapping[str, Blob]) -> None:
-        """Send an entry beside the work. `blobs` by digest are all that it names."""
+        """Send an entry in the background. `blobs` by digest are all that it names."""
         if not self.writes or self.off:
             return
         with self._lock:
@@ -156,7 +156,7 @@ class Remote:
         self._queue.put((key, document, blobs))
 
     def finish(self) -> None:
-        """Wait for what is still to be sent, or give it up and say so."""
+        """Wait for pending uploads, or give them up with a message."""
         with self._lock:
             sender, self._sender = self._sender, None
         if sender is None:
@@ -191,7 +191,7 @@ class Remote:
         named += [(f"blobs/{name}", name, sizes[name]) for name in blobs]
         kept = [each for each in files_of(older or b"") if each[0] not in {one[0] for one in named}]
         others = [each for each in kept if each[0].startswith("entries/")][: ENTRIES - 1]
-        # What the other entries name is not said: they are looked up one by one.
+        # What the other entries name is unknown here, so they are looked up one by one.
         self._put(f"ac/{key}", action_result([*named, *others]))
 
     def _has(self, digest: str) -> bool:
@@ -205,7 +205,7 @@ class Remote:
             raise _Off(f"answers {done.status_code} to an upload")
 
     def _get(self, path: str, into: Path | None = None) -> bytes | None:
-        """The bytes there, or their place in `into`; None where there is nothing."""
+        """The content of an address, or its path in `into`; None if there is nothing."""
         import requests
 
         with self._request("GET", path, stream=True) as done:
@@ -286,7 +286,7 @@ def _signed_by(writer: Ed25519PublicKey, signature: bytes, payload: bytes) -> bo
     return True
 
 
-# Bazel's ActionResult, of which only the output files matter: a path, a digest and a size each.
+# Bazel's ActionResult. Only the output files matter: a path, a digest and a size each.
 
 
 def action_result(files: Sequence[tuple[str, str, int]]) -> bytes:
@@ -301,7 +301,7 @@ def action_result(files: Sequence[tuple[str, str, int]]) -> bytes:
 
 
 def files_of(result: bytes) -> list[tuple[str, str, int]]:
-    """Path, digest and size of each output file; empty for what is no ActionResult."""
+    """Path, digest and size of each output file; empty if it is no ActionResult."""
     found = []
     try:
         for number, file in _fields(result):
@@ -351,7 +351,7 @@ def _number(message: bytes, at: int) -> tuple[int, int]:
 
 
 def remote_of(environ: Mapping[str, str]) -> Remote | None:
-    """What the user's variables name; one for the process, so that trouble is said once."""
+    """The cache that the user's variables name; one for the process, so that trouble is reported once."""
     url = environ.get(URL, "")
     if not url:
         return None
@@ -403,5 +403,5 @@ def _secret(environ: Mapping[str, str], name: str) -> str:
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """For processes that run users' models, which have no business with the cache."""
+    """For processes that run users' models, which must not reach the cache."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}

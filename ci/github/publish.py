@@ -1,4 +1,4 @@
-"""Publish a release on GitHub: a draft is made, filled, and only then published."""
+"""Publish a release on GitHub: create a draft, fill it, and only then publish it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(environ: Mapping[str, str]) -> int:
 
 
 def checked_files(folder: Path) -> list[Path]:
-    """SHA256SUMS and the files that it names, each with its hash; nothing else may be there."""
+    """SHA256SUMS and the files that it names, each with its hash; no other file may be there."""
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -72,13 +72,13 @@ def checked_files(folder: Path) -> list[Path]:
 
 
 def _archive(folder: Path, into: Path, version: str) -> Path:
-    """As one file, because a release has no folders. Its SHA256SUMS are attested."""
+    """One file, because a release has no folders. Its SHA256SUMS are attested."""
     name = f"{NAME}-{version}-golden"
     return Path(shutil.make_archive(str(into / name), "gztar", folder))
 
 
 def _is_draft(tag: str) -> bool | None:
-    """None if there is no release of this tag."""
+    """None if there is no release with this tag."""
     done = captured(["gh", "release", "view", tag, "--json", "isDraft"])
     if done.returncode == 0:
         return bool(json.loads(done.stdout)["isDraft"])

@@ -1,4 +1,4 @@
-"""The steps of a command, each an order to one worker; what the commands of ci/onnx have in common."""
+"""The steps of a command, each an order to one worker; shared by the commands of ci/onnx."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from provisioning.base.errors import ToolkitError, UsageError
 
 
 class Steps:
-    """Asks a worker for a step, and starts it for the first one; CheckFailed when it went away."""
+    """Asks a worker for a step, and starts it for the first one. Raises CheckFailed if it ended."""
 
     def __init__(self, logs: Path, timeout: float, *, forks: bool = False) -> None:
         self._setup = setup_of(logs, timeout=timeout, forks=forks)
@@ -61,7 +61,7 @@ def steps(logs: Path, timeout: float, *, forks: bool = False) -> Iterator[Steps]
 
 @contextmanager
 def logs_folder() -> Iterator[Path]:
-    """A folder for logs, which stays only when an error tells the user to look there."""
+    """A folder for logs. It is kept only if an error message names it."""
     folder = Path(tempfile.mkdtemp(prefix="qnn-ci-onnx-"))
     kept = False
     try:
@@ -98,7 +98,7 @@ def require_file(path: Path) -> None:
 
 
 def precision_of(model: Path, precision: str | None) -> str:
-    """What the user asked for; else a quantized model as it is, and others in fp16."""
+    """The precision that the user named; else a quantized model stays as it is, and others get fp16."""
     if precision:
         return precision_named(precision).name
     require_installed()
@@ -122,5 +122,5 @@ def dimensions_of(assignments: list[str]) -> dict[str, int]:
 
 
 def search_path() -> Path:
-    """Where the user's modules and relative paths of samples are looked for."""
+    """Where the user's modules and relative paths of samples are searched."""
     return Parser.user_folder()

@@ -1,4 +1,4 @@
-"""`compile` and `quantize` of one .onnx: remembered, and written where the user says."""
+"""`compile` and `quantize` of one .onnx: remembered, and written to the user's folder."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Request:
         }
 
     def key(self, memo: Memo, **more: Any) -> dict[str, Any]:
-        """What is known before any work; the files that it touches, it discovers itself."""
+        """The inputs that are known before any work; the files that it touches are discovered by the work."""
         name = memo.roots.name
         search = [str(search_path()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {
@@ -140,7 +140,7 @@ def _remembered(
     work: Callable[[Steps, Path, Path], dict[str, Any]],
     own: Path,
 ) -> tuple[Mapping[str, Any], Path]:
-    """The facts and the folder of a result: those that are remembered, or of `work` done now."""
+    """The facts and the folder of a result, remembered or of `work` done now."""
     found = memo.find(subject, key)
     if isinstance(found, Entry):
         assert found.folder is not None
@@ -206,13 +206,13 @@ def _require_fitting(request: Request) -> None:
 
 
 def _writes_more(args: argparse.Namespace) -> bool:
-    """Whether an option has the provider write files beside the context, which nothing remembers."""
+    """Whether an option makes the provider write files beside the context, which nothing remembers."""
     return any("dump" in name or name.endswith("_dir") for name in parse_assignments(args.option))
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """One chip's context, as it was compiled now or earlier."""
+    """One chip's context, compiled now or earlier."""
 
     request: Request
     chips: tuple[str, ...]

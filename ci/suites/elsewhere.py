@@ -1,4 +1,4 @@
-"""`--python`: a model that needs packages of its own is exported by the user's Python and lowered by ours."""
+"""`--python`: the user's Python exports a model that needs its own packages, and ours lowers it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def export_with(
     sample = str(files[0]) if files else ""
     command = [program, "-c", SCRIPT.read_text(encoding="utf-8"), named.factory, str(seed), sample, str(file)]
     try:
-        # There -c looks for modules in the working folder first.
+        # With -c, Python looks for modules in the working folder first.
         done = captured(command, cwd=named.search_path, timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise CheckFailed(

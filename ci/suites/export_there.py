@@ -1,4 +1,4 @@
-"""Exports a model in the user's own Python, which runs this file's text: it imports nothing of ours."""
+"""Exports a model in the user's own Python, which runs this file's text, so it imports nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compile --suite`: a model written to a suite, a new one or one that is there, as its author would."""
+"""`compile --suite`: add a model to a new or an existing suite, as its author would."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ jobs:
 
 
 OURS = ("socs", "tags", "thresholds", "cpu_nodes", "delegates", "cpu_budget")
-"""Keys of a run that we write or keep. A run with others is another one, which its author wrote."""
+"""Keys of a run that we write or keep. A run with other keys was written by its author and is another run."""
 
 
 def require_place(suite: Path) -> None:
@@ -39,7 +39,7 @@ def require_place(suite: Path) -> None:
 
 
 def factory_in(named: UserModel, suite: Path) -> str:
-    """The model as this suite names it: a file relative to the suite, a module as it is imported there."""
+    """The model's name in this suite: a file relative to the suite, or a module as it is imported there."""
     if named.factory.endswith(".pt2"):
         return os.path.relpath(named.search_path / named.factory, suite.parent)
     module, _, function = named.factory.partition(":")
@@ -72,7 +72,7 @@ def suite_with(
 ) -> tuple[str, int]:
     """The suite's text with this run of this case, and the run's number in the case.
 
-    A run that is there with the same precision (`kind` is its key, and `same` gives its one name) is updated,
+    An existing run with the same precision (`kind` is its key, and `same` normalizes its name) is updated,
     and keeps its chips and tags. Comments and everything else stay."""
     text = _text(suite)
     document: Any = tomlkit.parse(text or "schema = 1\n")

@@ -1,7 +1,7 @@
-"""Packages of a suite's own, installed beside the locked ones and never against them.
+"""A suite's own packages, installed beside the locked ones and never against them.
 
-They are resolved with the locked packages as constraints, and put into an environment in the store that sees
-the locked one behind itself. A conflict with a pin is an error that names both.
+They are resolved with the locked packages as constraints, and installed into an environment in the store that
+also finds the packages of the locked one. A conflict with a pin is an error that names both.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from provisioning.base.settings import Selection
 from provisioning.python_environments import uv_program
 
 VARIABLE = "QNN_CI_REQUIREMENTS"
-"""The requirements of suites that name none."""
+"""Requirements for suites that name none."""
 
 LOCKED = "QNN_CI_LOCKED_PACKAGES"
-"""Tells the environment where the locked packages are. Its files are then the same on every machine."""
+"""Tells the environment where the locked packages are. This makes its files equal on every machine."""
 
 BEHIND = f"import os, site; p = os.environ.get({LOCKED!r}); p and site.addsitedir(p)\n"
 
@@ -52,12 +52,12 @@ CUDA = ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so")
 CPU_BUILDS = ("--torch-backend=cpu",)
 UNUSED_SECONDS = 60 * 86400.0
 WITH_TORCH = re.compile(r"^(torchvision|torchaudio)==")
-"""Packages whose build must be torch's, which is for the CPU."""
+"""Packages that must be of torch's own build, which is for the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a suite says that it needs: a file of requirements, and a project to install editable."""
+    """The suite's needs: a file of requirements, and a project to install editable."""
 
     requirements: Path | None = None
     project: Path | None = None
@@ -76,11 +76,11 @@ class OwnPackages:
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of its own packages; the locked ones are not among them."""
+    """Its own packages, without the locked ones."""
     lock: str = ""
-    """The digest of what was resolved: a part of what is remembered."""
+    """The digest of the resolved packages: a part of every key."""
     without_hash: tuple[str, ...] = ()
-    """Packages that the author of the requirements gave no hash."""
+    """Packages without a hash in the author's requirements."""
 
     def key(self) -> dict[str, Metric]:
         return {"packages": {"lock": self.lock, **self.versions}} if self.lock else {}
@@ -125,7 +125,7 @@ class AnyNeeding(Protocol):
 
 
 def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str, str] = os.environ) -> Needs:
-    """Of what a suite says, relative to itself, and of QNN_CI_REQUIREMENTS."""
+    """The suite's needs, with paths relative to the suite, and those of QNN_CI_REQUIREMENTS."""
     file = suite.parent / requirements if requirements else None
     if file is None and environ.get(VARIABLE):
         file = Path(environ[VARIABLE]).absolute()
@@ -143,7 +143,8 @@ def needs_of(suite: Path, requirements: str, project: str, environ: Mapping[str,
 
 
 def installed(needs: Needs, store: Path) -> OwnPackages:
-    """The environment of these packages, made first if it is not there. Asks the package index only then."""
+    """The environment with these packages. If it does not exist it is created, and only then the package
+    index is asked."""
     if not needs:
         return OwnPackages()
     texts = list(_texts(needs))
@@ -194,7 +195,7 @@ def locked_versions() -> dict[str, str]:
 
 
 def _texts(needs: Needs) -> Iterator[tuple[str, str]]:
-    """Every file that decides what is installed, with those that it includes."""
+    """Every file that decides what is installed, including those that it includes."""
     waiting = [needs.requirements] if needs.requirements else []
     seen: set[Path] = set()
     while waiting:
@@ -227,7 +228,7 @@ def _hashed(text: str) -> list[lock_files.Entry]:
 
 def _resolve(needs: Needs, pins: Mapping[str, str], home: Path) -> list[lock_files.Entry]:
     home.mkdir(parents=True)
-    # A build's local version, as of torch's for the CPU, is on few indexes.
+    # Few indexes have builds with a local version, such as torch's for the CPU.
     constraints = "".join(f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(pins.items()))
     (home / "locked.txt").write_text(constraints, encoding="utf-8")
     wanted = [f"-r {needs.requirements.absolute()}"] if needs.requirements else []
@@ -288,7 +289,7 @@ def _install(entries: Sequence[lock_files.Entry], needs: Needs, home: Path) -> N
     if needs.project:
         _checked(needs, _uv([*into, "--editable", str(needs.project)], home))
     _refuse_cuda(site)
-    # Last, as what is behind is none of uv's business.
+    # Added last, because uv must not know of the locked packages.
     (site / "_qnn_ci_locked.pth").write_text(BEHIND, encoding="utf-8")
 
 
@@ -321,7 +322,7 @@ def _uv(arguments: Sequence[str], where: Path) -> CompletedProcess[str]:
         )
     environ = {**os.environ, **pip_settings.uv_variables(os.environ)}
     if CPU_BUILDS[0] in arguments:
-        # An index that the user did not name: where it cannot be reached, that is soon known.
+        # An index that the user did not name, so fail soon if it cannot be reached.
         environ.setdefault("UV_HTTP_RETRIES", "0")
     flags = pip_settings.uv_flags(os.environ) if arguments[0] == "pip" else []
     return captured([program, *arguments, *flags], cwd=where, env=environ, encoding="utf-8")

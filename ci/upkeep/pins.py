@@ -1,7 +1,7 @@
-"""`pins`: hand newer pins from a job that may write nothing to one that may, as a patch that is judged.
+"""`pins`: pass newer pins from a job without write access to one with it, as a checked patch.
 
-Computing newer pins runs packages that nobody has looked at. So the job that may write takes a patch alone,
-and refuses all that is not a change of lines in a file of manifests/.
+Computing newer pins runs packages that nobody has reviewed. So the job that may write takes only a patch, and
+refuses everything but changed lines in files of manifests/.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES = """\
 
 FOLDER = "manifests"
 LARGEST = 8 << 20
-"""Bytes. All locks together have a tenth of that."""
+"""In bytes. All locks together are a tenth of that."""
 
 _NAME = rf"{FOLDER}/(?:[A-Za-z0-9][A-Za-z0-9._+-]*/)*[A-Za-z0-9][A-Za-z0-9._+-]*"
 _HEAD = re.compile(rf"diff --git a/(?P<name>{_NAME}) b/(?P=name)")
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def apply(patch: bytes, root: Path) -> None:
-    """Change the files of a clone as a patch says that was judged."""
+    """Change the files of a clone by a checked patch."""
     names = judged(patch)
     for name in names:
         file = root / name
@@ -67,7 +67,7 @@ def apply(patch: bytes, root: Path) -> None:
         if not listed.startswith("100644 ") or file.resolve() != root.resolve() / name:
             raise _refused(f"{name} is not an ordinary file of this clone")
     if names:
-        # Judged bytes and no others: git reads them from the pipe.
+        # Exactly the checked bytes: git reads them from the pipe.
         command = ["git", "apply", "--whitespace=nowarn", "-"]
         done = captured(command, cwd=root, input=patch.decode(), encoding="utf-8")
         if done.returncode:
@@ -78,8 +78,10 @@ def apply(patch: bytes, root: Path) -> None:
 
 
 def judged(patch: bytes) -> list[str]:
-    """The files that a patch changes. Raises CheckFailed for one that does more than change lines of ordinary
-    files in manifests/: that makes, removes, renames or links files, or changes their modes."""
+    """The files that a patch changes.
+
+    Raises CheckFailed if it does more than change lines of ordinary files in manifests/: if it creates,
+    removes, renames or links files, or changes their modes."""
     if len(patch) > LARGEST:
         raise _refused(f"it has {len(patch)} bytes, more than {LARGEST}")
     try:

@@ -1,4 +1,4 @@
-"""How the tests of a suite are set up for the emulator, and what they tell beyond passed and failed."""
+"""How the tests of a suite are set up for the emulator, and what they report beyond passed and failed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Plain:
         """Called once, after the suite's modules can be imported and before its tests are collected."""
 
     def parts(self, item: pytest.Item) -> list[dict[str, Any]]:
-        """What each part of a test gave, asked before the test is torn down."""
+        """The result of each part of a test, read before the test is torn down."""
         return []
 
 
 class Delegate(Plain):
-    """The classes of test_qnn_delegate.py, which a command line of its own sets up."""
+    """The classes of test_qnn_delegate.py, which its own command line sets up."""
 
     def prepare(self) -> None:
         shared = importlib.import_module("executorch.backends.qualcomm.tests.utils").TestQNN
@@ -44,7 +44,7 @@ class Backend(Plain):
         tester: Any = importlib.import_module("executorch.backends.qualcomm.tests.tester")
         reporting = importlib.import_module("executorch.backends.test.suite.reporting")
         stage = tester.ToEdgeTransformAndLower
-        # The tester has a chip of its own as the default, and no way to name another.
+        # The tester has its own default chip, and no way to name another.
         tester.ToEdgeTransformAndLower = functools.partial(stage, soc_model=os.environ["QNN_SOC_MODEL"])
         # Without a session each run draws another seed.
         reporting.begin_test_session(None, seed=0)
@@ -64,11 +64,11 @@ EXACT = 200.0
 
 
 def part_of(summary: Any, flow: str) -> dict[str, Any]:
-    """A model of a test: where it ran, its least SQNR in dB, and the operators that stayed on the CPU."""
+    """One model of a test: where it ran, its least SQNR in dB, and the operators that stayed on the CPU."""
     on_htp = {name for name, count in (summary.delegated_op_counts or {}).items() if count > 0}
     on_cpu = sorted(name for name in summary.undelegated_op_counts or {} if "quantize" not in name)
     figures = [float(each.sqnr) for each in summary.tensor_error_statistics if each.sqnr is not None]
-    # In `min`, which of a NaN and a number is less depends on their order.
+    # min() of a NaN and a number depends on their order.
     least = math.nan if any(map(math.isnan, figures)) else min(figures, default=None)
     error = "" if summary.error is None else f"{type(summary.error).__name__}: {summary.error}"[:500]
     name = summary.result.name
@@ -79,7 +79,7 @@ def part_of(summary: Any, flow: str) -> dict[str, Any]:
     elif name == "SUCCESS_UNDELEGATED":
         result = "cpu"
     elif name == "SKIPPED":
-        # Without an error upstream gave up since ExecuTorch has no CPU kernel of what was left.
+        # Without an error, upstream gave up because ExecuTorch has no CPU kernel for the rest.
         result = "bad_test" if error else "no_kernel"
     else:
         result = "wrong" if name == "OUTPUT_MISMATCH_FAIL" else "dies"

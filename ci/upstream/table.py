@@ -1,6 +1,6 @@
-"""The operator table: what each operator does on HTP in each scheme, as ExecuTorch's own suite measured it.
+"""The operator table: how each operator works on HTP in each scheme, measured by ExecuTorch's own suite.
 
-`manifests/upstream/operators/table.json` keeps the cells that were agreed to; docs/operators.md shows them.
+`manifests/upstream/operators/table.json` keeps the accepted cells; docs/operators.md shows them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SCHEMES = {
     "qnn_16a4w": "16a4w",
     "qnn_16a16w": "16a16w",
 }
-"""By the suite's flow. Its `qnn_16a4w_block` is built with the scheme of 8a8w, and says nothing new."""
+"""By the suite's flow. Its `qnn_16a4w_block` uses the scheme of 8a8w, and so adds nothing."""
 
 LEAST_DB = 20.0
-"""A cell below it is wrong, also where the suite's own tolerance lets it pass."""
+"""A cell with a lower SQNR is wrong, even if the suite's own tolerance lets it pass."""
 
 Result = Literal["crashes", "dies", "wrong", "bad_test", "no_kernel", "cpu", "part", "float", "whole"]
 
@@ -85,7 +85,7 @@ class Cell(Model):
 
     result: Result
     sqnr_db: float | None = None
-    """The least of all models that the tests of the operator try, against the quantized model."""
+    """The least of all models that the operator's tests try, compared with the quantized model."""
     models: Annotated[int, Field(ge=1)] = 1
     cpu: tuple[str, ...] = ()
 
@@ -95,7 +95,7 @@ class Table(Model):
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     measured: Mapping[str, str] = {}
-    """By chip, what it was measured with."""
+    """What each chip was measured with."""
     cells: Mapping[str, Mapping[str, Mapping[str, Cell]]] = {}
     """By operator, scheme and chip."""
 
@@ -149,7 +149,7 @@ def _measured_with(on: Machinery) -> str:
 
 
 def agree(written: Path) -> None:
-    """Put the cells of a run into the table that is kept."""
+    """Put the cells of a run into the accepted table."""
     new, old = read(written), read(KEPT) if KEPT.is_file() else Table()
     cells = {name: {scheme: dict(row) for scheme, row in all_.items()} for name, all_ in old.cells.items()}
     for operator, schemes in new.cells.items():
@@ -241,7 +241,7 @@ for (const id of ['word', 'scheme', 'result', 'soc']) $(id).addEventListener('in
 
 
 def html_of(table: Table) -> str:
-    """One file, without network: filters by operator, scheme, chip and result."""
+    """One self-contained file with filters by operator, scheme, chip and result."""
     schemes = list(SCHEMES.values())
     rows = []
     for soc in sorted(table.measured):
