@@ -813,7 +813,7 @@ def memo_in(place: Path, store: Path) -> tuple[Memo, Touched]:
         store,
         "test",
         Roots({"suite": place / "clone", "store": store}),
-        environ={"PATH": f"{place}/bin:{home}", "HOME": "/home/x"},
+        environ={"PATH": f"{place}/bin:{home}", "HOME": f"{store}/home"},
     )
     file = place / "clone" / "net.py"
     looked = {str(place): "directory", f"{place}/bin/sh": "absent"}
