@@ -312,6 +312,7 @@ def _conclude(results: Sequence[JobResult], stage: StageRun, reports: Path) -> i
             stage.add(f"rehearse.{one.level}", severity, job.name, one.shown())
         if job.summary:
             summary = reports / "rehearsal" / f"{job.log.stem if job.log else job.name}.md"
+            summary.parent.mkdir(parents=True, exist_ok=True)
             summary.write_text(job.summary, encoding="utf-8")
     _print("")
     for job in results:
