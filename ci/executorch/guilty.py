@@ -28,6 +28,11 @@ from provisioning.base.diagnosis import with_names_of_data_types
 VISITING = re.compile(r"Visiting: (\S+), ")
 NO_KERNEL = re.compile(r"Could not prepare op with id|generated: could not create op|Graph prepare failed")
 BITS = re.compile(r"(\d+)-bit ")
+WRITE_INSTEAD = {
+    "aten.max_pool2d_with_indices.default": "write the stride, as in max_pool2d(x, 2, 2): the builder does"
+    " not know torch's default",
+}
+"""By operator, for those at which the backend's builder fails."""
 MANY = 3
 ATTEMPTS = 5
 """How many times lowering is tried in search of a remedy; each takes as long as the failed one."""
@@ -116,7 +121,8 @@ class Search:
     def suspects(self, error: BaseException) -> list[Suspect]:
         """The nodes at which the lowering with this error fails, and all others of their kind."""
         if (node := self.watch.asking) is not None:
-            return [_suspect([node], f"the backend's builder fails: {type(error).__name__}: {error}")]
+            reason = f"the backend's builder fails: {type(error).__name__}: {error}"
+            return [_suspect([node], reason, WRITE_INSTEAD.get(operator_name(node), ""))]
         partition = self.partition
         if partition is None:
             return []
@@ -127,7 +133,8 @@ class Search:
         if self.visited in by_name:
             node = by_name[self.visited]
             reason = f"the backend's builder fails: {type(error).__name__}: {error}"
-            return [_suspect([node, *partition.constants_of(node)], reason)]
+            nodes = [node, *partition.constants_of(node)]
+            return [_suspect(nodes, reason, WRITE_INSTEAD.get(operator_name(node), ""))]
         words = self._errors(self.begin)
         named = [node for error in words for name, node in by_name.items() if _names(error, name)]
         messages: dict[str, str] = {}
