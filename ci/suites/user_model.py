@@ -80,7 +80,7 @@ def _is_quantized(path: Path) -> bool:
             names = archive.namelist()
             programs = [name for name in names if name.endswith("/models/model.json")]
             quantized = any(QUANTIZING in archive.read(name) for name in programs)
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
         raise CheckFailed(
             f"{path}: expected what torch.export.save writes, found {path.stat().st_size} bytes that are not"
             f" one or only a part of one ({error})",
