@@ -1,4 +1,7 @@
-"""Do an order in a watched fork of this process, so that no order sees what another one left behind."""
+"""Do an order in a watched fork of this process, so that no order sees what another one left behind.
+
+A fork whose time is up is ended here; `parent` ends a worker that does not answer at all.
+"""
 
 from __future__ import annotations
 
