@@ -242,7 +242,8 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_our_own_code_and_tables_are_inputs(original: Path, clone: Path, toolkit: Path, file: str) -> None:
-    assert all(isinstance(each, Entry) for each in remembered(original, clone).values())
+    found = remembered(original, clone)
+    assert all(isinstance(each, Entry) for each in found.values()), found
     changed(file)(toolkit)
     found = remembered(original, clone)
     assert all(isinstance(each, Miss) and file in each.why for each in found.values()), found

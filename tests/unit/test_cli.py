@@ -243,7 +243,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _actions(each)
 
 
-MAY_BE_NOTHING = {"--wait", "--anti-rollback", "--passphrase-fd"}
+MAY_BE_NOTHING = {"--wait", "--anti-rollback", "--passphrase-fd", "--least"}
 """Numbers for which 0 has a meaning."""
 
 
