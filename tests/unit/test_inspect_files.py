@@ -77,7 +77,7 @@ def test_a_file_is_named_for_what_it_is(
         ("a.cat", b"0\x82\x10\x00"),
         ("a.dlc", dlc()[:-30]),
         ("flexible.dlc", flexible()[:-30]),
-        ("b.dlc", dlc().replace(b"NETD", b"XXXX")),
+        ("b.dlc", dlc().replace(b"NETD", b"NONE")),
         ("a.so", b"\x7fELF\x01"),
     ],
 )
