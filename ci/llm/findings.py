@@ -9,7 +9,7 @@ from typing import Any
 from ci.engine.work import Result
 from ci.llm.judge import EXCUSED, Figure, close, misses
 from ci.llm.suite import SUITES, Program
-from ci.suites.findings import verdict
+from ci.suites.findings import errors_of, verdict
 from provisioning.base.findings import Finding, Metric, Severity
 
 LISTEN = {
@@ -38,12 +38,7 @@ def model_findings(case: str, most: float, result: Result) -> Iterator[Finding]:
 
 def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     again = SUITES.repeat(program)
-
-    def error(rule: str, message: str, remedy: str = "") -> Finding:
-        return Finding(
-            rule, Severity.ERROR, program.name, message, f"{remedy}; then {again}" if remedy else again
-        )
-
+    error = errors_of(program.name, again)
     if failure := result.failure:
         yield error(f"llm-{failure.kind}", failure.message, failure.remedy)
         return

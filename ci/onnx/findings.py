@@ -11,19 +11,22 @@ from ci.onnx.crosscheck import Lane
 from ci.onnx.suite import SUITES, Program
 from ci.suites.accuracy import Missed, missed
 from ci.suites.baseline import COSTS, Baseline, Tolerances, beside, growth
-from ci.suites.findings import accuracy_message, not_in_fp16, notes, placeholder, shown_thresholds, verdict
+from ci.suites.findings import (
+    accuracy_message,
+    errors_of,
+    not_in_fp16,
+    notes,
+    placeholder,
+    shown_thresholds,
+    verdict,
+)
 from provisioning.base.findings import Finding, Metric, Severity
 
 
 def findings_of(program: Program, result: Result) -> Iterator[Finding]:
     """Findings that need no baseline."""
     again = SUITES.repeat(program)
-
-    def error(rule: str, message: str, remedy: str = "") -> Finding:
-        return Finding(
-            rule, Severity.ERROR, program.name, message, f"{remedy}; then {again}" if remedy else again
-        )
-
+    error = errors_of(program.name, again)
     if failure := result.failure:
         yield error(f"onnx-{failure.kind}", failure.message, failure.remedy)
         return

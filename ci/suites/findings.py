@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ci.suites.accuracy import Missed
@@ -14,6 +14,15 @@ from provisioning.known_faults import Lane, faults_of_build
 
 CLEARLY_DB = 6.0
 """Figures that differ by more than this differ for a reason."""
+
+
+def errors_of(subject: str, again: str) -> Callable[..., Finding]:
+    """Makes errors about a program: rule, message and remedy, with the command that runs it again."""
+
+    def error(rule: str, message: str, remedy: str = "") -> Finding:
+        return Finding(rule, Severity.ERROR, subject, message, f"{remedy}; then {again}" if remedy else again)
+
+    return error
 
 
 def placeholder(program: AnyProgram[Any, Any], again: str) -> Iterator[Finding]:
