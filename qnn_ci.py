@@ -21,6 +21,7 @@ from provisioning.base import command_line  # noqa: E402
 from provisioning.base.errors import UsageError  # noqa: E402
 from provisioning.base.settings import CLONE, outputs_path  # noqa: E402
 
+VERBS = {**PROVISIONING, **CI, "shell": PROVISIONING["shell"]}
 NEEDS_CLONE = ("bench", "generate", "github", "image", "lint", "lock", "pins", "rehearse")
 """They work on our own sources, git history or Dockerfile."""
 
@@ -46,7 +47,7 @@ def program_of(verb: str, arguments: Sequence[str]) -> tuple[str, str]:
 
 def main() -> int:
     argv = sys.argv[1:]
-    verbs = {name: verb for name, verb in {**PROVISIONING, **CI}.items() if CLONE or name not in NEEDS_CLONE}
+    verbs = {name: verb for name, verb in VERBS.items() if CLONE or name not in NEEDS_CLONE}
     if not argv or argv[0] not in verbs:
         return command_line.main("qnn-ci", "CI and provisioning for Qualcomm's NPUs.", verbs, argv)
     return command_line.guarded(lambda: _start(argv[0], argv[1:]), debug="--debug" in argv)

@@ -7,7 +7,7 @@ import sys
 from provisioning.base.command_line import Verb, main
 
 VERBS = {
-    "gate": Verb("ci.gate", "the stages that decide a pull request, and their summary", "executorch"),
+    "gate": Verb("ci.gate", "run the stages that decide a pull request, and their summary", "executorch"),
     "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
     "build_runner": Verb(
         "ci.builds.emulator_runner", "build qnn_executor_runner against the executorch wheel", "executorch"
@@ -23,19 +23,25 @@ VERBS = {
         "build the backend and the runner for embedded Linux from source",
         "executorch",
     ),
-    "bundle": Verb("ci.device.bundle.verb", "the exact files that a device needs, checked as one"),
-    "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and bring back what it says"),
+    "bundle": Verb("ci.device.bundle.verb", "gather the exact files that a device needs, checked as one"),
+    "run_device": Verb("ci.device.verb", "push a bundle to a device, run it and fetch its output"),
     "test_delegate": Verb(
         "ci.upstream.verb", "run ExecuTorch's own delegate suite on the HTP emulator", "executorch"
     ),
     "test_upstream": Verb(
-        "ci.upstream.all_verb", "run ExecuTorch's other own suites on the HTP emulator", "executorch"
+        "ci.upstream.all_verb",
+        "run ExecuTorch's other own suites on the HTP emulator: operators in every scheme, passes, models",
+        "executorch",
     ),
-    "compare": Verb("ci.upstream.compare.verb", "compare one suite on several QNN builds"),
+    "compare": Verb(
+        "ci.upstream.compare.verb", "compare one suite on several QNN builds, program by program"
+    ),
     "compat": Verb(
         "ci.upstream.compat.verb", "measure which QNN builds this executorch can drive", "executorch"
     ),
-    "diagnose": Verb("ci.inspect.diagnose", "explain QNN, FastRPC, loader and ExecuTorch failures"),
+    "diagnose": Verb(
+        "ci.inspect.diagnose", "explain failures of QNN, FastRPC, the loader and ExecuTorch: LOG or 14001"
+    ),
     "compile": Verb(
         "ci.everyday.compile", "compile one model, run it on the HTP emulator and compare", "executorch"
     ),
@@ -45,51 +51,72 @@ VERBS = {
         "executorch",
     ),
     "test_lowering": Verb(
-        "ci.executorch.verb", "lower models to HTP and audit what was delegated", "executorch"
+        "ci.executorch.verb",
+        "lower the suite's models to the HTP, audit what was delegated and what it costs",
+        "executorch",
     ),
     "test_emulator": Verb(
-        "ci.executorch.emulator_verb", "run lowered models on the HTP emulator and compare", "executorch"
+        "ci.executorch.emulator_verb",
+        "run the suite's programs on the HTP emulator and compare with PyTorch",
+        "executorch",
     ),
     "audit": Verb(
-        "ci.executorch.audit_verb", "say what of a model HTP takes at each precision, and why", "executorch"
+        "ci.executorch.audit_verb",
+        "say what of a model HTP takes at each precision, and what stays on the CPU, why and at what cost",
+        "executorch",
     ),
     "profile": Verb(
-        "ci.executorch.profile_verb", "say what each operator and line takes on the emulator", "executorch"
+        "ci.executorch.profile_verb",
+        "say what each operator and line of a program takes on the HTP emulator",
+        "executorch",
     ),
     "divergence": Verb(
         "ci.executorch.divergence_verb",
-        "say at which operator the emulator first differs from the quantized model",
+        "say at which operator the HTP emulator first differs from the quantized model",
         "executorch",
     ),
-    "matrix": Verb("ci.github.matrix", "print the suite as a CI matrix, balanced by length"),
+    "matrix": Verb(
+        "ci.github.matrix",
+        "print the suite as a CI matrix, balanced by length; --changed-since REF for what changed",
+    ),
     "inspect": Verb("ci.inspect.verb", "say what is inside a program, and whether a runtime loads it"),
     "test_golden": Verb(
         "ci.upstream.golden.verb", "run programs of earlier QNN builds on later ones", "onnx"
     ),
     "onnx": Verb("ci.onnx", "compile and run ONNX models with ONNX Runtime's QNN provider", "onnx"),
-    "test_onnx": Verb("ci.onnx.verb", "run the ONNX suite on the HTP emulator", "onnx"),
+    "test_onnx": Verb(
+        "ci.onnx.verb", "run the ONNX suite on the HTP emulator, through ONNX Runtime's QNN provider", "onnx"
+    ),
     "llm": Verb("ci.llm", "compile a Hugging Face checkpoint for Genie, and let it speak", "llm"),
-    "test_llm": Verb("ci.llm.verb", "let language models speak on the HTP emulator", "llm"),
+    "test_llm": Verb(
+        "ci.llm.verb",
+        "let language models speak on the HTP emulator, and hold them to the float model",
+        "llm",
+    ),
     "save-calls": Verb(
-        "ci.dump.save_calls", "write QNN's calls for a model as C, to reproduce a bug", "onnx"
+        "ci.dump.save_calls", "write QNN's calls for a model as C, to reproduce a bug with Qualcomm", "onnx"
     ),
     "to-dlc": Verb("ci.dump.to_dlc", "write the QNN graph of a model as a DLC", "onnx"),
     "wrap-context": Verb(
-        "ci.executorch.wrap_context", "make an ExecuTorch program of a context binary", "executorch"
+        "ci.executorch.wrap_context", "make an ExecuTorch program of a QNN context binary", "executorch"
     ),
-    "buck_parity": Verb("ci.parity.verb", "check that ExecuTorch's Buck and CMake files agree"),
-    "signing": Verb("ci.signing.verb", "inspect and verify the signatures of Hexagon libraries"),
+    "buck_parity": Verb(
+        "ci.parity.verb", "check that ExecuTorch's Buck and CMake files build the same; --fix corrects Buck's"
+    ),
+    "signing": Verb("ci.signing.verb", "inspect or verify the signatures of Hexagon libraries"),
     "sign_lpai": Verb("ci.signing.lpai.verb", "sign the Hexagon libraries that LPAI needs"),
     "image": Verb("ci.image.verb", "build a container image, or prove that it can be built again"),
     "shell": Verb("ci.image.shell", "open a shell, or run a command, in an image"),
     "lint": Verb("ci.upkeep.lint", "check style, types, generated files and the tree's hygiene", "lint"),
-    "generate": Verb("ci.upkeep.generate", "regenerate committed schemas and catalogues", "lint"),
-    "github": Verb("ci.github", "what the workflows and actions under .github/ do"),
-    "rehearse": Verb("ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would", "lint"),
+    "generate": Verb("ci.upkeep.generate", "regenerate the committed schemas and catalogues", "lint"),
+    "github": Verb("ci.github", "do a part of a GitHub workflow: --help names them"),
+    "rehearse": Verb(
+        "ci.github.rehearse", "run a GitHub workflow on this machine, as GitHub would: pr", "lint"
+    ),
     "pins": Verb(
         "ci.upkeep.pins", "hand newer pins to the job that proposes them, as a patch that is judged"
     ),
-    "bench": Verb("ci.upkeep.bench", "performance claims as ratios, measured side by side"),
+    "bench": Verb("ci.upkeep.bench", "measure performance claims as ratios, side by side; --list names them"),
 }
 
 if __name__ == "__main__":

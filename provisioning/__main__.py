@@ -7,14 +7,20 @@ import sys
 from provisioning.base.command_line import Verb, main
 
 VERBS = {
-    "provision": Verb("provisioning.verbs.provision", "fetch, verify and unpack a profile's components"),
-    "store": Verb("provisioning.verbs.store", "list, verify, repair and prune the store"),
-    "env": Verb("provisioning.verbs.env", "print the environment of a target"),
-    "shell": Verb("provisioning.verbs.shell", "open a shell, or run a command, in that environment"),
+    "provision": Verb("provisioning.verbs.provision", "fetch, verify and unpack the profile's components"),
+    "store": Verb("provisioning.verbs.store", "list, verify, repair or prune the store"),
+    "env": Verb(
+        "provisioning.verbs.env", "print the environment of a target: sh, dotenv, github, json or docker"
+    ),
+    "shell": Verb(
+        "provisioning.verbs.shell", "open a shell, or run a command, in the environment of a target"
+    ),
     "validate": Verb(
         "provisioning.verbs.validate", "tell whether an environment can do its work", "executorch"
     ),
-    "lock": Verb("provisioning.verbs.lock", "fill in hashes and regenerate every lock file", "lint"),
+    "lock": Verb(
+        "provisioning.verbs.lock", "fill in hashes that manifests lack and regenerate every lock file", "lint"
+    ),
 }
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import os
 import signal
@@ -106,13 +105,6 @@ def test_a_verb_whose_packages_are_missing_names_the_session_that_installs_them(
     assert ran.returncode == 3
     assert "has no package pydantic" in ran.stderr and "Traceback" not in ran.stderr
     assert "  try: nox -s diagnose -- 14001" in ran.stderr
-
-
-def test_every_verb_has_a_session_of_its_name() -> None:
-    noxfile = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    functions = [node for node in noxfile.body if isinstance(node, ast.FunctionDef)]
-    verbs = {name.replace("-", "_") for name in (*PROVISIONING, *CI)}
-    assert verbs <= {node.name for node in functions if node.decorator_list}
 
 
 def test_an_interrupt_ends_with_130_and_no_traceback(
