@@ -10,7 +10,7 @@ VERBS = {
     "gate": Verb("ci.gate", "run the stages that decide a pull request, and their summary", "executorch"),
     "report": Verb("ci.report.verb", "render reports/ as a table, JUnit, SARIF, a job summary or a page"),
     "build_runner": Verb(
-        "ci.builds.emulator_runner", "build qnn_executor_runner against the executorch wheel", "executorch"
+        "ci.builds.runner_verb", "build qnn_executor_runner against the executorch wheel", "executorch"
     ),
     "build_x86": Verb(
         "ci.builds.x86", "build ExecuTorch's QNN adaptors, backend and runner from source", "executorch"

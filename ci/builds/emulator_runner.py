@@ -20,10 +20,10 @@ from ci.builds.output_folders import alone_in, digests_below, part_of, refuse_fo
 from ci.builds.programs import Program, find_cmake, find_compiler, find_ninja, find_program
 from ci.builds.qemu_check import compare, probe_in, sysroot_of
 from ci.builds.runner_inputs import inputs_of
+from ci.builds.runner_verb import BUILD_TYPES
 from ci.engine.dist import LIBRARIES, MANIFEST, RUNNER
 from ci.engine.memo import Memo, Miss, Roots
 from provisioning import elf
-from provisioning.base.command_line import count, repeatable
 from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes
 from provisioning.base.disk import disk_errors
@@ -34,25 +34,15 @@ from provisioning.base.settings import (
     DEFAULT_TARGET,
     ROOT,
     Selection,
-    add_selection,
     outputs_path,
     selection_of,
 )
 from provisioning.components import EXECUTORCH_RUNTIME
 
-EXAMPLES = """\
-  python -m ci build_runner
-  python -m ci build_runner --target aarch64-linux
-  python -m ci build_runner --target aarch64-linux --glibc 2.35
-  python -m ci build_runner --build-type RelWithDebInfo -o dist/debug
-  python -m ci build_runner --executorch DIR --dry-run
-"""
-
 SOURCE = ROOT / "ci" / "builds" / "runner"
 CONFIG = Path("share/cmake/executorch-config.cmake")
 TARGETS = ("x86_64-linux", "aarch64-linux")
 FOLDERS = (str(RUNNER.parent), str(LIBRARIES))
-BUILD_TYPES = ("Release", "RelWithDebInfo", "Debug")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,32 +103,6 @@ class RunnerPlan:
             # The compiler looks for headers there.
             "tools on PATH": [shutil.which(name) for name in ("as", "ld", "ar", "ranlib", "strip")],
         }
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_selection(parser)
-    parser.add_argument("--jobs", "-j", type=count, help="compile this many files at once [all cores]")
-    parser.add_argument("--clean", action="store_true", help="build anew, whatever is there")
-    parser.add_argument(
-        "--build-type", choices=BUILD_TYPES, default=BUILD_TYPES[0], help="[%(default)s]; Release is stripped"
-    )
-    parser.add_argument(
-        "--output", "-o", type=Path, metavar="DIR", help="where bin/ and lib/ are put [dist/TARGET]"
-    )
-    parser.add_argument(
-        "--build-dir", type=Path, metavar="DIR", help="where it is compiled [build/runner/TARGET]"
-    )
-    parser.add_argument(
-        "--executorch",
-        type=Path,
-        metavar="DIR",
-        help="the executorch package to build against [this Python's; for aarch64-linux the store's]",
-    )
-    repeatable(parser, "--remap", "FROM=TO", "write this path prefix as another in the binary")
-    parser.add_argument(
-        "--glibc", metavar="VERSION", help="the newest glibc that it may need [the profile's floor]"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and do nothing")
 
 
 def run(args: argparse.Namespace) -> int:

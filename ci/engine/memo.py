@@ -63,7 +63,7 @@ libraries.
 PATH_VARIABLES = ("QNN_SDK_ROOT", "QNN_EXECUTOR_RUNNER", "QNN_BUILD_FOLDER", "QNN_ARTIFACT_DIR")
 """These say where files are; the files themselves are inputs."""
 
-RETIRED = ("programs", "lowering", "emulator")
+RETIRED = ("programs", "lowering", "emulator", "figures")
 """Folders beside this memory that earlier versions wrote."""
 
 PACKAGES, ENTRY_POINTS = ("/site-packages", "/dist-packages"), ".dist-info/entry_points.txt"

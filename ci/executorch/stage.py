@@ -236,6 +236,7 @@ def row(
 
 def identity(program: Program) -> dict[str, Metric]:
     return {
+        "suite": str(program.suite),
         "backend": program.backend,
         "case": program.case_name,
         "run": program.run.name,

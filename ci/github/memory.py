@@ -69,7 +69,8 @@ def restored(memo: Path) -> None:
     names = _names(memo)
     data = {"origin": f"GitHub's cache of {commit[:12]}", "names": names}
     replace_text(memo / RESTORED, json.dumps(data))
-    entries = sum(name.endswith(".json") and not name.startswith(("sets/", "names/")) for name in names)
+    others = ("sets/", "names/", "figures/")
+    entries = sum(name.endswith(".json") and not name.startswith(others) for name in names)
     sys.stdout.write(f"{entries} entries of {commit}\n")
 
 

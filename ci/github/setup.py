@@ -12,7 +12,8 @@ from ci.github.files import export, set_outputs, summarise
 from ci.github.place import Wanted, store_of
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Report
-from provisioning.base.rendering import github_annotations, markdown
+from provisioning.base.rendering.job_summary import markdown
+from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import DEFAULT_SOC, DEFAULT_TARGET, ROOT, Selection, reports_path
 from provisioning.components import ANDROID_NDK, QNN_SDK, identity_of
 

@@ -18,8 +18,9 @@ from ci.github.files import set_outputs, summarise
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
 from provisioning.base.findings import Artifact, Outcome, Report, StageRun
-from provisioning.base.rendering import github_annotations, markdown
+from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.text import LOG
+from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})

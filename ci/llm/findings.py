@@ -109,6 +109,7 @@ def figures_from(facts: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
 def row(program: Program, result: Result, findings: Sequence[Finding]) -> dict[str, Metric]:
     """For the report: figures, and every text beside float's."""
     shown: dict[str, Metric] = {
+        "suite": str(program.suite),
         "verdict": verdict(findings),
         "cached": result.cached,
         "seconds": round(result.seconds, 1),

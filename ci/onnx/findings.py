@@ -123,6 +123,7 @@ def row(
 ) -> dict[str, Metric]:
     """The program's row on the page."""
     shown: dict[str, Metric] = {
+        "suite": str(program.suite),
         "case": program.case_name,
         "run": program.run.name,
         "precision": program.run.precision,

@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(report: Report, *, annotate: bool) -> None:
-    from provisioning.base.rendering import github_annotations, show
+    from provisioning.base.rendering.terminal import show
+    from provisioning.base.rendering.workflow_commands import github_annotations
 
     show(report)
     if annotate and os.environ.get("GITHUB_ACTIONS") == "true":

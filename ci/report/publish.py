@@ -8,7 +8,8 @@ from pathlib import Path
 from ci.report.html import html
 from provisioning.base.files import write_named
 from provisioning.base.findings import Report
-from provisioning.base.rendering import junit, markdown
+from provisioning.base.rendering.job_summary import markdown
+from provisioning.base.rendering.junit_xml import junit
 
 REMEDY = "choose another with -o or --reports"
 

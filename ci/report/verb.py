@@ -13,17 +13,12 @@ from pathlib import Path
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.findings import SCHEMA, Outcome, Report
-from provisioning.base.rendering import (
-    RuleText,
-    code_quality,
-    console,
-    github_annotations,
-    junit,
-    markdown,
-    sarif,
-)
-from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
+from provisioning.base.rendering.code_scanning import RuleText, code_quality, sarif
+from provisioning.base.rendering.job_summary import markdown
+from provisioning.base.rendering.junit_xml import junit
+from provisioning.base.rendering.terminal import console, overview, terminal_width, wants_colour, write
 from provisioning.base.rendering.text import NO_MATTER, verdict, worst
+from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import reports_path
 
 EXAMPLES = """\

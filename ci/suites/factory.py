@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ci.suites.imports import search_first, users_own
+from ci.suites.imports import search_first
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
@@ -137,37 +137,22 @@ def make(
     torch.manual_seed(seed_of("weights"))
     if dotted.endswith(".pt2"):
         return _exported(search_path / dotted, arguments, inputs)
-    with users_own(search_path):
-        function = find(dotted, search_path)
-        try:
-            with torch.enable_grad():
-                product = function(**arguments)
-        except MemoryError:
+    function = find(dotted, search_path)
+    try:
+        with torch.enable_grad():
+            product = function(**arguments)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if is_memory(error):
             raise
-        except Exception as error:
-            if is_memory(error):
-                raise
-            raise BadFactory(f"{dotted} raises {described(error)}") from error
-    if inputs is None:
-        loaded = _with_own_inputs(dotted, product)
-        loaded = replace(loaded, inputs=_among_users_own(loaded.inputs, search_path))
-    else:
-        loaded = _with_inputs(dotted, product, inputs)
+        raise BadFactory(f"{dotted} raises {described(error)}") from error
+    loaded = _with_own_inputs(dotted, product) if inputs is None else _with_inputs(dotted, product, inputs)
     if any(module.training for module in loaded.model.modules()):
         loaded.model.eval()
         note = "the factory gives the model in training mode; eval mode is what was compiled: call .eval()"
         loaded = replace(loaded, notes=(*loaded.notes, ("training-mode", note)))
     return loaded
-
-
-def _among_users_own(inputs: Inputs, search_path: Path) -> Inputs:
-    """The user's function, which may import more of the user's modules when it is called."""
-
-    def draw(generator: torch.Generator) -> tuple[Tensor, ...]:
-        with users_own(search_path):
-            return inputs(generator)
-
-    return draw
 
 
 def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -> ModelWithInputs:

@@ -9,7 +9,6 @@ from typing import Any
 
 from ci.suites.history import add_history
 from ci.suites.model import AnyProgram
-from provisioning.base.command_line import Parser
 from provisioning.base.findings import Report, StageRun
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
@@ -24,7 +23,7 @@ def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:
 
 def finish(stage: StageRun, selection: Selection, *, lacking: bool = False) -> int:
     """Write and show the report; returns the exit code. For `lacking` see StageRun.close."""
-    add_history(stage.metrics, stage.stage, selection.store, Parser.user_folder())
+    add_history(stage.metrics, stage.stage, selection.profile, selection.store)
 
     def show(report: Report) -> None:
         figures = {name: value for name, value in report.metrics.items() if name != "programs"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import platform
 from collections.abc import Mapping
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ci.engine.jobs import default_slots
-from ci.engine.memo import native_variables
 from ci.upstream import shims
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
@@ -124,6 +122,8 @@ class Machinery:
 
     def key(self, test: str) -> dict[str, Metric]:
         """The inputs of a verdict that are known before the test runs."""
+        from ci.engine.memo import native_variables
+
         return {
             "test": test,
             "soc": self.soc,
@@ -181,6 +181,8 @@ def worker_environment(
 
 
 def _version(package: str) -> str:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -122,27 +122,27 @@ def _metrics(contexts: Sequence[Context], results: Sequence[Result], ignored: in
 
 
 def _print(report: Report, results: Sequence[Result], wanted: str) -> None:
-    from provisioning.base import rendering
+    from provisioning.base.rendering import code_scanning, job_summary, junit_xml, terminal, workflow_commands
 
     if wanted == "console":
         sys.stdout.write(_states(results))
-        rendering.show(report)
+        terminal.show(report)
     elif wanted == "json":
         sys.stdout.write(report.as_json())
     elif wanted == "junit":
-        sys.stdout.write(rendering.junit([report]))
+        sys.stdout.write(junit_xml.junit([report]))
     elif wanted == "sarif":
         from provisioning.validation import catalogue
 
         texts = {
-            rule.id: rendering.RuleText(rule.summary, " ".join(rule.why.split()), rule.fix)
+            rule.id: code_scanning.RuleText(rule.summary, " ".join(rule.why.split()), rule.fix)
             for rule in catalogue().values()
         }
-        sys.stdout.write(rendering.sarif([report], texts))
+        sys.stdout.write(code_scanning.sarif([report], texts))
     elif wanted == "github":
-        sys.stdout.write(rendering.github_annotations(report))
+        sys.stdout.write(workflow_commands.github_annotations(report))
     else:
-        sys.stdout.write(rendering.markdown([report]))
+        sys.stdout.write(job_summary.markdown([report]))
 
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "not applicable": "–", "could not run": "∅"}
@@ -168,12 +168,12 @@ def _annotate(report: Report, wanted: str, environ: Mapping[str, str]) -> None:
     """In a job on GitHub: annotations and the job's summary."""
     if environ.get("GITHUB_ACTIONS") != "true":
         return
-    from provisioning.base import rendering
+    from provisioning.base.rendering import job_summary, workflow_commands
 
     if wanted == "console":
-        sys.stdout.write(rendering.github_annotations(report))
+        sys.stdout.write(workflow_commands.github_annotations(report))
     if summary := environ.get("GITHUB_STEP_SUMMARY"):
-        write_named(Path(summary), rendering.markdown([report]), append=True)
+        write_named(Path(summary), job_summary.markdown([report]), append=True)
 
 
 def _catalogue() -> str:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ci.__main__ import VERBS
 from ci.engine.output import writing_into
 from ci.executorch.suite import programs_of
 from ci.suites.elsewhere import export_with
-from ci.suites.factory import CALIBRATION_SEED, BadFactory, make
+from ci.suites.factory import CALIBRATION_SEED, BadFactory, find, make
+from ci.suites.imports import search_first
 from ci.suites.samples import samples_of
 from ci.suites.user_model import user_model
 from provisioning.base.command_line import Parser, main
@@ -68,6 +70,7 @@ def test_a_module_of_the_users_own_even_in_a_package_called_ci(target: str, tmp_
     (tmp_path / "ci" / "models.py").write_text(NET)
     (tmp_path / "net.py").write_text(NET)
     model = make(target, {}, tmp_path).model
+    search_first(ROOT)
     assert [type(each).__name__ for each in model.children()] == ["Conv2d", "ReLU"]
     assert Path(str(sys.modules["ci"].__file__)).is_relative_to(ROOT)
 
@@ -90,27 +93,48 @@ def test_samples_of_a_folder_compare_on_some_and_calibrate_by_others(tmp_path: P
 
 
 LATE = """\
+import importlib
 import torch
 from ci.layers import WIDTH
+class Net(torch.nn.Module):
+    def forward(self, x):
+        from ci import values
+        return x * values.one(WIDTH) + values.HALF
 def net():
     def draw(generator):
         from ci import values
         return (values.one(WIDTH),)
-    return torch.nn.Linear(WIDTH, 2), draw
+    return Net(), draw
+def annotation(graph):
+    importlib.import_module("ci.late")
 """
 
 
-def test_a_module_of_the_users_imports_their_package_called_ci_early_and_late(tmp_path: Path) -> None:
+def test_a_models_imports_of_their_package_called_ci_are_theirs_for_its_whole_life(tmp_path: Path) -> None:
     (tmp_path / "ci").mkdir()
     for name, text in (
         ("__init__", ""),
         ("layers", "WIDTH = 3\n"),
-        ("values", "import torch\nfrom ci import layers\ndef one(n): return torch.ones(n, layers.WIDTH)\n"),
+        ("late", ""),
+        (
+            "values",
+            "import torch\nfrom ci import layers\nHALF = 0.5\n"
+            "def one(n): return torch.ones(n, layers.WIDTH)\n",
+        ),
     ):
         (tmp_path / "ci" / f"{name}.py").write_text(text)
     (tmp_path / "late.py").write_text(LATE)
-    loaded = make("late:net", {}, tmp_path)
-    assert loaded.sample(0)[0].shape == loaded.sample(1)[0].shape == (3, 3)
+    try:
+        loaded = make("late:net", {}, tmp_path)
+        sample = loaded.sample(1)
+        exported = torch.export.export(loaded.model, sample, strict=True).module()
+        assert torch.equal(exported(*sample), torch.full((3, 3), 1.5))
+        find("late:annotation", tmp_path)(exported)
+        # Ours are ours in our own code, which imports late, too.
+        with pytest.raises(BadFactory, match="is a model, which takes no arguments"):
+            make("net.pt2", {"width": 3}, tmp_path)
+    finally:
+        search_first(ROOT)
     assert Path(str(sys.modules["ci"].__file__)).is_relative_to(ROOT)
 
 

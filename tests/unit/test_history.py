@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.github import memory
 from ci.suites.history import MOST, add_history
 from provisioning.base.findings import Metric
 
@@ -16,14 +17,28 @@ def _git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True)
 
 
-def _row(read: int) -> dict[str, Metric]:
-    return {"costs": {"ddr_read": read, "cpu_seconds": 3.0}, "figures": {"sqnr_db": 40.0}}
+def _repository(folder: Path, origin: str) -> Path:
+    folder.mkdir(parents=True)
+    _git(folder, "init", "-q")
+    _git(folder, "remote", "add", "origin", origin)
+    _commit(folder, "first")
+    return folder
 
 
-def _run(folder: Path, read: int, store: Path) -> list[float]:
-    row = _row(read)
-    add_history({"programs": {"net/8a8w/SM8650": row}}, "test_lowering", store, folder)
-    history = row["history"]
+def _commit(folder: Path, message: str) -> None:
+    _git(folder, "commit", "-q", "--allow-empty", "-m", message)
+
+
+def _run(
+    folder: Path, read: int, store: Path, program: str = "net/8a8w/SM8650", suite: str = "models.toml"
+) -> list[float]:
+    row: dict[str, Metric] = {
+        "suite": str(folder / suite),
+        "costs": {"ddr_read": read, "cpu_seconds": 3.0},
+        "figures": {"sqnr_db": 40.0},
+    }
+    add_history({"programs": {program: row}}, "test_lowering", "wheels", store)
+    history = row.get("history", [])
     assert isinstance(history, list)
     return [each["ddr_read"] for each in history if isinstance(each, dict)]  # type: ignore[misc]
 
@@ -32,27 +47,52 @@ def test_a_commit_has_one_entry_and_the_last_ones_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ci.suites.history.MOST", 2)
-    repository, store = tmp_path / "repository", tmp_path / "store"
-    repository.mkdir()
-    _git(repository, "init", "-q")
+    repository = _repository(tmp_path / "repository", "https://example.org/a/net")
     found = []
     for number in range(3):
-        _git(repository, "commit", "-q", "--allow-empty", "-m", f"{number}")
-        found = [_run(repository, 100 + number, store), _run(repository, 200 + number, store)]
+        _commit(repository, f"{number}")
+        found = [_run(repository, 100 + number, tmp_path), _run(repository, 200 + number, tmp_path)]
     assert found == [[201, 102], [201, 202]] and MOST > 2
+    assert len(list((tmp_path / "cache/memo/figures").rglob("*.json"))) == 2
 
 
-def test_a_broken_history_is_begun_anew(tmp_path: Path) -> None:
-    assert _run(tmp_path, 1, tmp_path / "store") == [1]
-    (file,) = (tmp_path / "store/cache/figures").glob("*.json")
+def test_clones_share_a_history_and_other_repositories_and_suites_do_not(tmp_path: Path) -> None:
+    one = _repository(tmp_path / "one", "https://token@example.org/a/net.git")
+    clone = _repository(tmp_path / "clone", "git@example.org:a/net")
+    _commit(clone, "second")
+    other = _repository(tmp_path / "other", "https://example.org/b/net.git")
+    assert [_run(one, 1, tmp_path), _run(clone, 2, tmp_path)] == [[1], [1, 2]]
+    assert [_run(other, 3, tmp_path), _run(one, 4, tmp_path, suite="large.toml")] == [[3], [4]]
+
+
+def test_shards_on_github_hand_their_figures_to_the_next_run(tmp_path: Path) -> None:
+    repository = _repository(tmp_path / "repository", "https://example.org/a/net")
+    archives, cache = [], tmp_path / "next/cache/memo"
+    for program in ("net", "wide"):
+        store = tmp_path / program
+        _run(repository, len(program), store, program)
+        archives.append(store / "new.tar")
+        memory.pack(store / "cache/memo", archives[-1])
+    memory.merge(cache, archives, "abcdef")
+    memory.restored(cache)
+    _commit(repository, "second")
+    assert [_run(repository, 5, tmp_path / "next", program) for program in ("net", "wide")] == [
+        [3, 5],
+        [4, 5],
+    ]
+
+
+def test_a_damaged_file_says_nothing(tmp_path: Path) -> None:
+    repository = _repository(tmp_path / "repository", "https://example.org/a/net")
+    assert _run(repository, 1, tmp_path) == [1]
+    (file,) = (tmp_path / "cache/memo/figures").rglob("*.json")
     file.write_text(file.read_text()[:20])
-    assert _run(tmp_path, 2, tmp_path / "store") == [2]
+    _commit(repository, "second")
+    assert _run(repository, 2, tmp_path) == [2]
 
 
 def test_a_store_that_takes_no_file_fails_no_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "store").write_text("")
-    row = _row(1)
-    add_history({"programs": {"net": row}}, "test_lowering", tmp_path / "store", tmp_path)
-    assert "history" not in row and "warning" in capsys.readouterr().err
+    assert _run(tmp_path, 1, tmp_path / "store") == [] and "warning" in capsys.readouterr().err

@@ -15,9 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.rendering import console, junit, markdown, sarif
-from provisioning.base.rendering.job_summary import cell
-from provisioning.base.rendering.terminal import write
+from provisioning.base.rendering.code_scanning import sarif
+from provisioning.base.rendering.job_summary import cell, markdown
+from provisioning.base.rendering.junit_xml import junit
+from provisioning.base.rendering.terminal import console, write
 from provisioning.base.rendering.text import DID_NOT_RUN, visible, worst
 from provisioning.base.rendering.workflow_commands import command
 

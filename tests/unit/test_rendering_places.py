@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from provisioning.base.findings import Finding, Outcome, Report, Severity
-from provisioning.base.rendering import code_quality, sarif
+from provisioning.base.rendering.code_scanning import code_quality, sarif
 from provisioning.base.rendering.text import place_of
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ci.__main__ import VERBS
-from ci.builds import emulator_runner, qemu_check
+from ci.builds import emulator_runner, qemu_check, runner_verb
 from ci.builds.emulator_runner import Executorch, RunnerPlan, plan_of
 from ci.builds.programs import Program
 from ci.builds.qemu_check import judge
@@ -43,7 +43,7 @@ def test_a_runner_that_hangs_on_the_probe_is_an_error(
 
 def arguments(*flags: str) -> tuple[argparse.Namespace, Selection]:
     parser = argparse.ArgumentParser()
-    emulator_runner.configure(parser)
+    runner_verb.configure(parser)
     args = parser.parse_args(flags)
     return args, selection_of(args, {})
 
