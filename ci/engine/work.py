@@ -30,6 +30,8 @@ class Failure:
     of_machine: bool = False
     """Whether memory, time or a signal from outside was the cause. Then the next try may pass, and a
     remembered result stays."""
+    exit_code: int = 1
+    """Of a command that does this work alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ EXAMPLES = """\
   qnn-ci compile package.net:model --soc SM8650 --soc SM8750 -o out/
   qnn-ci compile model.onnx --precision 16a8w --calibrate samples/ -o out/
   qnn-ci compile Llama-3.2-1B/ --soc SM8750 --precision 16a8w --calibrate text.txt --context 1024 -o out/
+  qnn-ci compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o out/
   qnn-ci compile net.py:model --python .venv/bin/python -o out/
   qnn-ci compile net.py:model --precision 8a8w --suite models.toml -o out/
 """
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     compile_flags.require_lane(args)
     require_host(args)
     if compile_flags.is_checkpoint(args.model):
-        from ci.everyday.checkpoint import compile_model
+        from ci.llm.commands import compile_checkpoint as compile_model
     elif compile_flags.is_onnx(args.model):
         from ci.onnx.one_model import compile_model
     else:

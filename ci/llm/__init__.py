@@ -1,17 +1,18 @@
-"""`llm`: a checkpoint of your own as context binaries that Genie runs, and Genie on the HTP emulator."""
+"""`llm`: a checkpoint of your own for Genie or ExecuTorch, and Genie on the HTP emulator."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
+from ci.suites.compile_flags import add_again, add_language
 from provisioning.base.command_line import add_timeout, count
-from provisioning.base.settings import DEFAULT_SOC
+from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
   python -m ci llm compile Llama-3.2-1B/ --soc SM8750 --precision fp16 --context 1024 -o out/
-  python -m ci llm compile SmolLM2-135M/ --precision u16u8 --calibrate text.txt -o out/
+  python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt -o out/
+  python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o pte/
   python -m ci llm run out/ "The answer is" --tokens 20
   python -m ci llm check out/ --text held-out.txt
 """
@@ -25,23 +26,16 @@ each token.
 def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    compiler = commands.add_parser("compile", help="compile a Hugging Face checkpoint for Genie")
-    compiler.add_argument("model", type=Path, metavar="FOLDER", help="with config.json and safetensors")
+    compiler = commands.add_parser("compile", help="compile a Hugging Face checkpoint")
+    compiler.add_argument("model", metavar="FOLDER", help="with config.json and safetensors")
     compiler.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where it goes")
+    compiler.add_argument("--precision", help="fp16, 16a8w; through ExecuTorch also 16a4w, 8a8w [fp16]")
     compiler.add_argument(
-        "--soc",
-        default=os.environ.get("QNN_CI_SOC") or DEFAULT_SOC,
-        help=f"chip by name, as in manifests/socs.toml [QNN_CI_SOC, {DEFAULT_SOC}]",
+        "--calibrate", metavar="FILE", help="text to quantize by, unlike what it is judged by"
     )
-    compiler.add_argument("--precision", choices=("fp16", "u16u8"), default="fp16", help="[%(default)s]")
-    compiler.add_argument("--context", type=count, default=128, metavar="N", help="tokens [%(default)s]")
-    compiler.add_argument("--prefill", type=count, default=32, metavar="N", help="at once [%(default)s]")
-    compiler.add_argument(
-        "--calibrate", type=Path, metavar="FILE", help="text to quantize by, unlike what it is judged by"
-    )
-    compiler.add_argument(
-        "--parts", type=count, metavar="N", help="split the layers into N binaries [1 GB each at most]"
-    )
+    add_language(compiler)
+    add_again(compiler)
+    add_selection(compiler)
 
     runner = commands.add_parser("run", help="let a compiled model speak on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.arrays import Sample
 from ci.llm.contexts import compile_context
-from ci.llm.decoder import Decoder, load_decoder
-from ci.llm.genie import RECORD, write_config
+from ci.llm.decoder import load_decoder, require_halves
+from ci.llm.genie import write_config
 from ci.llm.graphs import export, quantize, samples, shared_encodings
-from provisioning.base.commands import quoted
-from provisioning.base.errors import CheckFailed
-from provisioning.base.files import hash_file
+from ci.llm.measure import windows
 from provisioning.manifest import soc_named
 
-LARGEST_HALF = 65504.0
-WINDOWS = 12
 MOST = 256
 README = """\
 # {name} for Genie
@@ -39,23 +32,21 @@ Genie puts the token that begins a text first by itself: leave it out of the pro
 
 
 def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
-    folder, scratch = Path(order["model"]), Path(order["into"])
-    out = scratch / "out"
-    out.mkdir()
+    folder, out = Path(order["model"]), Path(order["into"])
     shape, soc, context = read_architecture(folder), soc_named(order["soc"]), int(order["context"])
     counts, parts = (int(order["prefill"]), 1), int(order["parts"])
     fp16 = order["precision"] == "fp16"
-    rows = [] if fp16 else _rows(folder, shape, Path(order["calibrate"]), context)
+    rows = [] if fp16 else windows(folder, shape.bos, Path(order["calibrate"]), context)
     shared: dict[str, Any] = {}
     binaries = []
     for number, (count, part) in enumerate((count, part) for count in counts for part in range(parts)):
         first, last = shape.layers * part // parts, shape.layers * (part + 1) // parts
-        work = scratch / f"ar{count}_{part}"
+        work = out / f"ar{count}_{part}"
         work.mkdir()
         graph = work / f"ar{count}_{part}.onnx"
         decoder = load_decoder(folder, shape, count, context, first, last)
         if fp16:
-            _require_halves(decoder)
+            require_halves(decoder)
             export(decoder, graph)
         else:
             export(decoder, work / "float.onnx")
@@ -79,36 +70,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
         name=folder.name, prefill=counts[0], **{k: order[k] for k in ("soc", "precision", "context")}
     )
     (out / "README.md").write_text(text, encoding="utf-8")
-    calibrated = hash_file(Path(order["calibrate"])) if order["calibrate"] else ""
-    record = {"checkpoint": str(folder), "precision": order["precision"], "calibrated by": calibrated}
-    (out / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     return {"binaries": len(binaries), "bytes": sum(binary.stat().st_size for binary in binaries)}
-
-
-def _require_halves(decoder: Decoder) -> None:
-    for name, tensor in decoder.state_dict().items():
-        if not float(tensor.abs().max()) <= LARGEST_HALF:
-            raise CheckFailed(
-                f"{name} holds values beyond fp16's {LARGEST_HALF:g}, or none that are numbers",
-                remedy="quantize: --precision u16u8 --calibrate text.txt",
-            )
-
-
-def _rows(folder: Path, shape: Architecture, text: Path, context: int) -> list[list[int]]:
-    """Windows of the text; each begins like a prompt, because otherwise the first tokens' values would be cut
-    off."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
-    length, bos = context - 1, shape.bos
-    assert bos is not None
-    found = [[bos, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][:WINDOWS]
-    if len(found) < WINDOWS:
-        needed = quoted("wc", "-w", str(text))
-        raise CheckFailed(
-            f"{text} has {len(tokens)} tokens: expected {WINDOWS} windows of {length}",
-            remedy=f"give a longer text ({needed} counts its words), or a shorter --context",
-        )
-    return found
 
 
 def _calibration(

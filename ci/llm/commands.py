@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import json
 import math
+import os
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ci.engine.installed import ready_environment
+from ci.engine.memo import Memo, roots_of
+from ci.engine.output import SCRATCH, writing_into
+from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Gone, Worker
+from ci.llm import LONG
 from ci.llm.architecture import Architecture, read_architecture, shards_of
 from ci.llm.genie import CONFIG, RECORD, contradictions, require_sizes, speak
 from ci.llm.judge import EXCUSED, STANDARD_ERRORS
-from ci.llm.work import require_installed, setup_of
+from ci.llm.suite import PRECISIONS
+from ci.llm.work import (
+    basis_of,
+    compile_task,
+    environment,
+    executorch_environment,
+    require_installed,
+    setup_of,
+)
+from ci.suites.precision import precision_named, scheme_named
+from provisioning.base.command_line import TIMEOUT
 from provisioning.base.commands import quoted, session
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
 from provisioning.base.files import hash_file
+from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.units import size
 from provisioning.manifest import soc_named
 
@@ -34,77 +52,130 @@ AGAIN = "compile it again; if it stays, the graphs or Genie do something else th
 
 
 def compile_checkpoint(args: argparse.Namespace) -> int:
-    soc_named(args.soc)
-    folder, output = args.model.absolute(), args.output.absolute()
-    shape = read_architecture(folder)
-    _require(args, shape, folder)
+    selection, folder, output = selection_of(args), Path(args.model).absolute(), args.output.absolute()
+    shape, order = _compile_order(args, selection, folder)
     require_installed()
-    if output.exists() and any(output.iterdir()):
+    if _taken(output):
         raise UsageError(f"{output} is not empty", remedy="name another folder with -o, or remove it")
-    parts = args.parts or parts_of(shape, 2 if args.precision == "fp16" else 1)
-    if parts > 1 and args.precision != "fp16":
-        raise UsageError(
-            f"{args.precision} in {parts} parts is not offered yet", remedy="--precision fp16, or --parts 1"
+    genie = order["do"] == "compile"
+    layers = f"{shape.layers} layers" + (f" in {order['parts']} binaries" if genie else "")
+    sys.stderr.write(f"{layers} for {order['soc']}, {order['precision']}\n")
+    with (
+        disk_errors("name another folder with -o"),
+        writing_into(output, selection.store) as (scratch, publish),
+    ):
+        result = _compiled(order, args, selection, folder)
+        assert result.folder is not None
+        files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
+        calibrated = hash_file(Path(order["calibrate"])) if order["calibrate"] else ""
+        record = {"checkpoint": str(folder), "precision": order["precision"], "calibrated by": calibrated}
+        files.append(scratch / RECORD)
+        files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        written = publish(files)
+        # Of an earlier compile, in more parts or for another runtime.
+        for left in {each for each in output.iterdir() if each.is_file()} - set(written):
+            left.unlink()
+    count, large = result.facts["binaries"], size(result.facts["bytes"])
+    sys.stdout.write(f"{args.output}: {f'{count} binaries' if genie else 'a program'}, {large};")
+    sys.stdout.write(" see its README.md\n")
+    if genie:
+        sys.stdout.write(
+            f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n"
         )
-    sys.stderr.write(f"{shape.layers} layers in {parts} binaries for {args.soc}, {args.precision}\n")
-    log = Path.cwd() / LOG
-    order = {
-        "do": "compile",
-        "log": str(log),
-        "model": str(folder),
-        "soc": args.soc,
-        "precision": args.precision,
-        "context": args.context,
-        "prefill": args.prefill,
-        "parts": parts,
-        "calibrate": str(args.calibrate.absolute()) if args.calibrate else "",
-    }
-    with disk_errors("name another folder with -o"):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the output, so that one move publishes it.
-        with tempfile.TemporaryDirectory(prefix=".qnn-ci-new-", dir=output.parent) as scratch:
-            facts = _ordered({**order, "into": scratch}, log, args.timeout)
-            try:
-                Path(scratch, "out").rename(output)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                raise UsageError(
-                    f"{output} was written by another process meanwhile", remedy="name another folder with -o"
-                ) from error
-    sys.stdout.write(f"{output}: {facts['binaries']} binaries, {size(facts['bytes'])}; see its README.md\n")
-    sys.stdout.write(f"try it: {quoted('python', '-m', 'ci', 'llm', 'run', args.output, 'The answer is')}\n")
     return 0
 
 
-def _require(args: argparse.Namespace, shape: Architecture, folder: Path) -> None:
-    """Checks before anything heavy is imported."""
-    require_sizes(args.context, [args.prefill])
-    if args.prefill >= args.context:
+def _taken(output: Path) -> bool:
+    """Whether it holds something that no compile of ours wrote."""
+    names = {each.name for each in output.iterdir()} if output.exists() else set()
+    return RECORD not in names and any(not name.startswith(SCRATCH) for name in names)
+
+
+def _compile_order(
+    args: argparse.Namespace, selection: Selection, folder: Path
+) -> tuple[Architecture, dict[str, Any]]:
+    """Checks everything before anything heavy is imported."""
+    through, context, prefill = args.through or "genie", args.context or 128, args.prefill or 32
+    if len(selection.socs) > 1:
+        chips = ", ".join(selection.socs)
+        raise UsageError(f"a language model is compiled for one chip, found {chips}", remedy="name one --soc")
+    soc_named(selection.soc)
+    text = Path(args.calibrate) if args.calibrate else None
+    precision = _precision(args.precision or "fp16", through)
+    shape = read_architecture(folder)
+    if through == "genie":
+        require_sizes(context, [prefill])
+    if prefill >= context:
+        raise UsageError(f"prefill by {prefill} fills a context of {context}", remedy="take a longer context")
+    if context > shape.context:
         raise UsageError(
-            f"prefill by {args.prefill} fills a context of {args.context}", remedy="take a longer context"
-        )
-    if args.context > shape.context:
-        raise UsageError(
-            f"a context of {args.context} tokens: the model was made for {shape.context}",
+            f"a context of {context} tokens: the model was made for {shape.context}",
             remedy=f"--context {shape.context}",
         )
     shards_of(folder)
     if not (folder / "tokenizer.json").is_file():
         found = "tokenizer.model alone" if (folder / "tokenizer.model").is_file() else "none"
         raise UsageError(
-            f"{folder}: expected tokenizer.json, which Genie reads; found {found}",
+            f"{folder}: expected tokenizer.json, which the device reads; found {found}",
             remedy="AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it",
         )
     if shape.bos is None or not shape.eos:
         raise UsageError(
-            f"{folder}/config.json names no bos_token_id or no eos_token_id, and Genie wants both",
+            f"{folder}/config.json names no bos_token_id or no eos_token_id, and the device wants both",
             remedy="add them: generation_config.json of the same model may have them",
         )
-    if args.precision != "fp16" and args.calibrate is None:
-        raise UsageError(f"{args.precision} needs text to calibrate by", remedy="--calibrate text.txt")
-    if args.calibrate is not None and not args.calibrate.is_file():
-        raise UsageError(f"--calibrate {args.calibrate}: there is no such file", remedy="name a text file")
+    if precision != "fp16" and text is None:
+        raise UsageError(f"{precision} needs text to calibrate by", remedy="--calibrate text.txt")
+    if text is not None and not text.is_file():
+        raise UsageError(f"--calibrate {text}: there is no such file", remedy="name a text file")
+    parts = args.parts or (1 if through == "executorch" else parts_of(shape, 2 if precision == "fp16" else 1))
+    if parts > 1 and (through == "executorch" or precision != "fp16"):
+        raise UsageError(
+            f"{precision} through {through} in {parts} parts is not offered yet",
+            remedy="--precision fp16 through genie, or --parts 1",
+        )
+    return shape, {
+        "do": {"genie": "compile", "executorch": "compile program"}[through],
+        "model": str(folder),
+        "soc": selection.soc,
+        "precision": precision,
+        "context": context,
+        "prefill": prefill,
+        "parts": parts,
+        "calibrate": str(text.absolute()) if text else "",
+    }
+
+
+def _precision(name: str, through: str) -> str:
+    known = PRECISIONS[through]
+    found = scheme_named(name) if through == "executorch" else precision_named(name).name
+    if found not in known:
+        raise UsageError(
+            f"precision {name}: language models are compiled in {', '.join(known)} through {through}",
+            remedy="take 16a8w",
+        )
+    return found
+
+
+def _compiled(
+    order: Mapping[str, Any], args: argparse.Namespace, selection: Selection, folder: Path
+) -> Result:
+    lowered = order["do"] == "compile program"
+    found = ready_environment(replace(selection, target=DEFAULT_TARGET), os.environ) if lowered else None
+    variables = executorch_environment(found) if found else environment()
+    logs = selection.reports.absolute() / "llm"
+    roots = roots_of(folder / "config.json", selection.store)
+    memo = Memo(selection.store, "llm-compile", roots, environ=variables, reuse=not args.no_cache)
+    timeout = LONG if args.timeout == TIMEOUT else args.timeout
+    task = compile_task(order, memo, logs, timeout, basis_of(selection.store, found), selection.store)
+    setup = setup_of("lower" if lowered else "speak", logs, timeout, variables)
+    results = do([task], How("language models", lambda *_: Worker(setup), 1, args.why))
+    result = results[task.name]
+    if failure := result.failure:
+        refused = ToolkitError(failure.message, remedy=failure.remedy)
+        refused.exit_code = failure.exit_code
+        raise refused
+    return result
 
 
 def parts_of(shape: Architecture, weight: int) -> int:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ci.llm.architecture import Architecture, tensors_of
+from provisioning.base.errors import CheckFailed
 
 HIDDEN = "hidden"
+LARGEST_HALF = 65504.0
 
 
 class Norm(nn.Module):
@@ -185,6 +187,24 @@ def load_decoder(
     decoder.load_state_dict(state, assign=True)
     decoder.eval()
     return decoder
+
+
+def resized(decoder: Decoder, count: int) -> Decoder:
+    """The whole decoder for another number of tokens, with the same weights in memory."""
+    with torch.device("meta"):
+        other = Decoder(decoder.shape, count, decoder.context)
+    other.load_state_dict(decoder.state_dict(), assign=True)
+    other.eval()
+    return other
+
+
+def require_halves(decoder: Decoder) -> None:
+    for name, tensor in decoder.state_dict().items():
+        if not float(tensor.abs().max()) <= LARGEST_HALF:
+            raise CheckFailed(
+                f"{name} holds values beyond fp16's {LARGEST_HALF:g}, or none that are numbers",
+                remedy="quantize: --precision 16a8w --calibrate text.txt",
+            )
 
 
 def _in_checkpoint(name: str, tied: bool) -> str:

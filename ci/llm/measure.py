@@ -16,6 +16,7 @@ from ci.llm.genie import Spoken
 from ci.llm.judge import Comparison, Window, compare_text, figures_of, window_of
 from ci.llm.reference import logits_of, text_of
 from ci.llm.suite import Run
+from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed
 from provisioning.manifest import Soc, soc_named
 
@@ -26,6 +27,23 @@ PROMPTS = (1, 31, 32, 33, 65)
 MOST = 60
 """Tokens of a text that ends by itself."""
 CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
+
+
+def windows(folder: Path, bos: int | None, text: Path, context: int) -> list[list[int]]:
+    """Of a text, to calibrate by. Each begins like a prompt, because otherwise the first tokens' values would
+    be cut off."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
+    length, most = context - 1, CALIBRATION_WINDOWS
+    assert bos is not None
+    found = [[bos, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][:most]
+    if len(found) < most:
+        needed = quoted("wc", "-w", str(text))
+        raise CheckFailed(
+            f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
+            remedy=f"give a longer text ({needed} counts its words), or a shorter --context",
+        )
+    return found
 
 
 @dataclass(frozen=True)

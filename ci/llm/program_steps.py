@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ci.llm.architecture import read_architecture
+from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.arrays import Array
-from ci.llm.decoder import load_decoder
+from ci.llm.decoder import load_decoder, require_halves, resized
 from ci.llm.genie import Spoken
-from ci.llm.graphs import samples
-from ci.llm.measure import DECODE, PREFILL, ProgramFolders, Reader, figures, texts
+from ci.llm.graphs import Encoding, samples
+from ci.llm.measure import DECODE, PREFILL, ProgramFolders, Reader, figures, texts, windows
 from ci.llm.programs import (
     DECODE_METHOD,
     PREFILL_METHOD,
@@ -23,6 +26,7 @@ from ci.llm.programs import (
     Stateful,
     StatefulReader,
     TensorReader,
+    edge_encodings,
     in_pytorch,
     lower,
     metadata,
@@ -32,7 +36,28 @@ from ci.llm.programs import (
 from ci.llm.reference import load_reference
 from ci.llm.suite import Run
 
-PROGRAM = "program.pte"
+PROGRAM = "hybrid_llama_qnn.pte"
+"""Upstream's name of a program with prefill and decode."""
+README = """\
+# {name} through ExecuTorch
+
+Made by `compile --through executorch` for {soc}, {precision}, a context of {context} tokens, prefill by
+{prefill}. {program} has the methods prefill_forward and kv_forward, with the inputs, outputs and constants of
+executorch's own language models.
+
+{reader}
+"""
+RUNNER = """\
+qnn_llama_runner, built from executorch's sources (examples/qualcomm/oss_scripts/llama), should read it; no
+runner has yet. Push this folder to the device with the runner and QNN's libraries, and run in it:
+
+    ./qnn_llama_runner --model_path hybrid_llama_qnn.pte --tokenizer_path tokenizer.json --eval_mode 1 \\
+        --decoder_model_version llama3 --prompt "The answer is"
+"""
+ALONE = """\
+qnn_llama_runner gives masks and takes logits of 16 bits, and those of {precision} are others: this program is
+for executorch.runtime. Compile it with --precision 16a8w for the runner.
+"""
 STATEFUL_ROWS = 4
 """Windows to calibrate by, each token of which is a call."""
 
@@ -58,64 +83,106 @@ def order_executorch(order: Mapping[str, Any]) -> dict[str, Any]:
 
 def tensor_readers(place: ProgramFolders) -> dict[str, Reader]:
     """Prefill and decode as two methods of one program, on HTP and, quantized, as PyTorch computes them."""
-    names = {PREFILL: PREFILL_METHOD, DECODE: DECODE_METHOD}
-    layouts = {
-        name: RunnerLayout(load_decoder(place.model, place.shape, count, place.context))
-        for count, name in names.items()
-    }
-    modules: dict[str, Any] = dict(layouts)
-    if place.run.quantized:
-        whole = load_decoder(place.model, place.shape, place.context, place.context)
-        for count, name in names.items():
-            calls = samples(whole, place.calibration(), place.context, count)
-            modules[name] = quantized(
-                layouts[name], layouts[name].calibration(calls), place.run.precision, place.chip
-            )
+    path, precision = place.into / PROGRAM, place.run.precision
+    counts = (PREFILL, DECODE)
+    written = write_program(place.model, place.shape, place.chip, precision, counts, place.calibration, path)
+    steps = methods(path, list(written.layouts))
+    readers: dict[str, Reader] = {}
+    for what, name in (("prefill", PREFILL_METHOD), ("decode", DECODE_METHOD)):
+        layout = written.layouts[name]
+        readers[f"{what}_htp"] = TensorReader(layout, steps[name], written.encodings.get(name, {}))
+        if place.run.quantized:
+            readers[f"{what}_cpu"] = TensorReader(layout, in_pytorch(written.modules[name]))
+    return readers
+
+
+@dataclass(frozen=True)
+class Written:
+    """A program's methods by name: the float layout, what was lowered, and its integers."""
+
+    layouts: Mapping[str, RunnerLayout]
+    modules: Mapping[str, Any]
+    encodings: Mapping[str, Mapping[str, Encoding]]
+
+
+def write_program(
+    model: Path,
+    shape: Architecture,
+    chip: str,
+    precision: str,
+    counts: tuple[int, int],
+    calibration: Callable[[], Sequence[Sequence[int]]],
+    path: Path,
+) -> Written:
+    """Prefill and decode of so many tokens; `calibration` gives the rows of tokens to quantize by."""
+    names = dict(zip((PREFILL_METHOD, DECODE_METHOD), counts, strict=True))
+    whole = load_decoder(model, shape, shape.context, shape.context)
+    if precision == "fp16":
+        require_halves(whole)
+    layouts = {name: RunnerLayout(resized(whole, count)) for name, count in names.items()}
     inputs = {name: layout.inputs([0], 0, layout.empty()) for name, layout in layouts.items()}
-    path = place.into / PROGRAM
+    modules: dict[str, Any] = dict(layouts)
+    encodings: dict[str, dict[str, Encoding]] = {}
+    if precision != "fp16":
+        rows = calibration()
+        calls = {
+            name: layouts[name].calibration(samples(whole, rows, shape.context, count))
+            for name, count in names.items()
+        }
+        modules = quantized(layouts, calls, precision, chip)
+        encodings = {name: edge_encodings(module) for name, module in modules.items()}
+    edges = encodings.get(DECODE_METHOD, {})
     lower(
         modules,
         inputs,
-        metadata(place.shape, place.context, PREFILL),
-        place.chip,
+        metadata(shape, shape.context, counts[0], edges),
+        chip,
         path,
-        fp16=not place.run.quantized,
+        fp16=precision == "fp16",
+        integers=edges["mask"].dtype if edges else "",
     )
-    steps = methods(path, list(layouts))
-    readers: dict[str, Reader] = {}
-    for what, name in (("prefill", PREFILL_METHOD), ("decode", DECODE_METHOD)):
-        readers[f"{what}_htp"] = TensorReader(layouts[name], steps[name])
-        if place.run.quantized:
-            readers[f"{what}_cpu"] = TensorReader(layouts[name], in_pytorch(modules[name]))
-    return readers
+    return Written(layouts, modules, encodings)
+
+
+def order_program(order: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint of the user's as a program: for `compile --through executorch`."""
+    torch.set_grad_enabled(False)
+    folder, out, context = Path(order["model"]), Path(order["into"]), int(order["context"])
+    shape, soc = replace(read_architecture(folder), context=context), order["soc"]
+    precision, text = order["precision"], Path(order["calibrate"])
+    rows = partial(windows, folder, shape.bos, text, context)
+    write_program(folder, shape, soc, precision, (int(order["prefill"]), 1), rows, out / PROGRAM)
+    shutil.copy(folder / "tokenizer.json", out)
+    reader = RUNNER if precision.startswith("16") else ALONE.format(precision=precision)
+    readme = README.format(
+        name=folder.name,
+        program=PROGRAM,
+        reader=reader,
+        **{name: order[name] for name in ("soc", "precision", "context", "prefill")},
+    )
+    (out / "README.md").write_text(readme, encoding="utf-8")
+    return {"binaries": 1, "bytes": (out / PROGRAM).stat().st_size}
 
 
 def stateful_readers(place: ProgramFolders) -> dict[str, Reader]:
     """Decode alone: two methods would have a cache each."""
     module = Stateful(load_decoder(place.model, place.shape, DECODE, place.context))
-    example, lowered = module.inputs(0, 0), module
+    example, modules = module.inputs(0, 0), {DECODE_METHOD: module}
     if place.run.quantized:
         calls = [
             module.inputs(token, position)
             for row in place.calibration()[:STATEFUL_ROWS]
             for position, token in enumerate(row[:-1])
         ]
-        lowered = quantized(module, calls, place.run.precision, place.chip)
+        modules = quantized(modules, {DECODE_METHOD: calls}, place.run.precision, place.chip)
     path = place.into / PROGRAM
-    constants = metadata(place.shape, place.context, DECODE)
-    lower(
-        {DECODE_METHOD: lowered},
-        {DECODE_METHOD: example},
-        constants,
-        place.chip,
-        path,
-        fp16=not place.run.quantized,
-    )
+    constants = metadata(place.shape, place.context, DECODE, {})
+    lower(modules, {DECODE_METHOD: example}, constants, place.chip, path, fp16=not place.run.quantized)
     readers: dict[str, Reader] = {
         "decode_htp": StatefulReader(module, methods(path, [DECODE_METHOD])[DECODE_METHOD])
     }
     if place.run.quantized:
-        readers["decode_cpu"] = StatefulReader(module, in_pytorch(lowered))
+        readers["decode_cpu"] = StatefulReader(module, in_pytorch(modules[DECODE_METHOD]))
     return readers
 
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from executorch.backends.qualcomm._passes import BuildQuantIo, TagQuantIO
+from executorch.backends.qualcomm._passes.qnn_pass_manager import get_qnn_pass_manager_cls
+from executorch.backends.qualcomm.builders.utils import is_graph_output
 from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
 from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset, QnnExecuTorchBackendType
+from executorch.backends.qualcomm.utils.constants import (
+    QCOM_PASS_ACTIVATE_KEY,
+    QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY,
+)
 from executorch.backends.qualcomm.utils.utils import (
     generate_htp_compiler_spec,
     generate_qnn_executorch_compiler_spec,
     to_edge_transform_and_lower_to_qnn,
 )
+from executorch.exir.capture._config import ExecutorchBackendConfig
+from executorch.exir.passes.memory_planning_pass import MemoryPlanningPass
 from torch import Tensor, nn
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -24,7 +33,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from ci.llm.architecture import Architecture
 from ci.llm.arrays import Array, Sample
 from ci.llm.decoder import Decoder
-from ci.llm.graphs import call
+from ci.llm.graphs import Encoding, call
 from provisioning.base.errors import CheckFailed
 
 PREFILL_METHOD, DECODE_METHOD = "prefill_forward", "kv_forward"
@@ -51,7 +60,7 @@ class RunnerLayout(nn.Module):
         pairs = zip(caches[:layers], caches[layers:], strict=True)
         cos, sin = self.cos[positions], self.sin[positions]
         every = [cache.reshape(cache.shape[1], 1, *cache.shape[2:]) for pair in pairs for cache in pair]
-        logits, *new = self.decoder(tokens, mask[:, None], cos[:, None], sin[:, None], *every)
+        logits, *new = self.decoder(tokens, mask, cos[:, None], sin[:, None], *every)
         ordered = (*new[0::2], *new[1::2])
         return (logits, *(each.reshape(1, each.shape[0], *each.shape[2:]) for each in ordered))
 
@@ -61,7 +70,7 @@ class RunnerLayout(nn.Module):
         places = np.arange(position, position + decoder.count)
         return (
             torch.from_numpy(sample["input_ids"]),
-            torch.from_numpy(sample["attention_mask"][0]),
+            torch.from_numpy(sample["attention_mask"]),
             # Places beyond the context hold no token.
             torch.from_numpy(places.clip(max=decoder.context - 1).astype(np.int32).reshape(1, -1)),
             *caches,
@@ -124,20 +133,65 @@ class Stateful(nn.Module):
         return torch.tensor([[token]], dtype=torch.int32), torch.tensor([position])
 
 
-def quantized(module: Any, samples: Sequence[tuple[Tensor, ...]], scheme: str, soc: str) -> Any:
-    quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
-    quantizer.set_default_quant_config(
-        QuantDtype[f"use_{scheme}"], is_linear_per_channel=True, act_observer=MinMaxObserver
-    )
-    prepared = prepare_pt2e(torch.export.export(module, samples[0], strict=True).module(), quantizer)
-    for sample in samples:
-        prepared(*sample)
-    return convert_pt2e(prepared)
+def quantized(
+    modules: Mapping[str, Any],
+    samples: Mapping[str, Sequence[tuple[Tensor, ...]]],
+    scheme: str,
+    soc: str,
+) -> dict[str, Any]:
+    """The methods of one program. They read and write one cache, so that each edge has one encoding."""
+    prepared = {}
+    for name, module in modules.items():
+        quantizer = QnnQuantizer(QnnExecuTorchBackendType.kHtpBackend, QcomChipset[soc])
+        quantizer.set_default_quant_config(
+            QuantDtype[f"use_{scheme}"], is_linear_per_channel=True, act_observer=MinMaxObserver
+        )
+        exported = torch.export.export(module, samples[name][0], strict=True).module()
+        prepared[name] = prepare_pt2e(exported, quantizer)
+        for sample in samples[name]:
+            prepared[name](*sample)
+    if len(modules) > 1:
+        for observers in zip(*(_edge_observers(each) for each in prepared.values()), strict=True):
+            every = [observer for edge in observers for observer in edge]
+            low = min(float(observer.min_val) for observer in every)
+            high = max(float(observer.max_val) for observer in every)
+            for observer in every:
+                observer.min_val.fill_(low)
+                observer.max_val.fill_(high)
+    return {name: convert_pt2e(each) for name, each in prepared.items()}
 
 
-def metadata(shape: Architecture, context: int, count: int) -> dict[str, Any]:
+def _edge_observers(prepared: Any) -> list[list[Any]]:
+    """Of the mask, of the logits, and of each cache that comes in and goes out."""
+    mask, *caches = _readers_of_floats(prepared, "activation_post_process")
+    logits, *new = list(prepared.graph.nodes)[-1].args[0]
+    edges = [[mask], [logits], *map(list, zip(caches, new, strict=True))]
+    return [[prepared.get_submodule(node.target) for node in edge] for edge in edges]
+
+
+def edge_encodings(converted: Any) -> dict[str, Encoding]:
+    """Of the mask and of the logits."""
+    mask, *_ = _readers_of_floats(converted, "quantize_per_tensor")
+    nodes = {"mask": mask, "logits": list(converted.graph.nodes)[-1].args[0][0]}
+    return {
+        name: Encoding("uint16" if node.args[4] > 255 else "uint8", float(node.args[1]), int(node.args[2]))
+        for name, node in nodes.items()
+    }
+
+
+def _readers_of_floats(graph: Any, kind: str) -> list[Any]:
+    """What reads the mask, and what reads each cache."""
+    users = (node.users for node in graph.graph.nodes if node.op == "placeholder")
+    return [user for each in users for user in each if kind in str(user.target)]
+
+
+def metadata(
+    shape: Architecture, context: int, count: int, encodings: Mapping[str, Encoding]
+) -> dict[str, Any]:
     """What upstream's qnn_llama_runner asks a program for."""
     assert shape.bos is not None
+    logits = encodings.get("logits")
+    quantization = {"get_logits_scale": logits.scale, "get_logits_zero_point": logits.zero} if logits else {}
     return {
         "get_ar_len": count,
         "get_bos_id": shape.bos,
@@ -153,8 +207,8 @@ def metadata(shape: Architecture, context: int, count: int) -> dict[str, Any]:
         "get_n_layers": shape.layers,
         "get_vocab_size": shape.words,
         "get_use_kv_cache": True,
-        # Caches are floats outside of the program.
-        "get_kv_io_bit_width": 32,
+        "get_kv_io_bit_width": 8 * np.dtype(logits.dtype).itemsize if logits else 32,
+        **quantization,
     }
 
 
@@ -166,8 +220,9 @@ def lower(
     path: Path,
     *,
     fp16: bool,
+    integers: str = "",
 ) -> None:
-    """One program with these methods, wholly on HTP."""
+    """One program with these methods, wholly on HTP. `integers`: the type of mask, caches and logits."""
     spec = generate_qnn_executorch_compiler_spec(
         soc_model=QcomChipset[soc], backend_options=generate_htp_compiler_spec(use_fp16=fp16)
     )
@@ -176,6 +231,7 @@ def lower(
         dict(inputs),
         spec,
         constant_methods=dict(constants),
+        passes_job=_passes(getattr(torch, integers)) if integers else None,
         # QNN never gets the first values of a buffer that it keeps: it reads what the memory holds.
         skip_mutable_buffer=True,
     )
@@ -187,7 +243,25 @@ def lower(
                 f"{name} is not one delegate: {', '.join(sorted(set(others)))}",
                 remedy="report it: the decoder has an operator that HTP does not take",
             )
-    path.write_bytes(edge.to_executorch().buffer)
+    # qnn_llama_runner gives the memory of inputs and outputs itself.
+    planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+    config = ExecutorchBackendConfig(memory_planning_pass=planning, passes=[BuildQuantIo()])
+    with path.open("wb") as file:
+        edge.to_executorch(config).write_to_file(file)
+
+
+def _passes(integers: torch.dtype) -> Any:
+    """Those of executorch, without conversions at the edges."""
+
+    def type_of(node: Any) -> torch.dtype | None:
+        read = node.op == "placeholder" and (node.name == "mask" or node.name.startswith("caches_"))
+        return integers if read or is_graph_output(node) else None
+
+    manager = get_qnn_pass_manager_cls(QnnExecuTorchBackendType.kHtpBackend)
+    passes = manager.get_capture_program_passes()
+    passes[TagQuantIO][QCOM_PASS_ACTIVATE_KEY] = True
+    passes[TagQuantIO][QCOM_PASS_ARGS_KWARGS_DEFAULTS_KEY]["get_quant_io_dtype_fn"] = type_of
+    return passes
 
 
 def methods(path: Path, names: Sequence[str]) -> dict[str, Step]:
@@ -224,6 +298,7 @@ class TensorReader:
 
     layout: RunnerLayout
     step: Step
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.count, self.context = self.layout.decoder.count, self.layout.decoder.context
@@ -231,6 +306,10 @@ class TensorReader:
 
     def restart(self) -> None:
         self.position, self.caches = 0, self.layout.empty()
+        if self.encodings:
+            # The mask hides what this stands for.
+            kind = getattr(torch, self.encodings["mask"].dtype)
+            self.caches = [cache.to(kind) for cache in self.caches]
 
     def take(self, other: TensorReader) -> None:
         """Go on where another has stopped."""
@@ -250,13 +329,17 @@ class TensorReader:
         rows = []
         for start in range(0, len(tokens), self.count):
             some = tokens[start : start + self.count]
-            logits, *new = self.step(self.layout.inputs(some, self.position, self.caches))
+            ids, mask, *others = self.layout.inputs(some, self.position, self.caches)
+            if self.encodings:
+                mask = torch.from_numpy(self.encodings["mask"].integers(mask.numpy()))
+            logits, *new = self.step((ids, mask, *others))
             for cache, each, axis in zip(self.caches, new, self._axes, strict=True):
                 # What lies beyond the cache is read in this call alone.
                 if (room := min(len(some), cache.shape[axis] - self.position)) > 0:
                     cache.narrow(axis, self.position, room).copy_(each.narrow(axis, 0, room))
             self.position += len(some)
-            rows.append(logits.reshape(self.count, -1)[: len(some)].numpy())
+            row = logits.reshape(self.count, -1)[: len(some)].numpy()
+            rows.append(self.encodings["logits"].floats(row) if self.encodings else row)
         return np.concatenate(rows).astype(np.float32)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ci.engine.installed import ready_environment
 from ci.engine.jobs import Job, shard_named
 from ci.engine.memo import Memo, roots_of
 from ci.engine.work import How, Result, do
@@ -30,7 +31,6 @@ from ci.suites.stage import finish, print_list
 from provisioning.base.commands import typed
 from provisioning.base.findings import Metric, StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
-from provisioning.environment import resolve
 
 PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
 
@@ -74,7 +74,8 @@ def work(
     cases = {program.case_name: program.case for program in programs}
     # Genie needs nothing that is provisioned.
     lowered = any(program.run.through == "executorch" for program in programs)
-    found = resolve(replace(selection, target=DEFAULT_TARGET), os.environ) if lowered else None
+    here = replace(selection, target=DEFAULT_TARGET)
+    found = ready_environment(here, os.environ) if lowered else None
 
     def workers(kind: str, variables: Mapping[str, str] | None = None) -> Callable[[int, int], Worker]:
         return lambda threads, count: Worker(setup_of(kind, logs, args.timeout, variables))

@@ -17,7 +17,7 @@ from typing import Any
 
 from ci.engine.installed import host_libraries
 from ci.engine.jobs import Job
-from ci.engine.memo import Memo, Touched, native_variables
+from ci.engine.memo import Digests, Memo, Touched, native_variables
 from ci.engine.work import Done, Failure, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.llm.suite import Program
@@ -105,7 +105,8 @@ class Task:
         reply = worker.ask({**order, "timeout": self.timeout})
         if error := reply.get("error"):
             shutil.rmtree(into, ignore_errors=True)
-            return Failure(error["kind"], error["message"], error["remedy"], self.log)
+            code = error["exit_code"]
+            return Failure(error["kind"], error["message"], error["remedy"], self.log, exit_code=code)
         self.log.unlink(missing_ok=True)
         touched = Touched.of(reply.pop("touched"))
         if self.keeps_files:
@@ -175,4 +176,25 @@ def program_task(
         keeps_files=False,
         timeout=timeout,
         keep=keep,
+    )
+
+
+def compile_task(
+    order: Mapping[str, Any], memo: Memo, logs: Path, timeout: float, basis: Mapping[str, Metric], store: Path
+) -> Task:
+    """A checkpoint of the user's."""
+    digests, folder = Digests(store), Path(order["model"])
+    inputs = [path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".safetensors")]
+    inputs += [Path(order["calibrate"])] if order["calibrate"] else []
+    files: dict[str, Metric] = {str(path): digests.of(str(path))[0] for path in inputs}
+    digests.save()
+    return Task(
+        name="compile",
+        key={"what": "compile", "order": dict(order), "files": files, **basis},
+        memo=memo,
+        cost=Job("compile", 60.0, MEMORY),
+        logs=logs,
+        order=order,
+        keeps_files=True,
+        timeout=timeout,
     )

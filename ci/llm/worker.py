@@ -24,6 +24,7 @@ ORDERS = {
     "executorch": ("ci.llm.program_steps", "order_executorch"),
     "choices": ("ci.llm.steps", "order_choices"),
     "compile": ("ci.llm.checkpoint_compile", "order_compile"),
+    "compile program": ("ci.llm.program_steps", "order_program"),
 }
 """Imported in the fork, so that a change of the judging code does not train again."""
 

@@ -24,12 +24,13 @@ ONLY = {
     "and_soc": ("--and-soc", ONNX),
     "dimension": ("--dimension", ONNX),
     "option": ("--option", ONNX),
+    "through": ("--through", CHECKPOINT),
     "context": ("--context", CHECKPOINT),
     "prefill": ("--prefill", CHECKPOINT),
     "parts": ("--parts", CHECKPOINT),
 }
 """Flags that one lane alone has."""
-NOT_FOR_CHECKPOINTS = {"suite": "--suite", "no_cache": "--no-cache", "why": "--why", "jobs": "--jobs"}
+NOT_FOR_CHECKPOINTS = {"suite": "--suite", "jobs": "--jobs"}
 
 
 def is_onnx(model: str) -> bool:
@@ -83,9 +84,20 @@ def add_model(parser: argparse.ArgumentParser, output: str) -> None:
 def add_how(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("how")
     add_timeout(group, "a step")
+    add_again(group)
+    return group
+
+
+def add_again(group: argparse._ActionsContainer) -> None:
     group.add_argument("--no-cache", action="store_true", help="do it again even if nothing changed")
     group.add_argument("--why", action="store_true", help="say why it is done again")
-    return group
+
+
+def add_language(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--through", choices=("genie", "executorch"), help="what runs it [genie]")
+    group.add_argument("--context", type=count, metavar="N", help="tokens [128]")
+    group.add_argument("--prefill", type=count, metavar="N", help="tokens that are read at once [32]")
+    group.add_argument("--parts", type=count, metavar="N", help="Genie's binaries [1 GB each at most]")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -117,10 +129,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "one file for this chip too, a flexible context (QNN 2.50 or later)",
     )
     repeatable(parser, "--option", "NAME=VALUE", OPTION_HELP)
-    language = parser.add_argument_group(f"{CHECKPOINT}, for Genie")
-    language.add_argument("--context", type=count, metavar="N", help="tokens [128]")
-    language.add_argument("--prefill", type=count, metavar="N", help="tokens that are read at once [32]")
-    language.add_argument("--parts", type=count, metavar="N", help="binaries [1 GB each at most]")
+    add_language(parser.add_argument_group(CHECKPOINT))
     group = add_how(parser)
     add_timeout(group, "a run", 300, flag="--run-timeout")
     group.add_argument("--jobs", "-j", type=count, metavar="N", help="programs side by side [cores]")

@@ -202,6 +202,10 @@ class TestCheckpoint:
             (["--backend", "lpai"], "--backend"),
             (["--suite", "mine.toml"], "--suite"),
             (["--context", "256"], "made for 128"),
+            (["--through", "executorch", "--precision", "16a2w"], "16a4w"),
+            (["--through", "executorch", "--precision", "8a8w"], "--calibrate"),
+            (["--through", "executorch", "--parts", "2"], "parts"),
+            (["--through", "executorch", "--prefill", "128"], "longer context"),
         ],
         ids=lambda value: "-".join(value).strip("-") if isinstance(value, list) else "",
     )
@@ -219,27 +223,21 @@ class TestCheckpoint:
         assert main("python -m ci", "", {"compile": VERBS["compile"]}, command) == 2
         assert named in capsys.readouterr().err and not out.exists()
 
-    def test_what_another_process_wrote_meanwhile_stays(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_a_folder_that_holds_other_things_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         from safetensors.numpy import save_file
 
         model, out = tmp_path / "model", tmp_path / "out"
         model.mkdir()
+        out.mkdir()
         checkpoint(model)
         save_file({"weight": np.ones(1, np.float32)}, model / "model.safetensors")
         (model / "tokenizer.json").touch()
-
-        def order(request: dict[str, Any], *_: Any) -> dict[str, Any]:
-            Path(request["into"], "out").mkdir()
-            out.mkdir()
-            (out / "theirs").touch()
-            return {"binaries": 2, "bytes": 1}
-
-        monkeypatch.setattr("ci.llm.commands._ordered", order)
+        (out / "theirs.bin").touch()
         verbs = {"llm": VERBS["llm"]}
         assert main("python -m ci", "", verbs, ["llm", "compile", str(model), "-o", str(out)]) == 2
-        assert {file.name for file in tmp_path.iterdir()} == {"model", "out"} and (out / "theirs").exists()
+        assert "not empty" in capsys.readouterr().err and (out / "theirs.bin").exists()
 
     def test_parts_are_no_larger_than_a_gigabyte(self, tmp_path: Path) -> None:
         small = read_architecture(checkpoint(tmp_path))
