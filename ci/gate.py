@@ -32,11 +32,12 @@ from ci.report.collect import GATE, did_not_run
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import INTERRUPTED, UsageError
-from provisioning.base.findings import RUN, Artifact, Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.rendering.terminal import overview, terminal_width, wants_colour, write
 from provisioning.base.rendering.text import LOG, summary_of, verdict, worst
 from provisioning.base.rendering.workflow_commands import command, github_annotations
 from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.stage_run import RUN, StageRun
 from provisioning.base.units import seconds
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from provisioning.base.commands import captured, session
 from provisioning.base.diagnosis import causes
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.findings import Artifact, Metric, Severity, StageRun
+from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.settings import (
     DEFAULT_PROFILE,
     DEFAULT_TARGET,
@@ -37,6 +37,7 @@ from provisioning.base.settings import (
     outputs_path,
     selection_of,
 )
+from provisioning.base.stage_run import StageRun
 from provisioning.components import EXECUTORCH_RUNTIME
 
 SOURCE = ROOT / "ci" / "builds" / "runner"

@@ -24,8 +24,9 @@ from provisioning.base.commands import quoted
 from provisioning.base.disk import disk_errors
 from provisioning.base.errors import UsageError
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_TARGET, ROOT, Selection, selection_of
+from provisioning.base.stage_run import StageRun
 from provisioning.manifest import load_profile
 
 

@@ -20,8 +20,9 @@ from provisioning.base.commands import quoted
 from provisioning.base.commands import session as session_command
 from provisioning.base.diagnosis import explain
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Artifact, Finding, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Severity
 from provisioning.base.settings import ROOT, Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.environment import DEVICE_DIRECTORIES
 from provisioning.manifest import load_socs, soc_named
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ci.executorch.audit import module_of, source_of
 from ci.suites.accuracy import Unusable, compare, decibels
-from ci.suites.factory import BadFactory
+from ci.suites.user_model import BadFactory
 
 MOST_DB = 120.0
 """Outputs that differ by less are equal."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,9 +33,9 @@ from ci.suites.findings import accuracy_message, known_faults, notes, placeholde
 from ci.suites.own_packages import record
 from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
-from provisioning.base.commands import typed
-from provisioning.base.findings import Artifact, Finding, Metric, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.stage_run import StageRun
 
 RUN_SECONDS, RUN_MEMORY = 2.0, 300 << 20
 
@@ -77,9 +76,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if args.list:
         return print_list(chosen(args, selection))
-    stage = StageRun(
-        "test_emulator", selection.profile, DEFAULT_TARGET, typed("nox -s test_emulator --", sys.argv[2:])
-    )
+    stage = StageRun.as_typed("test_emulator", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "emulator-not-run"):
         _run(args, selection, stage, os.environ)
     return finish(stage, selection)

@@ -52,7 +52,6 @@ from ci.executorch.suite import Case, Input, Run
 from ci.suites.compiler_log import Traffic, traffic
 from ci.suites.factory import (
     CALIBRATION_SEED,
-    BadFactory,
     Inputs,
     ModelWithInputs,
     copied,
@@ -66,6 +65,7 @@ from ci.suites.factory import (
     run_copied,
     where_input_changes,
 )
+from ci.suites.user_model import BadFactory
 
 SEGMENT_ALIGNMENT = 4096
 """The alignment of delegate data in the file: a page, so that it can be mapped alone."""

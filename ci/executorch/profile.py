@@ -38,8 +38,8 @@ from ci.suites.profile_page import page_of
 from provisioning.base.commands import quoted
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
-from provisioning.base.findings import StageRun
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +29,9 @@ from ci.suites.findings import notes, verdict
 from ci.suites.own_packages import record
 from ci.suites.programs.against_sdk import sdk_arches
 from ci.suites.stage import finish, print_list
-from provisioning.base.commands import typed
-from provisioning.base.findings import Finding, Metric, Severity, StageRun
+from provisioning.base.findings import Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.environment import Environment
 from provisioning.manifest import soc_named
@@ -149,8 +148,7 @@ def run(args: argparse.Namespace) -> int:
     selection = selection_of(args)
     if args.list:
         return print_list(chosen(args, selection))
-    command = typed("nox -s test_lowering --", sys.argv[2:])
-    stage = StageRun("test_lowering", selection.profile, DEFAULT_TARGET, command)
+    stage = StageRun.as_typed("test_lowering", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "lowering-not-run"):
         plan = plan_of(args, selection, os.environ, "lowering")
         results = plan.compiled(os.environ)

@@ -46,7 +46,8 @@ def lowered(order: dict[str, Any]) -> dict[str, Any]:
     """The facts of a program, or what failed as `fault` and `message`."""
     from ci.executorch.lower import Failed, lower
     from ci.executorch.suite import Case, Run
-    from ci.suites.factory import BadFactory, is_memory
+    from ci.suites.factory import is_memory
+    from ci.suites.user_model import BadFactory
 
     case = Case.model_validate_json(json.dumps(order["case"]))
     run = Run.model_validate_json(json.dumps(order["run"]))

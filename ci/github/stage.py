@@ -17,11 +17,12 @@ from ci.gate import without_annotations
 from ci.github.files import set_outputs, summarise
 from provisioning.base.commands import session
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Artifact, Outcome, Report, StageRun
+from provisioning.base.findings import Artifact, Outcome, Report
 from provisioning.base.rendering.job_summary import markdown
 from provisioning.base.rendering.text import LOG
 from provisioning.base.rendering.workflow_commands import github_annotations
 from provisioning.base.settings import DEFAULT_PROFILE, ROOT
+from provisioning.base.stage_run import StageRun
 
 WITHOUT_REPORT = frozenset({"tests", "bench", "lock", "store", "generate", "rehearse", "env"})
 """Sessions that write no report."""

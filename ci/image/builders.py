@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.image.engine import NO_SPACE, Engine, out_of_disk
-from provisioning.base.commands import captured, quoted
+from provisioning.base.commands import captured, logged, quoted
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
 
 BUILDKIT_INSIDE = (18, 9), (23, 0)
@@ -262,10 +261,7 @@ def _speaks_buildkit(program: str) -> bool | None:
 
 
 def _run(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as stream:
-        done = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, env=environ, check=False)
-    if done.returncode:
+    if logged(command, log, environ):
         raise failure(
             "building the image", log.read_text(encoding="utf-8", errors="replace"), quoted("less", log)
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -28,9 +27,9 @@ from ci.llm.work import (
 from ci.suites.findings import verdict
 from ci.suites.flags import check_args
 from ci.suites.stage import finish, print_list
-from provisioning.base.commands import typed
-from provisioning.base.findings import Metric, StageRun
+from provisioning.base.findings import Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.stage_run import StageRun
 
 PACKAGES = ("executorch", "onnx", "onnxruntime", "onnxruntime-qnn", "torch", "tokenizers", "transformers")
 
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     programs = chosen(args, selection)
     if args.list:
         return print_list(programs)
-    stage = StageRun("test_llm", selection.profile, DEFAULT_TARGET, typed("nox -s test_llm --", sys.argv[2:]))
+    stage = StageRun.as_typed("test_llm", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "llm-not-run"):
         require_installed()
         models, results = work(args, programs, selection)

@@ -24,8 +24,8 @@ from ci.suites.profile_page import page_of
 from provisioning.base.commands import typed
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import write_named
-from provisioning.base.findings import StageRun
 from provisioning.base.settings import DEFAULT_TARGET, reports_path
+from provisioning.base.stage_run import StageRun
 from provisioning.manifest import load_socs, soc_named
 
 

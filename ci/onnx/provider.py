@@ -345,7 +345,8 @@ def export(
     """Write the factory's model as model.onnx, with inputs input_0, input_1 …; returns the model too."""
     import torch
 
-    from ci.suites.factory import BadFactory, explained, infer_all, make
+    from ci.suites.factory import explained, infer_all, make
+    from ci.suites.user_model import BadFactory
 
     try:
         loaded = make(dotted, arguments, search_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +22,10 @@ from ci.suites.flags import check_args
 from ci.suites.own_packages import OwnPackages, installed, record
 from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
-from provisioning.base.commands import typed
 from provisioning.base.files import replace_text
-from provisioning.base.findings import RUN, Artifact, Finding, Metric, StageRun
+from provisioning.base.findings import Artifact, Finding, Metric
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
+from provisioning.base.stage_run import RUN, StageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     programs = chosen(args, selection)
     if args.list:
         return print_list(programs)
-    command = typed("nox -s test_onnx --", sys.argv[2:])
-    stage = StageRun("test_onnx", selection.profile, DEFAULT_TARGET, command)
+    stage = StageRun.as_typed("test_onnx", selection.profile, DEFAULT_TARGET)
     with stage.reported(selection.reports, "onnx-not-run"):
         require_installed()
         logs = selection.reports.absolute() / "onnx"
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         results = compile_programs(args, plan, selection)
         figures = figures_of(results)
         if args.update_baseline or args.update_thresholds:
-            agree(plan.baselines, plan.programs, figures, args.reason, command)
+            agree(plan.baselines, plan.programs, figures, args.reason, stage.command)
         if args.update_baseline:
             update(plan, results)
         if args.update_thresholds:

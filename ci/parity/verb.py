@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ci.parity.mapping import Mapping
     from ci.parity.model import Side
     from ci.parity.tree import Tree
-    from provisioning.base.findings import Report, StageRun
+    from provisioning.base.findings import Report
+    from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   nox -s buck_parity -- --executorch ~/executorch
@@ -48,14 +49,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ci.parity.mapping import MAPPING, load_mapping
-    from provisioning.base.commands import typed
     from provisioning.base.errors import UsageError
-    from provisioning.base.findings import StageRun
+    from provisioning.base.stage_run import StageRun
 
     if args.dry_run and not args.fix:
         raise UsageError("--dry-run changes what --fix does, and there is no --fix", remedy="add --fix")
     selection = selection_of(args)
-    stage = StageRun("buck_parity", selection.profile, "", typed("nox -s buck_parity --", sys.argv[2:]))
+    stage = StageRun.as_typed("buck_parity", selection.profile, "")
     with stage.reported(selection.reports, "parity.not-checked"):
         root = _root(args.executorch, selection, os.environ)
         if args.fix and not args.dry_run and root.resolve().is_relative_to(selection.store.resolve()):

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from provisioning.base.commands import quoted, session
-from provisioning.base.findings import RUN, Finding, Outcome, Report, Severity, outcome_of
+from provisioning.base.findings import Finding, Outcome, Report, Severity, outcome_of
 from provisioning.base.rendering.text import DID_NOT_RUN, EARLIER_RUN, NOT_ASKED, plural
+from provisioning.base.stage_run import RUN
 
 GATE = "gate"
 """The gate's own report repeats the stages' reports, so it is left out beside them."""

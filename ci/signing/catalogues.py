@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 
-from ci.signing.verification import (
+from ci.signing.checks import (
     CHAIN,
     FILES,
     NAME,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ci.signing import certificates, mbn, signatures, signed_library, verification
 from ci.signing.certificates import Certificate
+from ci.signing.checks import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, Signer
 from ci.signing.elf import Malformed
-from ci.signing.verification import CHAIN, SIGNATURE, STRUCTURE, TIME_STAMP, Signer
 from provisioning import catalogue as catalogues
 
 SCHEMA = 1

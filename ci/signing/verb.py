@@ -18,8 +18,8 @@ from provisioning.base.settings import reports_path
 if TYPE_CHECKING:
     import datetime as dt
 
-    from ci.signing.verification import Expected, Verification
-    from provisioning.base.findings import StageRun
+    from ci.signing.checks import Expected, Verification
+    from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   python -m ci signing inspect dist/overlay/lib/lpai-v6/signed/libQnnLpaiSkel.so
@@ -61,7 +61,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def verify(args: argparse.Namespace) -> int:
-    from provisioning.base.findings import StageRun
+    from provisioning.base.stage_run import StageRun
 
     stage = StageRun("signing_verify", "", "", typed("python -m ci signing", sys.argv[2:]))
     reports = reports_path(args.reports)
@@ -72,7 +72,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace, stage: StageRun) -> int:
-    from ci.signing import verification
+    from ci.signing import checks, verification
 
     allowed = tuple(args.allow_unchecked)
     expected = _expected(args)
@@ -80,7 +80,7 @@ def _verify(args: argparse.Namespace, stage: StageRun) -> int:
     for path in args.files:
         result = verification.verify_file(path, expected)
         results.append((path, result))
-        stage.findings += verification.findings_of(path, result, allowed=allowed)
+        stage.findings += checks.findings_of(path, result, allowed=allowed)
         stage.metrics[str(path)] = result.verdict(allowed)
     if args.json:
         files = [_as_json(path, result, allowed) for path, result in results]
@@ -108,8 +108,8 @@ def _add_verify_flags(parser: argparse.ArgumentParser) -> None:
 
 def _expected(args: argparse.Namespace) -> Expected:
     from ci.signing.certificates import read_root
+    from ci.signing.checks import Expected
     from ci.signing.lpai.device_serial import parse_serial
-    from ci.signing.verification import Expected
 
     return Expected(
         root=read_root(args.root) if args.root else None,

@@ -1,130 +1,35 @@
-"""Whether a signature holds. Each check has a name, and passed, failed or could not be made."""
+"""Whether a signature holds."""
 
 from __future__ import annotations
 
 import datetime as dt
-import enum
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.signing import certificates, elf, mbn, signatures, signed_library
+from ci.signing import catalogues, certificates, elf, mbn, signatures, signed_library
+from ci.signing.checks import (
+    CHAIN,
+    HASH_TABLE,
+    HEADERS,
+    ROOT,
+    SEGMENTS,
+    SIGNATURE,
+    STRUCTURE,
+    UNSIGNED,
+    Check,
+    Expected,
+    Signer,
+    Status,
+    Verification,
+)
 from ci.signing.elf import Bytes, Malformed
-from ci.signing.signed_library import Range, Signed
-from provisioning.base.findings import Finding, Severity
+from ci.signing.signed_library import Signed
 
 if TYPE_CHECKING:
     from cryptography import x509
-
-UNSIGNED = "unsigned"
-STRUCTURE = "structure"
-HASH_TABLE = "hash table"
-HEADERS = "headers"
-SEGMENTS = "segments"
-SIGNATURE = "signature"
-CHAIN = "chain"
-ROOT = "root"
-FILES, NAME, TIME_STAMP = "files", "name", "time stamp"
-INTEGRITY = (STRUCTURE, HASH_TABLE, HEADERS, SEGMENTS, FILES, SIGNATURE, CHAIN, TIME_STAMP)
-"""If one of these fails, the bytes are not those that were signed."""
-ESSENTIAL = (*INTEGRITY, ROOT)
-"""A file counts as verified only if each of these passed, as far as its kind of signature has them."""
-
-
-SIGNER_KNOWN, SIGNER_UNKNOWN = "signing.signer-known", "signing.signer-unknown"
-_REMEDIES = {
-    ROOT: "--root CERT",
-    SIGNATURE: "--allow-unchecked signature",
-    FILES: "put the files beside it, or --allow-unchecked files",
-}
-
-
-class Signer(str, enum.Enum):
-    """Who signed a file. The same words for libraries (MBN) and for catalogues."""
-
-    KNOWN = "known root"
-    UNKNOWN = "unknown signer"
-    REHEARSAL = "development rehearsal"
-    TEST = "test signature"
-    UNSIGNED = "unsigned"
-    DAMAGED = "damaged"
-
-
-class Status(str, enum.Enum):
-    PASSED = "passed"
-    FAILED = "failed"
-    UNCHECKED = "not checked"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    part: str
-    status: Status
-    message: str
-    asked: bool = False
-    """Whether the caller requested it, so that it must be checked."""
-
-    @property
-    def essential(self) -> bool:
-        return self.asked or self.part in ESSENTIAL
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What the library must be bound to; None: anything."""
-
-    root: x509.Certificate | None = None
-    software_id: int | None = None
-    hardware_id: int | None = None
-    serial: int | None = None
-    at: dt.datetime | None = None
-    """The moment to judge validity at; None is now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    checks: tuple[Check, ...]
-    unhashed: tuple[Range, ...] = ()
-    rehearsal: bool = False
-    test: bool = False
-    """Bound to single devices by their serials."""
-    catalogue: str = ""
-    """The Windows catalogue that holds the signature."""
-
-    @property
-    def failed(self) -> list[Check]:
-        return [c for c in self.checks if c.status is Status.FAILED]
-
-    def unproven(self, allowed: Iterable[str] = ()) -> list[Check]:
-        """The essential checks that could not be made, except those that the caller allows to be skipped."""
-        skip = set(allowed)
-        return [c for c in self.checks if c.status is Status.UNCHECKED and c.essential and c.part not in skip]
-
-    @property
-    def signer(self) -> Signer:
-        failed = {check.part for check in self.failed}
-        if UNSIGNED in failed:
-            return Signer.UNSIGNED
-        if failed & set(INTEGRITY):
-            return Signer.DAMAGED
-        if self.rehearsal:
-            return Signer.REHEARSAL
-        if self.test:
-            return Signer.TEST
-        return Signer.KNOWN if self.under_root else Signer.UNKNOWN
-
-    @property
-    def under_root(self) -> bool:
-        """Whether the chain holds and ends in a root that was named or is pinned."""
-        passed = {check.part for check in self.checks if check.status is Status.PASSED}
-        return {CHAIN, ROOT} <= passed
-
-    def verdict(self, allowed: Iterable[str] = ()) -> str:
-        if self.failed:
-            return "failed"
-        return "not proven" if self.unproven(allowed) else "verified"
 
 
 def verify(data: Bytes, expected: Expected | None = None) -> Verification:
@@ -150,8 +55,6 @@ def verify(data: Bytes, expected: Expected | None = None) -> Verification:
 def verify_file(path: Path, expected: Expected | None = None) -> Verification:
     """A catalogue is verified with the files beside it; a library without a signature inside, with the
     catalogue beside it."""
-    from ci.signing import catalogues
-
     if path.suffix.lower() == catalogues.SUFFIX:
         return catalogues.verify(path, expected or Expected())
     with signed_library.mapped(path) as data:
@@ -159,39 +62,6 @@ def verify_file(path: Path, expected: Expected | None = None) -> Verification:
     if result.signer is Signer.UNSIGNED:
         return catalogues.verify_library(path, expected or Expected()) or result
     return result
-
-
-def findings_of(path: Path, result: Verification, *, allowed: Iterable[str] = ()) -> Iterator[Finding]:
-    """Errors for what failed or is not proven, a warning for a rehearsal, notes for the rest."""
-    subject = str(path)
-    allowed = set(allowed)
-    for check in result.checks:
-        if check.status is Status.PASSED:
-            if check.part == ROOT and result.under_root:
-                yield Finding(SIGNER_KNOWN, Severity.NOTE, subject, check.message, "")
-            continue
-        if check.status is Status.FAILED:
-            remedy = "nox -s sign_lpai" if check.part == UNSIGNED else "sign the unsigned original again"
-            rule = f"signing.{check.part.replace(' ', '-')}"
-            yield Finding(rule, Severity.ERROR, subject, f"{check.part}: {check.message}", remedy)
-        elif check.essential and check.part not in allowed:
-            remedy = _REMEDIES.get(check.part, "ask whoever signed it; the public format does not tell")
-            message = f"{check.part} not checked: {check.message}"
-            yield Finding("signing.not-proven", Severity.ERROR, subject, message, remedy)
-        elif check.part == ROOT:
-            message = f"{Signer.UNKNOWN.value}: {check.message}"
-            yield Finding(SIGNER_UNKNOWN, Severity.WARNING, subject, message, _REMEDIES[ROOT])
-        else:
-            message = f"{check.part} not checked: {check.message}"
-            yield Finding("signing.not-checked", Severity.NOTE, subject, message, "")
-    if result.rehearsal:
-        yield Finding(
-            "signing.development-only",
-            Severity.WARNING,
-            subject,
-            signatures.STATEMENT,
-            "sign with elfsigner, or with your OEM's service, for devices that people buy",
-        )
 
 
 def _serials(signed: Signed) -> bool:

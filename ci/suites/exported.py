@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e import move_exported_model_to_eval
 
-from ci.suites.factory import BadFactory, ModelWithInputs, fixed_inputs
+from ci.suites.user_model import BadFactory
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float64)
 
@@ -34,7 +34,8 @@ class Positional(nn.Module):
         return self.model(*args, **kwargs)
 
 
-def load_exported(path: Path) -> ModelWithInputs:
+def load_exported(path: Path) -> tuple[nn.Module, list[Tensor], list[tuple[str, str]]]:
+    """The model, its example inputs, and notes as rule and message."""
     program = _loaded(path)
     if program.dialect == "ATEN":
         raise BadFactory(
@@ -72,8 +73,7 @@ def load_exported(path: Path) -> ModelWithInputs:
     # An exported model's training flags mean nothing, and its eval() raises.
     for module in model.modules():
         module.training = False
-    loaded = fixed_inputs(model, tensors)
-    return ModelWithInputs(loaded.model, loaded.inputs, loaded.first, (*loaded.notes, *notes))
+    return model, tensors, notes
 
 
 def _loaded(path: Path) -> Any:

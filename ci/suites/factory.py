@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ci.suites.imports import search_first
+from ci.suites.user_model import BadFactory
 from provisioning.base.settings import ROOT
 
 CALIBRATION_SEED = 1000
@@ -99,10 +100,6 @@ class Samples:
         return replace(self, wanted=Signature(example, names[: len(example)]))
 
 
-class BadFactory(Exception):
-    """The model cannot be used. The message says why, for the author of the factory."""
-
-
 @dataclass(frozen=True)
 class ModelWithInputs:
     model: nn.Module
@@ -160,12 +157,12 @@ def _exported(path: Path, arguments: Mapping[str, Any], inputs: Inputs | None) -
 
     if arguments:
         raise BadFactory(f"{path} is a model, which takes no arguments")
-    loaded = load_exported(path)
+    model, tensors, notes = load_exported(path)
+    loaded = fixed_inputs(model, tensors)
     if inputs is None:
-        return loaded
-    notes = tuple(note for note in loaded.notes if note[0] != "fixed-inputs")
+        return replace(loaded, notes=(*loaded.notes, *notes))
     fitting = inputs.fitting(loaded) if isinstance(inputs, Samples) else inputs
-    return ModelWithInputs(loaded.model, fitting, notes=notes)
+    return ModelWithInputs(model, fitting, notes=tuple(notes))
 
 
 def find(dotted: str, search_path: Path) -> Callable[..., Any]:

@@ -31,9 +31,10 @@ from provisioning.base.errors import (
     UsageError,
 )
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Metric, Severity, StageRun
+from provisioning.base.findings import Artifact, Metric, Severity
 from provisioning.base.mutex import mutex
 from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.python_environments import uv_program
 
 VARIABLE = "QNN_CI_REQUIREMENTS"

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.findings import Metric, Report, StageRun
+from provisioning.base.findings import Metric, Report
+from provisioning.base.stage_run import StageRun
 
 NODE = re.compile(r"(?P<name>.+?):OpId_\d+ \(cycles\)")
 ADDED = re.compile(r"_token_\d+$")

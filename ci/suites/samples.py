@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ci.suites.factory import BadFactory, Samples, Signature, described, seed_of
-from ci.suites.user_model import SAMPLE_FILES
+from ci.suites.factory import Samples, Signature, described, seed_of
+from ci.suites.user_model import SAMPLE_FILES, BadFactory
 
 COMPARED = 2
 """How many samples are compared and not used to calibrate, if a folder has enough."""

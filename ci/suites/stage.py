@@ -9,9 +9,10 @@ from typing import Any
 
 from ci.suites.history import add_history
 from ci.suites.model import AnyProgram
-from provisioning.base.findings import Report, StageRun
+from provisioning.base.findings import Report
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
 
 
 def print_list(programs: Iterable[AnyProgram[Any, Any]]) -> int:

@@ -19,6 +19,10 @@ QUANTIZING = b"quantized_decomposed."
 WORD = re.compile(r"[^a-z0-9_.-]+")
 
 
+class BadFactory(Exception):
+    """The model cannot be used. The message says why, for the author of the factory."""
+
+
 @dataclass(frozen=True, slots=True)
 class UserModel:
     name: str

@@ -16,8 +16,9 @@ from pathlib import Path
 from provisioning.base.command_line import repeatable
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UnknownName
-from provisioning.base.findings import Finding, Severity, StageRun
+from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import ROOT, add_selection, selection_of
+from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   python -m ci lint

@@ -20,8 +20,9 @@ from ci.upstream.ledger import (
 from provisioning.base.commands import session
 from provisioning.base.diagnosis import Explanation, nearest
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_SOC
+from provisioning.base.stage_run import StageRun
 
 LESS_DB = 1.0
 """Equal inputs give equal figures: a test is worse if its SQNR is less than recorded by more than this."""

@@ -23,11 +23,12 @@ from ci.upstream.process import TestTask, setup_of, tests_of, verdict_of
 from ci.upstream.suite import DELEGATE, Machinery, Suite, machinery, worker_environment
 from ci.upstream.table import agree, write_table
 from provisioning.base import units
-from provisioning.base.commands import quoted, session, typed
+from provisioning.base.commands import quoted, session
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.findings import Artifact, Severity
 from provisioning.base.rendering import terminal
 from provisioning.base.settings import ROOT, Selection, selection_of
+from provisioning.base.stage_run import StageRun
 from provisioning.environment import resolve
 
 RUNNER_MEMORY = 256 << 20
@@ -79,8 +80,7 @@ def run_suites(
     """One after the other, in one report. Of several suites an expression need match in one alone."""
     selection = selection_of(args)
     _check(args, selection)
-    command = typed(f"nox -s {stage_name} --", sys.argv[2:])
-    stage = StageRun(stage_name, selection.profile, selection.target, command)
+    stage = StageRun.as_typed(stage_name, selection.profile, selection.target)
     if args.list:
         _run_all(suites, args, selection, environ, stage)
         return 0

@@ -17,7 +17,7 @@ from provisioning.base.command_line import repeatable
 from provisioning.base.commands import session
 from provisioning.base.errors import UnknownName
 from provisioning.base.files import hash_file
-from provisioning.base.findings import Artifact, Report, Severity, StageRun
+from provisioning.base.findings import Artifact, Report, Severity
 from provisioning.base.progress import for_stream
 from provisioning.base.settings import (
     DEFAULT_TARGET,
@@ -26,6 +26,7 @@ from provisioning.base.settings import (
     add_selection,
     selection_of,
 )
+from provisioning.base.stage_run import StageRun
 from provisioning.components import KINDS, QNN_SDK
 from provisioning.environment import provision_flags, selecting_flags, users_own
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from provisioning.base.command_line import repeatable
 from provisioning.base.errors import UsageError
 from provisioning.base.files import write_named
-from provisioning.base.findings import Metric, Report, StageRun
+from provisioning.base.findings import Metric, Report
 from provisioning.base.settings import Selection, add_selection, selection_of
+from provisioning.base.stage_run import StageRun
 
 if TYPE_CHECKING:
     from provisioning.validation import Result

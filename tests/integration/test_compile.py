@@ -16,10 +16,10 @@ from ci.__main__ import VERBS
 from ci.engine.output import writing_into
 from ci.executorch.suite import programs_of
 from ci.suites.elsewhere import export_with
-from ci.suites.factory import CALIBRATION_SEED, BadFactory, find, make
+from ci.suites.factory import CALIBRATION_SEED, find, make
 from ci.suites.imports import search_first
 from ci.suites.samples import samples_of
-from ci.suites.user_model import user_model
+from ci.suites.user_model import BadFactory, user_model
 from provisioning.base.command_line import Parser, main
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.base.settings import ROOT

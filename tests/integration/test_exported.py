@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ci.suites.factory import BadFactory, infer_all, make
+from ci.suites.factory import infer_all, make
+from ci.suites.user_model import BadFactory
 
 
 class Net(nn.Module):

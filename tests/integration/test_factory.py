@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ci.suites import factory
-from ci.suites.factory import BadFactory, explained, infer, infer_all, make, where_input_changes
+from ci.suites.factory import explained, infer, infer_all, make, where_input_changes
+from ci.suites.user_model import BadFactory
 
 MODULE = """
 import torch

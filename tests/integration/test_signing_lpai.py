@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ci.signing import signed_library, verification
+from ci.signing import checks, signed_library, verification
 from ci.signing.lpai.elfsigner import Consent
 from provisioning import licences
 from tests.support import hexagon_sdk
@@ -129,7 +129,7 @@ def test_a_device_bound_test_signature_is_made(world: World, python: str) -> Non
     done = world.sign_lpai(*ACCEPT, "--python", python, "--serial", "0x1A2B3C4D")
     assert done.returncode == 0
     made = world.overlay / "testsig-0x1a2b3c4d.so"
-    assert not verification.verify_file(made, verification.Expected(serial=0x1A2B3C4D)).failed
+    assert not verification.verify_file(made, checks.Expected(serial=0x1A2B3C4D)).failed
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from ci.signing import elf, inspection, signed_library, verification
+from ci.signing.checks import Expected
 from ci.signing.lpai import rehearsal
-from ci.signing.verification import Expected
 from tests.support import chains, sdk
 from tests.support.needs import program
 

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 from provisioning.base.command_line import guarded
-from provisioning.base.findings import Artifact, Outcome, Severity, StageRun
+from provisioning.base.findings import Artifact, Outcome, Severity
 from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.stage_run import StageRun
 
 MODULE = "tests.support.gate_stage"
 

@@ -12,7 +12,7 @@ from ci.builds.output_folders import replace_build
 from ci.builds.source_plan import SourcePlan
 from provisioning import overlay
 from provisioning.base.errors import CheckFailed
-from provisioning.base.findings import StageRun
+from provisioning.base.stage_run import StageRun
 from tests.support.build_plans import make_plan
 
 RUNNER = "examples/qualcomm/executor_runner/qnn_executor_runner"

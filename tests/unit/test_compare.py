@@ -27,8 +27,9 @@ from ci.upstream.compare.stage import (
     table_of,
 )
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Report, Severity, StageRun
+from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
 
 ROW: dict[str, Any] = {
     "verdict": "pass",
@@ -152,8 +153,9 @@ def test_a_stack_that_ran_with_another_build_is_not_judged(
     selection = Selection("wheels", "x86_64-linux", "SM8650", store=tmp_path, reports=tmp_path)
     ran = report(QNN_51.build.build_id, "onnx-reload")
 
-    def run(command: list[str], **options: object) -> None:
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
         ran.write(Path(command[command.index("--reports") + 1]))
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr("ci.upstream.compare.stage.environment_of", lambda *arguments: {})
     monkeypatch.setattr(subprocess, "run", run)

@@ -17,7 +17,8 @@ from ci.upstream.compat import stage
 from provisioning import compat
 from provisioning.base.command_line import main
 from provisioning.base.errors import ManifestError
-from provisioning.base.findings import Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.stage_run import StageRun
 from provisioning.compat import STEPS, Measured, Pair, Release, Step, load_builds, load_measured
 from provisioning.environment import HOST_LIBRARIES
 from provisioning.manifest import load_profile
@@ -136,7 +137,7 @@ class Lane:
             return Answer("backend", detail="unknown custom config socModel 0; error=14001")
         return self.answer
 
-    def run(self, command: list[str], **options: Any) -> None:
+    def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         name = command[command.index("ci") + 1]
         self.commands.append(command)
         run = StageRun(name, "wheels", "x86_64-linux", "")
@@ -149,6 +150,7 @@ class Lane:
                 run.add(error[0], Severity.ERROR, program, error[1])
         run.metrics["programs"] = {} if name in self.lost else rows
         run.finish().write(Path(command[command.index("--reports") + 1]))
+        return subprocess.CompletedProcess(command, 0)
 
     def measure(
         self, *builds: str, socs: tuple[str, ...] = (), executorch: str = "1.5.1"

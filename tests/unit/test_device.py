@@ -14,7 +14,8 @@ from ci.device import run_bundle, session
 from ci.device.bundle.manifest import Bundle, File
 from ci.device.transport import Adb, Answer, Lost, Ssh, TimedOut
 from provisioning.base.errors import EnvironmentLacking, UpstreamError, UsageError
-from provisioning.base.findings import Severity, StageRun
+from provisioning.base.findings import Severity
+from provisioning.base.stage_run import StageRun
 from tests.support.local_device import Local
 
 

@@ -28,8 +28,9 @@ from ci.executorch.suite import Program, programs_of
 from ci.suites.accuracy import EXACT_DB
 from ci.suites.baseline import Baseline
 from provisioning.base.command_line import main
-from provisioning.base.findings import Report, StageRun
+from provisioning.base.findings import Report
 from provisioning.base.settings import ROOT, Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.environment import Environment
 from tests.support.lowering import BASIS, SUITE, make_program
 

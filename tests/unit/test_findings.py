@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, UsageError
-from provisioning.base.findings import Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Outcome, Report, Severity
+from provisioning.base.stage_run import StageRun
 
 
 def _stopped_by(error: BaseException, reports: Path, subject: str = "") -> Report:

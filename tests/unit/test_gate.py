@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from ci import gate
 from ci.engine.gate_table import GateStage, gate_table
 from ci.report.collect import did_not_run
-from provisioning.base.findings import Finding, Outcome, Report, StageRun
+from provisioning.base.findings import Finding, Outcome, Report
 from provisioning.base.rendering.text import verdict
 from provisioning.base.settings import ROOT, Selection
+from provisioning.base.stage_run import StageRun
 from tests.support.gate_stage import MODULE
 
 

@@ -19,8 +19,9 @@ from ci.engine.gate_table import GateTable, Harmless, Row, gate_table
 from ci.github import place, plan, publish, release, setup, stage, verdict
 from ci.github.rehearse.commands import pairs
 from provisioning.base.errors import CheckFailed, ManifestError, UpstreamError, UsageError
-from provisioning.base.findings import Outcome, Report, StageRun
+from provisioning.base.findings import Outcome, Report
 from provisioning.base.settings import MANIFESTS, ROOT
+from provisioning.base.stage_run import StageRun
 from tests.support import engine, needs
 from tests.support.environments import BUILD, PIN, PROFILE, write_ndk, write_sdk
 from tests.support.rehearsals import IDENTITY, repository, write

@@ -27,8 +27,9 @@ from ci.upstream.golden.stage import (
     take,
 )
 from provisioning.base.errors import CheckFailed, EnvironmentLacking
-from provisioning.base.findings import Severity, StageRun
+from provisioning.base.findings import Severity
 from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
 from tests.support.programs import program
 
 PROGRAM = "net/u16u8/SM8650"

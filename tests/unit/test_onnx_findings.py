@@ -20,7 +20,8 @@ from ci.onnx.crosscheck import (
 from ci.onnx.findings import cost, findings_of, lane_of
 from ci.onnx.suite import Program, programs_of
 from ci.suites.baseline import Baseline, Recorded, baseline_path, load_baseline, load_tolerances
-from provisioning.base.findings import RUN, Outcome, Severity, StageRun
+from provisioning.base.findings import Outcome, Severity
+from provisioning.base.stage_run import RUN, StageRun
 from tests.support.onnx_suites import SUITE, compiled, facts, write_suite
 
 NODE = {"node": "erf_1", "operator": "Erf", "reason": "not supported"}

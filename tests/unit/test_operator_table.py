@@ -18,7 +18,7 @@ from ci.upstream.stage import sample_of
 from ci.upstream.table import Cell, Table, cells_of, html_of, text_of
 from ci.upstream.worker import verdict_of
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import StageRun
+from provisioning.base.stage_run import StageRun
 
 
 def summary(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ci.signing import verification
+from ci.signing import checks, verification
 from ci.signing.certificates import read_root
 from ci.signing.lpai import device_serial, libraries, verb
 from ci.signing.lpai.sign import ROOT_NAME
@@ -149,7 +149,7 @@ def test_a_rehearsal_fills_the_overlay_and_leaves_the_sdk_as_it_was(
     assert sign_lpai("--soc", "SM8850", "--signer", "dev", "-o", tmp_path / "overlay") == 0
     made = tmp_path / "overlay" / "lib" / "lpai-v6" / "signed" / "libQnnLpaiSkel.so"
     root = read_root(tmp_path / "overlay" / ROOT_NAME)
-    assert verification.verify_file(made, verification.Expected(root=root)).verdict() == "verified"
+    assert verification.verify_file(made, checks.Expected(root=root)).verdict() == "verified"
     assert sorted(path.name for path in (tmp_path / "overlay").iterdir()) == [ROOT_NAME, "lib"]
     assert {path: path.stat().st_mtime_ns for path in sdk.rglob("*")} == stamps
     written = report(tmp_path)
@@ -205,7 +205,7 @@ def test_a_test_signature_is_made_for_a_serial(tmp_path: Path) -> None:
         sign_lpai("--soc", "SM8850", "--signer", "dev", "--serial", "0x1A2B3C4D", "-o", tmp_path / "o") == 0
     )
     made = tmp_path / "o" / "lib" / "lpai-v6" / "signed" / "testsig-0x1a2b3c4d.so"
-    expected = verification.Expected(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
+    expected = checks.Expected(root=read_root(tmp_path / "o" / ROOT_NAME), serial=0x1A2B3C4D)
     assert verification.verify_file(made, expected).verdict() == "verified"
 
 

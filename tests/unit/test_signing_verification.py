@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ci.signing import certificates, mbn, signatures, signed_library, verification
+from ci.signing.checks import Expected, Signer
 from ci.signing.elf import Malformed
 from ci.signing.lpai import rehearsal
-from ci.signing.verification import Expected, Signer
 from tests.support import chains
 from tests.support.mbn import signed_file, take_apart
 from tests.support.skels import Skel

@@ -13,8 +13,9 @@ from ci.device.bundle.contents import Item
 from ci.device.bundle.signatures import signature_findings
 from ci.engine.dist import RUNNER
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Artifact, Severity, StageRun
+from provisioning.base.findings import Artifact, Severity
 from provisioning.base.settings import ROOT, WINDOWS, Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.components import QNN_SDK
 from provisioning.environment import resolve
 from provisioning.manifest import soc_named

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from provisioning.base.command_line import repeatable
-from provisioning.base.findings import StageRun
 from provisioning.base.settings import add_selection, selection_of
+from provisioning.base.stage_run import StageRun
 
 EXAMPLES = """\
   nox -s bundle -- --soc SM8750 --target aarch64-android model.pte

@@ -24,9 +24,10 @@ from ci.github.rehearse.runner import called_from, run_workflow
 from provisioning.base import units
 from provisioning.base.commands import captured
 from provisioning.base.errors import EnvironmentLacking, UsageError
-from provisioning.base.findings import Metric, Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Metric, Outcome, Report, Severity
 from provisioning.base.rendering.terminal import rendered, table, terminal_width, wants_colour, write
 from provisioning.base.settings import ROOT, reports_path
+from provisioning.base.stage_run import StageRun
 
 OWNER = "rehearsal"
 TOOLKIT = "qnn-ci"

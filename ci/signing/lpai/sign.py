@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from ci.signing import signed_library, verification
+from ci.signing import checks, signed_library, verification
 from ci.signing.lpai import device_serial, libraries, rehearsal
 from ci.signing.lpai.elfsigner import Consent, Elfsigner, Unexpected, interpreter
 from ci.signing.lpai.libraries import Chip
@@ -25,8 +25,9 @@ from ci.signing.signatures import STATEMENT
 from provisioning import licences
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError, UsageError
 from provisioning.base.files import replace_bytes
-from provisioning.base.findings import Artifact, Finding, Metric, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.environment import Environment, resolve
 
 ROOT_NAME = "development-root.pem"
@@ -197,16 +198,16 @@ def _sign_one(job: Job, signer: Signer, work: Path, into: Path) -> tuple[Path, l
     work.mkdir()
     result = signer.library(job.source, work) if job.source else signer.test_signature(job.serial, work)
     place = into / job.name
-    expected = verification.Expected()
+    expected = checks.Expected()
     if signer.root is not None:
-        expected = verification.Expected(root=signer.root, serial=job.serial or None)
+        expected = checks.Expected(root=signer.root, serial=job.serial or None)
     verified = verification.verify_file(result, expected)
-    allowed = (verification.SIGNATURE, verification.ROOT)
+    allowed = (checks.SIGNATURE, checks.ROOT)
     findings = [
         finding
-        for finding in verification.findings_of(place, verified, allowed=allowed)
+        for finding in checks.findings_of(place, verified, allowed=allowed)
         # The signer is known, because it signed just now.
-        if finding.rule not in (verification.SIGNER_KNOWN, verification.SIGNER_UNKNOWN)
+        if finding.rule not in (checks.SIGNER_KNOWN, checks.SIGNER_UNKNOWN)
     ]
     errors = [finding.message for finding in findings if finding.severity is Severity.ERROR]
     if job.source and not errors:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from provisioning.base.command_line import duration, repeatable
-from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection, selection_of
 
 EXAMPLES = """\
@@ -74,13 +72,12 @@ def _digest(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     from ci.signing.lpai.sign import sign
-    from provisioning.base.findings import StageRun
+    from provisioning.base.stage_run import StageRun
 
     selection = selection_of(args)
     if not selection.named_targets:
         selection = replace(selection, target=TARGET)
-    command = typed("nox -s sign_lpai --", sys.argv[2:])
-    stage = StageRun("sign_lpai", selection.profile, selection.target, command)
+    stage = StageRun.as_typed("sign_lpai", selection.profile, selection.target)
     with stage.reported(selection.reports, "signing.stopped"):
         sign(args, selection, stage)
     return stage.close(selection.reports, strict=args.strict)

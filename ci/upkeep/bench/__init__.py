@@ -15,8 +15,9 @@ from ci.upkeep.bench.frame import Benchmark, Measured, measure, metrics_of, rend
 from provisioning.base.command_line import Verb, count
 from provisioning.base.commands import typed
 from provisioning.base.errors import UsageError
-from provisioning.base.findings import Report, Severity, StageRun
+from provisioning.base.findings import Report, Severity
 from provisioning.base.settings import DEFAULT_PROFILE, DEFAULT_TARGET, reports_path, store_path
+from provisioning.base.stage_run import StageRun
 
 BENCHMARKS = {
     "parity": Verb(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from ci.upstream import releases
 from ci.upstream.compare.judge import RANK, Difference, Row, differences, severity_of, verdict_of
 from provisioning import compat
 from provisioning.base import progress
+from provisioning.base.commands import logged
 from provisioning.base.errors import EnvironmentLacking, ManifestError, UnknownName, UsageError
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity
 from provisioning.base.settings import ROOT, Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.compat import ONNX_PACKAGES, Build, Builds, Release
 from provisioning.components import QNN_SDK
 from provisioning.environment import HOST_LIBRARIES
@@ -83,13 +84,13 @@ class Measurement:
     programs: Mapping[str, Row]
 
 
-def compare(selection: Selection, choice: Choice, command: str, environ: Mapping[str, str]) -> int:
-    stage = StageRun("compare", selection.profile, selection.target, command)
+def compare(selection: Selection, choice: Choice, environ: Mapping[str, str]) -> int:
+    stage = StageRun.as_typed("compare", selection.profile, selection.target)
     with stage.reported(selection.reports, "compare-not-measured"):
         measurements = [measure(each, selection, choice, environ, stage) for each in stacks(choice)]
         judge(stage, measurements, choice)
         table = Path(selection.reports).absolute() / "compare" / "table.md"
-        replace_text(table, f"`{command}` gives:\n\n{table_of(stage.metrics)}")
+        replace_text(table, f"`{stage.command}` gives:\n\n{table_of(stage.metrics)}")
         stage.artifacts.append(Artifact.of("table", table))
         if choice.write_docs:
             write_docs(stage, choice.lane)
@@ -147,23 +148,12 @@ def measure(
     folder.mkdir(parents=True)
     programs: dict[str, Row] = {}
     for name in STAGES[choice.lane]:
-        command = [
-            sys.executable,
-            "-m",
-            "ci",
-            name,
-            "--reports",
-            str(folder),
-            "--store",
-            str(selection.store),
-        ]
+        command = [sys.executable, "-m", "ci", name, "--reports", str(folder)]
+        command += ["--store", str(selection.store)]
         command += [flag for soc in selection.named_socs for flag in ("--soc", soc)]
         command += [*(["--suite", str(choice.suite)] if choice.suite else []), *choice.flags]
         log = folder / f"{name}.log"
-        with log.open("wb") as output:
-            subprocess.run(
-                command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, check=False
-            )
+        logged(command, log, variables, cwd=ROOT)
         stage.artifacts.append(Artifact.of("stage-log", log))
         report = _report(folder / f"{name}.json", log)
         if unmeasured := _of_this_machine(report):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from provisioning.base.command_line import add_timeout, repeatable
-from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -56,11 +54,10 @@ def run(args: argparse.Namespace) -> int:
     from ci.upstream.compare.stage import Choice, compare
     from provisioning.base.settings import selection_of
 
-    command = typed("nox -s compare --", sys.argv[2:])
     flags = [flag for name in args.case for flag in ("--case", name)]
     flags += [flag for name in args.tag for flag in ("--tag", name)]
     flags += ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
     choice = Choice(
         args.lane, tuple(args.qnn), tuple(args.executorch), args.suite, tuple(flags), args.write_docs
     )
-    return compare(selection_of(args), choice, command, os.environ)
+    return compare(selection_of(args), choice, os.environ)

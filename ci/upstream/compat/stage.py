@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,13 @@ from ci.engine.workers.parent import tail
 from ci.upstream import releases
 from provisioning import compat
 from provisioning.base import progress
+from provisioning.base.commands import logged
 from provisioning.base.diagnosis import causes
 from provisioning.base.errors import EnvironmentLacking, IntegrityError, ManifestError, UnknownName
 from provisioning.base.files import replace_text
-from provisioning.base.findings import Artifact, Outcome, Report, Severity, StageRun
+from provisioning.base.findings import Artifact, Outcome, Report, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
+from provisioning.base.stage_run import StageRun
 from provisioning.build_id import build_ids
 from provisioning.compat import STEPS, Build, Measured, Pair, Step
 from provisioning.components import QNN_SDK
@@ -42,11 +43,10 @@ def measure_all(
     only: Sequence[str],
     executorch: Sequence[str],
     flags: Sequence[str],
-    command: str,
     environ: Mapping[str, str],
 ) -> int:
     """Measure and write. The stage fails if the profile's own build and executorch do not work together."""
-    stage = StageRun("compat", selection.profile, selection.target, command)
+    stage = StageRun.as_typed("compat", selection.profile, selection.target)
     with stage.reported(selection.reports, "compat-not-measured"):
         table, store = compat.load_builds(), Store(selection.store)
         for version in dict.fromkeys(executorch or releases.versions(table)):
@@ -192,10 +192,7 @@ def run_lane(
     """The report of one stage of the ExecuTorch lane on the two programs."""
     command = [sys.executable, "-m", "ci", stage, "--suite", str(SUITE), "--soc", soc]
     command += ["--reports", str(folder), *flags]
-    with (folder / f"{stage}.log").open("wb") as log:
-        subprocess.run(
-            command, cwd=ROOT, env=dict(variables), stdout=log, stderr=subprocess.STDOUT, check=False
-        )
+    logged(command, folder / f"{stage}.log", variables, cwd=ROOT)
     report = Report.read(folder / f"{stage}.json")
     for finding in report.findings:
         # These are about this machine, not about the pair.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from provisioning.base.command_line import add_timeout, repeatable
-from provisioning.base.commands import typed
 from provisioning.base.settings import add_selection
 
 EXAMPLES = """\
@@ -38,6 +36,5 @@ def run(args: argparse.Namespace) -> int:
     if args.render:
         write_docs()
         return 0
-    command = typed("nox -s compat --", sys.argv[2:])
     flags = ["--timeout", f"{args.timeout:g}", *(["--no-cache"] if args.no_cache else [])]
-    return measure_all(selection_of(args), args.build, args.executorch, flags, command, os.environ)
+    return measure_all(selection_of(args), args.build, args.executorch, flags, os.environ)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from ci.upstream.compare.stage import environment_of, own_build
 from ci.upstream.compat.stage import SUITE, first_line
 from ci.upstream.golden.stage import Golden, MakerResult, RuntimeResult, held, keep, show, sqnr, take
 from provisioning import compat
+from provisioning.base.commands import logged
 from provisioning.base.errors import EnvironmentLacking
 from provisioning.base.files import hash_file
 from provisioning.base.findings import Report, Severity
@@ -103,11 +103,7 @@ def _runner(
         if not (root / BACKEND).is_file():
             return None
         command += ["--executorch", str(root)]
-    with log.open("wb") as output:
-        code = subprocess.run(
-            command, cwd=ROOT, env=dict(environ), stdout=output, stderr=subprocess.STDOUT, check=False
-        ).returncode
-    if code:
+    if logged(command, log, environ, cwd=ROOT):
         raise EnvironmentLacking(
             f"the runner of executorch {version} could not be built", remedy=f"read {log}"
         )
@@ -133,10 +129,7 @@ def _compile(
         command = [sys.executable, "-m", "ci", verb, "--suite", str(SUITE), "--timeout", f"{timeout:g}"]
         command += ["--reports", str(place), "--store", str(selection.store)]
         command += [flag for program in programs for flag in ("-k", program)]
-        with (place / f"{verb}.log").open("wb") as output:
-            subprocess.run(
-                command, cwd=ROOT, env=dict(variables), stdout=output, stderr=subprocess.STDOUT, check=False
-            )
+        logged(command, place / f"{verb}.log", variables, cwd=ROOT)
         _need(place, verb, programs, maker)
     rows = _rows(Report.read(place / "test_lowering.json"))
     return {program: Path(str(rows[program]["program"])) for program in programs}
@@ -187,20 +180,7 @@ def _run(runner: Path, variables: Mapping[str, str], place: Path, outputs: Path,
     listed.write_text(" ".join(f'"{path}"' for path in inputs) + "\n", encoding="utf-8")
     command = [str(runner), "--model_path", str(place / PROGRAM), "--input_list_path", str(listed)]
     command += ["--output_folder_path", str(outputs), "--etdump_path=", "--performance_output_path="]
-    with log.open("wb") as output:
-        try:
-            code = subprocess.run(
-                command,
-                env=dict(variables),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-                timeout=timeout,
-            ).returncode
-        except subprocess.TimeoutExpired as error:
-            raise EnvironmentLacking(
-                f"{place}: no answer after {timeout:g} s", remedy=f"read {log}; --timeout gives more"
-            ) from error
+    code = logged(command, log, variables, place, timeout=timeout)
     if not code:
         return ""
     if killed(how := how_it_ended(code)):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,14 @@ from pydantic import Field, ValidationError
 from ci.suites.accuracy import Unusable, compare
 from ci.suites.programs.compiled_onnx import read_model
 from ci.upstream.compare.stage import chosen, environment_of
+from provisioning.base.commands import logged
 from provisioning.base.diagnosis import nearest
-from provisioning.base.documents import Model, load
+from provisioning.base.documents import Model
 from provisioning.base.errors import CheckFailed, EnvironmentLacking, ManifestError
 from provisioning.base.files import hash_file, replace_text
-from provisioning.base.findings import Artifact, Finding, Severity, StageRun
+from provisioning.base.findings import Finding, Severity
 from provisioning.base.settings import MANIFESTS, ROOT, Selection
+from provisioning.base.stage_run import StageRun
 
 MANIFEST, MEASURED = MANIFESTS / "golden.toml", MANIFESTS / "golden.json"
 PAGE = ROOT / "docs" / "golden.md"
@@ -98,40 +99,20 @@ def load_measured() -> Measured:
         ) from error
 
 
-def test_golden(
-    selection: Selection,
-    lane: Lane,
+def measure_all(
+    golden: Golden,
     versions: Sequence[str],
-    update: bool,
+    selection: Selection,
+    folder: Path,
     timeout: float,
-    command: str,
     environ: Mapping[str, str],
     kept: Path | None = None,
-) -> int:
-    """`versions`: the QNN builds, in the ExecuTorch lane the executorch versions; empty: all."""
-    stage = StageRun("test_golden", selection.profile, selection.target, command)
-    with stage.reported(selection.reports, "golden-not-measured"):
-        golden, agreed = load(MANIFEST, Golden), load_measured()
-        folder = Path(selection.reports).absolute() / "golden"
-        shutil.rmtree(folder, ignore_errors=True)
-        if lane == "onnx":
-            runtimes = [
-                Runtime(build.qnn, environment_of(build, selection, "onnx", environ))
-                for build in reversed(chosen(versions))
-            ]
-            found = {
-                program: measure(program, runtimes, folder, golden, timeout, kept)
-                for program in golden.programs
-            }
-        else:
-            from ci.upstream.golden.executorch import measure_all
-
-            found = measure_all(golden, versions, selection, folder, timeout, environ, kept)
-        judge(stage, found, found if update else agreed.lane(lane))
-        stage.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
-        if update and not any(finding.severity is Severity.ERROR for finding in stage.findings):
-            write(agreed, found, lane)
-    return stage.close(selection.reports)
+) -> dict[str, dict[str, MakerResult]]:
+    runtimes = [
+        Runtime(build.qnn, environment_of(build, selection, "onnx", environ))
+        for build in reversed(chosen(versions))
+    ]
+    return {program: measure(program, runtimes, folder, golden, timeout, kept) for program in golden.programs}
 
 
 def measure(
@@ -315,22 +296,8 @@ def _run(context: Path, output: Path, runtime: Runtime, place: Path, timeout: fl
 
 
 def _process(arguments: Sequence[str], runtime: Runtime, log: Path, timeout: float) -> int:
-    with log.open("wb") as output:
-        try:
-            return subprocess.run(
-                [sys.executable, "-m", "ci", *arguments],
-                cwd=ROOT,
-                env=dict(runtime.variables),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-                timeout=timeout,
-            ).returncode
-        except subprocess.TimeoutExpired as error:
-            raise EnvironmentLacking(
-                f"QNN {runtime.qnn}: no answer after {timeout:g} s",
-                remedy=f"read {log}; --timeout gives more",
-            ) from error
+    command = [sys.executable, "-m", "ci", *arguments]
+    return logged(command, log, runtime.variables, f"QNN {runtime.qnn}", timeout=timeout, cwd=ROOT)
 
 
 def _sqnr(reference: Path, other: Path) -> float:

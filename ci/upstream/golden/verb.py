@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+import shutil
 from pathlib import Path
 
 from provisioning.base.command_line import add_timeout, repeatable
-from provisioning.base.commands import typed
-from provisioning.base.settings import add_selection
+from provisioning.base.errors import UsageError
+from provisioning.base.settings import add_selection, selection_of
 
 EXAMPLES = """\
   nox -s test_golden
@@ -43,17 +43,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.upstream.golden.stage import test_golden
-    from provisioning.base.errors import UsageError
-    from provisioning.base.settings import selection_of
+    from ci.upstream.golden import executorch, stage
+    from provisioning.base.documents import load
+    from provisioning.base.findings import Artifact, Severity
+    from provisioning.base.stage_run import StageRun
 
-    command = typed("nox -s test_golden --", sys.argv[2:])
     wrong = args.qnn if args.lane == "executorch" else args.executorch
     if wrong:
         other = "--executorch" if args.lane == "executorch" else "--qnn"
         raise UsageError(f"--lane {args.lane} has other versions", remedy=f"name them by {other}")
-    versions = args.executorch if args.lane == "executorch" else args.qnn
+    selection = selection_of(args)
     kept = args.keep.absolute() if args.keep else None
-    return test_golden(
-        selection_of(args), args.lane, versions, args.update, args.timeout, command, os.environ, kept
-    )
+    run = StageRun.as_typed("test_golden", selection.profile, selection.target)
+    with run.reported(selection.reports, "golden-not-measured"):
+        golden, agreed = load(stage.MANIFEST, stage.Golden), stage.load_measured()
+        folder = Path(selection.reports).absolute() / "golden"
+        shutil.rmtree(folder, ignore_errors=True)
+        measure_all = stage.measure_all if args.lane == "onnx" else executorch.measure_all
+        versions = args.qnn or args.executorch
+        found = measure_all(golden, versions, selection, folder, args.timeout, os.environ, kept)
+        stage.judge(run, found, found if args.update else agreed.lane(args.lane))
+        run.artifacts += [Artifact.of("step-log", log) for log in sorted(folder.rglob("*.log"))]
+        if args.update and not any(finding.severity is Severity.ERROR for finding in run.findings):
+            stage.write(agreed, found, args.lane)
+    return run.close(selection.reports)

@@ -1,0 +1,101 @@
+"""A stage at work: it collects findings, and ends with a report and an exit code."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provisioning.base.commands import typed
+from provisioning.base.errors import CheckFailed, EnvironmentLacking, ToolkitError
+from provisioning.base.findings import Artifact, Finding, Metric, Outcome, Report, Severity, outcome_of
+from provisioning.base.rendering import terminal
+
+RUN = "QNN_CI_RUN"
+"""Names the run that a stage is part of: the noxfile and the gate set it where nobody has."""
+
+
+@dataclass
+class StageRun:
+    """Collects what a stage finds and times it; `close` writes and shows the report."""
+
+    stage: str
+    profile: str
+    target: str
+    command: str
+    findings: list[Finding] = field(default_factory=list)
+    artifacts: list[Artifact] = field(default_factory=list)
+    metrics: dict[str, Metric] = field(default_factory=dict)
+    started: str = field(
+        default_factory=lambda: dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    )
+    _clock: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def as_typed(cls, stage: str, profile: str, target: str) -> StageRun:
+        """For a session, with the arguments that the user typed."""
+        return cls(stage, profile, target, typed(f"nox -s {stage} --", sys.argv[2:]))
+
+    def add(self, rule: str, severity: Severity, subject: str, message: str, remedy: str = "") -> None:
+        self.findings.append(Finding(rule, severity, subject, message, remedy))
+
+    @contextmanager
+    def reported(self, reports: Path, rule: str, subject: str = "") -> Iterator[None]:
+        """Wrap the work: an error or an interruption becomes a finding in a report that is written.
+
+        `subject` is the stage unless given. Work that ends normally is written by `close`.
+        """
+        try:
+            yield
+        except BaseException as error:
+            shown = self._shown(error)
+            self.add(rule, Severity.ERROR, subject or self.stage, shown.message, shown.remedy)
+            self.finish(Outcome.FAIL if isinstance(error, CheckFailed) else Outcome.ERROR).write(reports)
+            raise
+
+    def _shown(self, error: BaseException) -> ToolkitError:
+        if isinstance(error, ToolkitError):
+            return error
+        if isinstance(error, KeyboardInterrupt):
+            return ToolkitError("interrupted", remedy=self.command)
+        return ToolkitError(
+            f"{type(error).__name__}: {error}", remedy=f"report what it printed; repeat with: {self.command}"
+        )
+
+    def finish(self, outcome: Outcome | None = None, *, strict: bool = False) -> Report:
+        return Report(
+            stage=self.stage,
+            profile=self.profile,
+            target=self.target,
+            outcome=outcome or outcome_of(self.findings, strict=strict),
+            started=self.started,
+            seconds=round(time.monotonic() - self._clock, 3),
+            findings=tuple(self.findings),
+            artifacts=tuple(self.artifacts),
+            metrics=dict(self.metrics),
+            command=self.command,
+            run=os.environ.get(RUN, ""),
+        )
+
+    def close(
+        self,
+        reports: Path,
+        *,
+        strict: bool = False,
+        show: Callable[[Report], None] | None = None,
+        lacking: bool = False,
+    ) -> int:
+        """Write the report, show it and return the exit code; `show` replaces the terminal's rendering.
+
+        `lacking`: nothing is wrong but what the environment lacks."""
+        report = self.finish(Outcome.ERROR if lacking else None, strict=strict)
+        report.write(reports)
+        (show or terminal.show)(report)
+        if lacking:
+            return EnvironmentLacking.exit_code
+        return 0 if report.outcome is Outcome.PASS else 1
