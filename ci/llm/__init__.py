@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ci.suites.compile_flags import add_again, add_language
 from provisioning.base.command_line import add_timeout, count
@@ -52,17 +53,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     checker.add_argument("--prefixes", type=count, default=100, metavar="N", help="[%(default)s]")
     checker.add_argument(
-        "--first-choice",
-        type=_share,
-        default=0.9,
-        metavar="SHARE",
-        help="of a quantized model's choices that must be float's [%(default)g]",
+        "--tokens", type=count, default=1000, metavar="N", help="of text to read [%(default)s]"
     )
+    checker.add_argument(
+        "--on", choices=("both", "cpu"), default="both", help="cpu: the quantized graphs there, at once"
+    )
+    checker.add_argument("--where", action="store_true", help="measure each part, even if all is right")
+    limits = checker.add_argument_group("limits, beside those of the precision")
+    for name in ("first-choice", "perplexity-ratio", "divergence", "divergence-99", "regret"):
+        limits.add_argument(
+            f"--{name}", type=_share if name == "first-choice" else float, metavar="X", action=_Limit
+        )
+    checker.set_defaults(limits={})
     for command in (compiler, runner, checker):
         add_timeout(command, "the run", LONG)
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
+
+
+class _Limit(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: str | None = None
+    ) -> None:
+        args.limits = {**args.limits, self.dest: value}
 
 
 def _share(text: str) -> float:
@@ -76,10 +90,10 @@ def _share(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ci.llm import commands
+    from ci.llm import check, commands
 
     return {
         "compile": commands.compile_checkpoint,
         "run": commands.run_model,
-        "check": commands.check_model,
+        "check": check.check_model,
     }[args.command](args)

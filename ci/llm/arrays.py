@@ -9,3 +9,5 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 Sample: TypeAlias = dict[str, Array]
 """The inputs or the outputs of one call, by name."""
+HIDDEN = "hidden"
+"""What one part of a model hands to the next is named `hidden_` and the number of the layer."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.arrays import Sample
-from ci.llm.contexts import compile_context
-from ci.llm.decoder import load_decoder, require_halves
+from ci.llm.contexts import compile_context, publish
+from ci.llm.decoder import Decoder, load_decoder, require_halves
 from ci.llm.genie import write_config
-from ci.llm.graphs import export, quantize, samples, shared_encodings
+from ci.llm.graphs import Encoding, export, outputs_of, quantize, samples, shared_encodings
 from ci.llm.measure import windows
 from provisioning.manifest import soc_named
 
@@ -22,58 +22,84 @@ README = """\
 
 Made by `llm compile` for {soc}, {precision}, a context of {context} tokens, prefill by {prefill}.
 
-Push this folder to the device with genie-t2t-run, libGenie.so, libQnnHtp.so, libQnnSystem.so, the stub and
-the skel of the chip's Hexagon version, all of one QNN build, and run in it:
+`nox -s bundle -- --profile wheels-2.51 --target aarch64-linux --soc {soc} FOLDER` adds QNN's libraries, the
+skel and scripts to push and run it. With genie-t2t-run of the official SDK it is run so:
 
-    LD_LIBRARY_PATH=. ADSP_LIBRARY_PATH=. ./genie-t2t-run -c genie_config.json -p "The answer is"
+    LD_LIBRARY_PATH=lib ADSP_LIBRARY_PATH=dsp bin/genie-t2t-run -c genie_config.json -p "The answer is"
 
-Genie puts the token that begins a text first by itself: leave it out of the prompt.
+Genie puts the token that begins a text first by itself: leave it out of the prompt. The .onnx files are
+for `llm check` alone.
 """
 
 
 def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
     folder, out = Path(order["model"]), Path(order["into"])
     shape, soc, context = read_architecture(folder), soc_named(order["soc"]), int(order["context"])
-    counts, parts = (int(order["prefill"]), 1), int(order["parts"])
+    counts, parts = {"prefill": int(order["prefill"]), "decode": 1}, int(order["parts"])
     fp16 = order["precision"] == "fp16"
-    rows = [] if fp16 else windows(folder, shape.bos, Path(order["calibrate"]), context)
-    shared: dict[str, Any] = {}
-    binaries = []
-    for number, (count, part) in enumerate((count, part) for count in counts for part in range(parts)):
-        first, last = shape.layers * part // parts, shape.layers * (part + 1) // parts
-        work = out / f"ar{count}_{part}"
-        work.mkdir()
-        graph = work / f"ar{count}_{part}.onnx"
-        decoder = load_decoder(folder, shape, count, context, first, last)
-        if fp16:
-            require_halves(decoder)
-            export(decoder, graph)
-        else:
-            export(decoder, work / "float.onnx")
-            calibration = _calibration(folder, shape, context, count, rows)
-            shared = shared or shared_encodings(calibration, "uint8")
-            plain = work / "float.onnx"
-            quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=shared)
-        # The graph has the weights now.
-        del decoder
-        made, session = compile_context(graph, soc, work / "compiled", fp16=fp16, number=number)
-        del session
-        binary = out / f"{'prefill' if count > 1 else 'decode'}_{part}.bin"
-        shutil.move(made, binary)
-        shutil.rmtree(work)
-        binaries.append(binary)
+    rows: list[Any] = []
+    if not fp16:
+        rows = list(windows(folder, shape.bos, Path(order["calibrate"]), context))
+    binaries: dict[int, Path] = {}
+    encodings: dict[str, Encoding] = {}
+    for part in range(parts):
+        first, last = layers_of(shape, part, parts)
+        following: list[Any] = []
+        if not fp16:
+            decoder = load_decoder(folder, shape, context, context, first, last)
+            # What comes in is encoded as it went out of the part before.
+            into = {name: one for name, one in encodings.items() if name == decoder.inputs[0]}
+            encodings = into | shared_encodings(_collected(decoder, rows, following), "uint8")
+        for index, (name, count) in enumerate(counts.items()):
+            work = out / f"{name}_{part}"
+            work.mkdir()
+            graph = work / f"{name}_{part}.onnx"
+            decoder = load_decoder(folder, shape, count, context, first, last)
+            if fp16:
+                require_halves(decoder)
+                export(decoder, graph)
+            else:
+                plain = work / "float.onnx"
+                export(decoder, plain)
+                # From here on it takes whole rows.
+                decoder.count = context
+                calibration = samples(decoder, rows, context, count)
+                quantize(
+                    plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=encodings
+                )
+                shutil.copy(graph, out / on_cpu_name(name, part))
+            # The graph has the weights now.
+            del decoder
+            number = index * parts + part
+            binary, session = compile_context(graph, soc, work / "compiled", fp16=fp16, number=number)
+            del session
+            binaries[number] = out / f"{name}_{part}.bin"
+            publish(binary, binaries[number])
+            shutil.rmtree(work)
+        rows = following
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
-    write_config(out, shape, binaries, soc, context=context, most=min(MOST, context))
-    text = README.format(
-        name=folder.name, prefill=counts[0], **{k: order[k] for k in ("soc", "precision", "context")}
-    )
-    (out / "README.md").write_text(text, encoding="utf-8")
-    return {"binaries": len(binaries), "bytes": sum(binary.stat().st_size for binary in binaries)}
+    ordered = [binaries[number] for number in sorted(binaries)]
+    write_config(out, shape, ordered, soc, context=context, most=min(MOST, context))
+    asked = {key: order[key] for key in ("soc", "precision", "context", "prefill")}
+    (out / "README.md").write_text(README.format(name=folder.name, **asked), encoding="utf-8")
+    return {"binaries": len(ordered), "bytes": sum(binary.stat().st_size for binary in ordered)}
 
 
-def _calibration(
-    folder: Path, shape: Architecture, context: int, count: int, rows: Sequence[Sequence[int]]
-) -> list[Sample]:
-    return samples(load_decoder(folder, shape, context, context), rows, context, count)
+def _collected(decoder: Decoder, rows: Sequence[Any], following: list[Any]) -> Iterator[Sample]:
+    """Float's outputs of each row; the rows of the next part are appended to `following`."""
+    for row in rows:
+        outputs = outputs_of(decoder, row)
+        if not decoder.has_head:
+            following.append(outputs[decoder.outputs[0]][0])
+        yield outputs
+
+
+def on_cpu_name(kind: str, part: int) -> str:
+    """The quantized graph, which `llm check` runs on the CPU."""
+    return f"{kind}_{part}_cpu.onnx"
+
+
+def layers_of(shape: Architecture, part: int, parts: int) -> tuple[int, int]:
+    return shape.layers * part // parts, shape.layers * (part + 1) // parts

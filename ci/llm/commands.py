@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ from ci.engine.work import How, Result, do
 from ci.engine.workers.parent import Gone, Worker
 from ci.llm import LONG
 from ci.llm.architecture import Architecture, read_architecture, shards_of
-from ci.llm.genie import CONFIG, RECORD, contradictions, require_sizes, speak
-from ci.llm.judge import EXCUSED, STANDARD_ERRORS
+from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
 from ci.llm.suite import PRECISIONS
 from ci.llm.work import (
     basis_of,
@@ -47,8 +44,6 @@ from provisioning.manifest import soc_named
 PART = 1 << 30
 """Largest context binary in bytes: compiling one of this size took 6 GB of memory."""
 LOG = Path("reports", "llm", "compile.log")
-PREFIX = 20
-AGAIN = "compile it again; if it stays, the graphs or Genie do something else than the checkpoint: report it"
 
 
 def compile_checkpoint(args: argparse.Namespace) -> int:
@@ -68,7 +63,8 @@ def compile_checkpoint(args: argparse.Namespace) -> int:
         assert result.folder is not None
         files = [Path(shutil.copy(file, scratch)) for file in sorted(result.folder.iterdir())]
         calibrated = hash_file(Path(order["calibrate"])) if order["calibrate"] else ""
-        record = {"checkpoint": str(folder), "precision": order["precision"], "calibrated by": calibrated}
+        shown = {name: order[name] for name in ("soc", "precision", "context", "prefill", "parts")}
+        record = {"checkpoint": str(folder), **shown, "calibrated by": calibrated}
         files.append(scratch / RECORD)
         files[-1].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         written = publish(files)
@@ -128,11 +124,13 @@ def _compile_order(
         raise UsageError(f"{precision} needs text to calibrate by", remedy="--calibrate text.txt")
     if text is not None and not text.is_file():
         raise UsageError(f"--calibrate {text}: there is no such file", remedy="name a text file")
-    parts = args.parts or (1 if through == "executorch" else parts_of(shape, 2 if precision == "fp16" else 1))
-    if parts > 1 and (through == "executorch" or precision != "fp16"):
+    # Quantizing holds a part as floats.
+    weight = 2 if precision == "fp16" else 4
+    parts = args.parts or (1 if through == "executorch" else parts_of(shape, weight))
+    most = 1 if through == "executorch" else shape.layers
+    if parts > most:
         raise UsageError(
-            f"{precision} through {through} in {parts} parts is not offered yet",
-            remedy="--precision fp16 through genie, or --parts 1",
+            f"--parts {parts}: expected at most {most} through {through}", remedy=f"--parts {most}"
         )
     return shape, {
         "do": {"genie": "compile", "executorch": "compile program"}[through],
@@ -187,32 +185,42 @@ def parts_of(shape: Architecture, weight: int) -> int:
     return max(1, min(shape.layers, -(-total // PART)))
 
 
-def _ordered(order: dict[str, Any], log: Path, timeout: float) -> dict[str, Any]:
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def asking(log: Path, timeout: float) -> Iterator[Ask]:
+    """A worker, which answers one order after the other."""
     log.parent.mkdir(parents=True, exist_ok=True)
     worker = Worker(setup_of("speak", log.parent, timeout))
+
+    def ask(order: dict[str, Any]) -> dict[str, Any]:
+        try:
+            reply = worker.ask({**order, "log": str(log)})
+        except Gone as gone:
+            raise CheckFailed(gone.sentence(log), remedy=session("diagnose", log)) from gone
+        if error := reply.get("error"):
+            refused = ToolkitError(error["message"], remedy=error["remedy"])
+            refused.exit_code = error.get("exit_code", 1)
+            raise refused
+        log.unlink(missing_ok=True)
+        return reply
+
     try:
-        reply = worker.ask(order)
-    except Gone as gone:
-        raise CheckFailed(gone.sentence(log), remedy=session("diagnose", log)) from gone
+        yield ask
     finally:
         worker.end()
-    if error := reply.get("error"):
-        refused = ToolkitError(error["message"], remedy=error["remedy"])
-        refused.exit_code = error.get("exit_code", 1)
-        raise refused
-    log.unlink(missing_ok=True)
-    return reply
 
 
 def run_model(args: argparse.Namespace) -> int:
     from tokenizers import Tokenizer
 
-    config = _config(args.model)
+    config = config_of(args.model)
     tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
     tokens = tokenizer.encode(args.prompt, add_special_tokens=False).ids
     if not tokens:
         raise UsageError("the prompt is empty", remedy="give it a word")
-    with _limited(config, args.tokens) as copy:
+    with limited(config, args.tokens) as copy:
         sys.stdout.write(args.prompt)
         sys.stdout.flush()
         heard, written = list[int](), 0
@@ -236,65 +244,7 @@ def run_model(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_model(args: argparse.Namespace) -> int:
-    """Genie gives no logits, so its choice after each of many prefixes is compared with float's."""
-    from tokenizers import Tokenizer
-
-    config = _config(args.model)
-    record = json.loads(config.with_name(RECORD).read_text(encoding="utf-8"))
-    folder = (args.checkpoint or Path(record["checkpoint"])).absolute()
-    shape = read_architecture(folder)
-    if wrong := contradictions(json.loads(config.read_text(encoding="utf-8")), shape):
-        raise CheckFailed(
-            f"{config} contradicts {folder}: {'; '.join(wrong)}", remedy="correct it, or compile again"
-        )
-    if not args.text.is_file():
-        raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
-    if record["calibrated by"] == hash_file(args.text):
-        raise UsageError(f"{args.text} is what it was quantized by", remedy="give another text")
-    text = args.text.read_text(encoding="utf-8")
-    tokens = Tokenizer.from_file(str(config.with_name("tokenizer.json"))).encode(
-        text, add_special_tokens=False
-    )
-    wanted = args.prefixes * PREFIX
-    if len(tokens.ids) < wanted:
-        raise UsageError(
-            f"{args.text} has {len(tokens.ids)} tokens: {args.prefixes} prefixes need {wanted}",
-            remedy=f"give a longer text, or --prefixes {max(1, len(tokens.ids) // PREFIX)}",
-        )
-    prefixes = [tokens.ids[at : at + PREFIX] for at in range(0, wanted, PREFIX)]
-    with _limited(config, 1) as copy:
-        began = time.monotonic()
-        spoken = speak(copy, prefixes[:1], timeout=args.timeout)
-        one = time.monotonic() - began
-        sys.stderr.write(f"{args.prefixes} prefixes, about {one * args.prefixes:.0f} s on the emulator\n")
-        spoken += speak(copy, prefixes[1:], timeout=args.timeout) if prefixes[1:] else []
-    log = Path.cwd() / LOG
-    choices = [list(each.tokens) for each in spoken]
-    order = {"do": "choices", "log": str(log), "model": str(folder), "prefixes": prefixes, "spoken": choices}
-    facts = _ordered(order, log, args.timeout)
-    share, count = facts["first_choice"], facts["prefixes"]
-    error = math.sqrt(max(share * (1 - share), 1 / count) / count)
-    sys.stdout.write(
-        f"first choice as float's: {share:.1%} ± {error:.1%} of {count}; float loses"
-        f" {facts['regret']:.4f} logits by a choice, {facts['worst_regret']:.3f} by the worst\n"
-    )
-    if record["precision"] == "fp16":
-        others = count - round(share * count)
-        if others > facts["near_ties"] or others > max(1, EXCUSED * count):
-            raise CheckFailed(
-                f"fp16 chooses unlike float after {others} prefixes, {facts['near_ties']} of them near ties",
-                remedy=AGAIN,
-            )
-    elif share < args.first_choice - STANDARD_ERRORS * error:
-        raise CheckFailed(
-            f"expected at least {args.first_choice:.0%} of float's first choices, found {share:.1%}",
-            remedy="calibrate by more or other text, or take fp16",
-        )
-    return 0
-
-
-def _config(folder: Path) -> Path:
+def config_of(folder: Path) -> Path:
     config = folder.absolute() / CONFIG
     if not config.is_file():
         raise UsageError(f"{folder}: there is no {CONFIG}", remedy="name what llm compile wrote")
@@ -302,7 +252,7 @@ def _config(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _limited(config: Path, most: int) -> Iterator[Path]:
+def limited(config: Path, most: int) -> Iterator[Path]:
     """A copy of the configuration for a context of that many tokens, beside links to its files."""
     with tempfile.TemporaryDirectory(prefix="qnn-ci-llm-") as scratch:
         changed = json.loads(config.read_text(encoding="utf-8"))

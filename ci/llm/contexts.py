@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 from ci.llm.architecture import Architecture
@@ -20,6 +22,7 @@ from provisioning.base.errors import CheckFailed, EnvironmentLacking
 from provisioning.manifest import Soc
 
 GRAPH = re.compile(rb"QNNExecutionProvider_QNNExecutionProvider_(\d+)_1_0")
+WRAPPER = "graph_ctx.onnx"
 
 
 def on_cpu(model: Path) -> Any:
@@ -34,13 +37,29 @@ def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: 
 
     Genie orders a model's parts by the names of their graphs, so the name begins with `number`."""
     folder.mkdir(parents=True)
-    options = _options()
-    for name, value in {
-        "session.disable_cpu_ep_fallback": "1",
+    entries = {
         "ep.context_enable": "1",
         "ep.context_embed_mode": "0",
-        "ep.context_file_path": str(folder / "graph_ctx.onnx"),
-    }.items():
+        "ep.context_file_path": str(folder / WRAPPER),
+    }
+    session = _on_htp(model, soc, entries, fp16=fp16)
+    binary, *more = folder.glob("*.bin")
+    if more:
+        raise CheckFailed(
+            f"{model.name} became {1 + len(more)} contexts, and Genie takes one", remedy="report it"
+        )
+    _name_graph(binary, number)
+    return binary, session
+
+
+def load_context(wrapper: Path, soc: Soc) -> Any:
+    """A session on the emulator with the context binary that `wrapper` names."""
+    return _on_htp(wrapper, soc, {}, fp16=False)
+
+
+def _on_htp(model: Path, soc: Soc, entries: Mapping[str, str], *, fp16: bool) -> Any:
+    options = _options()
+    for name, value in {"session.disable_cpu_ep_fallback": "1", **entries}.items():
         options.add_session_config_entry(name, value)
     provider = {**htp_options(soc), "enable_htp_fp16_precision": "1" if fp16 else "0"}
     options.add_provider_for_devices([device()], provider)
@@ -52,7 +71,7 @@ def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: 
         words = " ".join(str(error).split())[:600]
         if "Failed to write context cache file" in words:
             raise EnvironmentLacking(
-                f"{folder}: no room for the context binary of {model.name}",
+                f"{model.parent}: no room for the context binary of {model.name}",
                 remedy="free some space, or name a folder on another disk",
             ) from error
         raise CheckFailed(
@@ -60,13 +79,22 @@ def compile_context(model: Path, soc: Soc, folder: Path, *, fp16: bool, number: 
             remedy="python -m ci diagnose explains QNN's codes",
         ) from error
     session.disable_fallback()
-    binary, *more = folder.glob("*.bin")
-    if more:
-        raise CheckFailed(
-            f"{model.name} became {1 + len(more)} contexts, and Genie takes one", remedy="report it"
-        )
-    _name_graph(binary, number)
-    return binary, session
+    return session
+
+
+def publish(binary: Path, into: Path) -> None:
+    """Move a context binary to `into`, and beside it the .onnx by which ONNX Runtime loads it."""
+    model = onnx.load(str(binary.with_name(WRAPPER)))
+    [node] = model.graph.node
+    [old], [new] = (set(GRAPH.findall(text)) for text in (node.name.encode(), binary.read_bytes()))
+    node.name = node.name.replace(old.decode(), new.decode())
+    for attribute in node.attribute:
+        if attribute.name == "partition_name":
+            attribute.s = node.name.encode()
+        if attribute.name == "ep_cache_context":
+            attribute.s = into.name.encode()
+    onnx.save(model, str(into.with_suffix(".onnx")))
+    shutil.move(binary, into)
 
 
 def _name_graph(binary: Path, number: int) -> None:
@@ -92,15 +120,22 @@ def _options() -> Any:
 
 @dataclass
 class Reader:
-    """Reads tokens with one graph and keeps its cache."""
+    """Reads tokens with the graphs of a model's parts, and keeps their cache."""
 
     shape: Architecture
-    session: Any
+    sessions: Sequence[Any]
     encodings: Mapping[str, Encoding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._sizes = {value.name: value.shape for value in self.session.get_inputs()}
-        self._outputs = [value.name for value in self.session.get_outputs()]
+        self._parts = [
+            (
+                session,
+                {value.name for value in session.get_inputs()},
+                [value.name for value in session.get_outputs()],
+            )
+            for session in self.sessions
+        ]
+        self._sizes = {value.name: value.shape for each in self.sessions for value in each.get_inputs()}
         self.count, self.context = self._sizes["attention_mask"][-2:]
         self.restart()
 
@@ -117,10 +152,8 @@ class Reader:
         rows = []
         for start in range(0, len(tokens), self.count):
             some = tokens[start : start + self.count]
-            inputs = call(self.shape, self.context, self.count, some, self.position, {})
-            inputs = {name: self._integers(name, values) for name, values in inputs.items()}
-            outputs = dict(
-                zip(self._outputs, self.session.run(self._outputs, {**inputs, **self._caches}), strict=True)
+            outputs = self._call(
+                self._encoded(call(self.shape, self.context, self.count, some, self.position, {}))
             )
             for name, cache in self._caches.items():
                 new = outputs[name.replace("_in", "_out")]
@@ -131,9 +164,27 @@ class Reader:
                 here = (slice(None),) * axis + (slice(0, room),)
                 cache[there] = new[here]
             self.position += len(some)
-            logits = outputs["logits"].reshape(self.count, -1)[: len(some)]
-            rows.append(self.encodings["logits"].floats(logits) if "logits" in self.encodings else logits)
+            rows.append(self._floats("logits", outputs["logits"]).reshape(self.count, -1)[: len(some)])
         return np.concatenate(rows).astype(np.float32)
+
+    def _call(self, inputs: Sample) -> Sample:
+        known = {**inputs, **self._caches}
+        for session, names, outputs in self._parts:
+            results = session.run(outputs, {name: known[name] for name in names})
+            known |= zip(outputs, results, strict=True)
+        return known
+
+    def part(self, number: int, inputs: Sample) -> Sample:
+        """What one part makes of inputs, which have a cache of their own."""
+        session, names, outputs = self._parts[number]
+        results = session.run(outputs, self._encoded({name: inputs[name] for name in names}))
+        return {name: self._floats(name, values) for name, values in zip(outputs, results, strict=True)}
+
+    def _encoded(self, inputs: Sample) -> Sample:
+        return {name: self._integers(name, values) for name, values in inputs.items()}
+
+    def _floats(self, name: str, values: Array) -> Array:
+        return self.encodings[name].floats(values) if name in self.encodings else values.astype(np.float32)
 
     def _integers(self, name: str, values: Array) -> Array:
         return self.encodings[name].integers(values) if name in self.encodings else values

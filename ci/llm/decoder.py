@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ci.llm.architecture import Architecture, tensors_of
+from ci.llm.arrays import HIDDEN
 from provisioning.base.errors import CheckFailed
 
-HIDDEN = "hidden"
 LARGEST_HALF = 65504.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from ci.engine.workers.child import quiet
 from ci.llm.architecture import Architecture
-from ci.llm.arrays import Array, Sample
+from ci.llm.arrays import HIDDEN, Array, Sample
 
 OPSET = 18
 FAR = -1000.0
@@ -62,23 +62,25 @@ def call(
     shape: Architecture,
     context: int,
     count: int,
-    tokens: Sequence[int],
+    tokens: Sequence[int] | Array,
     position: int,
     caches: Sample,
     *,
     far: float = FAR,
+    name: str = "input_ids",
 ) -> Sample:
-    """The inputs of a graph of `count` places for tokens that begin at `position`. Token 0 fills the places
-    that are left; nothing looks back at it. `caches` are those of this graph."""
+    """The inputs of a graph of `count` places for tokens, or rows of hidden values, that begin at `position`.
+    Zeros fill the places that are left; nothing looks back at them. `caches` are those of this graph."""
     past, used = context - count, len(tokens)
-    ids = np.zeros((1, count), np.int32)
-    ids[0, :used] = tokens
+    values = np.asarray(tokens)
+    x = np.zeros((1, count, *values.shape[1:]), np.int32 if values.ndim == 1 else np.float32)
+    x[0, :used] = values
     mask = np.full((1, 1, count, context), far, np.float32)
     mask[..., :position] = 0
     mask[..., past:][..., np.tril(np.ones((count, count), bool))] = 0
     cos, sin = shape.rotation(np.arange(position, position + count))
     return {
-        "input_ids": ids,
+        name: x,
         "attention_mask": mask,
         "position_ids_cos": cos[None, None],
         "position_ids_sin": sin[None, None],
@@ -86,48 +88,62 @@ def call(
     }
 
 
-def samples(decoder: Any, rows: Sequence[Sequence[int]], context: int, count: int) -> list[Sample]:
-    """Inputs of a graph of `count` places while it reads these rows. `decoder` takes a whole row at once."""
+def outputs_of(decoder: Any, row: Sequence[int] | Array) -> Sample:
+    """What float computes of a whole row. `decoder` takes it at once: tokens, or its part's hidden values."""
     import torch
 
-    found = []
+    assert len(row) == decoder.context
+    empty = {
+        name: tensor.numpy()
+        for name, tensor in zip(decoder.inputs, decoder.example(), strict=True)
+        if name.startswith("past_")
+    }
+    inputs = call(decoder.shape, len(row), len(row), row, 0, empty, name=decoder.inputs[0])
+    with torch.no_grad():
+        outputs = decoder(*(torch.from_numpy(inputs[name]) for name in decoder.inputs))
+    return {name: tensor.numpy() for name, tensor in zip(decoder.outputs, outputs, strict=True)}
+
+
+def blocks(
+    decoder: Any, row: Sequence[int] | Array, outputs: Sample, context: int, count: int
+) -> Iterator[tuple[int, Sample]]:
+    """Where each call of a graph of `count` places begins while it reads a row, and its inputs, with float's
+    caches."""
+    for start in _starts(len(row), count):
+        caches = {}
+        for name in decoder.inputs[4:]:
+            values = outputs[name.replace("_in", "_out")]
+            axis = 3 if "_key_" in name else 2
+            size = list(values.shape)
+            size[axis] = context - count
+            caches[name] = np.zeros(size, np.float32)
+            before = (slice(None),) * axis + (slice(0, start),)
+            caches[name][before] = values[before]
+        some = row[start : start + count]
+        yield start, call(decoder.shape, context, count, some, start, caches, name=decoder.inputs[0])
+
+
+def samples(
+    decoder: Any, rows: Iterable[Sequence[int] | Array], context: int, count: int
+) -> Iterator[Sample]:
+    """Inputs of a graph of `count` places while it reads these rows, one by one: all would fill the memory.
+    `decoder` takes a whole row at once."""
     for row in rows:
-        assert len(row) == decoder.count == decoder.context
-        empty = {
-            name: tensor.numpy()
-            for name, tensor in zip(decoder.inputs, decoder.example(), strict=True)
-            if name.startswith("past_")
-        }
-        whole = call(decoder.shape, len(row), len(row), row, 0, empty)
-        with torch.no_grad():
-            _, *new = decoder(*(torch.from_numpy(whole[name]) for name in decoder.inputs))
-        named = {
-            name.replace("_out", "_in"): tensor.numpy()
-            for name, tensor in zip(decoder.outputs[1:], new, strict=True)
-        }
-        for start in _starts(len(row), count):
-            caches = {}
-            for name, values in named.items():
-                axis = 3 if "_key_" in name else 2
-                shape = list(values.shape)
-                shape[axis] = context - count
-                caches[name] = np.zeros(shape, np.float32)
-                before = (slice(None),) * axis + (slice(0, start),)
-                caches[name][before] = values[before]
-            found.append(call(decoder.shape, context, count, row[start : start + count], start, caches))
-    return found
+        for _, inputs in blocks(decoder, row, outputs_of(decoder, row), context, count):
+            yield inputs
 
 
 def _starts(length: int, count: int) -> list[int]:
-    """All blocks of a longer graph. Of single tokens the first, which see the least, and every fourth."""
+    """All blocks of a longer graph. Of single tokens the first, which see the least, and some others."""
     if count > 1:
         return list(range(0, length - count, count))
-    return [start for start in range(length - 1) if start < 8 or start % 4 == 3]
+    every = max(4, length // 32)
+    return [start for start in range(length - 1) if start < 8 or start % every == every - 1]
 
 
 def quantize(
     model: Path,
-    calibration: Sequence[Sample],
+    calibration: Iterable[Sample],
     written: Path,
     *,
     activations: str,
@@ -171,18 +187,30 @@ def quantize(
     _integers_at_the_edges(written)
 
 
-def shared_encodings(calibration: Sequence[Sample], cache: str) -> dict[str, Encoding]:
-    """Genie refuses two graphs of a model that encode a tensor differently: all have these."""
+def shared_encodings(outputs: Iterable[Sample], cache: str) -> dict[str, Encoding]:
+    """Genie refuses two graphs of a model that encode a tensor differently: all have these. `outputs` are
+    float's, of whole rows."""
     limits = np.iinfo(cache)
     found = {
         "position_ids_cos": Encoding("uint16", 2 / 65535, 32768),
         "position_ids_sin": Encoding("uint16", 2 / 65535, 32768),
         "attention_mask": Encoding("uint16", -FAR / 65535, 65535),
     }
-    for name in (name for name in calibration[0] if name.startswith("past_")):
-        largest = max(float(np.abs(sample[name]).max()) for sample in calibration) * MARGIN
-        # Around the middle, so that zero, an empty place, is exact.
-        found[name] = Encoding(cache, 2 * largest / limits.max, int(limits.max + 1) // 2)
+    ranges: dict[str, tuple[float, float]] = {}
+    for row in outputs:
+        for name, values in row.items():
+            low, high = ranges.get(name, (0.0, 0.0))
+            ranges[name] = min(low, float(values.min())), max(high, float(values.max()))
+    for name, (low, high) in ranges.items():
+        if name.startswith("past_"):
+            largest = max(-low, high) * MARGIN
+            # Around the middle, so that zero, an empty place, is exact.
+            found[name.replace("_out", "_in")] = Encoding(
+                cache, 2 * largest / limits.max, int(limits.max + 1) // 2
+            )
+        elif name.startswith(HIDDEN):
+            scale = max(high - low, 1e-6) / 65535
+            found[name] = Encoding("uint16", scale, round(-low / scale))
     return found
 
 

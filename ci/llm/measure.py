@@ -29,19 +29,26 @@ MOST = 60
 CALIBRATION_WINDOWS, JUDGED_WINDOWS = 12, 8
 
 
-def windows(folder: Path, bos: int | None, text: Path, context: int) -> list[list[int]]:
-    """Of a text, to calibrate by. Each begins like a prompt, because otherwise the first tokens' values would
-    be cut off."""
+def windows(
+    folder: Path,
+    bos: int | None,
+    text: Path,
+    context: int,
+    most: int = CALIBRATION_WINDOWS,
+    instead: str = "a shorter --context",
+) -> list[list[int]]:
+    """Of a text. Each begins like a prompt, because otherwise the first tokens' values would be cut off.
+    `instead` is what a shorter text needs."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = tokenizer.encode(text.read_text(encoding="utf-8"), add_special_tokens=False).ids
-    length, most = context - 1, CALIBRATION_WINDOWS
+    length = context - 1
     assert bos is not None
     found = [[bos, *tokens[at : at + length]] for at in range(0, len(tokens) - length + 1, length)][:most]
     if len(found) < most:
         needed = quoted("wc", "-w", str(text))
         raise CheckFailed(
             f"{text} has {len(tokens)} tokens: expected {most} windows of {length}",
-            remedy=f"give a longer text ({needed} counts its words), or a shorter --context",
+            remedy=f"give a longer text ({needed} counts its words), or {instead}",
         )
     return found
 
@@ -155,19 +162,23 @@ def _as_row(place: ProgramFolders, comparison: Comparison) -> dict[str, Any]:
 
 
 def figures(place: ProgramFolders, reference: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+    return figures_on(place.rows("judged")[:JUDGED_WINDOWS], reference, readers)
+
+
+def figures_on(
+    rows: Sequence[Sequence[int]], reference: Any, readers: Mapping[str, Reader]
+) -> dict[str, Any]:
     """Figures on held-out text: of each reader, and of those on HTP compared with the same on the CPU."""
-    rows = place.rows("judged")[:JUDGED_WINDOWS]
-    expected = [logits_of(reference, row) for row in rows]
-    read = {name: [_read(reader, row) for row in rows] for name, reader in readers.items()}
-    found: dict[str, Any] = {}
-    for name, logits in read.items():
-        found[name] = _as_json(
-            [window_of(a, b[: len(a)], row[1:]) for a, b, row in zip(logits, expected, rows, strict=True)]
-        )
-        on_cpu = name.replace("_htp", "_cpu")
-        if on_cpu != name:
-            pairs = zip(logits, read[on_cpu], rows, strict=True)
-            found[f"{name}_cpu"] = _as_json([window_of(a, b, row[1:]) for a, b, row in pairs])
+    windows: dict[str, list[Window]] = {}
+    for row in rows:
+        expected = logits_of(reference, row)
+        read = {name: _read(reader, row) for name, reader in readers.items()}
+        for name, logits in read.items():
+            windows.setdefault(name, []).append(window_of(logits, expected[: len(logits)], row[1:]))
+            on_cpu = name.replace("_htp", "_cpu")
+            if on_cpu != name and on_cpu in read:
+                windows.setdefault(f"{name}_cpu", []).append(window_of(logits, read[on_cpu], row[1:]))
+    found = {name: _as_json(each) for name, each in windows.items()}
     return {"tokens": sum(len(row) - 1 for row in rows), "windows": len(rows), **found}
 
 

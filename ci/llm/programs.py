@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class RunnerLayout(nn.Module):
         caches = [cache.transpose(0, 1).contiguous() for cache in self.decoder.example()[4:]]
         return [*caches[0::2], *caches[1::2]]
 
-    def calibration(self, samples: Sequence[Sample]) -> list[tuple[Tensor, ...]]:
+    def calibration(self, samples: Iterable[Sample]) -> list[tuple[Tensor, ...]]:
         """The inputs of this layout for those of Genie's."""
         found = []
         for sample in samples:

@@ -12,7 +12,7 @@ from ci.llm.architecture import Architecture, read_architecture
 from ci.llm.contexts import Reader, compile_context, on_cpu
 from ci.llm.decoder import load_decoder
 from ci.llm.genie import Spoken, require_sizes, speak, write_config
-from ci.llm.graphs import Encoding, edge_encodings, export, quantize, samples, shared_encodings
+from ci.llm.graphs import Encoding, edge_encodings, export, outputs_of, quantize, samples, shared_encodings
 from ci.llm.judge import TINY
 from ci.llm.measure import DECODE, MOST, PREFILL, ProgramFolders, figures, texts
 from ci.llm.reference import load_reference, logits_of
@@ -37,7 +37,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         binary = into / f"ar{count}.bin"
         shutil.move(made, binary)
         binaries.append(binary)
-        readers[count] = Reader(place.shape, session, encodings[count])
+        readers[count] = Reader(place.shape, [session], encodings[count])
     shutil.copy(model / "tokenizer.json", into)
     for name, most, shape in _configurations(place):
         write_config(into, shape, binaries, place.soc, context=place.context, most=most, name=name)
@@ -54,7 +54,7 @@ def order_genie(order: Mapping[str, Any]) -> dict[str, Any]:
         for count, reader in readers.items():
             name = "prefill" if count == PREFILL else "decode"
             every[f"{name}_htp"] = reader
-            every[f"{name}_cpu"] = Reader(place.shape, on_cpu(graphs[count]), encodings[count])
+            every[f"{name}_cpu"] = Reader(place.shape, [on_cpu(graphs[count])], encodings[count])
         facts["figures"] = figures(place, reference, every)
         facts["choices"] = choices(place, reference)
     return facts
@@ -65,13 +65,14 @@ def _graphs(place: ProgramFolders, graphs: Mapping[int, Path]) -> dict[int, dict
     run, found = place.run, {}
     whole = load_decoder(place.model, place.shape, place.context, place.context) if run.quantized else None
     shared: dict[str, Encoding] = {}
+    if whole is not None:
+        shared = shared_encodings((outputs_of(whole, row) for row in place.calibration()), run.cache)
     for count in sorted(graphs):
         graph = graphs[count]
         plain = graph.with_suffix(".float.onnx") if run.quantized else graph
         export(load_decoder(place.model, place.shape, count, place.context), plain)
         if whole is not None:
             calibration = samples(whole, place.calibration(), place.context, count)
-            shared = shared or shared_encodings(calibration, run.cache)
             quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=shared)
         found[count] = edge_encodings(graph)
     return found

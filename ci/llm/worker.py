@@ -23,6 +23,9 @@ ORDERS = {
     "genie": ("ci.llm.steps", "order_genie"),
     "executorch": ("ci.llm.program_steps", "order_executorch"),
     "choices": ("ci.llm.steps", "order_choices"),
+    "pace": ("ci.llm.checkpoint_check", "order_pace"),
+    "figures": ("ci.llm.checkpoint_check", "order_figures"),
+    "parts": ("ci.llm.checkpoint_check", "order_parts"),
     "compile": ("ci.llm.checkpoint_compile", "order_compile"),
     "compile program": ("ci.llm.program_steps", "order_program"),
 }

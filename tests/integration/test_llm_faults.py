@@ -136,7 +136,7 @@ def test_rmsnorm_as_a_reciprocal_is_seen_on_htp_alone(
     from ci.llm import decoder as decoders
     from ci.llm.architecture import read_architecture
     from ci.llm.contexts import Reader, compile_context, on_cpu
-    from ci.llm.graphs import edge_encodings, export, quantize, samples, shared_encodings
+    from ci.llm.graphs import edge_encodings, export, outputs_of, quantize, samples, shared_encodings
     from provisioning.manifest import soc_named
     from tests.support.checkpoints import write_checkpoint
 
@@ -145,17 +145,17 @@ def test_rmsnorm_as_a_reciprocal_is_seen_on_htp_alone(
     generator = np.random.default_rng(6)
     rows = [[0, *generator.integers(2, 256, shape.context - 1).tolist()] for _ in range(5)]
     whole = decoders.load_decoder(model, shape, shape.context, shape.context)
-    calibration = samples(whole, rows[1:], shape.context, 32)
+    encodings = shared_encodings((outputs_of(whole, row) for row in rows[1:]), "uint8")
 
     def agreement(name: str) -> float:
         """Of HTP with the same quantized graph on the CPU."""
         plain, graph = tmp_path / f"{name}.onnx", tmp_path / f"{name}_qdq.onnx"
         export(decoders.load_decoder(model, shape, 32, shape.context), plain)
-        encodings = shared_encodings(calibration, "uint8")
+        calibration = samples(whole, rows[1:], shape.context, 32)
         quantize(plain, calibration, graph, activations="QUInt16", weights="QUInt8", encodings=encodings)
         _, session = compile_context(graph, soc_named("SM8650"), tmp_path / name, fp16=False, number=0)
         edges = edge_encodings(graph)
-        ours, theirs = (Reader(shape, each, edges).read(rows[0]) for each in (session, on_cpu(graph)))
+        ours, theirs = (Reader(shape, [each], edges).read(rows[0]) for each in (session, on_cpu(graph)))
         return float((ours.argmax(-1) == theirs.argmax(-1)).mean())
 
     divided = agreement("division")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -330,6 +331,93 @@ def test_sizes_with_which_genie_speaks_nonsense_are_refused(context: int, prefil
     require_sizes(128, [32, 1])
     with pytest.raises(UsageError):
         require_sizes(context, [prefill, 1])
+
+
+def part(number: int, kind: str, htp: float, cpu: float | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = {"part": number, "kind": kind, "layers": [number, number]}
+    figures = {"htp": htp} | ({} if cpu is None else {"cpu": cpu})
+    return row | {name: {"db": db, "output": "hidden_1"} for name, db in figures.items()}
+
+
+GOOD = {"first_choice": 1.0, "perplexity_ratio": 1.0, "divergence": 0.0, "divergence_99": 0.0, "regret": 0.0}
+
+
+class TestCheck:
+    """Of a compiled model; what its worker measures is given."""
+
+    def check(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *flags: str,
+        precision: str = "u16u8",
+        parts: Sequence[dict[str, Any]] = (),
+        choices: float = 1.0,
+        **figures: float,
+    ) -> int:
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        from ci.llm.genie import RECORD, Spoken
+
+        model, out = folder / "model", folder / "out"
+        for made in (model, out):
+            made.mkdir(exist_ok=True)
+        shape = read_architecture(checkpoint(model))
+        write_config(out, shape, [out / "a.bin"], soc_named("SM8650"), context=128, most=5)
+        record = {"checkpoint": str(model), "precision": precision, "context": 128, "calibrated by": ""}
+        (out / RECORD).write_text(json.dumps(record))
+        tokenizer = Tokenizer(models.WordLevel({"a": 0}, "a"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(out / "tokenizer.json"))
+        (folder / "text.txt").write_text("a " * 3000)
+        values = {name: {"value": value, "error": 1e-6} for name, value in (GOOD | figures).items()}
+        answers: dict[str, dict[str, Any]] = {
+            "pace": {"pace": {"decode_htp": 0.1}},
+            "figures": {"decode_htp": values},
+            "choices": {
+                "first_choice": choices,
+                "prefixes": 100,
+                "near_ties": 0,
+                "regret": 0,
+                "worst_regret": 0,
+            },
+            "parts": {"parts": list(parts)},
+        }
+        ask = contextlib.nullcontext(lambda order: answers[order["do"]])
+        monkeypatch.setattr("ci.llm.check.asking", lambda *_: ask)
+        monkeypatch.setattr(
+            "ci.llm.check.speak", lambda _, prompts, **__: [Spoken((1,), "length", 1, 1) for _ in prompts]
+        )
+        command = ["llm", "check", str(out), "--text", str(folder / "text.txt"), *flags]
+        return main("python -m ci", "", {"llm": VERBS["llm"]}, command)
+
+    def test_it_is_held_to_its_limits(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self.check(tmp_path, monkeypatch) == 0
+        assert self.check(tmp_path, monkeypatch, first_choice=0.5) == 1
+        assert self.check(tmp_path, monkeypatch, "--first-choice", "0.4", first_choice=0.5) == 0
+        assert self.check(tmp_path, monkeypatch, choices=0.5) == 1
+        assert self.check(tmp_path, monkeypatch, precision="fp16", choices=0.97) == 1
+        assert self.check(tmp_path, monkeypatch, "--tokens", "4000") == 2
+
+    @pytest.mark.parametrize(
+        ("precision", "parts", "named"),
+        [
+            ("u16u8", [part(0, "prefill", 40, 42), part(1, "prefill", 20, 42)], "prefill_1"),
+            ("u16u8", [part(0, "prefill", 20, 21), part(0, "decode", -999, 21)], "decode_0"),
+            ("fp16", [part(0, "prefill", 50), part(1, "decode", float("nan"))], "decode_1"),
+        ],
+    )
+    def test_the_part_that_is_worse_than_its_precision_is_named(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        precision: str,
+        parts: Sequence[dict[str, Any]],
+        named: str,
+    ) -> None:
+        assert self.check(tmp_path, monkeypatch, "--where", precision=precision, parts=parts) == 1
+        assert f"goes wrong in {named}" in capsys.readouterr().err
 
 
 def program(word: str) -> Program:

@@ -1,0 +1,170 @@
+"""`llm check`: the verdicts on a compiled checkpoint. Workers compute; this asks them and judges."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ci.llm.architecture import read_architecture
+from ci.llm.commands import LOG, Ask, asking, config_of, limited
+from ci.llm.findings import LISTEN, figures_from
+from ci.llm.genie import RECORD, contradictions, speak
+from ci.llm.judge import EXCUSED, STANDARD_ERRORS, close, misses
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import hash_file
+from provisioning.base.units import seconds
+
+LIMITS: Mapping[str, Mapping[str, float]] = {
+    "fp16": {
+        "first_choice": 0.98,
+        "perplexity_ratio": 1.005,
+        "divergence": 0.001,
+        "divergence_99": 0.01,
+        "regret": 0.005,
+    },
+    "u16u8": {
+        "first_choice": 0.9,
+        "perplexity_ratio": 1.05,
+        "divergence": 0.05,
+        "divergence_99": 0.5,
+        "regret": 0.1,
+    },
+}
+"""By precision, where the command line names no other."""
+PREFIX = 20
+WINDOWS = 4
+"""At least so many, because figures' errors come from windows."""
+HALVES_DB, WORSE_DB = 30.0, 6.0
+"""An fp16 part is wrong below the first; a quantized one if it is this much worse than on the CPU."""
+
+
+def check_model(args: argparse.Namespace) -> int:
+    from tokenizers import Tokenizer
+
+    config = config_of(args.model)
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    record = json.loads(config.with_name(RECORD).read_text(encoding="utf-8"))
+    folder = (args.checkpoint or Path(record["checkpoint"])).absolute()
+    shape = read_architecture(folder)
+    if wrong := contradictions(settings, shape):
+        raise CheckFailed(
+            f"{config} contradicts {folder}: {'; '.join(wrong)}", remedy="correct it, or compile again"
+        )
+    if not args.text.is_file():
+        raise UsageError(f"--text {args.text}: there is no such file", remedy="name a text file")
+    if record["calibrated by"] == hash_file(args.text):
+        raise UsageError(f"{args.text} is what it was quantized by", remedy="give another text")
+    text = args.text.read_text(encoding="utf-8")
+    tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    length = min(record["context"], max(2, args.tokens // WINDOWS + 1))
+    windows = -(-args.tokens // (length - 1))
+    wanted = max(args.prefixes * PREFIX, windows * (length - 1))
+    if len(tokens) < wanted:
+        raise UsageError(
+            f"{args.text} has {len(tokens)} tokens: {args.prefixes} prefixes and {windows} windows of"
+            f" {length - 1} need {wanted}",
+            remedy="give a longer text, or fewer --tokens and --prefixes",
+        )
+    order = {
+        "model": str(folder),
+        "compiled": str(config.parent),
+        "text": str(args.text.absolute()),
+        "windows": windows,
+        "length": length,
+        "precision": record["precision"],
+        "cpu": args.on == "cpu",
+    }
+    if args.on == "cpu" and record["precision"] == "fp16":
+        raise UsageError("fp16 is computed by HTP alone", remedy="leave out --on cpu")
+    limits = LIMITS[record["precision"]] | args.limits
+    with asking(Path.cwd() / LOG, args.timeout) as ask:
+        problems = _figures(ask, order, limits)
+        if args.on != "cpu":
+            prefixes = [tokens[at : at + PREFIX] for at in range(0, args.prefixes * PREFIX, PREFIX)]
+            problems += _choices(ask, order, config, prefixes, limits, args.timeout)
+            if problems or args.where:
+                problems += _parts(ask, order)
+    if problems:
+        raise CheckFailed(
+            "; ".join(problems),
+            remedy="compile it again, or with --precision fp16; if that stays, report it"
+            if record["precision"] == "fp16"
+            else "calibrate by more or other text, or take fp16",
+        )
+    return 0
+
+
+def _figures(ask: Ask, order: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:
+    """Of logits on held-out text."""
+    pace = ask({**order, "do": "pace"})["pace"]
+    count = order["windows"] * (order["length"] - 1)
+    sys.stderr.write(
+        f"{count} tokens in {order['windows']} windows, about {seconds(count * sum(pace.values()))}\n"
+    )
+    facts = ask({**order, "do": "figures"})
+    problems = []
+    for name in pace:
+        figures = figures_from(facts[name])
+        shown = ", ".join(
+            f"{each.replace('_', ' ')} {one.value:.4g} ± {one.error:.2g}" for each, one in figures.items()
+        )
+        sys.stdout.write(f"{LISTEN[name]}: {shown}\n")
+        problems += [f"{LISTEN[name]}: {miss}" for miss in misses(figures, limits)]
+        for near in close(figures, limits):
+            sys.stderr.write(f"near a limit, {LISTEN[name]}: {near}\n")
+    return problems
+
+
+def _choices(
+    ask: Ask,
+    order: Mapping[str, Any],
+    config: Path,
+    prefixes: Sequence[Sequence[int]],
+    limits: Mapping[str, float],
+    timeout: float,
+) -> list[str]:
+    """Genie gives no logits, so its choice after each of many prefixes is compared with float's."""
+    with limited(config, 1) as copy:
+        began = time.monotonic()
+        spoken = speak(copy, prefixes[:1], timeout=timeout)
+        forecast = (time.monotonic() - began) * len(prefixes)
+        sys.stderr.write(f"Genie after {len(prefixes)} prefixes, at most {seconds(forecast)}\n")
+        spoken += speak(copy, prefixes[1:], timeout=timeout) if prefixes[1:] else []
+    choices = [list(each.tokens) for each in spoken]
+    facts = ask({**order, "do": "choices", "prefixes": prefixes, "spoken": choices})
+    share, count = facts["first_choice"], facts["prefixes"]
+    error = math.sqrt(max(share * (1 - share), 1 / count) / count)
+    sys.stdout.write(
+        f"Genie: first choice as float's {share:.1%} ± {error:.1%} of {count}; float loses"
+        f" {facts['regret']:.4f} logits by a choice, {facts['worst_regret']:.3f} by the worst\n"
+    )
+    if order["precision"] == "fp16":
+        others = count - round(share * count)
+        if others > facts["near_ties"] or others > max(1, EXCUSED * count):
+            return [
+                f"Genie chooses unlike float after {others} prefixes, {facts['near_ties']} of them near ties"
+            ]
+    elif share < (least := limits["first_choice"]) - STANDARD_ERRORS * error:
+        return [f"Genie: expected at least {least:.0%} of float's first choices, found {share:.1%}"]
+    return []
+
+
+def _parts(ask: Ask, order: Mapping[str, Any]) -> list[str]:
+    """The first part that is worse than its precision explains."""
+    guilty = ""
+    for row in ask({**order, "do": "parts"})["parts"]:
+        htp, cpu = row["htp"], row.get("cpu")
+        first, last = row["layers"]
+        name = f"{row['kind']}_{row['part']}, layers {first} to {last}"
+        beside = f", {cpu['db']:.1f} dB on the CPU" if cpu else ""
+        sys.stdout.write(f"{name}: {htp['output']} {htp['db']:.1f} dB from float{beside}\n")
+        if not guilty and not htp["db"] >= (cpu["db"] - WORSE_DB if cpu else HALVES_DB):
+            guilty = f"it goes wrong in {name}: {htp['output']} has {htp['db']:.1f} dB{beside}"
+    return [guilty] if guilty else []

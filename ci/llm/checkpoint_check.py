@@ -1,0 +1,118 @@
+"""A compiled checkpoint's logits held to float's, and the part that loses them. For workers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ci.llm.architecture import Architecture, read_architecture
+from ci.llm.arrays import Sample
+from ci.llm.checkpoint_compile import layers_of, on_cpu_name
+from ci.llm.contexts import Reader, load_context, on_cpu
+from ci.llm.decoder import Decoder, load_decoder
+from ci.llm.genie import RECORD
+from ci.llm.graphs import Encoding, blocks, edge_encodings, outputs_of
+from ci.llm.measure import figures_on, windows
+from ci.llm.reference import load_reference
+from ci.suites.accuracy import EXACT_DB, Pair, Unusable, compare
+from provisioning.manifest import soc_named
+
+KINDS = ("prefill", "decode")
+MOST = 256
+"""Tokens that are read to find the part."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What `llm compile` wrote, and the checkpoint that it was made from."""
+
+    out: Path
+    folder: Path
+    shape: Architecture
+    record: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, order: Mapping[str, Any]) -> Compiled:
+        out, folder = Path(order["compiled"]), Path(order["model"])
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        return cls(out, folder, read_architecture(folder), record)
+
+    def readers(self, kind: str, *, cpu: bool = False) -> dict[str, Reader]:
+        """On HTP, unless only the CPU's is wanted, and of a quantized model as the CPU computes it."""
+        parts, soc = range(self.record["parts"]), soc_named(self.record["soc"])
+        quantized = self.record["precision"] != "fp16"
+        graphs = [self.out / on_cpu_name(kind, part) for part in parts if quantized]
+        encodings: dict[str, Encoding] = {}
+        for graph in graphs:
+            encodings |= edge_encodings(graph)
+        readers = {}
+        if not cpu:
+            sessions = [load_context(self.out / f"{kind}_{part}.onnx", soc) for part in parts]
+            readers[f"{kind}_htp"] = Reader(self.shape, sessions, encodings)
+        if graphs:
+            readers[f"{kind}_cpu"] = Reader(self.shape, [on_cpu(graph) for graph in graphs], encodings)
+        return readers
+
+
+def _rows(compiled: Compiled, order: Mapping[str, Any]) -> list[list[int]]:
+    count, length, bos = order["windows"], order["length"], compiled.shape.bos
+    return windows(compiled.folder, bos, Path(order["text"]), length, count, "fewer --tokens")
+
+
+def order_pace(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds that a token takes, by reader."""
+    compiled, found = Compiled.of(order), {}
+    row = _rows(compiled, order)[0]
+    for kind in KINDS:
+        for name, reader in compiled.readers(kind, cpu=order["cpu"]).items():
+            began = time.monotonic()
+            reader.read(row[: reader.count])
+            found[name] = (time.monotonic() - began) / reader.count
+    return {"pace": found}
+
+
+def order_figures(order: Mapping[str, Any]) -> dict[str, Any]:
+    compiled = Compiled.of(order)
+    readers = {
+        name: reader for kind in KINDS for name, reader in compiled.readers(kind, cpu=order["cpu"]).items()
+    }
+    return figures_on(_rows(compiled, order), load_reference(compiled.folder), readers)
+
+
+def order_parts(order: Mapping[str, Any]) -> dict[str, Any]:
+    """How far each part's outputs are from float's, in dB, where its inputs are float's."""
+    compiled = Compiled.of(order)
+    x: Any = _rows(compiled, order)[0][:MOST]
+    readers = {kind: compiled.readers(kind) for kind in KINDS}
+    rows: list[dict[str, Any]] = []
+    for part in range(compiled.record["parts"]):
+        first, last = layers_of(compiled.shape, part, compiled.record["parts"])
+        decoder = load_decoder(compiled.folder, compiled.shape, len(x), len(x), first, last)
+        outputs = outputs_of(decoder, x)
+        for kind in KINDS:
+            row: dict[str, Any] = {"part": part, "kind": kind, "layers": [first, last - 1]}
+            for name, reader in readers[kind].items():
+                row[name.removeprefix(f"{kind}_")] = _worst(reader, part, decoder, x, outputs)
+            rows.append(row)
+        x = outputs[decoder.outputs[0]][0]
+    return {"parts": rows}
+
+
+def _worst(reader: Reader, part: int, decoder: Decoder, x: Any, outputs: Sample) -> dict[str, Any]:
+    """Of a part's outputs, the one that is furthest from float's."""
+    pairs: dict[str, list[Pair]] = {}
+    for start, inputs in blocks(decoder, x, outputs, reader.context, reader.count):
+        for name, values in reader.part(part, inputs).items():
+            axis = 3 if "_key_" in name else 2 if "_value_" in name else 1
+            expected = outputs[name].take(range(start, start + reader.count), axis)
+            pairs.setdefault(name, []).append((name, expected, values.reshape(expected.shape)))
+    try:
+        ratios = {name: compare(each)["sqnr_db"] for name, each in pairs.items()}
+    except Unusable as error:
+        return {"db": -EXACT_DB, "output": str(error)}
+    worst = min(ratios, key=lambda name: ratios[name])
+    return {"db": ratios[worst], "output": worst}
