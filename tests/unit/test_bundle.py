@@ -105,6 +105,51 @@ def test_a_bundle_is_the_files_of_its_chip_alone(bench: Bench) -> None:
     }
 
 
+def dialog(bench: Bench, *flags: str | Path, **changes: Any) -> int:
+    """A language model's folder, bundled for a device."""
+    folder = bench.root / "speaks"
+    folder.mkdir(exist_ok=True)
+    for name in ("libGenie.so", "libQnnHtpNetRunExtensions.so"):
+        qnn(name, needed=["libc.so.6"]).write(bench.sdk / SDK_FOLDER / name)
+    (folder / "decode_0.bin").write_text(f"{BUILD} soc_type=SM8650;arch=75 \0")
+    for name in ("tokenizer.json", "htp.json", "README.md"):
+        (folder / name).touch()
+    engine: dict[str, Any] = {"backend": {"extensions": "htp.json"}}
+    engine["model"] = {"binary": {"ctx-bins": changes.get("binaries", ["decode_0.bin"])}}
+    config = {"dialog": {"tokenizer": {"path": "tokenizer.json"}, "engine": engine}}
+    (folder / "genie_config.json").write_text(json.dumps(config))
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    words = ("--soc", changes.get("soc", "SM8650"), "--target", "aarch64-linux", "-o", bench.bundle)
+    places = ("--reports", bench.root / "reports", "--store", bench.root / "store")
+    return verb.run(parser.parse_args([str(word) for word in (*words, *places, *flags, folder)]))
+
+
+def test_a_language_model_is_bundled_with_genie(bench: Bench) -> None:
+    assert dialog(bench) == 0 and bench.rules() == ["bundle-runner"]
+    Library(machine=AARCH64, needed=["libGenie.so"]).write(
+        bench.sdk / SDK_FOLDER.replace("lib", "bin", 1) / "genie-t2t-run"
+    )
+    assert dialog(bench) == 0 and bench.rules() == []
+    places = {str(path.relative_to(bench.bundle)) for path in bench.bundle.rglob("*") if path.is_file()}
+    assert places == {
+        *("genie_config.json", "htp.json", "tokenizer.json", "decode_0.bin", "bin/genie-t2t-run"),
+        *("lib/libGenie.so", "lib/libQnnHtpNetRunExtensions.so", "lib/libQnnHtpV75Stub.so"),
+        *("dsp/libQnnHtpV75Skel.so", "manifest.json", "push.sh", "run.sh", *(f"lib/{name}" for name in BASE)),
+    }
+
+
+def test_a_language_model_that_does_not_fit_makes_no_bundle(bench: Bench) -> None:
+    assert dialog(bench, soc="SM8750") == 1 and "bundle-model-soc" in bench.rules()
+    with pytest.raises(CheckFailed, match=r"prefill_0\.bin"):
+        dialog(bench, binaries=["prefill_0.bin"])
+    with pytest.raises(CheckFailed, match="passwd"):
+        dialog(bench, binaries=["../../etc/passwd"])
+    with pytest.raises(UsageError, match="--dist"):
+        dialog(bench, "--dist", bench.dist)
+    assert not bench.bundle.exists()
+
+
 @dataclass(frozen=True)
 class Misfit:
     """A change of the bench, or a model, and what a bundle then says."""

@@ -36,6 +36,9 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
         raise UsageError("--root is about LPAI's skel, and --lpai is missing", remedy="add --lpai")
     if args.root and not args.root.is_file():
         raise UsageError(f"--root {args.root}: there is no such file", remedy="name the root certificate")
+    if any(path.is_dir() for path in args.models):
+        _assemble_dialog(args, selection, stage)
+        return
     soc = soc_named(selection.soc)
     models = contents.read_models(args.models)
     dist = args.dist.absolute() if args.dist else ROOT / "dist" / selection.target
@@ -64,20 +67,40 @@ def assemble(args: argparse.Namespace, selection: Selection, stage: StageRun) ->
     _write(args, items, selection, stage, texts, runner)
 
 
+def _assemble_dialog(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
+    """A language model, and Genie, which runs it."""
+    _refuse_runner(args, "a language model, which Genie runs")
+    if len(args.models) > 1:
+        raise UsageError("a language model is bundled alone", remedy="name one folder")
+    soc, [folder] = soc_named(selection.soc), args.models
+    items = list(contents.dialog_items(folder))
+    models = contents.read_models([item.path for item in items if item.kind == "context"])
+    sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path
+    items += contents.qnn_items(sdk, selection.target, soc)
+    items += contents.genie_items(sdk, selection.target, soc)
+    items += contents.file_items(args.file)
+    stage.findings += checks.check(items, models, selection.target, selection.soc, soc)
+    stage.findings += checks.dialog(items, sdk)
+    stage.metrics |= {"files": len(items), "qnn_build_id": checks.sdk_build(items), "soc": selection.soc}
+    arguments = f"-c {contents.DIALOG} -p 'The answer is'"
+    texts = {
+        scripts.RUN: scripts.run_script(selection.target, contents.SPEAKER, arguments),
+        scripts.PUSH: scripts.push_script(
+            selection.target, [*(item.place for item in items), scripts.RUN], arguments
+        ),
+    }
+    _write(args, items, selection, stage, texts, contents.SPEAKER)
+
+
+def _refuse_runner(args: argparse.Namespace, what: str) -> None:
+    flags = ("lpai", "root", "runner", "dist", "signed")
+    if named := [f"--{name}" for name in flags if getattr(args, name)]:
+        raise UsageError(f"{', '.join(named)}: not for {what}", remedy=f"leave out {' '.join(named)}")
+
+
 def _assemble_windows(args: argparse.Namespace, selection: Selection, stage: StageRun) -> None:
     """The folder that an application with ONNX Runtime ships."""
-    unused = {
-        "--lpai": args.lpai,
-        "--root": args.root,
-        "--runner": args.runner,
-        "--dist": args.dist,
-        "--signed": args.signed,
-    }
-    if named := [flag for flag, value in unused.items() if value]:
-        raise UsageError(
-            f"{', '.join(named)}: not for {WINDOWS}, where the application itself is the runner",
-            remedy=f"leave out {' '.join(named)}",
-        )
+    _refuse_runner(args, f"{WINDOWS}, where the application itself is the runner")
     soc = soc_named(selection.soc)
     models = contents.windows_models(args.models)
     sdk = resolve(selection, os.environ, needs=(QNN_SDK,)).root(QNN_SDK).path

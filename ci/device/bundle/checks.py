@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ci.device.bundle.contents import BACKEND, CATALOGUE, DSP, LPAI, QNN, Item, Model
+from ci.device.bundle.contents import BACKEND, CATALOGUE, DIALOG, DSP, LPAI, QNN, SPEAKER, Item, Model
 from ci.suites.programs.against_sdk import version
 from ci.suites.programs.program import Program
 from provisioning import elf, pe
@@ -42,6 +42,17 @@ def check_windows(items: Sequence[Item], models: Sequence[Model], soc_name: str,
         )
     )
     return findings
+
+
+def dialog(items: Sequence[Item], sdk: Path) -> Iterator[Finding]:
+    if not any(item.kind == "runner" for item in items):
+        yield _finding(
+            "runner",
+            sdk,
+            f"this QNN has no {SPEAKER}, which run.sh starts: wheels have the libraries alone",
+            f"put {SPEAKER} of the official SDK, of the same build, into bin/, or link libGenie.so yourself",
+            Severity.WARNING,
+        )
 
 
 def _catalogue(items: Sequence[Item], soc: Soc) -> Iterator[Finding]:
@@ -148,7 +159,8 @@ def _needed(items: Sequence[Item], target: str) -> Iterator[Finding]:
 
 def _backend(items: Sequence[Item], models: Sequence[Model]) -> Iterator[Finding]:
     """Without the backend QNN's libraries are useless; it is an error only if a program needs them."""
-    if any(Path(item.place).name == BACKEND for item in items) or not any(item.kind == QNN for item in items):
+    here = {Path(item.place).name for item in items}
+    if here & {BACKEND, DIALOG} or not any(item.kind == QNN for item in items):
         return
     for_qnn = [model.path for model in models if model.for_qnn]
     yield _finding(

@@ -25,6 +25,11 @@ ONLINE = "libQnnHtpPrepare.so"
 GPU = "libQnnGpu.so"
 LPAI = "lpai"
 
+DIALOG = "genie_config.json"
+GENIE = ("libGenie.so", "libQnnHtpNetRunExtensions.so")
+"""Genie, and what reads the extension file that its configuration names."""
+SPEAKER = "genie-t2t-run"
+
 QNN = "qnn"
 DSP = "dsp"
 CATALOGUE = "catalogue"
@@ -110,6 +115,44 @@ def windows_items(sdk: Path, soc: Soc, models: Sequence[Model]) -> Iterator[Item
         if isinstance(model.contents, CompiledModel):
             for name in model.contents.files:
                 yield Item("context", model.path.parent / name, name)
+
+
+def dialog_items(folder: Path) -> Iterator[Item]:
+    """What `llm compile` wrote, at the bundle's root: the configuration names its files relative to it."""
+    path = folder / DIALOG
+    try:
+        dialog = json.loads(path.read_text(encoding="utf-8"))["dialog"]
+        engine = dialog["engine"]
+        binaries = list(engine["model"]["binary"]["ctx-bins"])
+        others = [DIALOG, dialog["tokenizer"]["path"], engine["backend"]["extensions"]]
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder}: expected {DIALOG} in a folder; found none",
+            remedy="name what `llm compile` wrote, or programs one by one",
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckFailed(
+            f"{path}: not Genie's configuration: {error!r}", remedy="compile it again"
+        ) from error
+    for name in (*binaries, *others):
+        if Path(name).name != name or not (folder / name).is_file():
+            raise CheckFailed(
+                f"{path} names {name}, which is no file beside it",
+                remedy="compile it again, or move it there",
+            )
+    yield from (Item("context", folder / name, name) for name in binaries)
+    yield from (Item("file", folder / name, name) for name in others)
+
+
+def genie_items(sdk: Path, target: str, soc: Soc) -> Iterator[Item]:
+    folder = library_folder(sdk, target)
+    for name in GENIE:
+        if not (folder / name).is_file():
+            raise _lacking(sdk, f"{folder.relative_to(sdk)}/{name}", target, soc)
+        yield Item(QNN, folder / name, f"lib/{name}")
+    program = sdk / "bin" / folder.name / SPEAKER
+    if program.is_file():
+        yield Item("runner", program, f"{RUNNER.parent}/{SPEAKER}")
 
 
 def file_items(paths: Sequence[Path]) -> list[Item]:

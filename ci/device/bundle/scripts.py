@@ -23,7 +23,7 @@ KEPT_CLEAN = ("bin", "lib", "dsp")
 
 _RUN = """\
 #!/bin/sh
-# Runs on the device, from the folder it is in: sh run.sh --model_path models/NAME.pte …
+# Runs on the device, from the folder it is in: sh run.sh {arguments}
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 cd "$here" || exit 1
 chmod +x {runner}
@@ -55,18 +55,21 @@ make="mkdir -p $folder && cd $folder || exit 1
 $clean
 mkdir -p {folders}"
 {copy}
-run="sh $folder/run.sh --model_path $(quote {model})"
+run="sh $folder/run.sh {arguments}"
 echo "to run it: {shell} $(quote "$run")"
 """
 
 
-def run_script(target: str, runner: str = RUNNER.name) -> str:
+def run_script(
+    target: str, runner: str = RUNNER.name, arguments: str = "--model_path models/NAME.pte …"
+) -> str:
     program = shlex.quote(f"{RUNNER.parent}/{runner}")
-    return _RUN.format(system=";".join(DEVICE_DSP_DIRECTORIES[target]), wrapper=WRAPPER, runner=program)
+    system = ";".join(DEVICE_DSP_DIRECTORIES[target])
+    return _RUN.format(system=system, wrapper=WRAPPER, runner=program, arguments=arguments)
 
 
-def push_script(target: str, places: Sequence[str]) -> str:
-    """`places`: every file that goes to the device."""
+def push_script(target: str, places: Sequence[str], arguments: str = "") -> str:
+    """`places`: every file that goes to the device; `arguments`: run.sh's [the first model]."""
     by_folder: dict[str, list[str]] = {}
     for place in places:
         by_folder.setdefault(str(PurePosixPath(place).parent), []).append(shlex.quote(place))
@@ -82,7 +85,7 @@ def push_script(target: str, places: Sequence[str]) -> str:
         folders=" ".join(sorted(by_folder)),
         copy="\n".join(_adb(by_folder) if by_adb else _ssh(places)),
         shell="adb $* shell" if by_adb else "ssh $*",
-        model=shlex.quote(model),
+        arguments=arguments or f"--model_path $(quote {shlex.quote(model)})",
     )
 
 

@@ -14,6 +14,7 @@ EXAMPLES = """\
   nox -s bundle -- --soc SM8650 --target aarch64-linux a.pte b.pte -o /tmp/bundle
   nox -s bundle -- --soc SM8850 --target aarch64-android --lpai model.pte
   nox -s bundle -- --profile wheels-2.51 --soc SC8380XP --target aarch64-windows out/model_ctx.onnx
+  nox -s bundle -- --profile wheels-2.51 --soc SM8750 --target aarch64-linux out/
   nox -s bundle -- --soc SM8750 --target aarch64-android --runner llama_main --file tokenizer.bin llama.pte
 """
 
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="MODEL",
-        help="programs (.pte); for Windows, what `onnx compile` wrote",
+        help="programs (.pte); the folder that `llm compile` wrote; for Windows, what `onnx compile` wrote",
     )
     parser.add_argument(
         "--dist", type=Path, metavar="DIR", help="the build that the runner is taken from [dist/TARGET]"
