@@ -98,9 +98,9 @@ def as_json(reports: Sequence[Report]) -> str:
 
 def _sarif(reports: Sequence[Report]) -> str:
     from ci.engine.rule_texts import RULES
-    from provisioning.validation import catalogue
+    from provisioning.validation.tables import rule_texts
 
-    texts = {rule.id: RuleText(rule.summary, rule.why, rule.fix) for rule in catalogue().values()}
+    texts = {rule: RuleText(each.summary, each.why, each.fix) for rule, each in rule_texts().items()}
     texts |= {rule: RuleText(text) for rule, text in RULES.items()}
     return sarif(reports, texts)
 

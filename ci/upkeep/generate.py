@@ -38,6 +38,7 @@ SCHEMAS = {
         "provisioning.validation.tables:ValidationTable",
         "Thresholds and names that checks compare with",
     ),
+    "checks": ("provisioning.validation.tables:RuleTexts", "The rules of validate, in words"),
     "operators": ("ci.upstream.table:Table", "What each operator does on HTP in each scheme, as measured"),
     "golden": ("ci.upstream.golden.stage:Golden", "Programs that later QNN builds must still run"),
     "known_faults": ("provisioning.known_faults:Faults", "Faults of QNN builds and of what drives them"),

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
+from provisioning.validation import tables
 from provisioning.validation.context import Context, Need
 
 CHAPTERS = {
@@ -58,10 +59,7 @@ Check = Callable[[Context], Iterator[Problem]]
 class Rule:
     id: str
     severity: Severity
-    summary: str
-    why: str
-    example: str
-    fix: str
+    text: tables.RuleText
     needs: frozenset[Need]
     check: Check
     module: str
@@ -96,16 +94,15 @@ class Result:
 _RULES: dict[str, Rule] = {}
 
 
-def rule(
-    id_: str, severity: Severity, *needs: Need, summary: str, why: str, example: str, fix: str
-) -> Callable[[Check], Check]:
-    """Enter a function in the catalogue. `example` is a finding as a user meets it."""
+def rule(id_: str, *needs: Need) -> Callable[[Check], Check]:
+    """Enter a function in the catalogue. Severity and texts are in manifests/checks.toml."""
 
     def register(check: Check) -> Check:
         if id_ in _RULES:
             raise ValueError(f"two rules are called {id_}")
         module = check.__module__.rpartition(".")[2]
-        _RULES[id_] = Rule(id_, severity, summary, why, example, fix, frozenset(needs), check, module)
+        text = tables.rule_texts()[id_]
+        _RULES[id_] = Rule(id_, Severity(text.severity), text, frozenset(needs), check, module)
         return check
 
     return register
@@ -163,11 +160,11 @@ def _apply(rule_: Rule, context: Context) -> Result:
             Severity.WARNING,
             "environment",
             f"could not run: {obstacle}",
-            obstacle.remedy or rule_.fix,
+            obstacle.remedy or rule_.text.fix,
         )
         return Result(rule_, State.COULD_NOT_RUN, (finding,), str(obstacle))
     findings = tuple(
-        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.remedy or rule_.fix)
+        Finding(rule_.id, p.severity or rule_.severity, p.subject, p.message, p.remedy or rule_.text.fix)
         for p in problems
     )
     severities = {finding.severity for finding in findings}

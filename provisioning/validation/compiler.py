@@ -18,21 +18,7 @@ from provisioning.validation.versions import holders_of_build_ids, tree_of
 _NO_DEVICE = 14001
 
 
-@rule(
-    "qnn-compat",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    Need.HOST,
-    summary="This pair of executorch and QNN was measured, and works",
-    why="""
-        `nox -s compat` tries each QNN build with each executorch: device creation, lowering and an emulator
-        run, in fp16 and 8a8w. manifests/compat.json has the results. This rule also works where the compiler
-        cannot be asked: on a machine without executorch, and for device libraries.
-    """,
-    example="v2.51.0.260929181845: measured with executorch 1.5.1 and broken: device: Failed to set scatter"
-    " gather parameters: unknown custom config socModel 0",
-    fix="use a QNN build that works with this executorch: docs/compat.md has the measured pairs",
-)
+@rule("qnn-compat", Need.LIBRARIES, Need.HOST)
 def qnn_compat(context: Context) -> Iterator[Problem]:
     held = sorted({id_ for library in holders_of_build_ids(context) for id_ in library.build_ids})
     if "executorch" not in context.profile.packages:
@@ -57,20 +43,7 @@ def qnn_compat(context: Context) -> Iterator[Problem]:
                 )
 
 
-@rule(
-    "known-faults",
-    Severity.NOTE,
-    Need.LIBRARIES,
-    Need.HOST,
-    summary="Known faults of this QNN build, this executorch and onnxruntime-qnn, with what to do instead",
-    why="""
-        Some builds give wrong numbers for one operator at one precision, or cannot load what they compiled,
-        and say nothing. manifests/known_faults.toml has what was measured here or is reported in public, each
-        with the command that shows it. docs/findings.md is the same as a page.
-    """,
-    example="qnn 2.49.40: 2 known faults: llama-decode-u16u8, lm-vtcm-backup",
-    fix="docs/findings.md says what to use instead",
-)
+@rule("known-faults", Need.LIBRARIES, Need.HOST)
 def known_faults(context: Context) -> Iterator[Problem]:
     builds = {id_ for library in holders_of_build_ids(context) for id_ in library.build_ids}
     versions = {("qnn", version_in(build)) for build in builds}
@@ -86,21 +59,7 @@ def known_faults(context: Context) -> Iterator[Problem]:
             yield Problem(f"{product} {version}", f"{plural(len(faults), 'known fault')}: {ids}")
 
 
-@rule(
-    "compiler-answers",
-    Severity.ERROR,
-    Need.COMPILER,
-    summary="executorch's compiler loads this QNN SDK and creates an HTP device for the chip",
-    why="""
-        Versions that look right may still not work together: of five neighbouring QNN releases, only one
-        worked with a given executorch. So this rule asks the compiler itself, in a separate process: it
-        imports the QNN adaptor, reads the SDK's build id and creates an HTP device, which is where a wrong
-        pair fails with 14001.
-    """,
-    example="SM8650: executorch cannot drive this QNN (v2.48.40.260702151143): creating an HTP device failed"
-    " with 14001, invalid device configuration",
-    fix="use the QNN that this executorch was measured with: unset QNN_SDK_ROOT and nox -s provision",
-)
+@rule("compiler-answers", Need.COMPILER)
 def compiler_answers(context: Context) -> Iterator[Problem]:
     tree = tree_of(context, QNN_SDK)
     if not context.answers:

@@ -7,7 +7,7 @@ import textwrap
 from provisioning.validation import CHAPTERS, Rule, catalogue
 
 _HEAD = """\
-<!-- Generated from the catalogue in provisioning/validation: `nox -s generate` renews it. -->
+<!-- Generated from manifests/checks.toml: `nox -s generate` renews it. -->
 # What `validate` checks
 
 `nox -s validate` applies these rules to an environment: to the store's trees, or to your own SDKs when
@@ -30,7 +30,7 @@ def catalogue_markdown() -> str:
     rules = catalogue()
     parts = [_HEAD, "| rule | severity | what holds |\n| --- | --- | --- |"]
     parts[-1] += "".join(
-        f"\n| [{r.id}](#{r.id}) | {r.severity.value} | {r.summary} |" for r in rules.values()
+        f"\n| [{r.id}](#{r.id}) | {r.severity.value} | {r.text.summary} |" for r in rules.values()
     )
     for module, title in CHAPTERS.items():
         parts.append(f"## {title}")
@@ -39,15 +39,15 @@ def catalogue_markdown() -> str:
 
 
 def _section(rule: Rule) -> str:
-    why = textwrap.fill(" ".join(rule.why.split()), 110, break_long_words=False, break_on_hyphens=False)
+    why = textwrap.fill(" ".join(rule.text.why.split()), 110, break_long_words=False, break_on_hyphens=False)
     return "\n\n".join(
         (
             f"### {rule.id}",
-            f"{rule.summary} ({rule.severity.value}).",
+            f"{rule.text.summary} ({rule.severity.value}).",
             why,
             textwrap.indent(
-                textwrap.fill(rule.example, 104, break_long_words=False, break_on_hyphens=False), "    "
+                textwrap.fill(rule.text.example, 104, break_long_words=False, break_on_hyphens=False), "    "
             ),
-            f"**Fix:** {rule.fix}",
+            f"**Fix:** {rule.text.fix}",
         )
     )

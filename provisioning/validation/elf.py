@@ -12,11 +12,9 @@ from provisioning.base.findings import Severity
 from provisioning.components import ANDROID_NDK
 from provisioning.elf import HEXAGON, Elf, highest_version
 from provisioning.loadable import Demands, Wrong, complaints
-from provisioning.validation import NotApplicable, Problem, rule, tables
+from provisioning.validation import Check, NotApplicable, Problem, rule, tables
 from provisioning.validation.context import Context, Library, Need
 from provisioning.validation.tables import System
-
-_FIX = "restore the file: python -m provisioning store repair, or unpack the SDK again"
 
 
 def _libraries(context: Context) -> tuple[tuple[Library, Elf], ...]:
@@ -46,19 +44,7 @@ def _complaints(
             yield Problem(library.place, message, severity=severity)
 
 
-@rule(
-    "elf-readable",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="Every library is a whole ELF file, or a whole PE file for Windows",
-    why="""
-        An interrupted copy, a full disk, a web page saved as a library or a Git LFS pointer leave a file of
-        the right name that no loader accepts. The loader's message, `file too short`, does not name the
-        cause, and not always the file.
-    """,
-    example="lib/aarch64-android/libQnnHtp.so: truncated: the section headers end at byte 4489792 of 1048576",
-    fix=_FIX,
-)
+@rule("elf-readable", Need.LIBRARIES)
 def elf_readable(context: Context) -> Iterator[Problem]:
     if not context.libraries:
         raise NotApplicable("there is no library")
@@ -74,18 +60,7 @@ def elf_readable(context: Context) -> Iterator[Problem]:
             )
 
 
-@rule(
-    "elf-machine",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="Class and machine of a library are those of its directory",
-    why="""
-        The loader skips a library of another machine. It then reports that the library was not found, or
-        loads one of the same name from elsewhere.
-    """,
-    example="lib/aarch64-android/libQnnSystem.so: expected 64-bit AArch64, found 64-bit x86-64",
-    fix=_FIX,
-)
+@rule("elf-machine", Need.LIBRARIES)
 def elf_machine(context: Context) -> Iterator[Problem]:
     for library, elf in _libraries(context):
         described = tables.libraries().directory(library.directory)
@@ -94,20 +69,7 @@ def elf_machine(context: Context) -> Iterator[Problem]:
             yield from _complaints(Wrong.MACHINE, library, elf, demands)
 
 
-@rule(
-    "hexagon-arch",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="The arch of a Hexagon library is that of its directory and of its name",
-    why="""
-        A DSP refuses libraries of a newer arch, and each of QNN's skels is for one arch. Commands in
-        published guides push `hexagon-v75/unsigned/libQnnHtpV79Skel.so`. The name, the directory and the ELF
-        header must say the same arch. A library without an arch in its name may be built for an older one.
-    """,
-    example="lib/hexagon-v75/unsigned/libQnnHtpV79Skel.so: is in hexagon-v75, its name says V79,"
-    " its header says v79",
-    fix="put the file of the right arch there, from the SDK's hexagon-vNN/unsigned",
-)
+@rule("hexagon-arch", Need.LIBRARIES)
 def hexagon_arch(context: Context) -> Iterator[Problem]:
     hexagon = [(library, elf) for library, elf in _libraries(context) if elf.machine == HEXAGON]
     if not hexagon:
@@ -131,22 +93,7 @@ def hexagon_arch(context: Context) -> Iterator[Problem]:
             yield Problem(library.place, ", ".join(known), severity=severity)
 
 
-@rule(
-    "needed-resolved",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="Every library that a library needs will be found where it is loaded",
-    why="""
-        On the host, this rule searches as ld.so does: RPATH, LD_LIBRARY_PATH, RUNPATH, the loader's cache,
-        the default directories. It skips files of another machine. On a device, a library must lie beside the
-        one that needs it, or belong to the device's own system as listed in manifests/device_libraries.toml.
-        For a library of an SDK that no target requires, it is a warning.
-    """,
-    example="lib/x86_64-linux-clang/libQnnHtp.so: needs libc++.so.1, which is nowhere in LD_LIBRARY_PATH"
-    " /opt/qairt/lib/x86_64-linux-clang, the loader's cache, /usr/lib",
-    fix="install what is named, or restore the SDK's own copy; for libc++ on Debian and Ubuntu:"
-    " apt-get install libc++1 libc++abi1 libunwind8",
-)
+@rule("needed-resolved", Need.LIBRARIES)
 def needed_resolved(context: Context) -> Iterator[Problem]:
     libraries = _libraries(context)
     host = {library.path: elf for library, elf in libraries if library.system == "host"}
@@ -199,20 +146,7 @@ def _on_device(context: Context, system: System) -> Iterator[Problem]:
                 )
 
 
-@rule(
-    "symbol-versions",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="The host's system libraries have every symbol version that the SDK needs",
-    why="""
-        Symbol versions tell the oldest system that a library runs on. The host's own library must define
-        every version that is named, with a number (GLIBC_2.34) or without (GLIBC_ABI_DT_RELR). For a library
-        of an SDK that no target requires, it is a warning.
-    """,
-    example="lib/x86_64-linux-clang/libQnnHtp.so: needs GLIBC_2.34 of libc.so.6, which ends"
-    " at GLIBC_2.31 here",
-    fix="use a newer distribution or base image: Debian 12, Ubuntu 22.04 and later have them",
-)
+@rule("symbol-versions", Need.LIBRARIES)
 def symbol_versions(context: Context) -> Iterator[Problem]:
     provided = context.system_libraries.provides
     host = [(library, elf) for library, elf in _libraries(context) if library.system == "host"]
@@ -234,19 +168,7 @@ def symbol_versions(context: Context) -> Iterator[Problem]:
             )
 
 
-@rule(
-    "android-page-size",
-    Severity.WARNING,
-    Need.LIBRARIES,
-    summary="Android libraries are aligned for pages of 16 KB",
-    why="""
-        Devices with pages of 16 KB do not load libraries whose segments are aligned to less, and Google Play
-        requires the alignment of apps for Android 15 and later. The severity is set in
-        manifests/validation.toml. Hexagon skels are exempt: Android's linker does not load them.
-    """,
-    example="lib/aarch64-android/libQnnHtp.so: expected segments aligned to 0x4000, found 0x1000",
-    fix="build with -Wl,-z,max-page-size=16384 (NDK 28 and later do); of an SDK, take a newer one",
-)
+@rule("android-page-size", Need.LIBRARIES)
 def android_page_size(context: Context) -> Iterator[Problem]:
     android = list(context.of_system("aarch64-android"))
     if not android:
@@ -257,18 +179,7 @@ def android_page_size(context: Context) -> Iterator[Problem]:
         yield from _complaints(Wrong.PAGE_SIZE, library, elf, Demands(page_size=table.page_size), severity)
 
 
-@rule(
-    "android-api",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="Android libraries are built for an API level that our builds support",
-    why="""
-        A library built for a newer API level may use functions that older devices lack. The level is in the
-        note that the NDK writes into each library; ours is in manifests/validation.toml.
-    """,
-    example="lib/aarch64-android/libQnnHtp.so: expected Android API 30 at most, found 34",
-    fix="build it for the project's API level, or raise the level in manifests/validation.toml",
-)
+@rule("android-api", Need.LIBRARIES)
 def android_api(context: Context) -> Iterator[Problem]:
     noted = [pair for pair in context.of_system("aarch64-android") if pair[1].android_api is not None]
     if not noted:
@@ -278,20 +189,7 @@ def android_api(context: Context) -> Iterator[Problem]:
         yield from _complaints(Wrong.ANDROID_API, library, elf, demands)
 
 
-@rule(
-    "android-ndk",
-    Severity.WARNING,
-    Need.LIBRARIES,
-    summary="Android libraries are built by the NDK that the profile pins",
-    why="""
-        Libraries of two NDKs in one process hold two builds of the C++ library. They work together as long as
-        no C++ object passes between them. Release and build number are in the note that the NDK writes into
-        each library. For each other NDK there is one warning, which names the first of its libraries.
-    """,
-    example="lib/aarch64-android/libCustomOp.so: is built by NDK r27d (13750724), as are 3 others; profile"
-    " qnn-2.37 pins r26c (26.2.11394342)",
-    fix="build it with the pinned NDK, or pin the other one in the profile",
-)
+@rule("android-ndk", Need.LIBRARIES)
 def android_ndk(context: Context) -> Iterator[Problem]:
     pin = context.profile.components.get(ANDROID_NDK)
     noted: dict[tuple[str, str], list[str]] = {}
@@ -314,53 +212,13 @@ def android_ndk(context: Context) -> Iterator[Problem]:
             )
 
 
-@rule(
-    "text-relocations",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="No library has text relocations",
-    why="""
-        Android since API 23 and hardened Linux refuse code that is rewritten while it is loaded. Such code
-        cannot be shared between processes either.
-    """,
-    example="lib/aarch64-android/libCustomOp.so: has text relocations: its code is changed when it is loaded",
-    fix="build it as position-independent code (-fPIC), and assembler parts too",
-)
-def text_relocations(context: Context) -> Iterator[Problem]:
-    for library, elf in _libraries(context):
-        yield from _complaints(Wrong.RELOCATIONS, library, elf)
+def _needs_no_demand(wrong: Wrong) -> Check:
+    def check(context: Context) -> Iterator[Problem]:
+        for library, elf in _libraries(context):
+            yield from _complaints(wrong, library, elf)
+
+    return check
 
 
-@rule(
-    "executable-stack",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="No library asks for an executable stack",
-    why="""
-        One such library makes the stack of its whole process executable. On x86-64 that is also a library
-        without PT_GNU_STACK. glibc from 2.41 and SELinux refuse to load it.
-    """,
-    example="lib/x86_64-linux-clang/libCustomOp.so: asks for an executable stack",
-    fix="link it with -Wl,-z,noexecstack; mostly an assembler file lacks its .note.GNU-stack",
-)
-def executable_stack(context: Context) -> Iterator[Problem]:
-    for library, elf in _libraries(context):
-        yield from _complaints(Wrong.STACK, library, elf)
-
-
-@rule(
-    "absolute-rpath",
-    Severity.WARNING,
-    Need.LIBRARIES,
-    summary="No library searches absolute directories",
-    why="""
-        An absolute RPATH or RUNPATH is a directory of the machine that built the library. On another machine
-        it is missing, or it holds other libraries, which are then loaded first.
-    """,
-    example="lib/x86_64-linux-clang/libCustomOp.so: expected to search beside itself ($ORIGIN),"
-    " found '/build/out/lib'",
-    fix="link with -Wl,-rpath,'$ORIGIN', or remove the entry: patchelf --set-rpath '$ORIGIN' FILE",
-)
-def absolute_rpath(context: Context) -> Iterator[Problem]:
-    for library, elf in _libraries(context):
-        yield from _complaints(Wrong.SEARCH_PATH, library, elf)
+for wrong in (Wrong.RELOCATIONS, Wrong.STACK, Wrong.SEARCH_PATH):
+    rule(RULES[wrong], Need.LIBRARIES)(_needs_no_demand(wrong))

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from provisioning.base.commands import session
-from provisioning.base.findings import Severity
 from provisioning.base.settings import WINDOWS
 from provisioning.components import QNN_SDK
 from provisioning.elf import version_key
@@ -36,19 +35,7 @@ def _sdk(context: Context) -> ComponentTree:
     return tree
 
 
-@rule(
-    "required-libraries",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="The libraries that every program of a target needs are there",
-    why="""
-        The host needs the HTP backend, its offline compiler and the system library to lower; a device needs
-        the backend and the system library to run. A missing one shows as `cannot open shared object file`,
-        often only on the device.
-    """,
-    example="lib/x86_64-linux-clang: lacks libHtpPrepare.so or libQnnHtpPrepare.so, which x86_64-linux needs",
-    fix="provision the target: nox -s provision -- --target TARGET",
-)
+@rule("required-libraries", Need.LIBRARIES)
 def required_libraries(context: Context) -> Iterator[Problem]:
     tree = _sdk(context)
     for target, wanted in _target_tables(context).items():
@@ -69,18 +56,7 @@ def required_libraries(context: Context) -> Iterator[Problem]:
                 yield Problem(f"lib/{directory}", f"lacks {' or '.join(names)}, which {target} needs", remedy)
 
 
-@rule(
-    "soc-libraries",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="A device's stub and skel are there for the arch of each chip",
-    why="""
-        A device loads the stub of its chip's Hexagon arch, and the stub loads the skel of the same arch onto
-        the DSP. With either missing, device creation fails with 14001 or 4000.
-    """,
-    example="lib/hexagon-v79/unsigned/libQnnHtpV79Skel.so: is not there, SM8750 (v79) needs it",
-    fix="provision the chip: nox -s provision -- --target TARGET --soc SOC",
-)
+@rule("soc-libraries", Need.LIBRARIES)
 def soc_libraries(context: Context) -> Iterator[Problem]:
     _sdk(context)
     devices = {target: wanted for target, wanted in _target_tables(context).items() if wanted.skels}
@@ -105,18 +81,7 @@ def soc_libraries(context: Context) -> Iterator[Problem]:
                     )
 
 
-@rule(
-    "lpai-libraries",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="The LPAI libraries are there for chips that have an LPAI",
-    why="""
-        LPAI runs on the audio DSP with libraries of its own, and its skel must be signed before it is loaded.
-        Official SDKs carry them from the version in manifests/libraries.toml; SDKs made of wheels do not.
-    """,
-    example="lib/lpai-v6/unsigned/libQnnLpaiSkel.so: is not there, the LPAI v6 of SM8850 needs it",
-    fix="use an official QNN SDK that carries this LPAI: --profile qnn-2.48",
-)
+@rule("lpai-libraries", Need.LIBRARIES)
 def lpai_libraries(context: Context) -> Iterator[Problem]:
     _sdk(context)
     devices = {
@@ -174,20 +139,7 @@ def _official(profile: Profile) -> bool:
     return all(part.source.type == "archive" for part in profile.components[QNN_SDK].parts)
 
 
-@rule(
-    "one-build-id",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="Host libraries, stubs and skels are of one QNN build",
-    why="""
-        A stub and a skel of two builds refuse each other (1008, `Stub lib id mismatch`), and an older library
-        cannot read the context binary of a newer one (5000). The files of one SDK must agree with each other,
-        whatever the profile says.
-    """,
-    example="lib/hexagon-v75/unsigned/libQnnHtpV75Skel.so: is of build v2.37.0.250724175447_124859, the other"
-    " 29 libraries are of v2.49.40.260810104044",
-    fix="take every QNN library from one SDK: nox -s provision",
-)
+@rule("one-build-id", Need.LIBRARIES)
 def one_build_id(context: Context) -> Iterator[Problem]:
     holders = holders_of_build_ids(context)
     counted = Counter(build_id for library in holders for build_id in library.build_ids)

@@ -31,18 +31,7 @@ def _sdk_directory(entry: str) -> str | None:
     return None
 
 
-@rule(
-    "library-path-mixed",
-    Severity.ERROR,
-    summary="LD_LIBRARY_PATH holds the host's libraries only",
-    why="""
-        Device libraries have the same names as the host's. At best the loader skips them one by one; at worst
-        a program opens one by its path. Devices get their libraries by a push, and by ADSP_LIBRARY_PATH.
-    """,
-    example="LD_LIBRARY_PATH: /opt/qairt/lib/aarch64-android holds libraries of aarch64-android,"
-    " not of this host",
-    fix=f"remove the device's directories from LD_LIBRARY_PATH: {_ENV}",
-)
+@rule("library-path-mixed")
 def library_path_mixed(context: Context) -> Iterator[Problem]:
     for entry in _library_path(context):
         directory = _sdk_directory(entry)
@@ -54,19 +43,7 @@ def library_path_mixed(context: Context) -> Iterator[Problem]:
             )
 
 
-@rule(
-    "library-path-order",
-    Severity.ERROR,
-    summary="The chosen SDK's libraries come first in LD_LIBRARY_PATH",
-    why="""
-        The loader takes the first library of a name. If another SDK's directory comes before the one that
-        QNN_SDK_ROOT names, headers and tools are of one build and libraries of another: 1008, 14001, or a
-        context binary that no device reads.
-    """,
-    example="LD_LIBRARY_PATH: /opt/qairt/2.37.0.250724/lib/x86_64-linux-clang comes before"
-    " /opt/qairt/2.48.0.260626/lib/x86_64-linux-clang, and both hold libQnnHtp.so",
-    fix=f"put the chosen SDK first, or leave the others out: {_ENV}",
-)
+@rule("library-path-order")
 def library_path_order(context: Context) -> Iterator[Problem]:
     if QNN_SDK not in context.trees:
         raise NotApplicable("this selection uses no qnn-sdk")
@@ -91,17 +68,7 @@ def _is_host(entry: str) -> bool:
     return described is None or described[0].system == "host"
 
 
-@rule(
-    "library-path-missing",
-    Severity.WARNING,
-    summary="Every directory in LD_LIBRARY_PATH is there and can be read",
-    why="""
-        The loader silently skips a directory that is not there, and takes the library from somewhere else. An
-        empty entry means the current directory, whatever it holds.
-    """,
-    example="LD_LIBRARY_PATH: /opt/qairt/2.37.0/lib/x86_64-linux-clang is not there",
-    fix=f"correct or remove the entry: {_ENV}",
-)
+@rule("library-path-missing")
 def library_path_missing(context: Context) -> Iterator[Problem]:
     for entry in _library_path(context):
         path = Path(entry)
@@ -118,20 +85,7 @@ def library_path_missing(context: Context) -> Iterator[Problem]:
             yield Problem("LD_LIBRARY_PATH", f"{entry} cannot be read by this user")
 
 
-@rule(
-    "adsp-library-path",
-    Severity.ERROR,
-    summary="ADSP_LIBRARY_PATH is separated by semicolons",
-    why="""
-        FastRPC splits ADSP_LIBRARY_PATH at `;`. Written with `:` it is one directory that does not exist, the
-        skel is not found, and device creation fails with 14001 or 4000. On Windows it must name the skel's
-        folder: the skel is not looked for beside a QnnHtp.dll that Python loads. 0x80000406 follows, then
-        operators are refused with 3110, and the model runs on the CPU without an error (onnxruntime-qnn 593).
-    """,
-    example="ADSP_LIBRARY_PATH: /data/local/tmp/qnn:/vendor/dsp/cdsp is separated by `:`, FastRPC splits"
-    " at `;`",
-    fix="write it with `;`, in quotes: export ADSP_LIBRARY_PATH='DIRECTORY;/vendor/dsp/cdsp'",
-)
+@rule("adsp-library-path")
 def adsp_library_path(context: Context) -> Iterator[Problem]:
     value = context.environ.get("ADSP_LIBRARY_PATH")
     if not value:
@@ -141,34 +95,14 @@ def adsp_library_path(context: Context) -> Iterator[Problem]:
         yield Problem("ADSP_LIBRARY_PATH", f"{value} is separated by `:`, FastRPC splits at `;`")
 
 
-@rule(
-    "sdk-root-empty",
-    Severity.ERROR,
-    summary="No SDK variable is set to nothing",
-    why="""
-        executorch takes a QNN_SDK_ROOT that is set but empty as a choice: it neither looks for an SDK nor
-        fetches one, and fails on the first library.
-    """,
-    example="QNN_SDK_ROOT: is set but empty, which executorch takes as set",
-    fix="unset the variable, or set it to the SDK's directory",
-)
+@rule("sdk-root-empty")
 def sdk_root_empty(context: Context) -> Iterator[Problem]:
     for variable in COMPONENT_VARIABLES.values():
         if context.environ.get(variable) == "":
             yield Problem(variable, "is set but empty, which executorch takes as set")
 
 
-@rule(
-    "variables-contradict",
-    Severity.ERROR,
-    summary="Variables that name the same thing agree, and agree with the profile",
-    why="""
-        Several variables name one NDK or one SDK, and each tool reads its own. If they differ, a build mixes
-        two SDKs.
-    """,
-    example="ANDROID_NDK_HOME: is /opt/android-ndk-r28c, ANDROID_NDK_ROOT is /opt/android-ndk-r26c",
-    fix=f"unset one of them, or set both to the same directory: {_ENV}",
-)
+@rule("variables-contradict")
 def variables_contradict(context: Context) -> Iterator[Problem]:
     for variable, aliases in (
         ("ANDROID_NDK_ROOT", KINDS[ANDROID_NDK].aliases),

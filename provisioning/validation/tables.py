@@ -1,4 +1,4 @@
-"""The manifests that rules compare with: libraries.toml, device_libraries.toml, validation.toml."""
+"""The manifests of rules: their texts (checks.toml), and what they compare with."""
 
 from __future__ import annotations
 
@@ -103,6 +103,21 @@ class NdkTable(Model):
         return f"{name} ({revision})" if name else revision
 
 
+class RuleText(Model):
+    severity: Literal["error", "warning", "note"]
+    summary: str
+    why: str
+    example: str
+    """A finding as a user meets it."""
+    fix: str
+    """What a finding without a remedy of its own shows."""
+
+
+class RuleTexts(Model):
+    schema_: Literal[1] = Field(alias="schema")
+    rule: dict[str, RuleText]
+
+
 class CatalogueRoot(Model):
     name: str
     sha256: Sha256
@@ -130,3 +145,8 @@ def device_libraries() -> DeviceLibraries:
 @cache
 def validation() -> ValidationTable:
     return load(MANIFESTS / "validation.toml", ValidationTable)
+
+
+@cache
+def rule_texts() -> dict[str, RuleText]:
+    return load(MANIFESTS / "checks.toml", RuleTexts).rule

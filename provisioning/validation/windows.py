@@ -19,37 +19,14 @@ def _libraries(context: Context) -> list[tuple[Library, Pe]]:
     return libraries
 
 
-@rule(
-    "pe-machine",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="Windows libraries are for Arm64",
-    why="""
-        Windows on Arm also runs x86-64 programs, and some packages bring QNN's libraries for those. A process
-        for Arm64 cannot load them.
-    """,
-    example="lib/aarch64-windows-msvc/QnnHtp.dll: expected Arm64, found x86-64",
-    fix="take the libraries of the win_arm64 wheel: nox -s provision -- --target aarch64-windows",
-)
+@rule("pe-machine", Need.LIBRARIES)
 def pe_machine(context: Context) -> Iterator[Problem]:
     for library, pe in _libraries(context):
         if pe.machine != ARM64:
             yield Problem(library.place, f"expected Arm64, found {pe.machine_name}")
 
 
-@rule(
-    "pe-version",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="The version resource of a Windows library is that of its build id",
-    why="""
-        Explorer and installers show the version resource, QNN compares the build id inside. Where the two
-        differ, the file was edited or repacked.
-    """,
-    example="lib/aarch64-windows-msvc/QnnHtp.dll: its version resource says 2.51.0.0, its build id is"
-    " v2.49.40.260810104044",
-    fix="restore the file: python -m provisioning store repair, or unpack the package again",
-)
+@rule("pe-version", Need.LIBRARIES)
 def pe_version(context: Context) -> Iterator[Problem]:
     for library, pe in _libraries(context):
         for build in library.build_ids:
@@ -60,22 +37,7 @@ def pe_version(context: Context) -> Iterator[Problem]:
                 )
 
 
-@rule(
-    "skel-catalogue",
-    Severity.ERROR,
-    Need.LIBRARIES,
-    summary="The catalogue beside a skel signs exactly that skel",
-    why="""
-        On Windows a catalogue (.cat) beside the skel is its signature. It lists the SHA-256 of the skel and
-        is signed by Microsoft's hardware publisher. A catalogue of one build beside the skel of another
-        signs nothing. No build that was seen has a catalogue for V68. What a device does with a skel without
-        one was not tried.
-    """,
-    example="lib/hexagon-v73/unsigned/libQnnHtpV73Skel.so: libqnnhtpv73.cat beside it does not sign it: it"
-    " signs other bytes: the catalogue is of 2025-08-07",
-    fix="take the skel and its catalogue from one build; `python -m ci signing verify FILE.cat` shows each"
-    " part",
-)
+@rule("skel-catalogue", Need.LIBRARIES)
 def skel_catalogue(context: Context) -> Iterator[Problem]:
     if WINDOWS not in context.targets:
         raise NotApplicable("catalogues are for Windows, and no Windows target is chosen")

@@ -136,7 +136,7 @@ def _print(report: Report, results: Sequence[Result], wanted: str) -> None:
         from provisioning.validation import catalogue
 
         texts = {
-            rule.id: code_scanning.RuleText(rule.summary, " ".join(rule.why.split()), rule.fix)
+            rule.id: code_scanning.RuleText(rule.text.summary, " ".join(rule.text.why.split()), rule.text.fix)
             for rule in catalogue().values()
         }
         sys.stdout.write(code_scanning.sarif([report], texts))
@@ -182,4 +182,4 @@ def _catalogue() -> str:
 
     rules = catalogue().values()
     width = max(len(rule.id) for rule in rules)
-    return "".join(f"{rule.id:<{width}}  {rule.severity.value:<7}  {rule.summary}\n" for rule in rules)
+    return "".join(f"{rule.id:<{width}}  {rule.severity.value:<7}  {rule.text.summary}\n" for rule in rules)

@@ -9,6 +9,7 @@ from provisioning.base.errors import UsageError
 from provisioning.base.findings import Finding, Severity
 from provisioning.loadable import Wrong
 from provisioning.validation import Ignore, catalogue, chosen, elf, without_ignored
+from provisioning.validation.tables import rule_texts
 
 RULES = list(catalogue().values())
 
@@ -30,9 +31,10 @@ FOUND = [
 ]
 
 
-def test_every_rule_says_all_it_should() -> None:
-    for one in catalogue().values():
-        assert all(text.strip() for text in (one.summary, one.why, one.example, one.fix)), one.id
+def test_every_text_has_its_rule_and_says_all_it_should() -> None:
+    assert set(rule_texts()) == set(catalogue())
+    for name, text in rule_texts().items():
+        assert all(each.strip() for each in (text.summary, text.why, text.example, text.fix)), name
 
 
 def test_named_rules_are_chosen_once_and_in_order() -> None:
