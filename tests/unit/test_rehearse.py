@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ from ci.github import rehearse as verb
 from ci.github.rehearse.rehearsal import fresh_environment
 from provisioning.base.errors import UsageError
 from provisioning.base.findings import Outcome, Report
-from tests.support.rehearsals import SHA, log_of, rehearse, repository
+from tests.support.rehearsals import IDENTITY, SHA, log_of, rehearse, repository
 
 
 def test_steps_see_what_earlier_ones_set(tmp_path: Path) -> None:
@@ -291,6 +293,8 @@ def test_jobs_share_no_files_and_have_the_variables_that_were_given(tmp_path: Pa
         jobs:
           a: {steps: [{run: 'touch here; test "$GIVEN" = 1'}]}
           b: {needs: a, steps: [{run: 'test ! -e here; test "$GIVEN" = 1'}]}
+          c: {needs: b, name: a !, steps: [{run: touch here}]}
+          d: {needs: c, name: a +, steps: [{run: test ! -e here}]}
         """,
         env=["GIVEN=1"],
     )
@@ -436,6 +440,21 @@ def test_uncommitted_changes_are_rehearsed_only_when_asked_for(
     assert run_verb(tmp_path, workflow="")[0] == 0
     assert "1 uncommitted changes are not rehearsed" in capsys.readouterr().out
     assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 1
+
+
+@pytest.mark.usefixtures("toolkit")
+def test_a_submodule_is_rehearsed_at_a_commit_that_only_the_users_clone_has(tmp_path: Path) -> None:
+    repository(tmp_path / "library", {"file": "old"})
+    step = f"{{uses: actions/checkout@{SHA}, with: {{submodules: recursive}}}}"
+    workflow = f"{{on: [push], jobs: {{a: {{steps: [{step}, {{run: grep new here/file}}]}}}}}}"
+    repository(tmp_path / "origin", {".github/workflows/w.yml": workflow})
+    own = tmp_path / "origin" / "here"
+    local = ["git", *IDENTITY, "-c", "protocol.file.allow=always"]
+    subprocess.run([*local, "submodule", "--quiet", "add", "../library", "here"], cwd=own.parent, check=True)
+    (own / "file").write_text("new")
+    subprocess.run([*local, "commit", "--quiet", "--all", "--message", "only here"], cwd=own, check=True)
+    shutil.rmtree(tmp_path / "library")
+    assert run_verb(tmp_path, "--uncommitted", workflow="")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -139,12 +139,26 @@ def checkout(inputs: Mapping[str, str], place: JobSpace) -> Done:
         _git("-C", str(target), "fetch", "--quiet", *shallow, "origin", ref)
         _git("-C", str(target), "checkout", "--quiet", "--detach", "FETCH_HEAD")
     if (submodules := inputs.get("submodules", "false")) not in ("", "false"):
-        recursive = ["--recursive"] if submodules == "recursive" else []
-        local = ["-c", "protocol.file.allow=always"]  # where the rehearsed repository's are local too
-        _git("-C", str(target), *local, "submodule", "--quiet", "update", "--init", *recursive)
+        origin = _git("-C", str(repository.root), "config", "remote.origin.url", check=False).stdout.strip()
+        _take_submodules(target, Path(origin or repository.root), recursive=submodules == "recursive")
     _git("-C", str(target), "remote", "remove", "origin")
     commit = _git("-C", str(target), "rev-parse", "HEAD").stdout.strip()
     return Done({"commit": commit, "ref": ref})
+
+
+def _take_submodules(target: Path, source: Path, *, recursive: bool) -> None:
+    """Take submodules from the user's own clone where it has them: their commits may be nowhere else."""
+    git = ("-C", str(target), "-c", "protocol.file.allow=always")
+    _git(*git, "submodule", "--quiet", "init")
+    listed = _git(*git, "config", "--null", "--file", ".gitmodules", "--get-regexp", r"\.path$", check=False)
+    paths = dict(entry.split("\n", 1) for entry in listed.stdout.split("\0") if entry)
+    for key, path in paths.items():
+        if (source / path / ".git").exists():
+            _git(*git, "config", f"{key.removesuffix('.path')}.url", (source / path).as_uri())
+    _git(*git, "submodule", "--quiet", "update")
+    for path in paths.values() if recursive else ():
+        if (target / path / ".git").exists():
+            _take_submodules(target / path, source / path, recursive=True)
 
 
 def setup_python(inputs: Mapping[str, str], place: JobSpace) -> Done:

@@ -78,11 +78,10 @@ class JobRun:
         self.repository = repository
         self.job = job
         self.job_contexts = contexts
-        slug = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
-        self.home = rehearsal.scratch / slug
+        self.home = _own_folder(rehearsal.scratch, name)
         self.workspace = self.home / "workspace"
         self.temp = self.home / "temp"
-        self.result = JobResult(name, "success", log=rehearsal.logs / f"{slug}.log")
+        self.result = JobResult(name, "success", log=rehearsal.logs / f"{self.home.name}.log")
         self.masks: list[str] = []
         self.paths: list[str] = []
         self.env: dict[str, str] = {}
@@ -434,6 +433,18 @@ class JobRun:
     def _log(self, text: str) -> None:
         self.stream.write(self._masked(text) + "\n")
         self.stream.flush()
+
+
+def _own_folder(scratch: Path, name: str) -> Path:
+    """A new folder, named by the job. Two names may differ in punctuation alone."""
+    slug = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
+    folder, number = scratch / slug, 1
+    while True:
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+        number += 1
+        folder = scratch / f"{slug}_{number}"
 
 
 def hash_files(workspace: Path, *patterns: Value) -> str:

@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace, root: Path, scratch: Path, reports: Path) -> 
     machine = Machine(Repository(name, snapshot, sha), _cache(root), scratch / "artifacts", toolkit)
     logs = reports / "rehearsal"
     rehearsal = Rehearsal(
-        scratch=scratch,
+        scratch=scratch / "jobs",
         machine=machine,
         event=event,
         env=fresh_environment(os.environ, args.env, ROOT / ".nox"),
