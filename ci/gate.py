@@ -79,6 +79,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tag", action="append", help=f"only runs with this tag; may be repeated [{TAG}; with --suite all]"
     )
+    group.add_argument(
+        "--keep-programs", action="store_true", help="copy the programs that passed to the reports"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,6 +105,13 @@ def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.runs_programs else stage
         for stage in stages
     ]
+    if args.keep_programs:
+        stages = [
+            stage.model_copy(update={"flags": (*stage.flags, "--keep-programs")})
+            if stage.name == "test_emulator"
+            else stage
+            for stage in stages
+        ]
     results = run_stages(stages, chosen, flags, selection)
     reports = [result.report for result in results]
     summarised(gate, results).write(selection.reports)

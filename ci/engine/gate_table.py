@@ -49,6 +49,7 @@ class Row(Model):
     remembers: bool = False
     own: bool = False
     profiles: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
     when: Literal["gate", "nightly"] = "gate"
 
 
@@ -65,6 +66,8 @@ class GateTable(Model):
             for group in row.ignores:
                 if group not in self.harmless:
                     raise ValueError(f"row.{name}.ignores: there is no harmless.{group}")
+            if unknown := set(row.replaces) - set(self.row):
+                raise ValueError(f"row.{name}.replaces: there is no row {', '.join(sorted(unknown))}")
         earlier: list[str] = []
         for stage in self.stage:
             if late := set(stage.needs) - set(earlier):

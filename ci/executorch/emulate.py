@@ -17,11 +17,13 @@ from ci.engine.progress import Line, failed
 from ci.engine.work import Done, Failure, How, Result, cached_from, do, empty_folder
 from ci.engine.workers.parent import Gone, Setup, Worker
 from ci.executorch.compile import LOG, PROGRAM, ProgramTask, memos_of, search_key
+from ci.executorch.emulator_verb import KEPT
 from ci.executorch.judge import (
     costs_of,
     failure_finding,
     kept_on_cpu,
     missing_kernels,
+    program_file,
     repeat,
 )
 from ci.executorch.reload import judged, reloads
@@ -33,6 +35,7 @@ from ci.suites.findings import accuracy_message, known_faults, notes, placeholde
 from ci.suites.own_packages import record
 from ci.suites.stage import finish, print_list
 from ci.suites.thresholds import update_suite
+from provisioning.base.files import hash_file
 from provisioning.base.findings import Artifact, Finding, Metric, Severity
 from provisioning.base.settings import DEFAULT_TARGET, Selection, selection_of
 from provisioning.base.stage_run import StageRun
@@ -107,6 +110,8 @@ def _run(args: argparse.Namespace, selection: Selection, stage: StageRun, enviro
     if args.update_thresholds:
         plan = with_thresholds(plan, figures)
     judge(stage, plan, compiled, measured)
+    if args.keep_programs:
+        _keep(stage, compiled, selection.reports / KEPT)
     record(stage, plan.programs, selection)
     if args.reload:
         _reload(args, plan, compiled, measured, environ, stage)
@@ -223,7 +228,7 @@ def judge(
         stage.findings += findings
         if result is not None and result.folder and verdict(findings) == "fail":
             stage.artifacts += [Artifact.of("failure", path) for path in sorted(result.folder.rglob("*.raw"))]
-        rows[program.name] = row(program, result, findings, plan.baseline(program).of(program.name))
+        rows[program.name] = row(program, lowered, result, findings, plan.baseline(program).of(program.name))
     stage.findings += known_faults(stage.findings, plan.basis.build_id, "executorch")
     stage.metrics |= {
         "selected": len(plan.programs),
@@ -282,7 +287,11 @@ def lost_at(loss: Mapping[str, Any]) -> str:
 
 
 def row(
-    program: Program, result: Result | None, findings: Sequence[Finding], agreed: Recorded | None
+    program: Program,
+    lowered: Result | None,
+    result: Result | None,
+    findings: Sequence[Finding],
+    agreed: Recorded | None,
 ) -> dict[str, Metric]:
     shown: dict[str, Metric] = {
         **identity(program),
@@ -291,15 +300,29 @@ def row(
         "thresholds": shown_thresholds(program),
         "expected_fault": program.run.emulator_fault,
     }
-    if result is None or not ran(result):
+    if lowered is None or result is None or not ran(result):
         return shown
     return shown | {
+        "sha256": hash_file(program_file(lowered)),
+        "costs": dict(costs_of(lowered)),
         "cached": result.cached,
         "not_cached_because": result.not_remembered,
         "figures": dict(result.facts["figures"]),
         "baseline": dict(agreed.accuracy) if agreed else {},
         **result.facts["times"],
     }
+
+
+def _keep(stage: StageRun, compiled: Mapping[str, Result], folder: Path) -> None:
+    """Copy the programs that passed there, for whoever ships or attests them."""
+    shutil.rmtree(folder, ignore_errors=True)
+    rows: Any = stage.metrics["programs"]
+    for name, shown in rows.items():
+        if shown["verdict"] == "pass" and "sha256" in shown:
+            file = folder / f"{name}.pte"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(program_file(compiled[name]), file)
+            stage.artifacts.append(Artifact.of("program", file))
 
 
 def update(plan: Plan, compiled: Mapping[str, Result], measured: Mapping[str, Result]) -> None:

@@ -18,6 +18,9 @@ EXAMPLES = """\
   nox -s build_android test_emulator
 """
 
+KEPT = "programs"
+"""The folder of the reports that `--keep-programs` fills."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
@@ -29,6 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also load each program twice, and beside another one, in one process: outputs must stay equal"
         " and memory must not grow",
+    )
+    group.add_argument(
+        "--keep-programs",
+        action="store_true",
+        help=f"copy the programs that passed to the folder {KEPT} of the reports",
     )
 
 

@@ -24,6 +24,7 @@ PARTS = {
     "memory": "restore, pack or merge what jobs remember, by GitHub's cache",
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
     "release": "make the source archive, its bill of materials and checksums in dist/release",
+    "statement": "write the verdicts of programs for GitHub to attest, from the jobs' reports",
     "publish": "publish them as a release on GitHub: drafted, filled, then published",
 }
 

@@ -17,7 +17,8 @@ from ci.engine.memo import RESTORED, prune
 from ci.github.files import export, set_outputs
 from ci.github.place import store_of
 from provisioning.base.errors import CheckFailed, UsageError
-from provisioning.base.files import replace_text
+from provisioning.base.files import hash_file, replace_text
+from provisioning.lock_files import lock_path
 
 SCHEMA = 1
 """Raise it when older entries are of no use."""
@@ -40,7 +41,8 @@ def run(environ: Mapping[str, str]) -> int:
         prefix = prefix_of(environ)
         run_ = f"{environ.get('GITHUB_RUN_ID', '0')}-{environ.get('GITHUB_RUN_ATTEMPT', '1')}"
         export({"QNN_CI_STORE": str(store_of(environ))}, environ)
-        set_outputs({"memo": str(memo), "prefix": prefix, "key": f"{prefix}{run_}", "new": str(new)}, environ)
+        outputs = {"memo": str(memo), "prefix": prefix, "key": f"{prefix}{run_}", "new": str(new)}
+        set_outputs({**outputs, **packages(environ)}, environ)
     elif what == "restored":
         restored(memo)
     elif what == "pack":
@@ -57,6 +59,22 @@ def prefix_of(environ: Mapping[str, str]) -> str:
     names = ("QNN_CI_PROFILE", "QNN_CI_SUITE", "QNN_CI_SOC")
     digest = hashlib.sha256(json.dumps([environ.get(name, "") for name in names]).encode()).hexdigest()
     return f"qnn-ci-memo-{SCHEMA}-{digest[:12]}-"
+
+
+def packages(environ: Mapping[str, str]) -> dict[str, str]:
+    """The folder of uv's cache and its key: a hash of the lock of the stage's environment.
+
+    Both are empty where the runner has a cache of its own."""
+    from ci.__main__ import VERBS
+
+    verb, temp = VERBS.get(environ.get("QNN_CI_STAGE", "")), environ.get("RUNNER_TEMP")
+    if verb is None or not temp or environ.get("UV_CACHE_DIR"):
+        return {"packages": "", "packages-key": ""}
+    folder = str(Path(temp, "qnn-ci-uv"))
+    export({"UV_CACHE_DIR": folder}, environ)
+    lock = hash_file(lock_path(verb.environment))[:32]
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"packages": folder, "packages-key": f"qnn-ci-uv-{SCHEMA}-{python}-{verb.environment}-{lock}"}
 
 
 def restored(memo: Path) -> None:

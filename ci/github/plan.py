@@ -39,6 +39,8 @@ class Caller:
     """Its own, as paths that the stages understand."""
     tags: tuple[str, ...] = ()
     socs: str = ""
+    keeps_programs: bool = False
+    """Whether it wants the programs that passed."""
 
     def lacks(self, row: Row) -> str:
         if row.executorch and not self.executorch:
@@ -70,6 +72,8 @@ def run(environ: Mapping[str, str]) -> int:
     caller = caller_of(environ)
     chosen, reasons = choose(table, rows, occasion, changed, caller, named=bool(stages.strip()))
     since = base if changed is not None else ""
+    if not stages.strip():
+        merge(chosen, reasons, occasion, since, caller)
     jobs = []
     for name, row in chosen.items():
         mine = list(jobs_of(name, row, occasion, since, caller))
@@ -94,8 +98,8 @@ def run(environ: Mapping[str, str]) -> int:
 
 def caller_of(environ: Mapping[str, str]) -> Caller:
     """Read QNN_CI_PROFILE, QNN_CI_SOC, QNN_CI_TAGS, QNN_CI_SUITE (paths in the calling repository, which is
-    the workspace's folder QNN_CI_SOURCE), QNN_CI_OWN (`true`: the calling repository is this one) and
-    QNN_CI_EXECUTORCH (`true`: it is a checkout of ExecuTorch)."""
+    the workspace's folder QNN_CI_SOURCE), and as `true` or not QNN_CI_OWN (the calling repository is this
+    one), QNN_CI_EXECUTORCH (it is a checkout of ExecuTorch) and QNN_CI_KEEP_PROGRAMS."""
     source = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_SOURCE", "")).absolute()
     suites = []
     for name in _several(environ, "QNN_CI_SUITE"):
@@ -114,6 +118,7 @@ def caller_of(environ: Mapping[str, str]) -> Caller:
         suites=tuple(suites),
         tags=_several(environ, "QNN_CI_TAGS"),
         socs=",".join(_several(environ, "QNN_CI_SOC")),
+        keeps_programs=environ.get("QNN_CI_KEEP_PROGRAMS") == "true",
     )
 
 
@@ -158,6 +163,9 @@ def choose(
         if lacking:
             reasons[name] = f"left out: needs {lacking}"
             continue
+        if row.replaces and (named or caller.own):
+            reasons[name] = f"left out: it stands for {', '.join(row.replaces)}"
+            continue
         if not named and (why := caller.unwanted(row)):
             reasons[name] = f"left out: {why}"
             continue
@@ -176,22 +184,37 @@ def choose(
     return chosen, reasons
 
 
+def merge(chosen: dict[str, Row], reasons: dict[str, str], occasion: str, base: str, caller: Caller) -> None:
+    """One job where another machine takes longer to be ready than it would work."""
+    for name, row in [(name, row) for name, row in chosen.items() if row.replaces]:
+        split = [chosen[one].suite for one in row.replaces if one in chosen and chosen[one].suite]
+        few = bool(split) and len(suite_matrix(max(split), occasion, base, caller)) == 1
+        for gone in row.replaces if few else (name,):
+            if chosen.pop(gone, None):
+                reasons[gone] = (
+                    f"left out: the job {name} does it" if few else "left out: too much for one job"
+                )
+
+
 def jobs_of(name: str, row: Row, occasion: str, base: str, caller: Caller) -> Iterator[dict[str, Any]]:
     """The entries of gate.yml's matrix for this row: one job, or one for each shard."""
     parts = [("", row.arguments)]
-    if row.suite:
+    if row.replaces:
+        parts = [("", shlex.join(suite_flags(occasion, base, caller)))]
+    elif row.suite:
         entries = suite_matrix(row.suite, occasion, base, caller)
         parts = [(f" {entry['shard']}", str(entry["arguments"])) for entry in entries]
     elif row.shards > 1:
         shards = [f"{index}/{row.shards}" for index in range(1, row.shards + 1)]
         parts = [(f" {shard}", f"{row.arguments} --shard {shard}".strip()) for shard in shards]
-    suites = [Path(suite).stem for suite in caller.suites] if row.suite else []
+    suites = [Path(suite).stem for suite in caller.suites] if row.suite or row.replaces else []
+    keep = " --keep-programs" if caller.keeps_programs and row.stage in ("test_emulator", "gate") else ""
     for shard, arguments in parts:
         yield {
             "name": f"{name}{shard}",
             "artifact": artifact_name("reports", caller.profile, *suites, name, shard.replace("/", " of ")),
             "stage": row.stage,
-            "arguments": arguments,
+            "arguments": f"{arguments}{keep}".strip(),
             "minutes": row.minutes,
             "provision": row.provision,
             "targets": row.targets,
@@ -222,13 +245,18 @@ def artifact_name(*parts: str) -> str:
 
 
 def suite_matrix(most: int, occasion: str, base: str, caller: Caller) -> list[dict[str, Any]]:
-    """The entries of `nox -s matrix`, in as few shards as are worth a job. A caller's suite runs in full,
-    unless it names tags; ours runs the quick programs that a pull request may concern."""
+    """The entries of `nox -s matrix`, in as few shards as are worth a job."""
+    return _matrix(most, tuple(suite_flags(occasion, base, caller)), caller)
+
+
+def suite_flags(occasion: str, base: str, caller: Caller) -> list[str]:
+    """A caller's suite runs in full, unless it names tags.
+
+    Ours runs the quick programs that a pull request may concern."""
     flags = [part for suite in caller.suites for part in ("--suite", suite)]
     tags = caller.tags or (("pr",) if occasion == "gate" and not caller.suites else ())
     flags += [part for tag in tags for part in ("--tag", tag)]
-    flags += ["--changed-since", base] if base else []
-    return _matrix(most, tuple(flags), caller)
+    return [*flags, "--changed-since", base] if base else flags
 
 
 @functools.cache

@@ -26,6 +26,7 @@ EXAMPLES = """\
   python -m ci inspect context.bin --json
   python -m ci inspect model_ctx.onnx --against $QNN_SDK_ROOT
   python -m ci inspect model.pte --extract contexts/
+  python -m ci inspect model.pte --attestation attestation.json
   python -m ci inspect libQnnHtpV73Skel.so
 """
 
@@ -46,13 +47,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extract", type=Path, metavar="DIR", help="write the context binaries or DLCs inside it there"
     )
+    parser.add_argument(
+        "--attestation",
+        type=Path,
+        metavar="FILE",
+        help="say what this attestation of attest.yml says of the program; 1 if nothing",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    # Imported late: it loads what reads signatures.
-    from ci.inspect import libraries
+    # Imported late: they load pydantic, and what reads signatures.
+    from ci.inspect import attestation, libraries
 
+    if args.attestation:
+        return _show(args, "attestation", attestation.facts(args.file, args.attestation))
     head = first_bytes(args.file)
     if kind := libraries.kind_of(args.file, head):
         _refuse_flags(args, kind)

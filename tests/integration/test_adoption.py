@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,15 @@ MODEL = """
     def net():
         return Sums().eval(), lambda generator: (torch.rand(1, 32, generator=generator) + 1,)
     """
+ATTEST = ("attest / statement", "attest / attest")
 WORDS = "FACTOR = 2.0\n"
 
 
-def adopter(root: Path, formula: str = "(x + x)") -> Path:
+def adopter(root: Path, formula: str = "(x + x)", attest: str = "") -> Path:
     """A repository with one small model, its suite, and the README's workflow."""
     workflow = example(ROOT / "README.md", "name: QNN\n")
+    if attest:
+        workflow = f"{workflow}      keep-programs: true\n{attest}"
     return repository(
         root,
         {
@@ -58,22 +62,29 @@ def adopter(root: Path, formula: str = "(x + x)") -> Path:
 @pytest.fixture(scope="module")
 def green(tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
     scratch = tmp_path_factory.mktemp("green")
-    root = adopter(scratch / "models")
-    return rehearse(scratch / "reports", "qnn", "--root", str(root))
+    root = adopter(scratch / "models", attest=example(ROOT / "docs" / "github.md", "  attest:\n"))
+    return rehearse(scratch / "reports", "qnn", "--root", str(root), "--event", "push")
 
 
 def test_the_readmes_ten_lines_gate_another_repositorys_models(green: Rehearsed) -> None:
-    jobs = ("plan", "provision", "validate", "lowering 1/1", "emulator 1/1", "verdict")
-    expected = {f"qnn / {name}": "success" for name in jobs} | {"qnn / remember": "skipped"}
+    jobs = (*(f"qnn / {name}" for name in ("plan", "programs", "remember", "verdict")), *ATTEST)
+    expected = dict.fromkeys(jobs, "success")
     assert (green.code, green.results()) == (0, expected), green.output
 
 
 def test_its_models_are_lowered_for_the_chips_that_it_named(green: Rehearsed) -> None:
-    for job in ("lowering", "emulator"):
-        log = green.log(f"qnn / {job} 1/1")
-        assert "sums/fp16/SM8650" in log
-        assert "sums/fp16/SM8750" in log
-        assert "SM8550" not in log
+    log = green.log("qnn / programs")
+    for stage in ("test_lowering", "test_emulator"):
+        assert f"{stage}: pass" in log
+    assert "sums/fp16/SM8650" in log
+    assert "sums/fp16/SM8750" in log
+    assert "SM8550" not in log
+
+
+def test_its_programs_are_attested_by_their_digests(green: Rehearsed) -> None:
+    statement, attest = map(green.log, ATTEST)
+    assert "would attest sums/fp16/SM8650.pte" in attest
+    assert re.search(r"[0-9a-f]{64}  sums/fp16/SM8750\.pte", statement)
 
 
 def test_nothing_about_the_toolkit_itself_is_run_there(green: Rehearsed) -> None:
@@ -83,8 +94,8 @@ def test_nothing_about_the_toolkit_itself_is_run_there(green: Rehearsed) -> None
 
 def test_its_model_that_leaves_the_npu_makes_its_verdict_red(green: Rehearsed, tmp_path: Path) -> None:
     root = adopter(tmp_path / "models", "torch.erf(x)")
-    red = rehearse(tmp_path / "reports", "qnn", "--root", str(root), "--row", "lowering 1/1")
+    red = rehearse(tmp_path / "reports", "qnn", "--root", str(root))
     assert red.code == 1, red.output
-    assert red.results()["qnn / lowering 1/1"] == "failure"
+    assert red.results()["qnn / programs"] == "failure"
     assert red.results()["qnn / verdict"] == "failure"
-    assert any("lowering-cpu-operator" in one for one in red.jobs["qnn / lowering 1/1"]["annotations"])
+    assert any("lowering-cpu-operator" in one for one in red.jobs["qnn / programs"]["annotations"])

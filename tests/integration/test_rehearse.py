@@ -36,7 +36,7 @@ def red(green: Rehearsed, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed
 
 
 def test_the_gate_is_green_from_plan_to_verdict(green: Rehearsed) -> None:
-    jobs = ("plan", "provision", ROW, "remember", "verdict")
+    jobs = ("plan", ROW, "remember", "verdict")
     expected = {f"gate / {name}": "success" for name in jobs}
     assert (green.code, green.results()) == (0, expected), green.output
     assert green.report.outcome is Outcome.PASS
@@ -57,7 +57,6 @@ def test_a_failing_stage_makes_the_verdict_red(red: Rehearsed) -> None:
     assert red.code == 1, red.output
     assert red.results() == {
         "gate / plan": "success",
-        "gate / provision": "success",
         f"gate / {ROW}": "failure",
         "gate / remember": "skipped",
         "gate / verdict": "failure",
@@ -76,7 +75,7 @@ def test_a_failing_stage_still_has_its_summary_and_its_reports(red: Rehearsed) -
 
 
 def test_a_pull_request_verifies_what_main_cached_and_saves_nothing(red: Rehearsed) -> None:
-    log = red.log("gate / provision")
+    log = red.log("gate / plan")
     assert "restored the cache qnn-ci-store-" in log
     assert ": whole (" in log
     assert "saved the cache" not in log

@@ -82,13 +82,25 @@ def planned(environ: dict[str, str]) -> list[dict[str, str]]:
     return jobs
 
 
-def test_another_repository_gets_its_own_models_and_nothing_about_the_toolkit(
+def test_another_repository_gets_its_own_few_models_in_one_job_and_nothing_about_the_toolkit(
     adopter: dict[str, str],
 ) -> None:
-    jobs = planned(adopter)
-    assert [job["name"] for job in jobs] == ["validate", "lowering 1/1", "emulator 1/1"]
+    (job,) = planned({**adopter, "QNN_CI_KEEP_PROGRAMS": "true"})
+    assert (job["name"], job["stage"]) == ("programs", "gate")
     relative = os.path.relpath(Path(adopter["GITHUB_WORKSPACE"], "source/ci/my models.toml"), ROOT)
-    assert shlex.split(jobs[1]["arguments"]) == ["--suite", relative, "--shard", "1/1"]
+    assert shlex.split(job["arguments"]) == ["--suite", relative, "--keep-programs"]
+
+
+def test_what_pays_for_more_machines_or_is_named_is_split(
+    adopter: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = planned({**adopter, "QNN_CI_STAGES": "lowering"})
+    assert [job["name"] for job in jobs] == ["lowering 1/1"]
+    shards = [{"shard": f"{index}/2", "arguments": f"--shard {index}/2"} for index in (1, 2)]
+    monkeypatch.setattr(plan, "_matrix", lambda most, flags, caller: shards)
+    jobs = planned(adopter)
+    names = ["lowering 1/2", "lowering 2/2", "emulator 1/2", "emulator 2/2"]
+    assert [job["name"] for job in jobs] == ["validate", *names]
 
 
 @pytest.mark.parametrize(

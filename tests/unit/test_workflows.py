@@ -49,7 +49,7 @@ BOOTSTRAP = (
 )
 """The one line that cannot call nox, as it installs it."""
 
-WITHOUT_CACHE = ("release.yml", "update-pins.yml")
+WITHOUT_CACHE = ("attest.yml", "release.yml", "update-pins.yml")
 
 
 @cache
@@ -172,6 +172,7 @@ def test_only_the_jobs_that_must_write_may() -> None:
         for name, job in ALL_JOBS.items()
     }
     assert {name: scopes for name, scopes in writing.items() if scopes} == {
+        "attest.yml: attest": ["attestations", "id-token"],
         "release.yml: attest": ["attestations", "id-token"],
         "release.yml: publish": ["contents"],
         "update-pins.yml: propose": ["contents", "pull-requests"],
@@ -240,7 +241,7 @@ def given_by(step: Step) -> set[str]:
     if step.uses.startswith("$/"):
         return set(read_action(ROOT, step.uses.removeprefix("$/")).outputs)
     if step.uses:
-        return {"cache-hit"} if step.uses.startswith("actions/cache/restore@") else set()
+        return set(EQUIVALENTS[step.uses.partition("@")[0]].outputs)
     source = ROOT / "ci" / "github" / f"{step.run.split()[-1]}.py"
     return set(re.findall(r'"([\w-]+)"', source.read_text(encoding="utf-8")))
 
@@ -368,13 +369,22 @@ def test_what_is_restored_is_verified_before_it_is_used() -> None:
 def test_a_cache_is_saved_from_the_default_branch_only(event: str, ref: str, saved: bool) -> None:
     from ci.github.rehearse.expression import Value, condition
 
-    (save,) = [s for s in actions()["setup-qnn"].steps if s.uses.startswith("actions/cache/save@")]
+    steps = [*actions()["setup-qnn"].steps, *workflows()["gate.yml"].jobs["stage"].steps]
+    saving = [step for step in steps if step.uses.startswith("actions/cache/save@")]
+    assert len(saving) == 2
     contexts: dict[str, Value] = {
         "github": {"event_name": event, "ref": ref, "event": {"repository": {"default_branch": "main"}}},
         "inputs": {"cache": "true"},
-        "steps": {"place": {"outputs": {"cacheable": "true"}}, "restore": {"outputs": {}}},
+        "matrix": {"remembers": True},
+        "steps": {
+            "place": {"outputs": {"cacheable": "true"}},
+            "restore": {"outputs": {}},
+            "memory": {"outputs": {"packages": "uv"}},
+            "packages": {"outputs": {}},
+        },
     }
-    assert condition(save.condition, contexts, {"success": lambda: True}) is saved
+    for step in saving:
+        assert condition(step.condition, contexts, {"success": lambda: True}) is saved
 
 
 @pytest.mark.parametrize("name", WITHOUT_CACHE)

@@ -281,21 +281,37 @@ def download_artifact(inputs: Mapping[str, str], place: JobSpace) -> Done:
 
 
 def attest(inputs: Mapping[str, str], place: JobSpace) -> Done:
-    subjects = _matching(inputs["subject-path"], place, hidden=True)
+    kinds = ("subject-path", "subject-checksums", "subject-digest")
+    if sum(bool(inputs.get(kind)) for kind in kinds) != 1:
+        raise CheckFailed(f"expected exactly one of {', '.join(kinds)}")
+    subjects = _subjects(inputs, place)
     if not subjects:
-        raise CheckFailed(f"no files match {inputs['subject-path']}")
+        raise CheckFailed("there is no subject to attest")
+    predicate = inputs.get("sbom-path") or inputs.get("predicate-path")
+    if bool(inputs.get("predicate-type")) != bool(inputs.get("predicate-path")):
+        raise CheckFailed("expected both predicate-type and predicate-path, or none")
     statement = {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": file.name, "digest": {"sha256": hash_file(file)}} for file in subjects],
-        "predicateType": "rehearsed, therefore unsigned",
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects],
+        "predicateType": inputs.get("predicate-type") or "rehearsed, therefore unsigned",
     }
-    if sbom := inputs.get("sbom-path"):
-        statement["predicate"] = json.loads(place.path(sbom).read_text(encoding="utf-8"))
+    if predicate:
+        statement["predicate"] = json.loads(place.path(predicate).read_text(encoding="utf-8"))
     bundle = place.temp / f"attestation-{len(list(place.temp.glob('attestation-*')))}.json"
     bundle.write_text(json.dumps(statement, indent=2), encoding="utf-8")
-    for file in subjects:
-        place.print(f"would attest {file.name}")
+    for name, _ in subjects:
+        place.print(f"would attest {name}")
     return Done({"bundle-path": str(bundle)})
+
+
+def _subjects(inputs: Mapping[str, str], place: JobSpace) -> list[tuple[str, str]]:
+    """Names with digests."""
+    if digest := inputs.get("subject-digest"):
+        return [(inputs["subject-name"], digest.removeprefix("sha256:"))]
+    if checksums := inputs.get("subject-checksums"):
+        lines = place.path(checksums).read_text(encoding="utf-8").splitlines()
+        return [(name, digest) for digest, _, name in (line.partition("  ") for line in lines)]
+    return [(file.name, hash_file(file)) for file in _matching(inputs["subject-path"], place, hidden=True)]
 
 
 def create_pull_request(inputs: Mapping[str, str], place: JobSpace) -> Done:
@@ -358,9 +374,9 @@ EQUIVALENTS: dict[str, Equivalent] = {
     ),
     "actions/attest": Equivalent(
         "hashes and an unsigned statement",
-        frozenset({"subject-path", "sbom-path"}),
+        frozenset({"subject-path", "subject-checksums", "subject-digest", "subject-name", "sbom-path"})
+        | {"predicate-type", "predicate-path", "push-to-registry"},
         attest,
-        required=frozenset({"subject-path"}),
         outputs=frozenset({"bundle-path"}),
     ),
     "peter-evans/create-pull-request": Equivalent(

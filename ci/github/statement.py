@@ -1,0 +1,70 @@
+"""Write what GitHub is to attest of programs, from the reports of the gate's jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ci.executorch.emulator_verb import KEPT
+from ci.github.files import summarise
+from ci.inspect.attestation import PREDICATE, Verdict, Verdicts
+from provisioning.base.errors import CheckFailed, UsageError
+from provisioning.base.files import hash_file
+from provisioning.base.findings import Outcome, Report
+from provisioning.base.rendering.job_summary import cell
+
+FIELDS = ("sha256", "verdict", "soc", "scheme", "figures", "thresholds", "costs", "cached")
+"""Of a row of the report."""
+
+
+def run(environ: Mapping[str, str]) -> int:
+    """Read QNN_CI_REPORTS, the folder with the jobs' reports; write predicate.json and subjects.txt there."""
+    folder = Path(environ.get("GITHUB_WORKSPACE", ""), environ.get("QNN_CI_REPORTS", "")).absolute()
+    programs = [each for file in sorted(folder.rglob("test_emulator.json")) for each in verdicts(file)]
+    if not programs:
+        raise UsageError(
+            f"{folder}: no report of test_emulator has a program that passed",
+            remedy="call attest.yml after gate.yml, with `needs`, where the gate has a suite",
+        )
+    server, repository = environ.get("GITHUB_SERVER_URL", ""), environ.get("GITHUB_REPOSITORY", "")
+    predicate = {
+        "schema": 1,
+        "repository": repository,
+        "commit": environ.get("GITHUB_SHA", ""),
+        "run": f"{server}/{repository}/actions/runs/{environ.get('GITHUB_RUN_ID', '')}",
+        "programs": tuple(programs),
+    }
+    text = Verdicts.model_validate(predicate).model_dump_json(by_alias=True, indent=2)
+    (folder / "predicate.json").write_text(f"{text}\n", encoding="utf-8")
+    subjects = "".join(dict.fromkeys(f"{each.sha256}  {each.program}.pte\n" for each in programs))
+    (folder / "subjects.txt").write_text(subjects, encoding="utf-8")
+    sys.stdout.write(f"{PREDICATE}\n{subjects}")
+    rows = [f"| {cell(each.program)} | {cell(each.build_id)} | `{each.sha256}` |" for each in programs]
+    summarise("\n".join(["| program | QNN | SHA-256 |", "| --- | --- | --- |", *rows, "", ""]), environ)
+    return 0
+
+
+def verdicts(file: Path) -> Iterator[Verdict]:
+    try:
+        report = Report.read(file)
+    except ValueError as error:
+        raise CheckFailed(str(error), remedy="attest what a gate of this toolkit reported") from error
+    rows: Any = report.metrics.get("programs", {})
+    if report.outcome is not Outcome.PASS:
+        raise CheckFailed(f"{file}: the gate did not pass", remedy="attest after a gate that passed")
+    for name, row in rows.items():
+        if "sha256" not in row:
+            continue  # expected not to run
+        kept = file.parent / KEPT / f"{name}.pte"
+        if kept.exists() and hash_file(kept) != row["sha256"]:
+            raise CheckFailed(f"{kept} is not the program that was run: its digest differs")
+        yield Verdict.model_validate(
+            {
+                "program": name,
+                "profile": report.profile,
+                "build_id": report.metrics["build_id"],
+                **{field: row[field] for field in FIELDS},
+            }
+        )

@@ -1,0 +1,140 @@
+"""The verdicts of programs: from the reports of jobs to the statement that GitHub signs, and back."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ci.github import statement
+from ci.inspect import verb
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+from provisioning.base.findings import Metric, Outcome, StageRun
+from provisioning.base.settings import MANIFESTS
+
+NAME = "net/8a8w/SM8650"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """The program that a job kept, with its report, as they are after their download."""
+    file = tmp_path / "reports" / "reports-wheels-programs" / "programs" / f"{NAME}.pte"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"a program")
+    report(file.parents[3], Outcome.PASS, hashlib.sha256(b"a program").hexdigest())
+    return file
+
+
+def report(folder: Path, outcome: Outcome, digest: str) -> None:
+    stage = StageRun("test_emulator", "wheels", "x86_64-linux", "nox -s test_emulator")
+    row: dict[str, Metric] = {"soc": "SM8650", "scheme": "8a8w", "verdict": "pass", "cached": True, "top": 1}
+    row |= {"figures": {"sqnr_db": 31.5}, "thresholds": {"sqnr_db": 20}, "costs": {"pte_bytes": 9}}
+    refused: dict[str, Metric] = {"soc": "SM8550", "verdict": "pass", "expected_fault": "no fp16"}
+    stage.metrics |= {"build_id": "v2.49", "programs": {NAME: {**row, "sha256": digest}, "other": refused}}
+    stage.finish(outcome).write(folder)
+
+
+def signed(tmp_path: Path) -> dict[str, Any]:
+    """What GitHub makes of the files of attest.yml's first job."""
+    environ = {
+        "QNN_CI_REPORTS": str(tmp_path / "reports"),
+        "GITHUB_REPOSITORY": "o/r",
+        "GITHUB_SHA": "c" * 40,
+    }
+    assert statement.run(environ) == 0
+    lines = (tmp_path / "reports" / "subjects.txt").read_text().splitlines()
+    subjects = [
+        {"name": name, "digest": {"sha256": digest}} for digest, _, name in (x.partition("  ") for x in lines)
+    ]
+    predicate = json.loads((tmp_path / "reports" / "predicate.json").read_text())
+    whole = {"_type": "https://in-toto.io/Statement/v1", "subject": subjects, "predicate": predicate}
+    return {**whole, "predicateType": "urn:qnn-ci:verdict:1"}
+
+
+def bundle(content: object, kind: str = "application/vnd.in-toto+json") -> str:
+    payload = base64.b64encode(json.dumps(content).encode()).decode()
+    envelope = {"payload": payload, "payloadType": kind, "signatures": [{"sig": "AA=="}]}
+    return json.dumps(
+        {"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "dsseEnvelope": envelope}
+    )
+
+
+def inspect(program: Path, text: str) -> int:
+    file = program.parents[5] / "attestation.json"
+    file.write_text(text, encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    verb.configure(parser)
+    return verb.run(parser.parse_args([str(program), "--attestation", str(file), "--json"]))
+
+
+@pytest.mark.parametrize(
+    "form", [json.dumps, bundle, lambda each: f"{bundle({'predicateType': 'x'})}\n{bundle(each)}\n"]
+)
+def test_the_verdict_of_a_program_is_read_back_with_what_was_not_verified(
+    tmp_path: Path, program: Path, capsys: pytest.CaptureFixture[str], form: Callable[[object], str]
+) -> None:
+    content = signed(tmp_path)
+    schema = json.loads((MANIFESTS / "schema" / "attestation.json").read_text())
+    jsonschema.validate(content, schema)
+    capsys.readouterr()
+    assert inspect(program, form(content)) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["what"], facts["QNN build"], facts["chip"]) == (f"pass as {NAME}", "v2.49", "SM8650")
+    assert (facts["accuracy"], facts["costs"]) == (["sqnr_db 31.5"], ["pte_bytes 9"])
+    assert "--repo o/r" in facts["not verified here"]
+
+
+def test_an_attestation_says_nothing_of_other_bytes(tmp_path: Path, program: Path) -> None:
+    content = signed(tmp_path)
+    program.write_bytes(b"another program")
+    with pytest.raises(CheckFailed, match=f"says nothing of .* it is about {NAME}.pte"):
+        inspect(program, bundle(content))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"predicateType": "https://spdx.dev/Document"},
+        {"_type": "https://in-toto.io/Statement/v0.1"},
+        {"subject": []},
+        {"predicate": {"schema": 1, "repository": "o/r", "commit": "", "run": "", "programs": []}},
+        {"predicate": None},
+    ],
+)
+def test_no_other_statement_passes_for_a_verdict(
+    tmp_path: Path, program: Path, change: dict[str, Any]
+) -> None:
+    with pytest.raises(CheckFailed):
+        inspect(program, bundle({**signed(tmp_path), **change}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "1", '{"dsseEnvelope": {}}', bundle({}, "text/plain")]
+)
+def test_what_is_no_attestation_is_called_so(program: Path, text: str) -> None:
+    with pytest.raises(CheckFailed):
+        inspect(program, text)
+
+
+@pytest.mark.parametrize("case", ["failed", "no report", "another program", "damaged"])
+def test_nothing_is_stated_of_what_the_gate_did_not_pass(tmp_path: Path, program: Path, case: str) -> None:
+    folder = program.parents[3]
+    if case == "failed":
+        report(folder, Outcome.FAIL, hashlib.sha256(b"a program").hexdigest())
+    elif case == "no report":
+        (folder / "test_emulator.json").unlink()
+    elif case == "another program":
+        program.write_bytes(b"another program")
+    else:
+        (folder / "test_emulator.json").write_text("{}")
+    with pytest.raises(ToolkitError) as error:
+        signed(tmp_path)
+    assert isinstance(error.value, UsageError) is (case == "no report")
+    assert not (tmp_path / "reports" / "predicate.json").exists()
