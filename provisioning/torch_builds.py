@@ -84,7 +84,30 @@ def _cpu_entry(line: str) -> lock_files.Entry:
     return lock_files.Entry(lock_files.EXEMPT, line, tuple(sorted(hashes)), frozenset())
 
 
+def cpu_wheel(tag: str) -> str:
+    """The address, with its hash, of PyTorch's own CPU build for x86-64 Linux and a Python such as "cp311".
+
+    Empty if that is not on record or cannot be had."""
+    entries = lock_files.parse(CPU.read_text(encoding="utf-8")) if CPU.is_file() else []
+    for entry in entries:
+        for url, digest in _wheels(entry.line, ["--torch-backend=cpu"]):
+            if f"-{tag}-{tag}-" in url and url.endswith("x86_64.whl") and f"sha256:{digest}" in entry.hashes:
+                return f"{url}#sha256={digest}"
+    return ""
+
+
 def _hashes(line: str, options: list[str]) -> set[str]:
+    wheels = _wheels(line, options)
+    if not all(digest for _, digest in wheels):
+        raise UpstreamError(
+            f"the package index has {line} and does not say its sha256",
+            remedy=f"add it by hand to {CPU}: pip download --no-deps {line}, then sha256sum",
+        )
+    return {f"sha256:{digest}" for _, digest in wheels}
+
+
+def _wheels(line: str, options: list[str]) -> list[tuple[str, str]]:
+    """Addresses and hashes."""
     command = [lock_files.uv(), "pip", "compile", "-", "--no-deps", "--quiet", "--format", "pylock.toml"]
     done = captured(
         [*command, *pip_settings.uv_flags(os.environ), *options],
@@ -92,14 +115,9 @@ def _hashes(line: str, options: list[str]) -> set[str]:
         env={**os.environ, **pip_settings.uv_variables(os.environ)},
     )
     if done.returncode:
-        return set()
+        return []
     wheels = [wheel for package in toml.loads(done.stdout)["packages"] for wheel in package["wheels"]]
-    if not all("sha256" in wheel.get("hashes", {}) for wheel in wheels):
-        raise UpstreamError(
-            f"the package index has {line} and does not say its sha256",
-            remedy=f"add it by hand to {CPU}: pip download --no-deps {line}, then sha256sum",
-        )
-    return {f"sha256:{wheel['hashes']['sha256']}" for wheel in wheels}
+    return [(wheel.get("url", ""), wheel.get("hashes", {}).get("sha256", "")) for wheel in wheels]
 
 
 def _text(comment: str, entries: list[lock_files.Entry]) -> str:

@@ -25,6 +25,7 @@ PARTS = {
     "verdict": "fail unless every needed job succeeded; skipped and cancelled are no success",
     "release": "make the source archive, its bill of materials and checksums in dist/release",
     "statement": "write the verdicts of programs for GitHub to attest, from the jobs' reports",
+    "images": "push a release's images, or record their digests in the manifests",
     "publish": "publish them as a release on GitHub: drafted, filled, then published",
 }
 

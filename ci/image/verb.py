@@ -60,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="build twice, compare, and keep neither",
     )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the image as an archive")
     parser.add_argument("--no-validate", action="store_true", help="do not run `validate` inside")
     parser.add_argument(
         "--apt-sources", type=Path, metavar="FILE", help="fetch Debian packages as this file says"
@@ -177,6 +178,10 @@ def _build(stage: StageRun, plan: ImagePlan, order: Order, engine: Engine, args:
         "manifest": order.labels["qnn-ci.manifest"],
     }
     stage.artifacts.append(Artifact("image", plan.tag, str(attributes["Id"]).removeprefix("sha256:"), size))
+    if args.save:
+        args.save.parent.mkdir(parents=True, exist_ok=True)
+        engine.save(plan.tag, args.save)
+        stage.artifacts.append(Artifact.of("archive", args.save))
     items = [*installed_items(plan, engine, plan.tag), *vendor_items(plan)]
     text = document(Item(plan.tag, kind="container"), items, order.labels)
     DIST.mkdir(parents=True, exist_ok=True)

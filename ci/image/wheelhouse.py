@@ -67,6 +67,10 @@ def _fetch_torch(into: Path, wanted: Wanted) -> None:
     try:
         _download(["--require-hashes", "-r", str(torch_builds.CPU)], into, wanted)
     except UpstreamError as error:
+        # pip does not know PyTorch's own index, and uv does.
+        if wheel := torch_builds.cpu_wheel(f"cp{wanted.python.replace('.', '')}"):
+            _download([wheel], into, wanted)
+            return
         raise EnvironmentLacking(
             f"the package index has no CPU build of torch that is on record: {error.message}",
             remedy="name an index that has it (PIP_EXTRA_INDEX_URL=URL), or record the build of yours: "

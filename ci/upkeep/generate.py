@@ -70,6 +70,8 @@ PAGES = {
     "docs/chips.md": "ci.upkeep.chips_page:page",
     "docs/findings.md": "ci.upstream.findings_page:page",
     "docs/operators.md": "ci.upstream.table:markdown",
+    "docs/docker.md": "ci.image.published:page",
+    ".devcontainer/devcontainer.json": "ci.image.published:devcontainer",
     "manifests/actions.toml": "ci.upkeep.actions:table",
 }
 """Pages, and the function `module:name` that returns the text."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,27 @@ def test_torch_comes_as_a_cpu_build_that_is_on_record(
     recorded.write_text(f"torch==2.13.0+cpu --hash=sha256:{digest}\n")
     fill("demo", tmp_path / "wheels", WANTED)
     assert (tmp_path / "wheels" / TORCH).is_file()
+
+
+def test_where_the_index_has_no_cpu_build_of_torch_pytorchs_own_is_taken_if_it_is_on_record(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel, recorded = tmp_path / "elsewhere" / TORCH, tmp_path / "cpu.txt"
+    wheel.parent.mkdir()
+    wheel.write_bytes(make_wheel(TORCH))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    pylock = f'[[packages]]\nwheels = [{{ url = "{wheel.as_uri()}", hashes = {{ sha256 = "{digest}" }} }}]\n'
+    done = subprocess.CompletedProcess([], 0, pylock, "")
+    monkeypatch.setattr(torch_builds, "captured", lambda *arguments, **options: done)
+    monkeypatch.setattr(torch_builds, "CPU", recorded)
+    lock.write_text(f"# torch: torch==2.13.0\n{lock.read_text()}")
+    recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(EnvironmentLacking):
+        fill("demo", tmp_path / "wheels", WANTED)
+    recorded.write_text(f"torch==2.13.0+cpu \\\n    --hash=sha256:{digest}\n")
+    fill("demo", tmp_path / "wheels", WANTED)
+    assert (tmp_path / "wheels" / TORCH).is_file()
+    wheel.write_bytes(wheel.read_bytes() + b"0")
+    shutil.rmtree(tmp_path / "wheels")
+    with pytest.raises(UpstreamError):
+        fill("demo", tmp_path / "wheels", WANTED)

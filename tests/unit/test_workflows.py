@@ -175,6 +175,8 @@ def test_only_the_jobs_that_must_write_may() -> None:
         "attest.yml: attest": ["attestations", "id-token"],
         "release.yml: attest": ["attestations", "id-token"],
         "release.yml: publish": ["contents"],
+        "release.yml: push": ["attestations", "id-token", "packages"],
+        "release.yml: propose": ["contents", "pull-requests"],
         "update-pins.yml: propose": ["contents", "pull-requests"],
     }
 

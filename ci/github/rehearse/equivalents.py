@@ -134,6 +134,8 @@ def checkout(inputs: Mapping[str, str], place: JobSpace) -> Done:
         raise CheckFailed(f"checkout into {place.portable(str(target))}: expected an empty directory")
     _git("clone", "--quiet", *shallow, "--no-tags", repository.root.as_uri(), str(target))
     ref = inputs.get("ref") or repository.sha
+    if ref == place.default_ref.removeprefix("refs/heads/"):
+        ref = repository.sha  # the rehearsed commit is what the default branch has
     done = _git("-C", str(target), "checkout", "--quiet", "--detach", ref, check=False)
     if done.returncode:
         _git("-C", str(target), "fetch", "--quiet", *shallow, "origin", ref)

@@ -30,14 +30,25 @@ SUMMARY_LIMIT = 1 << 20
 AFTER_CANCEL = 300.0
 """Seconds for steps that run although their job was cancelled."""
 
-GH = """\
+STAND_INS = {
+    "gh": """\
 #!/bin/sh
 if [ "$2" = view ]; then
   echo 'release not found' >&2
   exit 1
 fi
 echo "::notice title=gh::would run gh $1 $2 $3 $4"
-"""
+""",
+    "skopeo": """\
+#!/bin/sh
+for word; do
+  case "$last" in --digestfile) echo "sha256:$(echo "$*" | sha256sum | cut -c -64)" > "$word" ;; esac
+  last=$word
+done
+echo "::notice title=skopeo::would run skopeo $1 ... $last"
+""",
+}
+"""Programs that change nothing: the user's own may have the right to publish."""
 
 SHELLS = {
     "": ["bash", "-e", "{0}"],
@@ -342,13 +353,13 @@ class JobRun:
         return {**self.rehearsal.env, **private, **self.env, **scope.env, **variables, "PATH": path}
 
     def _stand_ins(self) -> str:
-        """A folder with a program gh that changes nothing: the user's own may have the right to publish."""
-        program = self.home / "programs" / "gh"
-        if not program.exists():
-            program.parent.mkdir(parents=True)
-            program.write_text(GH, encoding="utf-8")
-            program.chmod(0o755)
-        return str(program.parent)
+        folder = self.home / "programs"
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            for name, text in STAND_INS.items():
+                (folder / name).write_text(text, encoding="utf-8")
+                (folder / name).chmod(0o755)
+        return str(folder)
 
     # Processes and what they write
 

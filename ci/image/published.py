@@ -1,0 +1,46 @@
+"""The images of the last release: the editors' container starts from one, and docs/docker.md names them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import tomlkit
+
+from ci.image.image_plan import MANIFEST, load_images
+from provisioning.base.files import replace_text
+from provisioning.base.settings import ROOT
+
+DEVCONTAINER = ROOT / ".devcontainer" / "devcontainer.json"
+PAGE = ROOT / "docs" / "docker.md"
+FOR_EDITORS = "executorch"
+BEGIN, END = "<!-- published: written by `nox -s generate` -->", "<!-- /published -->"
+
+
+def devcontainer() -> str:
+    settings = json.loads(DEVCONTAINER.read_text(encoding="utf-8"))
+    if reference := load_images().published.get(FOR_EDITORS):
+        settings["image"] = reference
+        settings.pop("initializeCommand", None)
+        settings["postCreateCommand"] = "nox -s provision validate"
+    return json.dumps(settings, indent=2) + "\n"
+
+
+def page() -> str:
+    published = load_images().published
+    lines = ["| image | of the last release |", "| --- | --- |"]
+    lines += [f"| `{name}` | `{reference}` |" for name, reference in published.items()]
+    text = "\n".join(lines) if published else "No release has published them yet: build them."
+    found = PAGE.read_text(encoding="utf-8")
+    return re.sub(
+        f"(?<={re.escape(BEGIN)}\n).*(?={re.escape(END)})", lambda _: f"{text}\n", found, flags=re.DOTALL
+    )
+
+
+def record(references: Mapping[str, str]) -> None:
+    """Write them to images.toml."""
+    document = tomlkit.parse(MANIFEST.read_text(encoding="utf-8"))
+    document["published"] = dict(references)
+    replace_text(MANIFEST, tomlkit.dumps(document))
+    load_images.cache_clear()

@@ -1,0 +1,105 @@
+"""The images of a release: only those without a vendor's files are pushed, by their digests."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ci.github import images
+from ci.github.rehearse.commands import pairs
+from ci.github.rehearse.job import STAND_INS
+from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def archive(name: str, files: dict[str, bytes], **labels: str) -> bytes:
+    """As `docker save` writes it."""
+    config = {"config": {"Labels": {"qnn-ci.image": name, "qnn-ci.not-to-be-published": "", **labels}}}
+    manifest = [{"Config": "config.json", "Layers": ["a/layer.tar", "b/layer.tar"]}]
+    layers = {"a/layer.tar": tar({"etc/passwd": b""}), "b/layer.tar": tar(files)}
+    texts = {"manifest.json": json.dumps(manifest).encode(), "config.json": json.dumps(config).encode()}
+    return tar({**layers, **texts})
+
+
+OURS = {"opt/lib/libexecutorch_backend_qnn.so": b"", "opt/qnn_partitioner.py": b""}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment of release.yml's job `push`, with a skopeo that only says what it would do."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "skopeo"
+    program.write_text(STAND_INS["skopeo"])
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(images, "project_version", lambda root: "1.2")
+    (tmp_path / "images").mkdir()
+    for name in images.NAMES:
+        (tmp_path / "images" / f"{name}.tar").write_bytes(archive(name, OURS))
+    return {
+        "GITHUB_WORKSPACE": str(tmp_path),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "GITHUB_REPOSITORY": "Some/QNN-ci",
+        "GITHUB_REF_TYPE": "tag",
+        "GITHUB_REF_NAME": "v1.2",
+        "DOCKER_CONFIG": str(tmp_path / "docker"),
+        "QNN_CI_IMAGES": "push",
+        "QNN_CI_ARCHIVES": "images",
+        "QNN_CI_REGISTRY": "registry.example",
+    }
+
+
+def test_they_are_known_by_their_digests_afterwards(job: dict[str, str]) -> None:
+    assert images.run(job) == 0
+    outputs = pairs(Path(job["GITHUB_OUTPUT"]))
+    assert outputs["base"] == "registry.example/some/qnn-ci-base"
+    expected = {name: f"{outputs[name]}@{outputs[f'{name}-digest']}" for name in images.NAMES}
+    assert json.loads(outputs["published"]) == expected
+    assert len(set(expected.values())) == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        archive("executorch", {"opt/qnn-ci/qnn-sdk/lib/x86_64-linux-clang/libQnnHtp.so": b""}),
+        archive("executorch", {"usr/lib/python3/onnxruntime_qnn/libQnnHtpV75Skel.so.1": b""}),
+        archive("executorch", {}, **{"qnn-ci.not-to-be-published": "Qualcomm"}),
+        archive("wheels", OURS),
+        archive("executorch", OURS)[:2000],
+        b"",
+    ],
+    ids=["SDK", "library", "licence", "another image", "cut short", "empty"],
+)
+def test_an_image_with_a_vendors_files_or_another_one_is_not_pushed(job: dict[str, str], bad: bytes) -> None:
+    Path(job["GITHUB_WORKSPACE"], "images", "executorch.tar").write_bytes(bad)
+    with pytest.raises(CheckFailed):
+        images.run(job)
+    assert not Path(job["GITHUB_OUTPUT"]).exists()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"GITHUB_REF_NAME": "v1.3"}, {"GITHUB_REF_TYPE": "branch"}, {"QNN_CI_IMAGES": ""}]
+)
+def test_only_the_versions_own_tag_pushes(job: dict[str, str], changed: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        images.run({**job, **changed})
+
+
+def test_a_refused_push_ends_the_job(job: dict[str, str]) -> None:
+    Path(job["GITHUB_WORKSPACE"], "bin", "skopeo").write_text("#!/bin/sh\necho denied >&2; exit 1\n")
+    with pytest.raises(ToolkitError, match="denied"):
+        images.run(job)
