@@ -87,7 +87,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ci.engine.gate_table import gate_table
 
-    return run_gate(args, gate_table().stage)
+    stages = [
+        stage.model_copy(update={"flags": (*stage.flags, "--keep-programs")})
+        if args.keep_programs and stage.name == "test_emulator"
+        else stage
+        for stage in gate_table().stage
+    ]
+    return run_gate(args, stages)
 
 
 def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
@@ -105,13 +111,6 @@ def run_gate(args: argparse.Namespace, stages: Sequence[GateStage]) -> int:
         stage.model_copy(update={"flags": (*stage.flags, *choice)}) if stage.runs_programs else stage
         for stage in stages
     ]
-    if args.keep_programs:
-        stages = [
-            stage.model_copy(update={"flags": (*stage.flags, "--keep-programs")})
-            if stage.name == "test_emulator"
-            else stage
-            for stage in stages
-        ]
     results = run_stages(stages, chosen, flags, selection)
     reports = [result.report for result in results]
     summarised(gate, results).write(selection.reports)

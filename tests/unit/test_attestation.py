@@ -16,8 +16,9 @@ import pytest
 from ci.github import statement
 from ci.inspect import verb
 from provisioning.base.errors import CheckFailed, ToolkitError, UsageError
-from provisioning.base.findings import Metric, Outcome, StageRun
+from provisioning.base.findings import Metric, Outcome
 from provisioning.base.settings import MANIFESTS
+from provisioning.base.stage_run import StageRun
 
 NAME = "net/8a8w/SM8650"
 
