@@ -15,6 +15,7 @@ EXAMPLES = """\
   python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt -o out/
   python -m ci llm compile SmolLM2-135M/ --precision 16a8w --calibrate text.txt --through executorch -o pte/
   python -m ci llm run out/ "The answer is" --tokens 20
+  python -m ci llm run out/ --chat "What is a rope?"
   python -m ci llm check out/ --text held-out.txt
 """
 
@@ -41,6 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     runner = commands.add_parser("run", help="let a compiled model speak on the HTP emulator")
     runner.add_argument("model", type=Path, metavar="DIR", help="what llm compile wrote")
     runner.add_argument("prompt", metavar="TEXT")
+    runner.add_argument("--chat", action="store_true", help="put TEXT into the checkpoint's chat template")
+    runner.add_argument("--system", default="", metavar="TEXT", help="what the template's system says")
     runner.add_argument("--tokens", type=count, default=32, metavar="N", help="at most [%(default)s]")
 
     checker = commands.add_parser("check", help="hold a compiled model's choices to the float model")

@@ -14,8 +14,9 @@ from typing import Any
 from ci.llm.architecture import read_architecture
 from ci.llm.commands import LOG, Ask, asking, config_of, limited
 from ci.llm.findings import LISTEN, figures_from
-from ci.llm.genie import RECORD, contradictions, speak
+from ci.llm.genie import RECORD, contradictions, encoded, speak
 from ci.llm.judge import EXCUSED, STANDARD_ERRORS, close, misses
+from ci.llm.prompts import chat_text, has_template, tokens_of, without_beginning
 from provisioning.base.errors import CheckFailed, UsageError
 from provisioning.base.files import hash_file
 from provisioning.base.units import seconds
@@ -38,6 +39,7 @@ LIMITS: Mapping[str, Mapping[str, float]] = {
 }
 """By precision, where the command line names no other."""
 PREFIX = 20
+LETTERS = 4000
 WINDOWS = 4
 """At least so many, because figures' errors come from windows."""
 HALVES_DB, WORSE_DB = 30.0, 6.0
@@ -62,7 +64,7 @@ def check_model(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.text} is what it was quantized by", remedy="give another text")
     text = args.text.read_text(encoding="utf-8")
     tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
-    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    tokens = tokens_of(tokenizer, text)
     length = min(record["context"], max(2, args.tokens // WINDOWS + 1))
     windows = -(-args.tokens // (length - 1))
     wanted = max(args.prefixes * PREFIX, windows * (length - 1))
@@ -87,6 +89,7 @@ def check_model(args: argparse.Namespace) -> int:
     with asking(Path.cwd() / LOG, args.timeout) as ask:
         problems = _figures(ask, order, limits)
         if args.on != "cpu":
+            problems += _tokenizer(config, [text[:LETTERS]], tokenizer, args.timeout)
             prefixes = [tokens[at : at + PREFIX] for at in range(0, args.prefixes * PREFIX, PREFIX)]
             problems += _choices(ask, order, config, prefixes, limits, args.timeout)
             if problems or args.where:
@@ -99,6 +102,19 @@ def check_model(args: argparse.Namespace) -> int:
             else "calibrate by more or other text, or take fp16",
         )
     return 0
+
+
+def _tokenizer(config: Path, texts: list[str], tokenizer: Any, timeout: float) -> list[str]:
+    """Genie has a tokenizer of its own, and reads the chat template's special tokens by it."""
+    bos = json.loads(config.read_text(encoding="utf-8"))["dialog"]["context"]["bos-token"]
+    if has_template(config.parent):
+        texts = [*texts, chat_text(config.parent, texts[0][:PREFIX], "")]
+        without_beginning(tokens_of(tokenizer, texts[-1]), bos)
+    with limited(config, 1) as copy:
+        ours, genies = [tokens_of(tokenizer, text) for text in texts], encoded(copy, texts, timeout=timeout)
+    if ours == genies:
+        return []
+    return ["Genie's tokenizer reads tokenizer.json otherwise than tokenizers does"]
 
 
 def _figures(ask: Ask, order: Mapping[str, Any], limits: Mapping[str, float]) -> list[str]:

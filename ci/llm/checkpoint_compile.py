@@ -14,6 +14,7 @@ from ci.llm.decoder import Decoder, load_decoder, require_halves
 from ci.llm.genie import write_config
 from ci.llm.graphs import Encoding, export, outputs_of, quantize, samples, shared_encodings
 from ci.llm.measure import windows
+from ci.llm.prompts import TEMPLATE
 from provisioning.manifest import soc_named
 
 MOST = 256
@@ -77,7 +78,7 @@ def order_compile(order: Mapping[str, Any]) -> dict[str, Any]:
             publish(binary, binaries[number])
             shutil.rmtree(work)
         rows = following
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", TEMPLATE):
         if (folder / name).is_file():
             shutil.copy(folder / name, out)
     ordered = [binaries[number] for number in sorted(binaries)]

@@ -22,6 +22,7 @@ from ci.engine.workers.parent import Gone, Worker
 from ci.llm import LONG
 from ci.llm.architecture import Architecture, read_architecture, shards_of
 from ci.llm.genie import CONFIG, RECORD, require_sizes, speak
+from ci.llm.prompts import chat_text, tokens_of, without_beginning
 from ci.llm.suite import PRECISIONS
 from ci.llm.work import (
     basis_of,
@@ -217,11 +218,11 @@ def run_model(args: argparse.Namespace) -> int:
 
     config = config_of(args.model)
     tokenizer = Tokenizer.from_file(str(config.with_name("tokenizer.json")))
-    tokens = tokenizer.encode(args.prompt, add_special_tokens=False).ids
-    if not tokens:
-        raise UsageError("the prompt is empty", remedy="give it a word")
+    text = chat_text(config.parent, args.prompt, args.system) if args.chat else args.prompt
+    bos = json.loads(config.read_text(encoding="utf-8"))["dialog"]["context"]["bos-token"]
+    tokens = without_beginning(tokens_of(tokenizer, text), bos)
     with limited(config, args.tokens) as copy:
-        sys.stdout.write(args.prompt)
+        sys.stdout.write("" if args.chat else args.prompt)
         sys.stdout.flush()
         heard, written = list[int](), 0
 

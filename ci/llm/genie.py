@@ -170,12 +170,22 @@ def speak(
     """Genie's answers to prompts of tokens. It puts the token that begins a text first itself, so prompts
     have none. The process starts in the configuration's folder, where relative paths lead. `heard` gets each
     token as it is said."""
-    request = json.dumps({"config": config.name, "prompts": [list(prompt) for prompt in prompts]})
+    rows = [list(prompt) for prompt in prompts]
+    request = json.dumps({"config": config.name, "texts": [], "prompts": rows})
     code, output, lines = _ended(config.parent, request, timeout, heard)
     if code or len(lines) != len(prompts):
         raise refusal(output, how_it_ended(code))
     most = json.loads(config.read_text(encoding="utf-8"))["dialog"]["max-num-tokens"]
     return [_spoken(json.loads(line), most) for line in lines]
+
+
+def encoded(config: Path, texts: Sequence[str], *, timeout: float) -> list[list[int]]:
+    """Texts as Genie's own tokenizer has them; the token that Genie puts first is not in them."""
+    request = json.dumps({"config": config.name, "texts": list(texts), "prompts": []})
+    code, output, lines = _ended(config.parent, request, timeout, lambda token: None)
+    if code or len(lines) != len(texts):
+        raise refusal(output, how_it_ended(code))
+    return [json.loads(line)["encoded"] for line in lines]
 
 
 def _ended(
@@ -212,7 +222,7 @@ def _ended(
             for line in process.stdout:
                 if line.startswith('{"token":'):
                     heard(json.loads(line)["token"])
-                elif line.startswith('{"tokens"'):
+                elif line.startswith(('{"tokens"', '{"encoded"')):
                     answers.append(line)
                 else:
                     printed.append(line)

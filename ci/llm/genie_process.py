@@ -1,7 +1,8 @@
 """`python -m ci.llm.genie_process FOLDER`: the process in which Genie works, and sometimes crashes.
 
-Reads {"config": file, "prompts": [[token, …], …]} and writes a line of JSON for each token, and one for each
-prompt. One that fills the context must be the last: Genie answers no other after it, not even after a reset.
+Reads {"config": file, "texts": [text, …], "prompts": [[token, …], …]} and writes lines of JSON: for each text
+its tokens by Genie's tokenizer, then one for each token, and one for each prompt. A prompt that fills the
+context must be the last: Genie answers no other after it, not even after a reset.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ CONTEXT_EXCEEDED = 4
 TOKENS = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p
 )
+ALLOCATE = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p))
 
 
 def library() -> Path:
@@ -51,6 +53,32 @@ class Dialog:
             self.genie.GenieDialogConfig_createFromJson(text, ctypes.byref(handle)),
         )
         self._check("GenieDialog_create", self.genie.GenieDialog_create(handle, ctypes.byref(self._dialog)))
+
+    def encode(self, text: str) -> list[int]:
+        tokenizer, numbers, count = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_int32)(), ctypes.c_uint32()
+        memory: list[Any] = []
+
+        def allocate(size: int, into: Any) -> None:
+            memory.append(ctypes.create_string_buffer(size))
+            into[0] = ctypes.addressof(memory[-1])
+
+        self.genie.GenieDialog_getTokenizer.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self._check(
+            "GenieDialog_getTokenizer",
+            self.genie.GenieDialog_getTokenizer(self._dialog, ctypes.byref(tokenizer)),
+        )
+        self.genie.GenieTokenizer_encode.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_char_p,
+            ALLOCATE,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        ]
+        status = self.genie.GenieTokenizer_encode(
+            tokenizer, text.encode(), ALLOCATE(allocate), ctypes.byref(numbers), ctypes.byref(count)
+        )
+        self._check("GenieTokenizer_encode", status)
+        return [int(numbers[index]) for index in range(count.value)]
 
     def answer(self, prompt: list[int]) -> dict[str, Any]:
         tokens: list[int] = []
@@ -92,6 +120,8 @@ def main() -> None:
     os.chdir(sys.argv[1])
     request = json.load(sys.stdin)
     dialog = Dialog(json.loads(Path(request["config"]).read_text(encoding="utf-8")))
+    for text in request["texts"]:
+        print(json.dumps({"encoded": dialog.encode(text)}), flush=True)
     for prompt in request["prompts"]:
         print(json.dumps(dialog.answer(prompt)), flush=True)
     os._exit(0)

@@ -79,6 +79,62 @@ def test_a_wrong_rope_is_heard(speaker: Speaker, tmp_path: Path) -> None:
     assert list(one.tokens) != speaker.choices(prompt, one.tokens)[:-1]
 
 
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Llama 3's tokenizer splits text. Upstream's parser says an error of it, and takes another parser."""
+SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+    "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+
+
+def test_a_chat_is_the_same_tokens_to_genie_and_to_upstreams_runner(speaker: Speaker, tmp_path: Path) -> None:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
+
+    from ci.llm.genie import encoded
+    from ci.llm.prompts import chat_text, tokens_of, without_beginning
+
+    config = changed(speaker, tmp_path, "max-num-tokens", 1)
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(LLAMA_3), "isolated")
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([(ROOT / "README.md").read_text()], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)]
+    )
+    tokenizer.save(str(config.parent / "tokenizer.json"))
+    names = {"bos_token": SPECIAL[0], "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (config.parent / "tokenizer_config.json").write_text(json.dumps(names))
+    chat = chat_text(config.parent, "It's I'LL don't  12345 cafés\n\n x", "Be brief.")
+    tokens = tokens_of(tokenizer, chat)
+    assert tokens.count(0) == 1 and without_beginning(tokens, 0) == tokens[1:]
+    assert chat.startswith(f"{SPECIAL[0]}{SPECIAL[2]}system") and chat.endswith(f"assistant{SPECIAL[3]}\n\n")
+    assert encoded(config, [chat, "a  b"], timeout=TIMEOUT) == [tokens, tokens_of(tokenizer, "a  b")]
+    upstream = (
+        "import sys, pytorch_tokenizers; tokenizer = pytorch_tokenizers.CppHFTokenizer();"
+        "tokenizer.load(sys.argv[1]); print(list(tokenizer.encode(sys.argv[2], 0, 0)))"
+    )
+    # In a process of its own: beside onnxruntime it crashes.
+    ended = subprocess.run(
+        [sys.executable, "-c", upstream, str(config.parent / "tokenizer.json"), chat],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT,
+    )
+    assert json.loads(ended.stdout.splitlines()[-1]) == tokens
+
+
 def command(*arguments: str | Path, code: int = 0) -> str:
     ended = subprocess.run(
         [sys.executable, "-m", "ci", "llm", *map(str, arguments)],

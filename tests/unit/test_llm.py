@@ -19,6 +19,7 @@ from ci.llm.commands import parts_of
 from ci.llm.findings import findings_of, model_findings
 from ci.llm.genie import contradictions, require_sizes, write_config
 from ci.llm.judge import Comparison, compare_text, figures_of, misses, window_of
+from ci.llm.prompts import without_beginning
 from ci.llm.suite import SUITES, Program
 from provisioning.base.command_line import main
 from provisioning.base.errors import CheckFailed, UsageError
@@ -385,6 +386,7 @@ class TestCheck:
         }
         ask = contextlib.nullcontext(lambda order: answers[order["do"]])
         monkeypatch.setattr("ci.llm.check.asking", lambda *_: ask)
+        monkeypatch.setattr("ci.llm.check.encoded", lambda _, texts, **__: [[0] * 2000 for _ in texts])
         monkeypatch.setattr(
             "ci.llm.check.speak", lambda _, prompts, **__: [Spoken((1,), "length", 1, 1) for _ in prompts]
         )
@@ -418,6 +420,17 @@ class TestCheck:
     ) -> None:
         assert self.check(tmp_path, monkeypatch, "--where", precision=precision, parts=parts) == 1
         assert f"goes wrong in {named}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", [[0, 5, 6], [5, 6]], ids=["from a template", "plain"])
+def test_what_begins_a_text_is_left_to_genie(tokens: list[int]) -> None:
+    assert without_beginning(tokens, 0) == [5, 6]
+
+
+@pytest.mark.parametrize("tokens", [[0, 0, 5], [5, 0, 6], [0], []])
+def test_a_second_beginning_and_no_prompt_are_refused(tokens: list[int]) -> None:
+    with pytest.raises(UsageError):
+        without_beginning(tokens, 0)
 
 
 def program(word: str) -> Program:
